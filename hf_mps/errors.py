@@ -1,0 +1,49 @@
+"""Errors for people: one line on stderr and an exit code; a traceback means a bug of ours."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable, Iterable
+
+MISUSE = 2
+FAILED = 1
+INTERRUPTED = 130
+
+
+class UserError(Exception):
+    """What the user gave cannot be used: one line that says what came, what is allowed, the next command. Exit 2."""
+
+    exit_code = MISUSE
+
+
+class RunError(Exception):
+    """A run that was asked for rightly and failed (no space left, a diverged loss, …): one line. Exit 1."""
+
+    exit_code = FAILED
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` for the closest of `allowed`, or an empty string where none is near."""
+    near = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def run_command(command: Callable[[], None], *, debug: bool = False) -> int:
+    """Run `command` and return the process's exit code, with a person's error on stderr in one line.
+
+    With `debug` every exception is shown whole. Ctrl-C returns 130, as a shell reports it.
+    """
+    try:
+        command()
+    except (UserError, RunError) as error:
+        if debug:
+            raise
+        print(f"hf-mps: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        print("hf-mps: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return 0
