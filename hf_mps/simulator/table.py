@@ -1,0 +1,180 @@
+"""Which PyTorch operators have a Metal kernel, read from the installed torch on any machine, with or without Metal.
+
+Every torch wheel carries the file that its dispatcher is generated from, `native_functions.yaml`. Reading it takes
+about a quarter of a second, so what was read is kept as JSON in the simulator's cache under a hash of the file.
+Names are the dispatcher's: `aten::add.Tensor`. torch itself is not imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from hf_mps.errors import UserError
+from hf_mps.simulator import cache
+
+Kind = Literal["native", "composite", "missing", "cpu", "python"]
+
+# Operators that PyTorch sends to the CPU on Metal whatever PYTORCH_ENABLE_MPS_FALLBACK says. They are registered in
+# C++ and stand in no table: pytorch aten/src/ATen/mps/MPSFallback.mm, TORCH_LIBRARY_IMPL(aten, MPS, m). One more,
+# _slow_conv2d_forward, is registered there with an error of its own ("input(device=…) and weight(device=…) must be
+# on the same device"): it has an MPS kernel, which never computes anything.
+ALWAYS_ON_CPU = frozenset(
+    {
+        "aten::col2im",
+        "aten::embedding_renorm_",
+        "aten::linalg_svd",
+        "aten::linalg_svd.U",
+        "aten::upsample_nearest3d.vec",
+    }
+)
+ONLY_AN_ERROR = frozenset({"aten::_slow_conv2d_forward"})
+
+# Operators that torch's own Python gives an MPS kernel during `import torch`, on a Linux wheel too:
+# torch/_refs/linalg/__init__.py, `mps_lib.impl(…)`, in 2.13.
+FROM_PYTHON = frozenset({"aten::linalg_lu_solve.out"})
+
+COMPOSITE_KEYS = {"CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd"}
+# To be raised when what is stored means something else than before.
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Table:
+    """How each aten operator of the installed torch resolves on the dispatch key MPS (sparse tensors have others).
+
+    `native` has a Metal kernel, `composite` is made of other operators and has none of its own, `missing` has neither
+    and raises NotImplementedError on a Mac. No operator is in two sets. ALWAYS_ON_CPU, ONLY_AN_ERROR and FROM_PYTHON
+    are in none of them.
+    """
+
+    native: frozenset[str]
+    composite: frozenset[str]
+    missing: frozenset[str]
+
+    def kind(self, name: str) -> Kind:
+        """What `name` ("aten::add.Tensor") is on Metal: "cpu" is ALWAYS_ON_CPU, "python" is FROM_PYTHON.
+
+        Raises KeyError for a name that is no aten operator of the installed torch.
+        """
+        if name in self.native or name in ONLY_AN_ERROR:
+            return "native"
+        if name in ALWAYS_ON_CPU:
+            return "cpu"
+        if name in FROM_PYTHON:
+            return "python"
+        if name in self.composite:
+            return "composite"
+        if name in self.missing:
+            return "missing"
+        raise KeyError(name)
+
+
+@lru_cache(maxsize=1)
+def table() -> Table:
+    """The table of the installed torch. Raises UserError where the wheel does not carry the file it is read from."""
+    source = functions_file()
+    content = source.read_bytes()
+    name = f"operators-{hashlib.blake2b(content, digest_size=8).hexdigest()}-{FORMAT}.json"
+    known = cache.find(name)
+    if known is not None:
+        stored = _stored(known)
+        if stored is not None:
+            return stored
+    made = parse(content)
+    _store(made, name)
+    return made
+
+
+def functions_file() -> Path:
+    """The path of native_functions.yaml in the installed torch (package torchgen, a part of every torch wheel)."""
+    spec = find_spec("torchgen")
+    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
+        path = Path(folder) / "packaged" / "ATen" / "native" / "native_functions.yaml"
+        if path.is_file():
+            return path
+    raise UserError(
+        "the installed torch carries no torchgen/packaged/ATen/native/native_functions.yaml, the list of its "
+        "operators; reinstall torch from a wheel of pytorch.org or PyPI"
+    )
+
+
+def parse(content: bytes) -> Table:
+    """Read native_functions.yaml's text into a Table. Source of the rules: torchgen/model.py and torchgen/gen.py."""
+    import yaml
+
+    entries = {_name(entry["func"]): entry for entry in yaml.load(content, Loader=_loader())}
+    kinds: dict[str, Kind] = {name: _kind(entry, entries) for name, entry in entries.items()}
+    # The variants that torchgen writes itself are made of the operator they vary (native_function_generation.py:
+    # generate_function registers CompositeExplicitAutograd). Those of composite operators are named but not made.
+    for entry in list(entries.values()):
+        for name in _listed(entry.get("autogen")):
+            kinds.setdefault(f"aten::{name}", "composite")
+    for name in ALWAYS_ON_CPU | ONLY_AN_ERROR | FROM_PYTHON:
+        if kinds.get(name) != "native":
+            kinds.pop(name, None)
+    sets = {kind: frozenset(name for name, own in kinds.items() if own == kind) for kind in set(kinds.values())}
+    return Table(native=sets["native"], composite=sets["composite"], missing=sets["missing"])
+
+
+def _kind(entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) -> Kind:
+    keys = _dispatch_keys(entry)
+    delegate = entry.get("structured_delegate")
+    if "MPS" in keys or (delegate is not None and "MPS" in _dispatch_keys(entries[f"aten::{delegate}"])):
+        return "native"
+    # Of a structured operator the functional and in-place forms also exist as composites over the out= form
+    # (torchgen/dest/register_dispatch_key.py, CompositeExplicitAutogradNonFunctional): on a Mac it is
+    # `lgamma.out` that is reported as missing, never `lgamma`.
+    # An entry without `dispatch:` is CompositeImplicitAutograd; an empty one, `dispatch: {}`, has no kernel at all.
+    if delegate is not None or keys & COMPOSITE_KEYS or "dispatch" not in entry:
+        return "composite"
+    return "missing"
+
+
+def _dispatch_keys(entry: Mapping[str, Any]) -> set[str]:
+    """The single keys of an entry's `dispatch:`, which are written as "CPU, CUDA, MPS". SparseMPS is another key."""
+    return {key for keys in entry.get("dispatch", {}) for key in _listed(keys)}
+
+
+def _listed(text: str | None) -> Iterator[str]:
+    return (part.strip() for part in (text or "").split(",") if part.strip())
+
+
+def _name(function: str) -> str:
+    return "aten::" + function.split("(", 1)[0].strip()
+
+
+def _loader() -> Any:
+    import yaml
+
+    # libyaml reads the file in 0.2 s; the loader in Python, for builds without it, takes ten times as long.
+    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def _stored(path: Path) -> Table | None:
+    """What `_store` wrote, or None where the file cannot be read or is not whole: then it is made anew."""
+    try:
+        sets = json.loads(path.read_bytes())
+        return Table(**{kind: frozenset(sets[kind]) for kind in ("native", "composite", "missing")})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _store(made: Table, name: str) -> None:
+    """Keep `made` for the next process, all or nothing. A cache that cannot be written costs time and no error."""
+    try:
+        folder, _ = cache.writable("")
+        handle, path = tempfile.mkstemp(dir=folder, prefix=".operators-")
+        with os.fdopen(handle, "w") as file:
+            json.dump({kind: sorted(getattr(made, kind)) for kind in ("native", "composite", "missing")}, file)
+        Path(path).replace(folder / name)
+    except OSError:
+        return
