@@ -1,0 +1,24 @@
+"""F1: the harmonic mean of precision and recall, of label 1, or averaged over labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import evaluate
+
+from hf_mps.finetune.metrics import scores
+
+
+class F1(evaluate.Metric):  # type: ignore[misc]
+    """As `evaluate` names it; a configuration (macro, micro, weighted) or `average` covers many labels."""
+
+    def _info(self) -> Any:
+        return scores.info(__doc__ or "", value="int64")
+
+    def _compute(
+        self, predictions: Sequence[int], references: Sequence[int], average: str | None = None, pos_label: int = 1
+    ) -> dict[str, float]:
+        kind = average or ("binary" if self.config_name == "default" else self.config_name)
+        value = scores.averaged("f1", predictions, references, average=kind, pos_label=pos_label)
+        return {"f1" if self.config_name == "default" else f"f1_{self.config_name}": value}

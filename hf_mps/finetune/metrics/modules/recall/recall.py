@@ -1,0 +1,24 @@
+"""Recall: of the rows that are 1, the share called 1; or averaged over labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import evaluate
+
+from hf_mps.finetune.metrics import scores
+
+
+class Recall(evaluate.Metric):  # type: ignore[misc]
+    """As `evaluate` names it; a configuration (macro, micro, weighted) or `average` covers many labels."""
+
+    def _info(self) -> Any:
+        return scores.info(__doc__ or "", value="int64")
+
+    def _compute(
+        self, predictions: Sequence[int], references: Sequence[int], average: str | None = None, pos_label: int = 1
+    ) -> dict[str, float]:
+        kind = average or ("binary" if self.config_name == "default" else self.config_name)
+        value = scores.averaged("recall", predictions, references, average=kind, pos_label=pos_label)
+        return {"recall" if self.config_name == "default" else f"recall_{self.config_name}": value}

@@ -1,0 +1,115 @@
+"""The formulas: scikit-learn's and scipy's, with an answer and no warning where theirs is undefined."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from hf_mps.errors import UserError
+from hf_mps.finetune.metrics.catalogue import other_averages
+
+Numbers = Sequence[float]
+
+
+def info(description: str, *, value: Literal["int64", "float64"]) -> Any:
+    """The evaluate.MetricInfo of a metric over one predicted label (int64) or value (float64) a row."""
+    import datasets
+    import evaluate
+
+    column = datasets.Value(value)
+    return evaluate.MetricInfo(
+        description=description,
+        citation="",
+        inputs_description=f"predictions, references: {value} of shape (n,).",
+        features=datasets.Features({"predictions": column, "references": column}),
+    )
+
+
+def accuracy(predictions: Sequence[int], references: Sequence[int]) -> float:
+    """The share of rows answered rightly: sklearn.metrics.accuracy_score."""
+    from sklearn.metrics import accuracy_score
+
+    return float(accuracy_score(references, predictions))
+
+
+def matthews_correlation(predictions: Sequence[int], references: Sequence[int]) -> float:
+    """Matthews' phi in [-1, 1], for two labels or more: sklearn.metrics.matthews_corrcoef.
+
+    0.0 where one side holds a single label. scikit-learn warns of a single label in both, which is no mistake here.
+    """
+    from sklearn.metrics import matthews_corrcoef
+
+    if len(set(predictions)) == 1 or len(set(references)) == 1:
+        return 0.0
+    return float(matthews_corrcoef(references, predictions))
+
+
+def averaged(
+    name: Literal["f1", "precision", "recall"],
+    predictions: Sequence[int],
+    references: Sequence[int],
+    *,
+    average: str = "binary",
+    pos_label: int = 1,
+) -> float:
+    """F1, precision or recall as sklearn.metrics has them, 0.0 where there is nothing to divide by.
+
+    `average` is binary (of `pos_label`), macro, micro or weighted; binary raises UserError for more than two labels.
+    """
+    from sklearn import metrics
+
+    present = set(predictions) | set(references)
+    if average == "binary" and (len(present) > 2 or (len(present) == 2 and pos_label not in present)):
+        labels = ", ".join(map(str, sorted(present)))
+        raise UserError(f"{name} is for two labels, {pos_label} and another, not {labels}: {other_averages(name)}")
+    formula = getattr(metrics, f"{name}_score")
+    return float(formula(references, predictions, average=average, pos_label=pos_label, zero_division=0))
+
+
+def pearsonr(predictions: Numbers, references: Numbers) -> float:
+    """Pearson's r: scipy.stats.pearsonr; 0.0 where one side is constant, NaN where a value is not finite."""
+    from scipy import stats
+
+    return _correlation(stats.pearsonr, predictions, references)
+
+
+def spearmanr(predictions: Numbers, references: Numbers) -> float:
+    """Spearman's rho, ties by average rank: scipy.stats.spearmanr; 0.0 and NaN as `pearsonr`."""
+    from scipy import stats
+
+    return _correlation(stats.spearmanr, predictions, references)
+
+
+def mse(predictions: Numbers, references: Numbers) -> float:
+    """The mean squared error: sklearn.metrics.mean_squared_error; NaN where a value is not finite."""
+    from sklearn.metrics import mean_squared_error
+
+    return float(mean_squared_error(references, predictions)) if _finite(predictions, references) else float("nan")
+
+
+def _correlation(formula: Callable[..., Any], predictions: Numbers, references: Numbers) -> float:
+    if not _finite(predictions, references):
+        return float("nan")
+    if len(set(predictions)) == 1 or len(set(references)) == 1:
+        return 0.0  # a constant tells nothing of the other side; scipy returns NaN with a warning
+    with warnings.catch_warnings():
+        # An almost constant column: scipy still computes, to fewer digits.
+        warnings.simplefilter("ignore")
+        value = float(formula(predictions, references)[0])
+    return value if value == value else 0.0
+
+
+def _finite(*columns: Numbers) -> bool:
+    return all(math.isfinite(value) for column in columns for value in column)
+
+
+# What a GLUE task may report, by the name of the number.
+FORMULAS: dict[str, Callable[[Any, Any], float]] = {
+    "accuracy": accuracy,
+    "f1": lambda predictions, references: averaged("f1", predictions, references),
+    "matthews_correlation": matthews_correlation,
+    "pearsonr": pearsonr,
+    "spearmanr": spearmanr,
+}

@@ -1,0 +1,117 @@
+"""What a run leaves to be read later: one dataclass, and the dict that results.json holds."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+from hf_mps.choice import Choice
+from hf_mps.finetune.files import plain
+from hf_mps.finetune.metrics import Baseline
+
+SCHEMA = 1
+PACKAGES = ("hf-mps", "torch", "transformers", "accelerate", "datasets")
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """The range that the recipe promised for one metric, and whether the run kept it. Either bound may be None."""
+
+    metric: str
+    low: float | None
+    high: float | None
+    met: bool
+
+
+@dataclass
+class RunRecord:
+    """Everything about a finished run that its files tell.
+
+    Units: seconds, bytes, training samples per second (epochs x rows / seconds of training). `recipe` is what ran, with
+    the user's own words for paths; `log_history` is the Trainer's; metric names carry no `eval_` prefix.
+    """
+
+    name: str
+    """The recipe's name, `glue/mrpc`, or the stem of the user's YAML file."""
+    recipe: dict[str, Any]
+    device: Choice[str]
+    choices: dict[str, Choice[Any]]
+    metrics: dict[str, float]
+    main_metric: str
+    log_history: list[dict[str, Any]]
+    train_seconds: float
+    samples_per_second: float
+    baseline: Baseline | None = None
+    greater_is_better: bool = True
+    peak_memory: int | None = None
+    """Bytes; None where the device cannot tell."""
+    fallback: list[dict[str, Any]] = field(default_factory=list)
+    guards: list[Any] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=lambda: versions())
+    expectation: Expectation | None = None
+    model: str | None = None
+    """The checkpoint that was fine-tuned; what is no hub id (a folder) stays out of the card's front matter."""
+    dataset: str | None = None
+    """A hub id (`nyu-mll/glue`), or a name for people where the data is the user's own or generated."""
+    dataset_config: str | None = None
+    split: str = "validation"
+    """The split that `metrics` were taken on."""
+    pipeline_tag: str = "text-classification"
+    """The hub's name of the task, as in huggingface.co/tasks."""
+    auto_class: str = "AutoModelForSequenceClassification"
+    """The class of transformers that loads the model, shown in the card's snippet."""
+    language: str | None = None
+
+
+def versions() -> dict[str, str]:
+    """The versions of what ran, by distribution name, read without importing any; `python` and `platform` as well."""
+    found: dict[str, str] = {}
+    for name in PACKAGES:
+        try:
+            found[name.replace("-", "_")] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found | {"python": platform.python_version(), "platform": platform.platform()}
+
+
+def results(record: RunRecord) -> dict[str, Any]:
+    """The content of results.json, schema 1; a number that is not finite is null, and keys are only ever added.
+
+    - `schema`: 1
+    - `name`, `recipe`: the recipe's name, and all of its keys as they ran
+    - `device`: {"value": "mps" | "cuda" | "cpu", "reason": str}
+    - `choices`: {name: {"value": any, "reason": str}}
+    - `metrics`: {name: number}; `main_metric`: its name; `greater_is_better`: bool; `split`: str
+    - `baseline`: {"what": str, "metrics": {name: number}} or null
+    - `expectation`: {"metric": str, "low": number | null, "high": number | null, "met": bool} or null
+    - `train_seconds`, `samples_per_second`: numbers; `peak_memory_bytes`: int or null
+    - `fallback`: [object]; `guards`: [any]
+    - `log_history`: [object], the Trainer's, one for each logging step or evaluation
+    - `versions`: {name: str}
+    """
+    content: Mapping[str, Any] = {
+        "schema": SCHEMA,
+        "name": record.name,
+        "recipe": record.recipe,
+        "device": record.device,
+        "choices": record.choices,
+        "metrics": record.metrics,
+        "main_metric": record.main_metric,
+        "greater_is_better": record.greater_is_better,
+        "split": record.split,
+        "baseline": record.baseline,
+        "expectation": record.expectation,
+        "train_seconds": record.train_seconds,
+        "samples_per_second": record.samples_per_second,
+        "peak_memory_bytes": record.peak_memory,
+        "fallback": record.fallback,
+        "guards": record.guards,
+        "log_history": record.log_history,
+        "versions": record.versions,
+    }
+    written = plain(content)
+    assert isinstance(written, dict)
+    return written
