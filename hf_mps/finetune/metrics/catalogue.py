@@ -100,8 +100,8 @@ def available() -> list[str]:
 def load(names: Sequence[str], *, num_labels: int | None = None) -> Metrics:
     """Load metrics by name, `accuracy`, `f1`, `f1/macro`, `glue/mrpc`, …; the first of them judges the run.
 
-    `available` lists the names. With `num_labels` a two-label metric on more labels is refused now, not after the first epoch. Touches neither the
-    network nor evaluate's caches. Raises UserError for an unknown name or an empty list.
+    `available` lists the names. With `num_labels` a two-label metric on more labels is refused now, not after the first
+    epoch. Touches neither the network nor evaluate's caches. Raises UserError for an unknown name or an empty list.
     """
     if isinstance(names, str):
         names = [names]
@@ -134,13 +134,13 @@ def _module(name: str) -> Any:
 
     module_name, _, config = name.partition("/")
     module = importlib.import_module(f"{__package__}.modules.{module_name}.{module_name}")
-    (kind,) = [
+    kinds: list[Any] = [
         kind
         for _, kind in inspect.getmembers(module, inspect.isclass)
         if issubclass(kind, evaluate.Metric) and kind.__module__ == module.__name__
     ]
     with tempfile.TemporaryDirectory(prefix="hf-mps-metrics-") as folder:
-        return kind(config_name=config or None, cache_dir=folder, keep_in_memory=True)
+        return kinds[0](config_name=config or None, cache_dir=folder, keep_in_memory=True)
 
 
 def _column(values: Any) -> list[Any]:

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+from hf_mps.finetune.progress.words import duration, memory, say, terminal
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hf_mps.finetune.report import Expectation
+
+Rows = list[tuple[str, ...]]
 
 
 def header(rows: Iterable[tuple[str, Any, str]], *, title: str = "hf_mps", stream: TextIO | None = None) -> None:
     """Print what a run has decided: each row is a name, its value and the reason (may be empty). Default: stdout."""
-    raise NotImplementedError
+    stream = stream or sys.stdout
+    cells: Rows = [tuple(" ".join(str(cell).split()) for cell in row) for row in rows]
+    if console := terminal(stream):
+        _draw_header(console, title, cells)
+        return
+    say(stream, title)
+    for line in aligned(cells):
+        say(stream, f"  {line}")
 
 
 def final_table(
@@ -17,11 +34,79 @@ def final_table(
     *,
     baseline: Mapping[str, float] | None = None,
     baseline_is: str = "",
+    expectation: Expectation | None = None,
     seconds: float | None = None,
     samples_per_second: float | None = None,
     peak_memory: int | None = None,
-    files: Sequence[Path] = (),
+    files: Sequence[str | Path] = (),
     stream: TextIO | None = None,
 ) -> None:
-    """Print how a run ended: metrics against the baseline, training seconds, samples/s, peak bytes, files."""
-    raise NotImplementedError
+    """Print how a run ended: metrics against the baseline, training seconds, samples/s, peak bytes, files.
+
+    Whatever is None or empty leaves no line. Default stream: stdout.
+    """
+    stream = stream or sys.stdout
+    cells: Rows = [
+        (name, f"{value:.4f}", f"{baseline[name]:.4f}" if baseline and name in baseline else "")
+        for name, value in metrics.items()
+    ]
+    cost = [duration(seconds)] if seconds is not None else []
+    cost += [f"{samples_per_second:.1f} samples/s"] if samples_per_second is not None else []
+    cost += [f"{memory(peak_memory)} at peak"] if peak_memory is not None else []
+    notes: Rows = [("baseline", baseline_is)] if baseline and baseline_is else []
+    notes += [("expected", str(expectation))] if expectation else []
+    notes += [("training", ", ".join(cost))] if cost else []
+    notes += [("written" if not index else "", str(file)) for index, file in enumerate(files)]
+    if console := terminal(stream):
+        _draw_final(console, cells, notes, failed=expectation is not None and not expectation.met)
+        return
+    heads: Rows = [("metric", "this run", "baseline" if baseline else "")]
+    for line in [*aligned(heads + cells, right=(1, 2)), *aligned(notes)]:
+        say(stream, line)
+
+
+def aligned(rows: Rows, *, right: Sequence[int] = (), widest: int = 40) -> Iterator[str]:
+    """The rows as lines, two spaces between columns; a cell wider than `widest` pushes its own line only."""
+    columns = max(map(len, rows), default=0)
+    widths = [
+        max((len(row[i]) for row in rows if i < len(row) and len(row[i]) <= widest), default=0) for i in range(columns)
+    ]
+    for row in rows:
+        cells = [cell.rjust(widths[i]) if i in right else cell.ljust(widths[i]) for i, cell in enumerate(row)]
+        yield "  ".join(cells).rstrip()
+
+
+def _draw_header(console: Console, title: str, rows: Rows) -> None:
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(style="cyan", overflow="fold", max_width=max(12, console.width // 3))
+    grid.add_column(style="dim", overflow="fold")
+    for row in rows:
+        grid.add_row(*(Text(cell) for cell in row))  # Text, not str: a path may hold [brackets], rich's markup
+    console.print(Panel(grid, title=Text(title, style="bold"), title_align="left", border_style="dim", expand=False))
+
+
+def _draw_final(console: Console, metrics: Rows, notes: Rows, *, failed: bool) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.ROUNDED, border_style="dim", header_style="dim")
+    table.add_column("metric", style="bold")
+    table.add_column("this run", justify="right", style="cyan")
+    with_baseline = any(row[2] for row in metrics)
+    if with_baseline:
+        table.add_column("baseline", justify="right")
+    for row in metrics:
+        table.add_row(*(Text(cell) for cell in (row if with_baseline else row[:2])))
+    console.print(table)
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in notes:
+        grid.add_row(name, Text(value, style="bold red" if failed and name == "expected" else ""))
+    console.print(grid)

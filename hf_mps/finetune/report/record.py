@@ -25,6 +25,11 @@ class Expectation:
     high: float | None
     met: bool
 
+    def __str__(self) -> str:
+        bounds = [f"at least {self.low:g}"] if self.low is not None else []
+        bounds += [f"at most {self.high:g}"] if self.high is not None else []
+        return f"{self.metric} {' and '.join(bounds)}: {'met' if self.met else 'missed'}"
+
 
 @dataclass
 class RunRecord:
