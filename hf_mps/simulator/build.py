@@ -108,6 +108,9 @@ def _compile_with_progress(compiler: Sequence[str], built: Path) -> None:
 
     _say(f"compiling the simulated Metal device for torch {torch.__version__} (once, about a minute) …")
     start = time.monotonic()
+    # We hold the lock: a working folder that is here already belongs to a process that was killed.
+    for left in built.parent.glob(".work-*"):
+        shutil.rmtree(left, ignore_errors=True)
     work = Path(tempfile.mkdtemp(dir=built.parent, prefix=".work-"))
     try:
         made = _compile(compiler, work, log=built.parent / "compile.log")

@@ -81,4 +81,5 @@ def _refusal() -> Any:
             # dynamo appends advice on how to see its internals to the arguments of whatever passes through it.
             return self._message
 
+    MetalSourceRefused.__qualname__ = MetalSourceRefused.__name__
     return MetalSourceRefused

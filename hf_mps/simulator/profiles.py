@@ -45,9 +45,8 @@ class Profile:
             system="Darwin",
             processor="arm64",
             chip=self.chip,
-            gpu_cores=self.cores,
             memory=self.memory,
-            macos=self.macos,
+            macos=".".join(map(str, self.macos)),
         )
 
 
