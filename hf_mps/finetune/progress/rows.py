@@ -1,4 +1,4 @@
-"""One line for a logging step or an evaluation: its fields, their order, and which go first where the line is narrow."""
+"""One line for a logging step or an evaluation: its fields, in order, and which go first where it is narrow."""
 
 from __future__ import annotations
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
+from pathlib import Path, PurePath
 from typing import Any
 
 from hf_mps.choice import Choice
@@ -13,6 +15,7 @@ from hf_mps.finetune.files import plain
 from hf_mps.finetune.metrics import Baseline
 
 SCHEMA = 1
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 PACKAGES = ("hf-mps", "torch", "transformers", "accelerate", "datasets")
 
 
@@ -60,8 +63,10 @@ class RunRecord:
     model: str | None = None
     """The checkpoint that was fine-tuned; what is no hub id (a folder) stays out of the card's front matter."""
     dataset: str | None = None
-    """A hub id (`nyu-mll/glue`), or a name for people where the data is the user's own or generated."""
+    """The data's hub id (`nyu-mll/glue`); None where it is the user's own or generated."""
     dataset_config: str | None = None
+    dataset_name: str = ""
+    """The data in words (`generated paraphrase pairs`); the hub id and configuration where empty."""
     split: str = "validation"
     """The split that `metrics` were taken on."""
     pipeline_tag: str = "text-classification"
@@ -69,6 +74,21 @@ class RunRecord:
     auto_class: str = "AutoModelForSequenceClassification"
     """The class of transformers that loads the model, shown in the card's snippet."""
     language: str | None = None
+
+    @property
+    def model_words(self) -> str:
+        """The model's name for people: its hub id, or the last part of its folder; empty where it has none."""
+        return "" if self.model is None else self.model if is_hub_id(self.model) else PurePath(self.model).name
+
+    @property
+    def dataset_words(self) -> str:
+        """The data's name for people; empty where it has none."""
+        return self.dataset_name or " ".join(filter(None, (self.dataset, self.dataset_config)))
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether `name` has the form of a hub id, `owner/name` or an old `name`, and is no folder or file here."""
+    return bool(HUB_ID.fullmatch(name)) and not Path(name).exists()
 
 
 def versions() -> dict[str, str]:

@@ -1,0 +1,162 @@
+"""README.md of a run: a model card that the hub reads, with the choices and their reasons, and the recipe."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hf_mps.finetune.files import plain
+from hf_mps.finetune.metrics import available
+from hf_mps.finetune.progress.words import duration, memory
+from hf_mps.finetune.report.record import RunRecord, is_hub_id
+
+
+def card(record: RunRecord) -> str:
+    """Return the model card: hub front matter, then results, a snippet that loads the model, choices, recipe, versions."""
+    parts = [
+        f"---\n{front_matter(record)}\n---",
+        f"# {record.name}",
+        _opening(record),
+        "## Results",
+        _results(record),
+        f"![Loss, {record.main_metric} and learning rate over the training steps](training.png)",
+        "## Use",
+        'In this folder, or with the model\'s hub id in place of `"."`:',
+        _fenced("python", _snippet(record)),
+        *_section("Choices", _choices(record)),
+        *_section("Operators that ran on the CPU", _fallback(record)),
+        *_section("Guards that acted", "\n".join(f"- {_cell(_words(guard))}" for guard in record.guards)),
+        "## Recipe",
+        _fenced("yaml", _yaml(record.recipe)),
+        "## Versions",
+        _table(("package", "version"), record.versions.items()),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def front_matter(record: RunRecord) -> str:
+    """The card's metadata as YAML, as huggingface_hub writes it; numbers that are not finite are left out of it."""
+    from huggingface_hub import ModelCardData
+
+    data = ModelCardData(
+        language=record.language,
+        library_name="transformers",
+        tags=["hf-mps", "generated_from_trainer"],
+        base_model=record.model if record.model and is_hub_id(record.model) else None,
+        datasets=[record.dataset] if record.dataset else None,
+        metrics=sorted({kind for name in record.metrics if (kind := _hub_metric(name))}) or None,
+        pipeline_tag=record.pipeline_tag,
+        model_name=record.name,
+        eval_results=_eval_results(record) or None,
+    )
+    return str(data.to_yaml()).strip()
+
+
+def _eval_results(record: RunRecord) -> list[Any]:
+    from huggingface_hub import EvalResult
+
+    return [
+        EvalResult(
+            task_type=record.pipeline_tag,
+            dataset_type=record.dataset or "other",  # the hub wants an id; data of one's own has none
+            dataset_name=record.dataset_words or "the user's own data",
+            dataset_config=record.dataset_config,
+            dataset_split=record.split,
+            metric_type=kind,
+            metric_name=name,
+            metric_value=float(value),
+        )
+        for name, value in record.metrics.items()
+        if (kind := _hub_metric(name)) and math.isfinite(value)
+    ]
+
+
+def _hub_metric(name: str) -> str | None:
+    """The id of evaluate's metric that a number belongs to (`f1` for `f1_macro`), None for a loss and the like."""
+    known = {metric for metric in available() if "/" not in metric}
+    kind = re.sub(r"_(macro|micro|weighted)$", "", name)
+    return kind if kind in known else None
+
+
+def _opening(record: RunRecord) -> str:
+    base = record.model_words or "A model"
+    named = f"[{base}](https://huggingface.co/{base})" if record.model and is_hub_id(record.model) else f"`{base}`"
+    data = f" on {_cell(record.dataset_words)}" if record.dataset_words else ""
+    cost = [duration(record.train_seconds), f"{record.samples_per_second:.1f} samples/s"]
+    cost += [f"{memory(record.peak_memory)} of memory at peak"] if record.peak_memory is not None else []
+    device = f"`{record.device.value}` ({_cell(record.device.reason)})"
+    return f"{named if record.model else base} fine-tuned{data} on the device {device}: {', '.join(cost)} of training."
+
+
+def _results(record: RunRecord) -> str:
+    base = record.baseline.metrics if record.baseline else {}
+    rows = [
+        (f"**{name}**" if name == record.main_metric else name, _number(value), _number(base.get(name)))
+        for name, value in record.metrics.items()
+    ]
+    heads = (f"metric ({record.split})", "this model", "baseline")
+    table = _table(heads, rows) if base else _table(heads[:2], [row[:2] for row in rows])
+    notes = [f"The baseline {_cell(record.baseline.what)}."] if record.baseline and base else []
+    notes += [f"Expected by the recipe: {record.expectation}."] if record.expectation else []
+    return "\n\n".join([table, *notes])
+
+
+def _snippet(record: RunRecord) -> str:
+    return (
+        f"from transformers import {record.auto_class}, AutoTokenizer\n"
+        f'model = {record.auto_class}.from_pretrained(".")\n'
+        'tokenizer = AutoTokenizer.from_pretrained(".")'
+    )
+
+
+def _choices(record: RunRecord) -> str:
+    rows = {"device": record.device, **record.choices}
+    return _table(
+        ("what", "value", "why"),
+        [(name, f"`{_cell(_words(choice.value))}`", choice.reason) for name, choice in rows.items()],
+    )
+
+
+def _fallback(record: RunRecord) -> str:
+    names = list(dict.fromkeys(name for entry in record.fallback for name in entry))
+    rows = [[_words(entry.get(name, "")) for name in names] for entry in record.fallback]
+    return _table(names, rows) if rows else ""
+
+
+def _section(title: str, content: str) -> list[str]:
+    return [f"## {title}", content] if content else []
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    """Text that cannot break out of a table's cell or open a tag; safe to apply twice."""
+    one_line = " ".join(str(text).split())
+    return re.sub(r"(?<!\\)\|", r"\\|", one_line).replace("<", "&lt;")
+
+
+def _fenced(language: str, text: str) -> str:
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
+
+
+def _yaml(recipe: dict[str, Any]) -> str:
+    import yaml
+
+    return yaml.safe_dump(plain(recipe), sort_keys=False, allow_unicode=True, width=120)
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_words(item)}" for key, item in value.items())
+    return ", ".join(map(_words, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}" if math.isfinite(value) else "not finite"

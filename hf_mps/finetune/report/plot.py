@@ -1,0 +1,257 @@
+"""training.png: loss, evaluation metrics, learning rate, throughput and memory over the steps, on one page."""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from hf_mps.finetune.progress.rows import evaluated
+from hf_mps.finetune.progress.words import GIB, duration, memory
+from hf_mps.finetune.report.record import RunRecord
+
+# Okabe and Ito's palette, told apart with any common colour blindness: https://jfly.uni-koeln.de/color/
+BLUE, ORANGE, GREEN, PURPLE, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
+INK, QUIET, GRID = "#1f2328", "#656d76", "#e4e7eb"
+STYLE = {
+    "font.size": 10,
+    "text.color": INK,
+    "axes.edgecolor": "#afb8c1",
+    "axes.labelcolor": QUIET,
+    "axes.labelsize": 9,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "lines.solid_capstyle": "round",
+}
+SMOOTHED_FROM = 12  # fewer points show their course without help
+
+Series = tuple[list[float], list[float]]
+Panel = tuple[str, str, str, list[tuple[str, Series]]]
+"""Title, unit, colour, and the series by name."""
+
+
+def draw(record: RunRecord) -> bytes:
+    """Return the run's picture as PNG bytes, 1650 x 1050 pixels; what was not logged leaves its panel out."""
+    from matplotlib import style
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    history = record.log_history
+    # A user's matplotlibrc must not change the page, and Figure (not pyplot) leaves their session alone.
+    with warnings.catch_warnings(), style.context(["default", STYLE]):
+        warnings.simplefilter("ignore")  # a recipe's name in letters that the font lacks
+        figure = Figure(figsize=(11, 7), dpi=150, facecolor="white")
+        FigureCanvasAgg(figure)
+        top, bottom = figure.add_gridspec(
+            2, 1, height_ratios=(1.9, 1), left=0.065, right=0.975, top=0.84, bottom=0.075, hspace=0.38
+        )
+        loss, metric = (figure.add_subplot(cell) for cell in top.subgridspec(1, 2, wspace=0.17))
+        _draw_loss(loss, history)
+        _draw_metrics(metric, record)
+        small = _small_panels(history)
+        for cell, (title, unit, colour, columns) in zip(
+            bottom.subgridspec(1, max(1, len(small)), wspace=0.26), small, strict=False
+        ):
+            _draw_small(figure.add_subplot(cell), title, unit, colour, columns)
+        for axes in figure.axes:
+            _finish(axes, history)
+        _head(figure, record)
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png", metadata={"Software": None})
+    return picture.getvalue()
+
+
+def smoothed(values: Sequence[float], weight: float) -> list[float]:
+    """The exponential moving average without the pull of its start: s_t = sum w^(t-i) x_i / sum w^(t-i), i <= t.
+
+    A value that is not finite leaves the average where it was.
+    """
+    total = mass = 0.0
+    average: list[float] = []
+    for value in values:
+        if math.isfinite(value):
+            total, mass = total * weight + value, mass * weight + 1
+        average.append(total / mass if mass else math.nan)
+    return average
+
+
+def column(history: Sequence[dict[str, Any]], name: str) -> Series:
+    """The steps and values of one key of the Trainer's log_history; a later value of the same step takes its place."""
+    found: dict[float, float] = {}
+    for entry in history:
+        value = entry.get(name)
+        if isinstance(value, (int, float)) and isinstance(entry.get("step"), (int, float)):
+            found[float(entry["step"])] = float(value)
+    steps = sorted(found)
+    return steps, [found[step] for step in steps]
+
+
+def _draw_loss(axes: Any, history: Sequence[dict[str, Any]]) -> None:
+    axes.set_title("Loss")
+    axes.set_ylabel("loss")
+    steps, values = column(history, "loss")
+    many = len(steps) >= SMOOTHED_FROM
+    marker = {} if many else {"marker": "o", "markersize": 3.5}
+    faint = {"alpha": 0.35, "linewidth": 1.0} if many else {"linewidth": 1.8, "label": "training"}
+    axes.plot(steps, values, color=BLUE, **faint, **marker)
+    if many:
+        weight = 1 - 1 / max(4.0, len(steps) / 20)
+        axes.plot(steps, smoothed(values, weight), color=BLUE, linewidth=2.0, label="training (smoothed)")
+    eval_steps, eval_values = column(history, "eval_loss")
+    axes.plot(eval_steps, eval_values, color=ORANGE, marker="D", markersize=5, linewidth=1.5, label="evaluation")
+    lost = [step for step, value in zip(steps, values, strict=True) if not math.isfinite(value)]
+    if lost:
+        axes.plot(lost, [0.02] * len(lost), "x", color=RED, transform=axes.get_xaxis_transform(), label="not finite")
+    _legend(axes, lines=bool(steps) + bool(eval_steps) + bool(lost))
+    if not steps and not eval_steps:
+        _nothing(axes, "no loss was logged")
+
+
+def _draw_metrics(axes: Any, record: RunRecord) -> None:
+    axes.set_title(f"Evaluation ({_text(record.split)})")
+    drawn = [name for name in _comparable(record) if _draw_metric(axes, record, name)]
+    if not drawn:
+        _nothing(axes, "no evaluation was logged")
+        return
+    axes.set_ylabel("score")
+    base = record.baseline.metrics.get(record.main_metric, math.nan) if record.baseline else math.nan
+    if math.isfinite(base):
+        axes.axhline(
+            base,
+            color=QUIET,
+            linewidth=1.2,
+            linestyle=(0, (4, 3)),
+            label=_text(f"{record.main_metric} of the baseline"),
+        )
+    axes.margins(y=0.14)
+    _legend(axes, lines=2)
+
+
+def _comparable(record: RunRecord) -> list[str]:
+    """The metrics for one axis: the main one first, and beside it those that share its unit (all within [-1, 1])."""
+    names = {name: None for entry in record.log_history for name in evaluated(entry)}
+    others = [name for name in names if name not in ("loss", record.main_metric)]
+
+    def within(name: str) -> bool:
+        _, values = column(record.log_history, f"eval_{name}")
+        return all(abs(value) <= 1 for value in [*values, record.metrics.get(name, 0.0)])
+
+    return [record.main_metric, *(name for name in others if within(record.main_metric) and within(name))][:4]
+
+
+def _draw_metric(axes: Any, record: RunRecord, name: str) -> bool:
+    main = name == record.main_metric
+    steps, values = column(record.log_history, f"eval_{name}")
+    if not steps and main and name in record.metrics:
+        steps, values = [max(column(record.log_history, "loss")[0], default=0.0)], [record.metrics[name]]
+    pairs = [(value, step) for step, value in zip(steps, values, strict=True) if math.isfinite(value)]
+    if not pairs:
+        return False
+    colour = GREEN if main else (PURPLE, SKY, ORANGE)[len(axes.lines) % 3]
+    look = {"linewidth": 2.2, "markersize": 6} if main else {"linewidth": 1.4, "markersize": 4, "linestyle": "--"}
+    axes.plot(steps, values, color=colour, marker="o" if main else "s", label=_text(name), **look)
+    if main:
+        above = record.greater_is_better
+        best, step = max(pairs) if above else min(pairs)
+        share = step / (max(column(record.log_history, "loss")[0], default=step) or 1.0)
+        axes.annotate(
+            f"best {best:.4f}",
+            (step, best),
+            xytext=(0, 10 if above else -10),
+            textcoords="offset points",
+            ha="right" if share > 0.9 else "left" if share < 0.1 else "center",
+            va="bottom" if above else "top",
+            color=colour,
+            fontweight="bold",
+        )
+    return True
+
+
+def _small_panels(history: Sequence[dict[str, Any]]) -> list[Panel]:
+    """The small panels that have something to show, left to right."""
+    rate = column(history, "learning_rate")
+    exponent = math.floor(math.log10(max(map(abs, rate[1]), default=0.0) or 1.0))
+    memories = [("now", column(history, "memory_bytes")), ("peak", column(history, "peak_memory_bytes"))]
+    panels: list[Panel] = [
+        ("Learning rate", rf"$\times\,10^{{{exponent}}}$", PURPLE, [("", _scaled(rate, 10.0**-exponent))]),
+        ("Gradient norm", "L2 norm", BLUE, [("", column(history, "grad_norm"))]),
+        ("Throughput", "samples / s", GREEN, [("", column(history, "samples_per_second"))]),
+        ("Memory", "GiB", RED, [(name, _scaled(series, 1 / GIB)) for name, series in memories]),
+    ]
+    return [(*rest, kept) for *rest, columns in panels if (kept := [pair for pair in columns if pair[1][0]])]
+
+
+def _scaled(series: Series, factor: float) -> Series:
+    return series[0], [value * factor for value in series[1]]
+
+
+def _draw_small(axes: Any, title: str, unit: str, colour: str, columns: list[tuple[str, Series]]) -> None:
+    axes.set_title(title, fontsize=10)
+    axes.set_ylabel(unit)
+    for index, (label, (steps, values)) in enumerate(columns):
+        marker = {"marker": "o", "markersize": 3} if len(steps) < SMOOTHED_FROM else {}
+        axes.plot(steps, values, color=colour, linewidth=1.6, linestyle=("-", ":")[index], label=label, **marker)
+    axes.set_ylim(bottom=0)
+    axes.margins(y=0.1)
+    if len(columns) > 1:
+        _legend(axes, lines=2)
+
+
+def _finish(axes: Any, history: Sequence[dict[str, Any]]) -> None:
+    """The step axis: whole numbers from 0 to the last step, epochs as faint lines where they are few."""
+    from matplotlib.ticker import MaxNLocator
+
+    last = max((float(entry["step"]) for entry in history if "step" in entry), default=1.0) or 1.0
+    axes.set_xlim(0, last * 1.03)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axes.set_xlabel("training step")
+    axes.grid(axis="x", visible=False)
+    epochs = max((float(entry["epoch"]) for entry in history if entry.get("epoch") is not None), default=0.0)
+    if 1 < epochs <= 12:
+        for epoch in range(1, math.ceil(epochs)):
+            axes.axvline(epoch * last / epochs, color=GRID, linewidth=1.0, zorder=0)
+        if axes.get_title(loc="left") == "Loss":
+            axes.set_xlabel("training step, a line at each epoch's end")
+
+
+def _head(figure: Any, record: RunRecord) -> None:
+    score = record.metrics.get(record.main_metric)
+    result = f":  {record.main_metric} {score:.4f}" if score is not None else ""
+    figure.text(0.065, 0.945, f"{record.name}{result}", fontsize=16, fontweight="bold", parse_math=False)
+    facts = [
+        record.model_words,
+        f"on {record.device.value}",
+        duration(record.train_seconds),
+        f"{record.samples_per_second:.1f} samples/s",
+        f"{memory(record.peak_memory)} at peak" if record.peak_memory is not None else "",
+    ]
+    facts_line = "   ·   ".join(fact for fact in facts if fact)
+    figure.text(0.065, 0.907, facts_line, fontsize=10, color=QUIET, parse_math=False)
+
+
+def _legend(axes: Any, *, lines: int) -> None:
+    if lines > 1:
+        axes.legend(loc="best", handlelength=1.8, borderaxespad=0.2)
+
+
+def _nothing(axes: Any, words: str) -> None:
+    axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", color=QUIET)
+    axes.set_yticks([])
+
+
+def _text(words: str) -> str:
+    return words.replace("$", r"\$")  # matplotlib reads a pair of dollars as a formula
