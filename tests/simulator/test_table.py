@@ -1,0 +1,144 @@
+"""The table of Metal's operators: read right, cached, and the same as what the dispatcher says of every operator."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_mps.errors import UserError
+from hf_mps.simulator import table as tables
+
+COMPOSITE_KEYS = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+# Operators of the JIT that are registered by hand in C++ and stand in no native_functions.yaml.
+BY_HAND = ("aten::get_gradients", "aten::quantized_lstm.", "aten::quantized_gru.")
+
+
+def registered() -> set[str]:
+    names = torch._C._dispatch_get_all_op_names()
+    return {name for name in names if name.startswith("aten::") and not name.startswith(BY_HAND)}
+
+
+def has_kernel(name: str, key: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+
+
+def test_table_and_dispatcher_agree_for_every_operator_on_mps(mps: None) -> None:
+    table = tables.table()
+    said = table.native | tables.ALWAYS_ON_CPU | tables.ONLY_AN_ERROR | tables.FROM_PYTHON
+    there = {name for name in registered() if has_kernel(name, "MPS")}
+    assert sorted(there - said) == [], "kernels that a Mac does not have"
+    assert sorted((said & registered()) - there) == [], "kernels that a Mac has"
+
+
+def test_table_and_dispatcher_agree_on_what_is_composite() -> None:
+    table = tables.table()
+    there = {name for name in registered() if any(has_kernel(name, key) for key in COMPOSITE_KEYS)}
+    # A native kernel goes before a composite one; torchgen names variants that it then does not make.
+    assert {name for name in registered() if table.kind(name) == "composite"} == {
+        name for name in there if table.kind(name) in ("composite", "missing")
+    }
+    assert not table.missing & there
+
+
+def test_every_operator_is_of_one_kind() -> None:
+    table = tables.table()
+    assert not table.native & table.composite
+    assert not table.native & table.missing
+    assert not table.composite & table.missing
+    for name in registered():
+        assert table.kind(name) in ("native", "composite", "missing", "cpu", "python")
+    with pytest.raises(KeyError):
+        table.kind("aten::no_such_operator")
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the counts of torch 2.13")
+def test_the_counts_of_torch_2_13() -> None:
+    assert len(tables.table().native) == 890
+    assert len(tables.table().missing) == 335
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("aten::add.Tensor", "native"),  # structured_delegate to add.out
+        ("aten::add_.Tensor", "native"),
+        ("aten::add.out", "native"),
+        ("aten::linear", "native"),
+        ("aten::_fused_adamw_", "native"),
+        ("aten::transpose.int", "composite"),
+        ("aten::_linalg_eigh", "composite"),  # made of its out= form …
+        ("aten::_linalg_eigh.eigenvalues", "missing"),  # … which is what a Mac reports as missing
+        ("aten::_new_zeros_with_same_feature_meta.out", "composite"),  # autogen
+        ("aten::take", "missing"),
+        ("aten::_ctc_loss", "missing"),
+        ("aten::_nested_get_values", "missing"),  # an empty `dispatch: {}`
+        ("aten::_coalesce", "missing"),  # SparseMPS is not MPS
+        ("aten::linalg_svd", "cpu"),
+        ("aten::linalg_lu_solve.out", "python"),
+    ],
+)
+def test_operators_whose_kind_is_known(name: str, kind: str) -> None:
+    assert tables.table().kind(name) == kind
+
+
+def test_kernels_that_torchs_own_python_registers_are_all_known() -> None:
+    python = {
+        name
+        for name in registered()
+        if has_kernel(name, "MPS")
+        for line in torch._C._dispatch_dump(name).splitlines()
+        if line.startswith("MPS: registered at") and "/torch/_" in line
+    }
+    assert python == tables.FROM_PYTHON
+
+
+def test_reading_it_costs_less_than_5_ms_once_it_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    tables.table.cache_clear()
+    parsed = tables.table()
+    times = []
+    for _ in range(5):
+        tables.table.cache_clear()
+        start = time.perf_counter()
+        assert tables.table() == parsed
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.005
+    assert [path.suffix for path in (tmp_path / "hf_mps" / "simulator").iterdir()] == [".json"]
+    tables.table.cache_clear()
+
+
+def test_a_damaged_store_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    tables.table.cache_clear()
+    parsed = tables.table()
+    (stored,) = (tmp_path / "hf_mps" / "simulator").iterdir()
+    for damage in (b"", b"{}", b"[1]", b'{"native": 1}', b"\xff\xfe"):
+        stored.write_bytes(damage)
+        tables.table.cache_clear()
+        assert tables.table() == parsed
+    assert stored.stat().st_size > 10_000
+    tables.table.cache_clear()
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
+    tables.table.cache_clear()
+    assert tables.table().native
+    tables.table.cache_clear()
+
+
+def test_a_torch_without_the_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="reinstall torch"):
+        tables.functions_file()
+
+
+def test_it_does_not_import_torch(run_python) -> None:
+    code = "import sys; from hf_mps.simulator.table import table; assert table().native; print('torch' in sys.modules)"
+    done = run_python("-c", code, env={"HF_MPS": "0", "HF_MPS_SIMULATE": None})
+    assert (done.stdout.strip(), done.stderr) == ("False", "")
