@@ -163,7 +163,7 @@ class StepLines(TrainerCallback):  # type: ignore[misc]
         done = state.global_step - self._first_step
         if done <= 0 or state.max_steps <= 0:
             return None
-        return (self._clock() - self._begun) / done * (state.max_steps - state.global_step)
+        return float((self._clock() - self._begun) / done * (state.max_steps - state.global_step))
 
     def _show(self, state: Any, fields: list[rows.Field]) -> None:
         if not state.is_world_process_zero:

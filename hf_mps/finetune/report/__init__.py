@@ -17,11 +17,12 @@ def write(output_dir: str | os.PathLike[str], record: RunRecord) -> list[Path]:
 
     An earlier run's files of these names are replaced. Raises OSError where the disk refuses.
     """
-    from hf_mps.finetune.report import card, plot
+    from hf_mps.finetune.report.card import card
+    from hf_mps.finetune.report.plot import draw
 
     folder = Path(output_dir)
     return [
         write_json(folder / "results.json", results(record)),
-        write_atomic(folder / "training.png", plot.draw(record)),
-        write_atomic(folder / "README.md", card.card(record)),
+        write_atomic(folder / "training.png", draw(record)),
+        write_atomic(folder / "README.md", card(record)),
     ]

@@ -14,7 +14,7 @@ from hf_mps.finetune.report.record import RunRecord, is_hub_id
 
 
 def card(record: RunRecord) -> str:
-    """Return the model card: hub front matter, then results, a snippet that loads the model, choices, recipe, versions."""
+    """Return the model card: hub front matter, results, a snippet that loads the model, choices, recipe, versions."""
     parts = [
         f"---\n{front_matter(record)}\n---",
         f"# {record.name}",
@@ -81,13 +81,16 @@ def _hub_metric(name: str) -> str | None:
 
 
 def _opening(record: RunRecord) -> str:
-    base = record.model_words or "A model"
-    named = f"[{base}](https://huggingface.co/{base})" if record.model and is_hub_id(record.model) else f"`{base}`"
+    base = f"`{_code(record.model_words)}`" if record.model else "a model"
+    if record.model and is_hub_id(record.model):
+        base = f"[{record.model}](https://huggingface.co/{record.model})"
     data = f" on {_cell(record.dataset_words)}" if record.dataset_words else ""
-    cost = [duration(record.train_seconds), f"{record.samples_per_second:.1f} samples/s"]
-    cost += [f"{memory(record.peak_memory)} of memory at peak"] if record.peak_memory is not None else []
-    device = f"`{record.device.value}` ({_cell(record.device.reason)})"
-    return f"{named if record.model else base} fine-tuned{data} on the device {device}: {', '.join(cost)} of training."
+    speed = [f"{record.samples_per_second:.1f} samples/s"]
+    speed += [f"{memory(record.peak_memory)} of memory at peak"] if record.peak_memory is not None else []
+    return (
+        f"Fine-tuned from {base}{data}, by hf_mps on the device `{record.device.value}` ({_cell(record.device.reason)})."
+        f" Training took {duration(record.train_seconds)} ({', '.join(speed)})."
+    )
 
 
 def _results(record: RunRecord) -> str:
@@ -115,7 +118,7 @@ def _choices(record: RunRecord) -> str:
     rows = {"device": record.device, **record.choices}
     return _table(
         ("what", "value", "why"),
-        [(name, f"`{_cell(_words(choice.value))}`", choice.reason) for name, choice in rows.items()],
+        [(name, f"`{_code(_words(choice.value))}`", choice.reason) for name, choice in rows.items()],
     )
 
 
@@ -140,6 +143,10 @@ def _cell(text: str) -> str:
     return re.sub(r"(?<!\\)\|", r"\\|", one_line).replace("<", "&lt;")
 
 
+def _code(text: str) -> str:
+    return text.replace("`", "'")
+
+
 def _fenced(language: str, text: str) -> str:
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
@@ -149,7 +156,7 @@ def _fenced(language: str, text: str) -> str:
 def _yaml(recipe: dict[str, Any]) -> str:
     import yaml
 
-    return yaml.safe_dump(plain(recipe), sort_keys=False, allow_unicode=True, width=120)
+    return str(yaml.safe_dump(plain(recipe), sort_keys=False, allow_unicode=True, width=120))
 
 
 def _words(value: Any) -> str:

@@ -45,34 +45,37 @@ Panel = tuple[str, str, str, list[tuple[str, Series]]]
 
 
 def draw(record: RunRecord) -> bytes:
-    """Return the run's picture as PNG bytes, 1650 x 1050 pixels; what was not logged leaves its panel out."""
+    """Return the run's picture as PNG bytes, 1650 pixels wide; what was not logged leaves its panel out."""
     from matplotlib import style
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    history = record.log_history
     # A user's matplotlibrc must not change the page, and Figure (not pyplot) leaves their session alone.
     with warnings.catch_warnings(), style.context(["default", STYLE]):
         warnings.simplefilter("ignore")  # a recipe's name in letters that the font lacks
-        figure = Figure(figsize=(11, 7), dpi=150, facecolor="white")
+        small = _small_panels(record.log_history)
+        figure = Figure(figsize=(11, 7 if small else 4.9), dpi=150, facecolor="white")
         FigureCanvasAgg(figure)
-        top, bottom = figure.add_gridspec(
-            2, 1, height_ratios=(1.9, 1), left=0.065, right=0.975, top=0.84, bottom=0.075, hspace=0.38
-        )
-        loss, metric = (figure.add_subplot(cell) for cell in top.subgridspec(1, 2, wspace=0.17))
-        _draw_loss(loss, history)
-        _draw_metrics(metric, record)
-        small = _small_panels(history)
-        for cell, (title, unit, colour, columns) in zip(
-            bottom.subgridspec(1, max(1, len(small)), wspace=0.26), small, strict=False
-        ):
-            _draw_small(figure.add_subplot(cell), title, unit, colour, columns)
-        for axes in figure.axes:
-            _finish(axes, history)
+        _draw_panels(figure, record, small)
         _head(figure, record)
         picture = io.BytesIO()
         figure.savefig(picture, format="png", metadata={"Software": None})
     return picture.getvalue()
+
+
+def _draw_panels(figure: Any, record: RunRecord, small: list[Panel]) -> None:
+    height = figure.get_figheight()
+    sides = {"left": 0.065, "right": 0.975, "top": 1 - 1.12 / height, "bottom": 0.52 / height}
+    rows = figure.add_gridspec(1 + bool(small), 1, height_ratios=(1.9, 1)[: 1 + bool(small)], hspace=0.38, **sides)
+    loss, metric = (figure.add_subplot(cell) for cell in rows[0].subgridspec(1, 2, wspace=0.17))
+    _draw_loss(loss, record.log_history)
+    _draw_metrics(metric, record)
+    if small:
+        cells = rows[1].subgridspec(1, len(small), wspace=0.26)
+        for index, panel in enumerate(small):
+            _draw_small(figure.add_subplot(cells[index]), *panel)
+    for axes in figure.axes:
+        _finish(axes, record.log_history)
 
 
 def smoothed(values: Sequence[float], weight: float) -> list[float]:
@@ -127,7 +130,7 @@ def _draw_metrics(axes: Any, record: RunRecord) -> None:
     if not drawn:
         _nothing(axes, "no evaluation was logged")
         return
-    axes.set_ylabel("score")
+    axes.set_ylabel("score" if len(drawn) > 1 else _text(drawn[0]))
     base = record.baseline.metrics.get(record.main_metric, math.nan) if record.baseline else math.nan
     if math.isfinite(base):
         axes.axhline(
@@ -157,7 +160,7 @@ def _draw_metric(axes: Any, record: RunRecord, name: str) -> bool:
     main = name == record.main_metric
     steps, values = column(record.log_history, f"eval_{name}")
     if not steps and main and name in record.metrics:
-        steps, values = [max(column(record.log_history, "loss")[0], default=0.0)], [record.metrics[name]]
+        steps, values = [_last_step(record.log_history)], [record.metrics[name]]
     pairs = [(value, step) for step, value in zip(steps, values, strict=True) if math.isfinite(value)]
     if not pairs:
         return False
@@ -167,7 +170,7 @@ def _draw_metric(axes: Any, record: RunRecord, name: str) -> bool:
     if main:
         above = record.greater_is_better
         best, step = max(pairs) if above else min(pairs)
-        share = step / (max(column(record.log_history, "loss")[0], default=step) or 1.0)
+        share = step / _last_step(record.log_history)
         axes.annotate(
             f"best {best:.4f}",
             (step, best),
@@ -192,7 +195,8 @@ def _small_panels(history: Sequence[dict[str, Any]]) -> list[Panel]:
         ("Throughput", "samples / s", GREEN, [("", column(history, "samples_per_second"))]),
         ("Memory", "GiB", RED, [(name, _scaled(series, 1 / GIB)) for name, series in memories]),
     ]
-    return [(*rest, kept) for *rest, columns in panels if (kept := [pair for pair in columns if pair[1][0]])]
+    found = ((title, unit, colour, [pair for pair in series if pair[1][0]]) for title, unit, colour, series in panels)
+    return [panel for panel in found if panel[3]]
 
 
 def _scaled(series: Series, factor: float) -> Series:
@@ -205,8 +209,8 @@ def _draw_small(axes: Any, title: str, unit: str, colour: str, columns: list[tup
     for index, (label, (steps, values)) in enumerate(columns):
         marker = {"marker": "o", "markersize": 3} if len(steps) < SMOOTHED_FROM else {}
         axes.plot(steps, values, color=colour, linewidth=1.6, linestyle=("-", ":")[index], label=label, **marker)
-    axes.set_ylim(bottom=0)
     axes.margins(y=0.1)
+    axes.set_ylim(bottom=0)
     if len(columns) > 1:
         _legend(axes, lines=2)
 
@@ -215,7 +219,7 @@ def _finish(axes: Any, history: Sequence[dict[str, Any]]) -> None:
     """The step axis: whole numbers from 0 to the last step, epochs as faint lines where they are few."""
     from matplotlib.ticker import MaxNLocator
 
-    last = max((float(entry["step"]) for entry in history if "step" in entry), default=1.0) or 1.0
+    last = _last_step(history)
     axes.set_xlim(0, last * 1.03)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     axes.set_xlabel("training step")
@@ -228,10 +232,15 @@ def _finish(axes: Any, history: Sequence[dict[str, Any]]) -> None:
             axes.set_xlabel("training step, a line at each epoch's end")
 
 
+def _last_step(history: Sequence[dict[str, Any]]) -> float:
+    return max((float(entry["step"]) for entry in history if "step" in entry), default=1.0) or 1.0
+
+
 def _head(figure: Any, record: RunRecord) -> None:
     score = record.metrics.get(record.main_metric)
     result = f":  {record.main_metric} {score:.4f}" if score is not None else ""
-    figure.text(0.065, 0.945, f"{record.name}{result}", fontsize=16, fontweight="bold", parse_math=False)
+    inch = 1 / figure.get_figheight()
+    figure.text(0.065, 1 - 0.385 * inch, f"{record.name}{result}", fontsize=16, fontweight="bold", parse_math=False)
     facts = [
         record.model_words,
         f"on {record.device.value}",
@@ -240,7 +249,7 @@ def _head(figure: Any, record: RunRecord) -> None:
         f"{memory(record.peak_memory)} at peak" if record.peak_memory is not None else "",
     ]
     facts_line = "   ·   ".join(fact for fact in facts if fact)
-    figure.text(0.065, 0.907, facts_line, fontsize=10, color=QUIET, parse_math=False)
+    figure.text(0.065, 1 - 0.65 * inch, facts_line, fontsize=10, color=QUIET, parse_math=False)
 
 
 def _legend(axes: Any, *, lines: int) -> None:
