@@ -1,5 +1,55 @@
 """PyTorch's "torch.backends" entry point: called at the end of `import torch`, decides in microseconds."""
 
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+
+
+class LayerWarning(UserWarning):
+    """hf_mps could not switch itself on: `import torch` goes on without it."""
+
 
 def start() -> None:
-    """Switch the layer on where there is something to do."""
+    """Load the simulated device where one is asked for and switch the layer on; whatever fails ends in one warning."""
+    if os.environ.get("HF_MPS") == "0":
+        return
+    try:
+        _start()
+    except Exception as error:
+        _warn(f"hf_mps stays off: {_line(error)}")
+
+
+def _start() -> None:
+    # Reading the variables costs a millisecond (difflib, for the nearest name), most programs set none.
+    if any(name.startswith("HF_MPS") for name in os.environ):
+        from hf_mps import settings
+
+        settings.refuse_unknown()
+        settings.device()
+        if not settings.enabled():
+            return
+        profile = settings.simulate()
+        if profile:
+            # Before anybody asks torch for Metal: PyTorch looks its hooks up once in a process.
+            from hf_mps import simulator
+
+            simulator.load(profile)
+    from hf_mps.activate import activate
+
+    activate()
+
+
+def _line(error: Exception) -> str:
+    from hf_mps.errors import RunError, UserError
+
+    text = (str(error).strip().splitlines() or [""])[0]
+    return text if isinstance(error, UserError | RunError) else f"{type(error).__name__}: {text}"
+
+
+def _warn(line: str) -> None:
+    try:
+        warnings.warn(line, LayerWarning, stacklevel=2)
+    except LayerWarning:  # the program turns warnings into errors, which would end its `import torch`
+        print(f"hf-mps: {line}", file=sys.stderr)

@@ -1,0 +1,84 @@
+"""Switches the layer on, once in a process, and can say everything that it switched on and why."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+
+class Part(NamedTuple):
+    """One thing that the layer does: what, whether it is on now, and a sentence why (or why it is not)."""
+
+    name: str
+    on: bool
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {'on' if self.on else 'off'} ({self.reason})"
+
+
+class Activation:
+    """Everything that the layer does in this process; read when asked, since libraries are imported at any time."""
+
+    def parts(self) -> list[Part]:
+        """Return each part with its state. Asks nothing of the device."""
+        if not _on:
+            return [Part("hf_mps", False, "HF_MPS=0")]
+        from hf_mps.device import gate
+
+        return [Part("torch.backends.mps.is_available", True, gate.REASON), *_libraries()]
+
+    def lines(self) -> list[str]:
+        """Return the chosen device and each part, a line each. Probes Metal; raises what `device.choose` raises."""
+        from hf_mps.device.choice import choose
+
+        return [f"device: {choose()}", *map(str, self.parts())]
+
+
+_on = False
+
+
+def activate() -> Activation:
+    """Switch the layer on and return what that is; calling it again changes nothing. Imports torch.
+
+    No library is imported, no environment variable is changed and the device is not touched: each library is switched
+    when it is imported, and the probe runs when somebody first asks for the device. Raises UserError for a value of
+    HF_MPS that nobody knows.
+    """
+    global _on
+    if not _on and _enabled():
+        import torch  # noqa: F401  PyTorch's autoload comes back to this function, which then finds the work done
+
+        from hf_mps.device import gate
+        from hf_mps.integrations import watch
+
+        gate.install()
+        watch.start()
+        _on = True
+    return Activation()
+
+
+def _enabled() -> bool:
+    if "HF_MPS" not in os.environ:  # spares the programs that set no variable the millisecond that reading them costs
+        return True
+    from hf_mps import settings
+
+    return settings.enabled()
+
+
+def _libraries() -> list[Part]:
+    from importlib import import_module
+
+    from hf_mps.integrations import ROOMS, watch
+
+    parts = []
+    for library in dict.fromkeys(ROOMS.values()):
+        states = [watch.applied[name] for name, room in ROOMS.items() if room == library and name in watch.applied]
+        failed = next((state for state in states if state != "on"), None)
+        if not states:
+            parts.append(Part(library, False, "waits for its import"))
+        elif failed:
+            parts.append(Part(library, False, failed))
+        else:
+            parts.append(Part(library, True, import_module(f"hf_mps.integrations.{library}").REASON))
+    return parts

@@ -1,0 +1,71 @@
+"""Which device a run takes: Metal, then CUDA, then the CPU, with the reason in words."""
+
+from __future__ import annotations
+
+from hf_mps import settings
+from hf_mps.choice import Choice
+from hf_mps.device import machine, probe
+from hf_mps.errors import UserError
+
+
+def choose() -> Choice[str]:
+    """Return the device type, 'mps', 'cuda' or 'cpu', and why. Imports torch and probes Metal on the first call.
+
+    Raises UserError where HF_MPS_DEVICE asks for a device that is not there, or has a value that nobody knows.
+    """
+    wanted = settings.device()
+    if wanted == "cpu":
+        return Choice("cpu", "HF_MPS_DEVICE=cpu asks for it")
+    if wanted is not None:
+        found = metal() if wanted == "mps" else cuda()
+        if not found.value:
+            raise UserError(f"HF_MPS_DEVICE={wanted}: {found.reason}")
+        return Choice(wanted, f"HF_MPS_DEVICE={wanted} asks for it; {found.reason}")
+    on_metal = metal()
+    if on_metal.value:
+        return Choice("mps", on_metal.reason)
+    on_cuda = cuda()
+    if on_cuda.value:
+        return Choice("cuda", f"{on_cuda.reason}; no Metal: {on_metal.reason}")
+    # The advice behind the semicolon is for somebody who asked for CUDA.
+    return Choice("cpu", f"no CUDA: {on_cuda.reason.partition(';')[0]}; no Metal: {on_metal.reason}")
+
+
+def switch() -> str | None:
+    """Return the device type that HF_MPS_DEVICE asks for, known to be there, or None where it is unset.
+
+    Raises UserError as `choose` does.
+    """
+    return None if settings.device() is None else choose().value
+
+
+def metal() -> Choice[bool]:
+    """Whether Metal is to be taken, with the reason: not switched off, and the probe passed.
+
+    Raises UserError only for a value of HF_MPS or HF_MPS_DEVICE that nobody knows.
+    """
+    if not settings.enabled():
+        return Choice(False, "HF_MPS=0 switches hf_mps off; to switch it on: unset HF_MPS")
+    wanted = settings.device()
+    if wanted not in (None, "mps"):
+        return Choice(False, f"HF_MPS_DEVICE={wanted} switches Metal off; to switch it on: unset HF_MPS_DEVICE")
+    return probe.metal()
+
+
+def cuda() -> Choice[bool]:
+    """Whether CUDA (or ROCm, which PyTorch calls by the same name) is there, with the reason. Imports torch."""
+    import torch
+
+    if torch.cuda.is_available():
+        return Choice(True, f"CUDA answers as {torch.cuda.get_device_name()}")
+    if torch.version.cuda or torch.version.hip:
+        return Choice(
+            False, f"PyTorch {torch.__version__} is built for CUDA but finds no GPU it can use; see: nvidia-smi"
+        )
+    if machine.present().mac:
+        return Choice(False, f"there is no CUDA on a Mac; {probe.ON_THE_CPU}")
+    return Choice(
+        False,
+        f"PyTorch {torch.__version__} is built without CUDA; "
+        f"for a build that has it: https://pytorch.org/get-started/locally",
+    )

@@ -1,0 +1,145 @@
+"""How much memory a device has, holds now, and held at most. All figures in bytes.
+
+Metal has no call for a peak (torch/mps/__init__.py), nor has a process for its resident memory that can be set back, so
+both are sampled; CUDA counts its own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import TracebackType
+
+from hf_mps.choice import Choice
+from hf_mps.device import machine
+
+INTERVAL = 0.05
+
+
+def total(device: str) -> int:
+    """What the device has in all: a GPU's own memory, or the machine's where CPU and GPU share it."""
+    if device != "cuda":
+        return machine.present().memory
+    import torch
+
+    return int(torch.cuda.mem_get_info()[1])
+
+
+def recommended(device: str) -> int | None:
+    """How much a process should use: Metal's recommendedMaxWorkingSetSize on mps, None elsewhere.
+
+    PyTorch refuses at 1.7 times this figure; macOS swaps long before.
+    """
+    if device != "mps":
+        return None
+    import torch
+
+    return int(torch.mps.recommended_max_memory())
+
+
+def current(device: str) -> int:
+    """What tensors hold on a GPU now; on the CPU the resident memory of the process."""
+    import torch
+
+    if device == "mps":
+        return int(torch.mps.current_allocated_memory())
+    if device == "cuda":
+        return int(torch.cuda.memory_allocated())
+    return _resident()
+
+
+def driver(device: str) -> int:
+    """What the process holds of the device now, the allocator's free blocks and Metal's graphs included."""
+    import torch
+
+    if device == "mps":
+        return int(torch.mps.driver_allocated_memory())
+    if device == "cuda":
+        return int(torch.cuda.memory_reserved())
+    return _resident()
+
+
+def _resident() -> int:
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+class Peak:
+    """The largest `driver` figure between entering and leaving, as a context manager or by `start` and `stop`.
+
+    On Metal the allocator keeps what was freed, so a sample after a step still shows what the step needed; a light
+    thread catches what is given back in between (empty_cache, memory pressure, the CPU's own). `sample` adds a point.
+    On CUDA the driver figure is exact and no thread runs.
+    """
+
+    def __init__(self, device: str, interval: float = INTERVAL) -> None:
+        """Watch `device` ('mps', 'cuda', 'cpu'), every `interval` seconds."""
+        self._device = device
+        self._interval = interval
+        self._bytes = 0
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def result(self) -> Choice[int]:
+        """The peak so far in bytes, and how it was found."""
+        if self._device == "cuda":
+            return Choice(self._bytes, "counted by CUDA's allocator")
+        what = "Metal memory of the process" if self._device == "mps" else "resident memory of the process"
+        return Choice(self._bytes, f"{what}, sampled every {self._interval * 1000:.0f} ms and at each step")
+
+    def start(self) -> None:
+        """Begin anew."""
+        self._bytes = 0
+        if self._device == "cuda":
+            import torch
+
+            torch.cuda.reset_peak_memory_stats()
+        self.sample()
+        if self._device != "cuda" and self._thread is None:
+            self._over.clear()
+            self._thread = threading.Thread(target=self._watch, name="hf_mps memory", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Take the last sample and end the thread; calling it again does nothing."""
+        if self._thread is not None:
+            self._over.set()
+            self._thread.join()
+            self._thread = None
+        self.sample()
+
+    def sample(self) -> int:
+        """Take a sample now and return it, in bytes."""
+        with _reading:
+            now = self._now()
+        self._bytes = max(self._bytes, now)
+        return now
+
+    def _now(self) -> int:
+        if self._device == "cuda":
+            import torch
+
+            return int(torch.cuda.max_memory_reserved())
+        return driver(self._device)
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._interval):
+            self.sample()
+
+    def __enter__(self) -> Peak:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+# A data loader may fork while the thread holds the allocator's lock inside torch: its child could then never free a
+# tensor. A fork waits for the sample to end.
+_reading = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_reading.acquire, after_in_parent=_reading.release, after_in_child=_reading.release)

@@ -1,0 +1,80 @@
+"""Accelerate (1.10 and up) follows HF_MPS_DEVICE; what is known here is accelerate/state.py.
+
+Accelerator, AcceleratorState and notebook_launcher all reach their device through PartialState, which takes Metal where
+torch.backends.mps.is_available says so (the gate answers that) and otherwise obeys `cpu=`, ACCELERATE_USE_CPU and
+ACCELERATE_TORCH_DEVICE, in ways that only this class knows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from hf_mps.device.choice import metal, switch
+from hf_mps.errors import UserError
+from hf_mps.integrations.patch import around, say
+
+REASON = "PartialState, Accelerator and notebooks follow HF_MPS_DEVICE; PYTORCH_ENABLE_MPS_FALLBACK stays the user's"
+
+
+def apply(state: ModuleType) -> None:
+    """Switch accelerate.state on. Raises AttributeError or KeyError where a class has no such member."""
+    around(state.PartialState, "__init__", _partial_state)
+    around(state.AcceleratorState, "_check_initialized", _check_initialized)
+    _leave_environment_alone(state.PartialState)
+
+
+def _partial_state(stock: Callable[..., None], self: Any, cpu: bool = False, **kwargs: Any) -> None:
+    if self._shared_state:  # one state for the whole process: it was decided before
+        return stock(self, cpu, **kwargs)
+    wanted = switch()
+    named = os.environ.get("ACCELERATE_TORCH_DEVICE", "").partition(":")[0]
+    if wanted is None:
+        if named == "mps" and not cpu and not metal().value:
+            raise UserError(f"ACCELERATE_TORCH_DEVICE=mps: {metal().reason}")
+        return stock(self, cpu, **kwargs)
+    if cpu and wanted != "cpu":
+        asked = "ACCELERATE_USE_CPU" if _environment_says_cpu() else "cpu=True"
+        say(f"HF_MPS_DEVICE={wanted} wins over Accelerate's {asked}")
+    if named and named != wanted:
+        say(f"HF_MPS_DEVICE={wanted} wins over ACCELERATE_TORCH_DEVICE={named}")
+    stock(self, wanted == "cpu", **kwargs)
+    if self.device.type != wanted and str(self.distributed_type).rpartition(".")[2] == "NO":
+        import torch
+
+        self.device = torch.device(wanted)
+    return None
+
+
+def _check_initialized(
+    stock: Callable[..., None], self: Any, mixed_precision: str | None = None, cpu: bool | None = None
+) -> None:
+    # It refuses cpu=True once the state stands on another device, which is what the switch asked for.
+    return stock(self, mixed_precision, None if switch() else cpu)
+
+
+def _environment_says_cpu() -> bool:
+    from accelerate.utils import parse_flag_from_env
+
+    return bool(parse_flag_from_env("ACCELERATE_USE_CPU"))
+
+
+def _leave_environment_alone(partial_state: Any) -> None:
+    """Keep reading `default_device` from setting PYTORCH_ENABLE_MPS_FALLBACK=1 over the user's own value.
+
+    PyTorch reads the variable when it is loaded, so that comes too late anyhow (accelerate#3294). Needless once the
+    getter no longer names the variable.
+    """
+    getter = partial_state.__dict__["default_device"].fget
+    if "PYTORCH_ENABLE_MPS_FALLBACK" not in getter.__code__.co_consts:
+        return
+
+    def default_device(self: Any) -> Any:
+        import torch
+
+        return torch.device("mps") if metal().value else getter(self)
+
+    default_device.__doc__ = getter.__doc__
+    partial_state.default_device = property(default_device)

@@ -1,0 +1,34 @@
+"""The two tools of an integration: a function put around a library's own, and one line of notice to the user."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+_said: set[str] = set()
+
+
+def around(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    """Replace `owner.name` by a function that calls `wrapper(stock, *arguments)`; a second time does nothing.
+
+    Raises AttributeError where the library has no such function.
+    """
+    stock = owner.__dict__[name] if name in owner.__dict__ else getattr(owner, name)
+    if getattr(stock, "hf_mps", False):
+        return
+
+    @functools.wraps(stock)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(stock, *args, **kwargs)
+
+    replacement.hf_mps = True  # type: ignore[attr-defined]
+    setattr(owner, name, replacement)
+
+
+def say(line: str) -> None:
+    """Print one line of notice to stderr, each distinct line once in a process."""
+    if line not in _said:
+        _said.add(line)
+        print(f"hf-mps: {line}", file=sys.stderr, flush=True)

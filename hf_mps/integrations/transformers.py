@@ -1,0 +1,60 @@
+"""transformers' TrainingArguments (5 and up), and with it every Trainer, follows HF_MPS_DEVICE.
+
+What is known here is training_args.py: `use_cpu` decides the device, the precision that is allowed and pinned memory;
+everything else asks is_torch_mps_available, which asks torch once and keeps the answer.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from hf_mps.device.choice import metal, switch
+from hf_mps.integrations.patch import around, say
+
+REASON = "TrainingArguments and Trainer follow HF_MPS_DEVICE, and Accelerate's CPU settings where it is unset"
+
+
+def apply(training_args: ModuleType) -> None:
+    """Switch transformers.training_args on. Raises AttributeError where there is no TrainingArguments."""
+    around(training_args.TrainingArguments, "__post_init__", _post_init)
+    _forget_answers()
+    # Decided while that module was imported, maybe before this layer was on.
+    attention: Any = sys.modules.get("transformers.integrations.sdpa_attention")
+    if attention is not None and hasattr(attention, "_is_torch_mps_available"):
+        attention._is_torch_mps_available = metal().value
+
+
+def _post_init(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    wanted = switch()
+    if wanted is None:
+        asked = _accelerate_wants_cpu()
+        if asked and not self.use_cpu:
+            # transformers 5 leaves TrainingArguments on the GPU then, while its Accelerator goes to the CPU.
+            say(f"{asked} puts Accelerate on the CPU; TrainingArguments follows it with use_cpu=True")
+            self.use_cpu = True
+    else:
+        if wanted != "cpu" and self.use_cpu:
+            say(f"HF_MPS_DEVICE={wanted} wins over use_cpu=True")
+        self.use_cpu = wanted == "cpu"
+        _forget_answers()
+    stock(self, *args, **kwargs)
+
+
+def _accelerate_wants_cpu() -> str:
+    """The environment variable that puts Accelerate on the CPU, with its value, or an empty string."""
+    from accelerate.utils import parse_flag_from_env
+
+    if parse_flag_from_env("ACCELERATE_USE_CPU"):
+        return f"ACCELERATE_USE_CPU={os.environ['ACCELERATE_USE_CPU']}"
+    return "ACCELERATE_TORCH_DEVICE=cpu" if os.environ.get("ACCELERATE_TORCH_DEVICE") == "cpu" else ""
+
+
+def _forget_answers() -> None:
+    """Make transformers ask torch again: somebody may have asked before this layer was on."""
+    questions = sys.modules["transformers.utils.import_utils"]
+    for name in ("is_torch_mps_available", "is_torch_bf16_gpu_available"):
+        getattr(getattr(questions, name, None), "cache_clear", lambda: None)()

@@ -1,0 +1,105 @@
+"""A post-import hook: calls an integration after a library's module was executed, whenever that happens."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+import warnings
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from hf_mps.integrations import ROOMS
+
+# Module name -> "on", or why it could not be switched on.
+applied: dict[str, str] = {}
+
+
+class IntegrationWarning(UserWarning):
+    """A library could not be switched on; it then does what it does without hf_mps."""
+
+
+def start() -> None:
+    """Watch for the libraries of ROOMS, and apply to those imported already. Calling it again does nothing."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+    for name in ROOMS:
+        module = sys.modules.get(name)
+        # A module that is just being imported was found before the finder stood here; its own import goes on after us.
+        if module is not None and name not in applied and not _being_imported(module):
+            apply(module)
+
+
+def apply(module: ModuleType) -> None:
+    """Apply its integration to `module`; whatever fails ends in one warning and leaves the library as it is."""
+    name = module.__name__
+    try:
+        importlib.import_module(f"{__package__}.{ROOMS[name]}").apply(module)
+        applied[name] = "on"
+    except Exception as error:
+        applied[name] = f"{type(error).__name__}: {error}"
+        warnings.warn(
+            f"hf_mps does not know this version of {name} ({applied[name]}); it may not follow HF_MPS_DEVICE",
+            IntegrationWarning,
+            stacklevel=2,
+        )
+
+
+def _being_imported(module: ModuleType) -> bool:
+    return bool(getattr(module.__spec__, "_initializing", False))
+
+
+class _Finder:
+    """Finds nothing itself: asks the other finders and puts a loader around theirs, for the watched names only."""
+
+    def __init__(self) -> None:
+        self._asking = threading.local()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in ROOMS or getattr(self._asking, "now", False):
+            return None
+        self._asking.now = True
+        try:
+            spec = _ask_the_others(self, fullname, path, target)
+        finally:
+            self._asking.now = False
+        if spec is not None and spec.loader is not None and not isinstance(spec.loader, _Loader):
+            spec.loader = _Loader(spec.loader)  # type: ignore[assignment]  # a loader by its methods
+        return spec
+
+
+def _ask_the_others(
+    finder: _Finder, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+) -> ModuleSpec | None:
+    for other in list(sys.meta_path):
+        if other is not finder and hasattr(other, "find_spec"):
+            spec = other.find_spec(fullname, path, target)
+            if spec is not None:
+                return spec
+    return None
+
+
+class _Loader:
+    """The library's own loader with one thing behind it; leaves no trace in the module."""
+
+    def __init__(self, stock: Any) -> None:
+        self._stock = stock
+
+    def __getattr__(self, name: str) -> object:
+        # inspect, pkgutil and importlib.resources ask a loader for its source and files before it has run.
+        return getattr(self._stock, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._stock.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._stock
+        module.__loader__ = self._stock
+        self._stock.exec_module(module)
+        apply(module)
