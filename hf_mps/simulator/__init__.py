@@ -1,0 +1,113 @@
+"""The simulated Metal device: a device of type `mps` on a machine that has no Metal.
+
+It lets the Metal paths of any program be run and tested on Linux. It makes no claim about a Mac's speed or about its
+rounding. Everything above this package sees a device like a Mac's and never asks whether it is simulated.
+"""
+
+from __future__ import annotations
+
+import platform
+from typing import TYPE_CHECKING
+
+from hf_mps.errors import UserError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from hf_mps.simulator.profiles import Profile
+
+_metal: ModuleType | None = None
+_profile: Profile | None = None
+
+
+def load(profile: str | None = None) -> Profile:
+    """Give this process a simulated Metal device and return its profile; a second call changes nothing.
+
+    `profile` is a name of `hf_mps.simulator.profiles` ("1" or None is the default one). The device is compiled on
+    first use, about a minute. Raises UserError, in one line, on a Mac with Metal, for an unknown profile, for another
+    profile than the loaded one, after something asked PyTorch for Metal, and where it cannot be compiled.
+    """
+    global _metal, _profile
+    from hf_mps.simulator import profiles
+
+    wanted = profiles.get(profile or "1")
+    if _profile is not None:
+        if wanted != _profile:
+            raise UserError(
+                f"the simulated device {_profile.name} is loaded already; start a new process for {wanted.name}"
+            )
+        return _profile
+    import torch
+
+    _refuse_real_metal(torch)
+    from hf_mps.device import machine
+    from hf_mps.simulator import build
+
+    metal = build.extension()
+    _start(metal, wanted)
+    _offer(torch, metal)
+    machine.pretend(wanted.machine())
+    _metal, _profile = metal, wanted
+    return wanted
+
+
+def loaded() -> Profile | None:
+    """The profile of the device that this process simulates, or None."""
+    return _profile
+
+
+def peak_memory() -> int:
+    """The largest number of bytes that tensors held on the device since the last `reset_peak_memory`; 0 unloaded."""
+    return int(_metal.memory()["peak"]) if _metal is not None else 0
+
+
+def reset_peak_memory() -> None:
+    """Let `peak_memory` start again from what is held now."""
+    if _metal is not None:
+        _metal.reset_peak()
+
+
+def _refuse_real_metal(torch: ModuleType) -> None:
+    if torch.backends.mps.is_built() or platform.system() == "Darwin":
+        raise UserError(
+            "this PyTorch has real Metal support, so the simulated device is not loaded; unset HF_MPS_SIMULATE"
+        )
+
+
+def _start(metal: ModuleType, profile: Profile) -> None:
+    import torch
+
+    from hf_mps.simulator.table import ALWAYS_ON_CPU, ONLY_AN_ERROR, table
+
+    try:
+        metal.start(
+            chip=profile.chip,
+            cores=profile.cores,
+            recommended_max=profile.recommended_max,
+            macos_major=profile.macos[0],
+            macos_minor=profile.macos[1],
+            native=sorted(table().native),
+            always_on_cpu=sorted(ALWAYS_ON_CPU | ONLY_AN_ERROR),
+            commit=str(torch.version.git_version),
+        )
+    except ValueError as error:  # std::stoi, as PyTorch reads it
+        raise UserError(
+            f"PYTORCH_ENABLE_MPS_FALLBACK is no number, and PyTorch reads it as one ({error}); set it to 1 or 0"
+        ) from error
+
+
+def _offer(torch: ModuleType, metal: ModuleType) -> None:
+    """Let torch's own Python find the device: what a wheel with Metal has in torch._C."""
+    from hf_mps.simulator import compile_refusal, storages
+
+    functions = metal.torch_functions
+    for name in dir(functions):
+        if name.startswith("_mps_"):
+            setattr(torch._C, name, getattr(functions, name))
+    torch._C._has_mps = True
+    torch.mps._is_in_bad_fork = functions._mps_is_in_bad_fork
+    # Both remember their answer, and something may have asked before the device was there.
+    for asked in (torch.backends.mps.is_available, torch.backends.mps.is_macos_or_newer):
+        asked.cache_clear()
+    compile_refusal.install()
+    storages.install()

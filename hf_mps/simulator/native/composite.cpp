@@ -1,0 +1,149 @@
+// Composite operators that branch by device inside, and that a wheel built without Metal sends the wrong way.
+//
+// On a Mac these have no kernel under the MPS key either; the branch is in their code, behind `#ifdef USE_MPS`. So ours
+// take the composite kernels' place, do what a Mac does for device tensors, and leave every other device as it was.
+#include "device.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_mps_convolution.h>
+#include <ATen/ops/_mps_convolution_transpose.h>
+#include <ATen/ops/_scaled_dot_product_attention_math.h>
+#include <ATen/ops/_scaled_dot_product_attention_math_for_mps.h>
+#include <ATen/ops/copy_native.h>
+#include <ATen/ops/mps_convolution_backward.h>
+#include <ATen/ops/mps_convolution_transpose_backward.h>
+#include <ATen/ops/scaled_dot_product_attention_native.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include <array>
+#include <limits>
+
+namespace metal {
+namespace {
+
+using at::Tensor;
+using c10::IntArrayRef;
+
+// Both sides lie in host memory, so the CPU copies and converts between them.
+Tensor& copy(Tensor& self, const Tensor& from, bool non_blocking) {
+  if (!self.device().is_mps() && !from.device().is_mps()) {
+    return at::native::copy_(self, from, non_blocking);
+  }
+  const auto on_host = [](const Tensor& side) { return side.device().is_mps() ? host_view(side) : side; };
+  auto to = on_host(self);
+  at::native::copy_(to, on_host(from), non_blocking);
+  return self;
+}
+
+// Metal has no fused attention for training: the math form, and a kernel of its own where no gradient is asked for.
+Tensor attention(
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const std::optional<Tensor>& given,
+    double dropout,
+    bool causal,
+    std::optional<double> scale,
+    bool grouped) {
+  if (!query.device().is_mps() || query.is_nested()) {
+    return at::native::scaled_dot_product_attention(
+        query, key, value, given, dropout, causal, scale, grouped);
+  }
+  TORCH_CHECK(
+      query.dtype() == key.dtype() && query.dtype() == value.dtype(),
+      "Expected query, key, and value to have the same dtype, but got query.dtype: ", query.dtype(),
+      " key.dtype: ", key.dtype(), " and value.dtype: ", value.dtype(), " instead.");
+  TORCH_CHECK(
+      query.device() == key.device() && query.device() == value.device(),
+      "Expected query, key, and value to have the same device type, but got query.device: ", query.device(),
+      " key.device: ", key.device(), " and value.device: ", value.device(), " instead.");
+  std::optional<Tensor> mask = given;
+  if (mask && mask->defined() && mask->scalar_type() == c10::kBool) {
+    mask = at::zeros_like(*mask, query.scalar_type())
+               .masked_fill_(mask->logical_not(), -std::numeric_limits<double>::infinity());
+  }
+  const bool training =
+      c10::GradMode::is_enabled() && (query.requires_grad() || key.requires_grad() || value.requires_grad());
+  if (training || dropout != 0.0) {
+    return std::get<0>(at::_scaled_dot_product_attention_math(
+        query, key, value, mask, dropout, causal, std::nullopt, scale, grouped));
+  }
+  const auto repeated = [&](const Tensor& heads) {
+    const bool fewer = grouped && heads.dim() >= 3 && query.sym_size(-3) != heads.sym_size(-3);
+    return fewer ? heads.repeat_interleave_symint(query.sym_size(-3) / heads.sym_size(-3), -3) : heads;
+  };
+  return std::get<0>(at::_scaled_dot_product_attention_math_for_mps(
+      query, repeated(key), repeated(value), mask, dropout, causal, std::nullopt, scale));
+}
+
+// On a Mac `convolution` picks Metal's operators. A wheel without Metal ends in this operator, whose only kernel raises;
+// ours goes on to the operators that a Mac calls.
+Tensor convolution_overrideable(
+    const Tensor& input,
+    const Tensor& weight,
+    const std::optional<Tensor>& bias,
+    IntArrayRef stride,
+    IntArrayRef padding,
+    IntArrayRef dilation,
+    bool transposed,
+    IntArrayRef output_padding,
+    int64_t groups) {
+  TORCH_CHECK(
+      input.device().is_mps() && weight.device().is_mps(),
+      "Input type (", input.toString(), ") and weight type (", weight.toString(), ") should be the same");
+  if (!transposed) {
+    return at::_mps_convolution(input, weight, bias, padding, stride, dilation, groups);
+  }
+  auto output = at::_mps_convolution_transpose(input, weight, padding, output_padding, stride, dilation, groups);
+  if (bias && bias->defined()) {
+    std::vector<int64_t> shape(input.dim(), 1);
+    shape[1] = -1;
+    output.add_(bias->reshape(shape));
+  }
+  return output;
+}
+
+std::tuple<Tensor, Tensor, Tensor> convolution_backward_overrideable(
+    const Tensor& grad_output,
+    const Tensor& input,
+    const Tensor& weight,
+    IntArrayRef stride,
+    IntArrayRef padding,
+    IntArrayRef dilation,
+    bool transposed,
+    IntArrayRef output_padding,
+    int64_t groups,
+    std::array<bool, 3> mask) {
+  if (!transposed) {
+    return at::mps_convolution_backward(
+        input, grad_output, weight, padding, stride, dilation, groups, mask);
+  }
+  auto [grad_input, grad_weight] = at::mps_convolution_transpose_backward(
+      input, grad_output, weight, padding, output_padding, stride, dilation, groups, {mask[0], mask[1]});
+  Tensor grad_bias;
+  if (mask[2]) {
+    std::vector<int64_t> dims{0};
+    for (int64_t dim = 2; dim < grad_output.dim(); ++dim) {
+      dims.push_back(dim);
+    }
+    grad_bias = grad_output.sum(dims);
+  }
+  return {grad_input, grad_weight, grad_bias};
+}
+
+} // namespace
+
+void register_composites() {
+  static torch::Library explicit_autograd(
+      torch::Library::IMPL, "aten", c10::DispatchKey::CompositeExplicitAutograd, __FILE__, __LINE__);
+  explicit_autograd.impl("copy_", &copy);
+  explicit_autograd.impl("convolution_overrideable", &convolution_overrideable);
+  explicit_autograd.impl("convolution_backward_overrideable", &convolution_backward_overrideable);
+  static torch::Library implicit_autograd(
+      torch::Library::IMPL, "aten", c10::DispatchKey::CompositeImplicitAutograd, __FILE__, __LINE__);
+  implicit_autograd.impl("scaled_dot_product_attention", &attention);
+}
+
+} // namespace metal

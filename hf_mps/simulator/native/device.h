@@ -1,0 +1,98 @@
+// The simulated Metal device: what its parts know of each other.
+//
+//   memory.cpp     bytes: the allocator, its budget, storages that alias between the CPU and the device
+//   generator.cpp  the device's own random numbers
+//   hooks.cpp      what PyTorch asks about the device: hooks, device guard, events
+//   host.cpp       one boxed kernel that runs any operator on the host over the same memory
+//   kernels.cpp    operators that cannot go that way: factories, storage, dropout
+//   metal_only.cpp operators that only the Metal backend has: convolution, linear_backward, …
+//   composite.cpp  operators whose code branches by device: copies, attention, convolution
+//   fallback.cpp   what happens to an operator without a Metal kernel
+//   module.cpp     torch._C's `_mps_*` functions
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/Storage.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace metal {
+
+struct Profile {
+  std::string chip;
+  int cores = 0;
+  size_t recommended_max = 0; // bytes
+  int macos_major = 0;
+  int macos_minor = 0;
+};
+
+const Profile& profile();
+
+inline c10::Device device() {
+  return c10::Device(c10::DeviceType::MPS, 0);
+}
+
+// ---- memory.cpp ----
+
+struct MemoryFigures {
+  size_t current; // bytes held by tensors
+  size_t driver;  // bytes held by tensors and the cache
+  size_t peak;    // largest `current` since the last reset
+};
+
+c10::Allocator* allocator();
+MemoryFigures memory_figures();
+void reset_peak();
+void empty_cache();
+// Raises unless 0 <= ratio <= 2; 0 means without limit (torch.mps.set_per_process_memory_fraction).
+void set_memory_ratio(double ratio);
+
+// Metal has no float64: raises the TypeError that a Mac raises.
+void check_dtype(c10::ScalarType dtype);
+
+// A CPU storage over the same bytes, without a copy. It does not own them; growing it gives it memory of its own.
+c10::Storage borrow(const c10::Storage& storage);
+// The same, and it keeps the device storage alive: torch.mps._host_alias_storage.
+c10::Storage host_alias(const c10::Storage& storage);
+// A device storage that takes over a CPU storage's memory, without a copy, and counts it in the budget.
+c10::Storage adopt(c10::Storage host);
+// Replaces the bytes behind a device storage by those of a CPU storage that has grown.
+void adopt_into(const c10::Storage& storage, c10::Storage host);
+
+// A CPU tensor over the same bytes with the same sizes, strides and offset.
+at::Tensor host_view(const at::Tensor& tensor, c10::Storage host);
+inline at::Tensor host_view(const at::Tensor& tensor) {
+  return host_view(tensor, borrow(tensor.storage()));
+}
+// The device tensor for a CPU tensor, over `storage`.
+at::Tensor device_view(const at::Tensor& host, c10::Storage storage);
+// The device tensor that takes over a fresh CPU result.
+at::Tensor adopt(const at::Tensor& host);
+
+// ---- generator.cpp ----
+
+const at::Generator& default_generator();
+at::Generator new_generator();
+// The CPU generator that makes the next draw of `generator` (the device's default where it is undefined).
+at::Generator next_draw(const std::optional<at::Generator>& generator);
+
+// ---- hooks.cpp ----
+
+void start(Profile given);
+
+// ---- kernels, each registered one by one ----
+
+void register_kernels();    // kernels.cpp
+void register_metal_only(); // metal_only.cpp
+void register_composites(); // composite.cpp
+// host.cpp: the host kernel for each named operator ("aten::add.Tensor") that has no kernel of its own here.
+void register_host_kernels(const std::vector<std::string>& names);
+// fallback.cpp: `commit` is torch's, for the text of the error.
+void register_fallback(const std::string& commit, const std::vector<std::string>& always_on_cpu);
+
+} // namespace metal

@@ -1,0 +1,247 @@
+// What PyTorch asks about the device: the hooks of the backend, the device guard, events.
+//
+// Every operator has finished when its call returns, so streams and synchronisation have nothing to wait for.
+#include "device.h"
+
+#include <ATen/detail/MPSHooksInterface.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/Exception.h>
+
+#include <chrono>
+#include <mutex>
+#include <unordered_map>
+
+namespace metal {
+namespace {
+
+Profile the_profile;
+
+using Clock = std::chrono::steady_clock;
+
+struct Event {
+  bool timed = false;
+  bool recorded = false;
+  Clock::time_point at;
+};
+
+class Events {
+ public:
+  uint32_t acquire(bool timed) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    events_[++last_] = Event{timed, false, {}};
+    return last_;
+  }
+
+  void release(uint32_t id) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    events_.erase(id);
+  }
+
+  void record(uint32_t id) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Event& event = find(id);
+    event.recorded = true;
+    event.at = Clock::now();
+  }
+
+  bool recorded(uint32_t id) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return find(id).recorded;
+  }
+
+  double milliseconds(uint32_t start, uint32_t end) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const Event& first = find(start);
+    const Event& second = find(end);
+    // MPSEvent.mm, elapsedTime
+    TORCH_CHECK(first.timed && second.timed, "Events were not created with argument 'enable_timing=True'");
+    TORCH_CHECK(first.recorded, "Start event with ID ", start, " not recorded yet");
+    TORCH_CHECK(second.recorded, "End event with ID ", end, " not recorded yet");
+    TORCH_CHECK(second.at >= first.at, "End event with ID ", end, " was not recorded after start event with ID ", start);
+    return std::chrono::duration<double, std::milli>(second.at - first.at).count();
+  }
+
+ private:
+  Event& find(uint32_t id) {
+    auto found = events_.find(id);
+    TORCH_CHECK(found != events_.end(), "no event with ID ", id);
+    return found->second;
+  }
+
+  std::mutex mutex_;
+  std::unordered_map<uint32_t, Event> events_;
+  uint32_t last_ = 0;
+};
+
+Events& events() {
+  static auto* all = new Events();
+  return *all;
+}
+
+class Hooks : public at::MPSHooksInterface {
+ public:
+  void init() const override {}
+  bool hasMPS() const override {
+    return true;
+  }
+  bool isBuilt() const override {
+    return true;
+  }
+  bool isAvailable() const override {
+    return true;
+  }
+  bool hasPrimaryContext(c10::DeviceIndex) const override {
+    return true;
+  }
+  c10::DeviceIndex deviceCount() const override {
+    return 1;
+  }
+  c10::DeviceIndex getCurrentDevice() const override {
+    return 0;
+  }
+  void setCurrentDevice(c10::DeviceIndex) const override {}
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex) const override {
+    return 0;
+  }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex) const override {
+    return 0;
+  }
+  bool isOnMacOSorNewer(unsigned major, unsigned minor) const override {
+    const auto& mac = profile();
+    return std::pair(mac.macos_major, mac.macos_minor) >= std::pair(static_cast<int>(major), static_cast<int>(minor));
+  }
+  c10::Device getDeviceFromPtr(void*) const override {
+    return device();
+  }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
+    return default_generator();
+  }
+  at::Generator getNewGenerator(c10::DeviceIndex) const override {
+    return new_generator();
+  }
+  c10::Allocator* getMPSDeviceAllocator() const override {
+    return allocator();
+  }
+  void deviceSynchronize() const override {}
+  void commitStream() const override {}
+  void emptyCache() const override {
+    empty_cache();
+  }
+  size_t getCurrentAllocatedMemory() const override {
+    return memory_figures().current;
+  }
+  size_t getDriverAllocatedMemory() const override {
+    return memory_figures().driver;
+  }
+  size_t getRecommendedMaxMemory() const override {
+    return profile().recommended_max;
+  }
+  void setMemoryFraction(double ratio) const override {
+    set_memory_ratio(ratio);
+  }
+  bool isPinnedPtr(const void*) const override {
+    return false;
+  }
+  c10::Allocator* getPinnedMemoryAllocator() const override {
+    return c10::GetCPUAllocator(); // unified memory: nothing to pin
+  }
+  void profilerStartTrace(const std::string&, bool) const override {}
+  void profilerStopTrace() const override {}
+  uint32_t acquireEvent(bool timed) const override {
+    return events().acquire(timed);
+  }
+  void releaseEvent(uint32_t id) const override {
+    events().release(id);
+  }
+  void recordEvent(uint32_t id) const override {
+    events().record(id);
+  }
+  void waitForEvent(uint32_t) const override {}
+  void synchronizeEvent(uint32_t) const override {}
+  bool queryEvent(uint32_t id) const override {
+    return events().recorded(id);
+  }
+  double elapsedTimeOfEvents(uint32_t start, uint32_t end) const override {
+    return events().milliseconds(start, end);
+  }
+};
+
+class Guard final : public c10::impl::DeviceGuardImplInterface {
+ public:
+  c10::DeviceType type() const override {
+    return c10::DeviceType::MPS;
+  }
+  c10::Device exchangeDevice(c10::Device) const override {
+    return device();
+  }
+  c10::Device getDevice() const override {
+    return device();
+  }
+  void setDevice(c10::Device given) const override {
+    TORCH_CHECK(given.is_mps(), "Expected a MPS device, but got ", given);
+  }
+  void uncheckedSetDevice(c10::Device) const noexcept override {}
+  c10::Stream getStream(c10::Device) const override {
+    return stream();
+  }
+  c10::Stream getDefaultStream(c10::Device) const override {
+    return stream();
+  }
+  c10::Stream getNewStream(c10::Device, int) const override {
+    return stream();
+  }
+  c10::Stream exchangeStream(c10::Stream) const override {
+    return stream();
+  }
+  c10::DeviceIndex deviceCount() const noexcept override {
+    return 1;
+  }
+  void record(void** event, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag flag) const override {
+    if (!*event) {
+      *event = new uint32_t(events().acquire(flag == c10::EventFlag::BACKEND_DEFAULT));
+    }
+    events().record(*static_cast<uint32_t*>(*event));
+  }
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
+    if (event) {
+      events().release(*static_cast<uint32_t*>(event));
+      delete static_cast<uint32_t*>(event);
+    }
+  }
+  void block(void*, const c10::Stream&) const override {}
+  bool queryEvent(void* event) const override {
+    return !event || events().recorded(*static_cast<uint32_t*>(event));
+  }
+  void synchronizeEvent(void*) const override {}
+  bool queryStream(const c10::Stream&) const override {
+    return true;
+  }
+  void synchronizeStream(const c10::Stream&) const override {}
+  void synchronizeDevice(const c10::DeviceIndex) const override {}
+  double elapsedTime(void* start, void* end, const c10::DeviceIndex) const override {
+    return events().milliseconds(*static_cast<uint32_t*>(start), *static_cast<uint32_t*>(end));
+  }
+
+ private:
+  static c10::Stream stream() {
+    return c10::Stream(c10::Stream::DEFAULT, device());
+  }
+};
+
+} // namespace
+
+const Profile& profile() {
+  return the_profile;
+}
+
+void start(Profile given) {
+  the_profile = std::move(given);
+  static Guard guard;
+  c10::impl::device_guard_impl_registry[static_cast<size_t>(c10::DeviceType::MPS)].store(&guard);
+  c10::SetAllocator(c10::DeviceType::MPS, allocator());
+  // PyTorch looks the hooks up once, under this very name.
+  at::MPSHooksRegistry()->Register("MPSHooks", [] { return std::unique_ptr<at::MPSHooksInterface>(new Hooks()); });
+}
+
+} // namespace metal

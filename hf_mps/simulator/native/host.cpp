@@ -1,0 +1,214 @@
+// Any operator on the host, over the device's own memory.
+//
+// One boxed kernel serves every operator that Metal has and that needs nothing special: it makes CPU tensors over the
+// same bytes, calls the CPU's kernel, and hands the results back as device tensors over the memory they came in.
+// What an operator needs of this is read from its schema once, when it is registered.
+#include "device.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
+#include <c10/util/SmallVector.h>
+#include <torch/library.h>
+
+#include <optional>
+#include <string>
+
+namespace metal {
+namespace {
+
+// A device tensor that went in, and the CPU tensor that stands for it during the call.
+struct Lent {
+  at::Tensor device;
+  at::Tensor host;
+  bool written;
+};
+
+class Loan {
+ public:
+  at::Tensor lend(const at::Tensor& tensor, bool written) {
+    if (!tensor.defined() || !tensor.device().is_mps()) {
+      return tensor;
+    }
+    lent_.push_back({tensor, host_view(tensor, storage_for(tensor)), written});
+    return lent_.back().host;
+  }
+
+  // Writes come back: an argument that was resized, or that grew, is so for the caller too.
+  void settle() {
+    for (auto& [device, host, written] : lent_) {
+      if (!written) {
+        continue;
+      }
+      if (host.storage().data() != device.storage().data() || host.storage().nbytes() != device.storage().nbytes()) {
+        adopt_into(device.storage(), host.storage());
+      }
+      if (host.sizes() != device.sizes() || host.strides() != device.strides() ||
+          host.storage_offset() != device.storage_offset()) {
+        device.unsafeGetTensorImpl()->set_sizes_and_strides(host.sizes(), host.strides(), host.storage_offset());
+      }
+    }
+  }
+
+  at::Tensor take_back(const at::Tensor& result) {
+    if (!result.defined()) {
+      return result;
+    }
+    for (const auto& item : lent_) {
+      if (item.host.is_same(result)) {
+        return item.device;
+      }
+    }
+    for (const auto& item : lent_) {
+      if (item.host.storage().is_alias_of(result.storage())) {
+        check_dtype(result.scalar_type());
+        return device_view(result, item.device.storage());
+      }
+    }
+    auto taken = adopt(result);
+    lent_.push_back({taken, result, false}); // a second result may lie in the same memory
+    return taken;
+  }
+
+ private:
+  // Arguments that share a storage must share its stand-in as well.
+  c10::Storage storage_for(const at::Tensor& tensor) const {
+    for (const auto& item : lent_) {
+      if (item.device.storage().is_alias_of(tensor.storage())) {
+        return item.host.storage();
+      }
+    }
+    return borrow(tensor.storage());
+  }
+
+  c10::SmallVector<Lent, 8> lent_;
+};
+
+// What the schema says, read once.
+struct Plan {
+  explicit Plan(const c10::FunctionSchema& schema) : name(schema.operator_name()) {
+    for (const auto& argument : schema.arguments()) {
+      if (argument.real_type()->str().find("Generator") != std::string::npos) {
+        generator = written.size();
+      }
+      written.push_back(argument.alias_info() != nullptr && argument.alias_info()->isWrite());
+    }
+    // Indices may stay on the CPU: advanced indexing moves them itself.
+    cpu_tensors_allowed = schema.name().find("index") != std::string::npos;
+  }
+
+  c10::OperatorName name;
+  std::vector<bool> written;
+  std::optional<size_t> generator; // which argument
+  bool cpu_tensors_allowed = false;
+};
+
+class HostKernel final : public c10::OperatorKernel {
+ public:
+  explicit HostKernel(Plan plan) : plan_(std::move(plan)) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    const size_t arguments = op.schema().arguments().size();
+    Loan loan;
+    for (size_t i = 0; i < arguments; ++i) {
+      auto& value = (*stack)[stack->size() - arguments + i];
+      if (i == plan_.generator) {
+        // None means the device's own generator, never the CPU's.
+        value = next_draw(value.toOptional<at::Generator>());
+      } else {
+        lend_argument(loan, value, plan_.written[i]);
+      }
+    }
+    {
+      // Below autograd and autocast, whatever state they are in: this is the inside of a kernel.
+      c10::impl::ExcludeDispatchKeyGuard inside(
+          c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
+      op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    }
+    loan.settle();
+    const size_t returns = op.schema().returns().size();
+    for (size_t i = 0; i < returns; ++i) {
+      take_back(loan, (*stack)[stack->size() - returns + i]);
+    }
+  }
+
+ private:
+  void lend_argument(Loan& loan, c10::IValue& value, bool written) const {
+    if (value.isTensor()) {
+      const at::Tensor& tensor = value.toTensor();
+      check_same_device(tensor);
+      value = loan.lend(tensor, written);
+    } else if (value.isTensorList()) {
+      auto list = value.toTensorList();
+      c10::List<at::Tensor> hosts;
+      hosts.reserve(list.size());
+      for (const at::Tensor tensor : list) {
+        check_same_device(tensor);
+        hosts.push_back(loan.lend(tensor, written));
+      }
+      value = std::move(hosts);
+    } else if (value.isOptionalTensorList()) {
+      auto list = value.toOptionalTensorList();
+      c10::List<std::optional<at::Tensor>> hosts;
+      hosts.reserve(list.size());
+      for (const std::optional<at::Tensor> tensor : list) {
+        hosts.push_back(tensor ? std::optional(loan.lend(*tensor, written)) : std::nullopt);
+      }
+      value = std::move(hosts);
+    } else if (value.isDevice()) {
+      value = c10::Device(c10::kCPU);
+    }
+  }
+
+  // A CPU tensor beside device tensors is refused, as on a Mac; a scalar in a CPU tensor is not.
+  void check_same_device(const at::Tensor& tensor) const {
+    if (plan_.cpu_tensors_allowed || !tensor.defined() || tensor.device().is_mps() || tensor.dim() == 0) {
+      return;
+    }
+    TORCH_CHECK(
+        false,
+        "Expected all tensors to be on the same device, but found at least two devices, ",
+        device(),
+        " and ",
+        tensor.device(),
+        "! (in ",
+        plan_.name,
+        ")");
+  }
+
+  static void take_back(Loan& loan, c10::IValue& value) {
+    if (value.isTensor()) {
+      value = loan.take_back(value.toTensor());
+    } else if (value.isTensorList()) {
+      auto list = value.toTensorList();
+      c10::List<at::Tensor> taken;
+      taken.reserve(list.size());
+      for (const at::Tensor tensor : list) {
+        taken.push_back(loan.take_back(tensor));
+      }
+      value = std::move(taken);
+    }
+  }
+
+  Plan plan_;
+};
+
+} // namespace
+
+void register_host_kernels(const std::vector<std::string>& names) {
+  static auto* library =
+      new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::MPS, __FILE__, __LINE__);
+  for (const auto& name : names) {
+    const size_t dot = name.find('.');
+    const std::string overload = dot == std::string::npos ? "" : name.substr(dot + 1);
+    const auto op = c10::Dispatcher::singleton().findSchema({name.substr(0, dot), overload});
+    if (op && !op->hasKernelForDispatchKey(c10::DispatchKey::MPS)) {
+      library->impl(
+          name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<HostKernel>(Plan(op->schema()))));
+    }
+  }
+}
+
+} // namespace metal

@@ -1,0 +1,177 @@
+// Operators that only the Metal backend has a kernel for, done with the CPU's operators over the same memory.
+#include "device.h"
+
+#include <ATen/ops/_scaled_dot_product_attention_math.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/max_pool2d_with_indices.h>
+#include <ATen/ops/max_pool2d_with_indices_backward.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include <array>
+
+namespace metal {
+namespace {
+
+using at::Tensor;
+using c10::IntArrayRef;
+
+// Inside a kernel: below autograd and autocast.
+struct Inside {
+  c10::impl::ExcludeDispatchKeyGuard guard{
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset};
+};
+
+Tensor host(const Tensor& tensor) {
+  return tensor.defined() && tensor.device().is_mps() ? host_view(tensor) : tensor;
+}
+
+std::optional<Tensor> host(const std::optional<Tensor>& tensor) {
+  return tensor ? std::optional(host(*tensor)) : std::nullopt;
+}
+
+Tensor back(const Tensor& result) {
+  return result.defined() ? adopt(result) : result;
+}
+
+std::vector<int64_t> zeros(IntArrayRef like) {
+  return std::vector<int64_t>(like.size(), 0);
+}
+
+Tensor convolution(
+    const Tensor& self,
+    const Tensor& weight,
+    const std::optional<Tensor>& bias,
+    IntArrayRef padding,
+    IntArrayRef stride,
+    IntArrayRef dilation,
+    int64_t groups) {
+  Inside inside;
+  return back(at::convolution(
+      host(self), host(weight), host(bias), stride, padding, dilation, false, zeros(padding), groups));
+}
+
+std::tuple<Tensor, Tensor, Tensor> convolution_backward(
+    const Tensor& self,
+    const Tensor& grad_output,
+    const Tensor& weight,
+    IntArrayRef padding,
+    IntArrayRef stride,
+    IntArrayRef dilation,
+    int64_t groups,
+    std::array<bool, 3> mask) {
+  Inside inside;
+  const std::array<int64_t, 1> bias{weight.size(0)};
+  auto [input, kernel, offset] = at::convolution_backward(
+      host(grad_output), host(self), host(weight), IntArrayRef(bias), stride, padding, dilation, false,
+      zeros(padding), groups, mask);
+  return {back(input), back(kernel), back(offset)};
+}
+
+Tensor convolution_transpose(
+    const Tensor& self,
+    const Tensor& weight,
+    IntArrayRef padding,
+    IntArrayRef output_padding,
+    IntArrayRef stride,
+    IntArrayRef dilation,
+    int64_t groups) {
+  Inside inside;
+  return back(at::convolution(
+      host(self), host(weight), {}, stride, padding, dilation, true, output_padding, groups));
+}
+
+std::tuple<Tensor, Tensor> convolution_transpose_backward(
+    const Tensor& self,
+    const Tensor& grad_output,
+    const Tensor& weight,
+    IntArrayRef padding,
+    IntArrayRef output_padding,
+    IntArrayRef stride,
+    IntArrayRef dilation,
+    int64_t groups,
+    std::array<bool, 2> mask) {
+  Inside inside;
+  auto [input, kernel, offset] = at::convolution_backward(
+      host(grad_output), host(self), host(weight), at::OptionalIntArrayRef(), stride, padding, dilation, true,
+      output_padding, groups, {mask[0], mask[1], false});
+  return {back(input), back(kernel)};
+}
+
+std::tuple<Tensor, Tensor, Tensor> linear_backward(
+    const Tensor& self, const Tensor& grad_output, const Tensor& weight, std::array<bool, 3> mask) {
+  Inside inside;
+  const auto grad = host(grad_output);
+  const auto rows = grad.reshape({-1, grad.size(-1)});
+  Tensor input, kernel, bias;
+  if (mask[0]) {
+    input = back(grad.matmul(host(weight)));
+  }
+  if (mask[1]) {
+    kernel = back(rows.t().matmul(host(self).reshape({-1, self.size(-1)})));
+  }
+  if (mask[2]) {
+    bias = back(rows.sum(0));
+  }
+  return {input, kernel, bias};
+}
+
+Tensor max_pool2d_backward(
+    const Tensor& grad_output,
+    const Tensor& self,
+    IntArrayRef kernel,
+    IntArrayRef stride,
+    IntArrayRef padding,
+    IntArrayRef dilation,
+    bool ceil_mode) {
+  Inside inside;
+  const auto input = host(self);
+  const auto indices =
+      std::get<1>(at::max_pool2d_with_indices(input, kernel, stride, padding, dilation, ceil_mode));
+  return back(at::max_pool2d_with_indices_backward(
+      host(grad_output), input, kernel, stride, padding, dilation, ceil_mode, indices));
+}
+
+std::tuple<Tensor, Tensor> attention(
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const std::optional<Tensor>& mask,
+    double dropout,
+    bool causal,
+    const std::optional<Tensor>& dropout_mask,
+    std::optional<double> scale,
+    bool grouped) {
+  Inside inside;
+  auto [output, weights] = at::_scaled_dot_product_attention_math(
+      host(query), host(key), host(value), host(mask), dropout, causal, host(dropout_mask), scale, grouped);
+  return {back(output), back(weights)};
+}
+
+// Nothing in training calls these by themselves here: nn.LSTM takes the composite form, 4-bit weights are for inference.
+void not_simulated(const c10::OperatorHandle& op, torch::jit::Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, "The simulated Metal device does not compute '", op.operator_name(), "'; a real Metal device does.");
+}
+
+} // namespace
+
+void register_metal_only() {
+  static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::MPS, __FILE__, __LINE__);
+  library.impl("_mps_convolution", &convolution);
+  library.impl("mps_convolution_backward", &convolution_backward);
+  library.impl("_mps_convolution_transpose", &convolution_transpose);
+  library.impl("mps_convolution_transpose_backward", &convolution_transpose_backward);
+  library.impl("linear_backward", &linear_backward);
+  library.impl("max_pool2d_backward", &max_pool2d_backward);
+  library.impl("_scaled_dot_product_attention_math_for_mps", &attention);
+  for (const char* name :
+       {"_lstm_mps", "lstm_mps_backward", "_convert_weight_to_int4pack", "_weight_int4pack_mm"}) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&not_simulated>());
+  }
+}
+
+} // namespace metal

@@ -1,0 +1,112 @@
+// The extension module: starts the device, and the functions that torch._C has on a Mac.
+#include "device.h"
+
+#include <ATen/detail/MPSHooksInterface.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <pthread.h>
+
+#include <atomic>
+
+namespace py = pybind11;
+
+namespace metal {
+namespace {
+
+std::atomic<bool> in_bad_fork{false};
+
+struct Quiet final : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+void start_device(
+    Profile profile,
+    const std::vector<std::string>& native,
+    const std::vector<std::string>& always_on_cpu,
+    const std::string& commit) {
+  // PyTorch warns once when a kernel of its own is replaced, as composite.cpp does.
+  Quiet quiet;
+  c10::WarningUtils::WarningHandlerGuard guard(&quiet);
+  start(std::move(profile));
+  register_fallback(commit, always_on_cpu);
+  register_kernels();
+  register_metal_only();
+  register_composites();
+  register_host_kernels(native);
+  // As torch/csrc/mps/Module.cpp: a forked child must not touch the device of its parent.
+  pthread_atfork(nullptr, nullptr, [] { in_bad_fork = true; });
+}
+
+const at::MPSHooksInterface& hooks() {
+  return at::detail::getMPSHooks();
+}
+
+py::dict memory() {
+  const auto figures = memory_figures();
+  py::dict result;
+  result["current"] = figures.current;
+  result["driver"] = figures.driver;
+  result["peak"] = figures.peak;
+  return result;
+}
+
+void define_torch_functions(py::module_& m) {
+  m.def("_mps_is_in_bad_fork", [] { return in_bad_fork.load(); });
+  m.def("_mps_is_available", [] { return true; });
+  m.def("_mps_is_on_macos_or_newer", [](unsigned major, unsigned minor) { return hooks().isOnMacOSorNewer(major, minor); });
+  m.def("_mps_get_name", [] { return profile().chip; });
+  m.def("_mps_get_core_count", [] { return profile().cores; });
+  m.def("_mps_get_default_generator", [] { return default_generator(); });
+  m.def("_mps_deviceSynchronize", [] { hooks().deviceSynchronize(); });
+  m.def("_mps_emptyCache", [] { hooks().emptyCache(); });
+  m.def("_mps_setMemoryFraction", [](double ratio) { hooks().setMemoryFraction(ratio); });
+  m.def("_mps_currentAllocatedMemory", [] { return hooks().getCurrentAllocatedMemory(); });
+  m.def("_mps_driverAllocatedMemory", [] { return hooks().getDriverAllocatedMemory(); });
+  m.def("_mps_recommendedMaxMemory", [] { return hooks().getRecommendedMaxMemory(); });
+  m.def("_mps_host_alias_storage", [](const c10::Storage& storage) { return host_alias(storage); });
+  m.def("_mps_acquireEvent", [](bool timed) { return hooks().acquireEvent(timed); });
+  m.def("_mps_releaseEvent", [](uint32_t id) { hooks().releaseEvent(id); });
+  m.def("_mps_recordEvent", [](uint32_t id) { hooks().recordEvent(id); });
+  m.def("_mps_waitForEvent", [](uint32_t id) { hooks().waitForEvent(id); });
+  m.def("_mps_synchronizeEvent", [](uint32_t id) { hooks().synchronizeEvent(id); });
+  m.def("_mps_queryEvent", [](uint32_t id) { return hooks().queryEvent(id); });
+  m.def("_mps_elapsedTimeOfEvents", [](uint32_t start, uint32_t end) { return hooks().elapsedTimeOfEvents(start, end); });
+  m.def("_mps_profilerStartTrace", [](const std::string& mode, bool wait) { hooks().profilerStartTrace(mode, wait); });
+  m.def("_mps_profilerStopTrace", [] { hooks().profilerStopTrace(); });
+  m.def("_mps_isCaptureEnabled", [] { return false; });
+  m.def("_mps_isCapturing", [] { return false; });
+}
+
+} // namespace
+} // namespace metal
+
+PYBIND11_MODULE(_metal, m) {
+  m.def(
+      "start",
+      [](std::string chip,
+         int cores,
+         size_t recommended_max,
+         int macos_major,
+         int macos_minor,
+         const std::vector<std::string>& native,
+         const std::vector<std::string>& always_on_cpu,
+         const std::string& commit) {
+        metal::start_device(
+            {std::move(chip), cores, recommended_max, macos_major, macos_minor}, native, always_on_cpu, commit);
+      },
+      py::kw_only(),
+      py::arg("chip"),
+      py::arg("cores"),
+      py::arg("recommended_max"),
+      py::arg("macos_major"),
+      py::arg("macos_minor"),
+      py::arg("native"),
+      py::arg("always_on_cpu"),
+      py::arg("commit"));
+  m.def("memory", &metal::memory);
+  m.def("reset_peak", &metal::reset_peak);
+  // A module of their own names: what goes into torch._C, and nothing else.
+  auto functions = m.def_submodule("torch_functions");
+  metal::define_torch_functions(functions);
+}
