@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 from hf_mps.errors import UserError
 from hf_mps.finetune.pairs.draws import Draws
@@ -24,14 +25,15 @@ _BLOCK, _POSITIVE = 25, 16
 POSITIVE_SHARE = _POSITIVE / _BLOCK
 _CANDIDATES = 8
 
-Row = dict[str, object]
+# sentence1 and sentence2 are str, label is 0 or 1.
+Row = dict[str, Any]
 
 
 def generate(rows_train: int, rows_dev: int, seed: int) -> dict[str, list[Row]]:
     """Generate labelled sentence pairs, the same for the same seed in every process and Python version.
 
-    Returns `train` and `validation`, lists of rows `sentence1`, `sentence2` (str) and `label` (1 for a paraphrase, 0 for a
-    pair that says different things); 64 of 100 are paraphrases. Validation has names and wordings that training never
+    Returns `train` and `validation`, lists of rows `sentence1`, `sentence2` (str) and `label` (1 for a paraphrase, 0
+    for a pair that says different things); 64 of 100 are paraphrases. Validation has names and wordings that training never
     has. More rows only add rows: the first ones stay as they are.
 
     Raises UserError for a row count below 1 or a seed that is not a whole number from 0.

@@ -53,7 +53,7 @@ DEAL = Group(
 
 JOBS = Group(
     "jobs",
-    {"A": "company", "N": "count", "P": "city"},
+    {"A": "company", "N": "staff count", "P": "city"},
     (
         relation(
             "cut",
@@ -82,7 +82,7 @@ JOBS = Group(
 
 PLANT = Group(
     "plant",
-    {"A": "company", "X": "facility", "P": "city", "N": "dollars"},
+    {"A": "company", "X": "facility", "P": "city", "N": "millions"},
     (
         relation(
             "open",
@@ -106,7 +106,7 @@ PLANT = Group(
             "sell",
             """{A} | sell | a {N-} {X} | in {P}
             {A} | sell off | a {N-} {X} | in {P}
-            {A} | find a buyer for | a {X} worth {N}- | in {P}
+            {A} | part with | a {X} worth {N}- | in {P}
             {A} | dispose of | a {X} worth {N}- | in {P}
             a {N-} {A} {X} in {P}- | be sold
             {A's} {N-} {X} in {P}- | change hands""",
@@ -155,7 +155,7 @@ SUPPLY = Group(
     (
         relation(
             "start",
-            """{A} | start supplying | {B} | with {X}
+            """{A} | start supplying | | {B} with {X}
             {A} | start supplying | | {X} to {B}
             {A} | begin deliveries of | | {X} to {B}
             {A} | start selling | | {X} to {B}
@@ -165,7 +165,7 @@ SUPPLY = Group(
         ),
         relation(
             "stop",
-            """{A} | stop supplying | {B} | with {X}
+            """{A} | stop supplying | | {B} with {X}
             {A} | stop supplying | | {X} to {B}
             {A} | halt deliveries of | | {X} to {B}
             {A} | stop selling | | {X} to {B}
@@ -245,17 +245,17 @@ MATCH = Group(
 
 TRANSFER = Group(
     "transfer",
-    {"A": "person", "B": "team", "C": "team", "N": "dollars"},
+    {"A": "person", "B": "team", "C": "team", "N": "millions"},
     (
         relation(
             "move",
-            """{A} | join | {B} | from {C} for {N}
+            """{A} | join | {B} | ~from {C} for {N}
             {A} | move | | to {B} from {C} for {N}
             {A} | leave | | {C} for {B} in a {N-} deal
             {A} | switch | | from {C} to {B} for {N}
-            {B} | sign | {A} | from {C} for {N}
-            {B} | buy | {A} | from {C} for {N}
-            {C} | sell | {A} | to {B} for {N}""",
+            {B} | sign | {A} | ~from {C} for {N}
+            {B} | buy | {A} | ~from {C} for {N}
+            {C} | sell | {A} | ~to {B} for {N}""",
         ),
     ),
     PLAN,
@@ -320,7 +320,7 @@ ROUTE = Group(
 
 GIFT = Group(
     "gift",
-    {"A": "house", "B": "house", "N": "dollars"},
+    {"A": "house", "B": "house", "N": "millions"},
     (
         relation(
             "give",
@@ -350,7 +350,7 @@ GIFT = Group(
 
 ART = Group(
     "art",
-    {"A": "house", "B": "person", "X": "artwork", "N": "dollars"},
+    {"A": "house", "B": "person", "X": "artwork", "N": "millions"},
     (
         relation(
             "buy",
@@ -365,7 +365,7 @@ ART = Group(
             """{A} | sell | a {X} by {B}- | for {N}
             {A} | sell off | a {X} by {B}- | for {N}
             {A} | part with | a {X} by {B}- | for {N}
-            {A} | get | | {N} for a {X} by {B}
+            {A} | raise | {N}- | by selling a {X} by {B}
             {A} | dispose of | a {X} by {B}- | in a {N-} deal""",
         ),
     ),

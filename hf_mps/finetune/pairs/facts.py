@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hf_mps.finetune.pairs import business, public
+from hf_mps.finetune.pairs import business, public, world
 from hf_mps.finetune.pairs.draws import Draws
 from hf_mps.finetune.pairs.lexicon import NAMES, NOUNS, Value, name
 from hf_mps.finetune.pairs.quantities import AMOUNTS, amount, date
 from hf_mps.finetune.pairs.relations import Group, Relation
 
-GROUPS: tuple[Group, ...] = business.GROUPS + public.GROUPS
+GROUPS: tuple[Group, ...] = business.GROUPS + public.GROUPS + world.GROUPS
 
 # What can be told of a company or a person besides: the kind of its amount or name.
 _COMPANY_DETAILS = {"staff": "staff", "since": "since", "seat": "city"}
@@ -141,7 +141,7 @@ def change(fact: Fact, draws: Draws, held_out: bool) -> Fact:
 
 def _swapped(fact: Fact, pair: str) -> Fact:
     """Exchange two roles; a detail goes with the one it is about."""
-    one, other = pair
+    one, other = pair[0], pair[1]
     values = {**fact.values, one: fact.values[other], other: fact.values[one]}
     detail = fact.detail
     if detail and detail.role in pair:

@@ -27,6 +27,10 @@ _TOLD = {
     "age": ("is {} years old", "is {}", "is aged {}"),
     "home": ("comes from {}", "is from {}", "is a native of {}"),
 }
+_INSEPARABLE = frozenset(
+    {"allow", "appoint", "beat", "bring", "drive", "find", "leave", "make", "name", "put", "send", "take"}
+)
+_LOOSE = frozenset({"against", "for", "from", "in", "over", "to", "with"})
 _PEOPLE = frozenset({"person", "politician"})
 
 
@@ -130,7 +134,7 @@ class _Sentence:
         parts = [self.verb(wording.verb, plural, passive)]
         if passive:
             agent = "by " + self.phrase(wording.subject)[0]
-            parts += [agent, rest] if wording.rest.startswith("~") else [rest, agent]
+            parts += [agent, rest] if self.agent_first(wording) else [rest, agent]
         else:
             parts += [self.phrase(wording.object)[0] if wording.object else "", rest]
         role = subject[1] if len(subject) == 3 else ""
@@ -143,6 +147,14 @@ class _Sentence:
             text = f"{text}, {pronoun} {told},"
         return f"{text} {predicate}", role
 
+    def agent_first(self, wording: Wording) -> bool:
+        """Return whether `by …` stands before the rest: it must not part `found` from `guilty`."""
+        if wording.rest.startswith("~"):
+            return True
+        if wording.verb.split()[0] in _INSEPARABLE or wording.rest.split(" ")[0] not in _LOOSE:
+            return False
+        return self.choices.index("agent", 2) == 0
+
     def cleft(self) -> bool:
         return self.fact.standing == "done" and self.choices.index("cleft", 10) == 0
 
@@ -151,7 +163,9 @@ class _Sentence:
         detail = self.fact.detail
         if detail is None or detail.role != role:
             return ""
-        return self.choices.one("told", _TOLD[detail.kind]).format(self.choices.one("told form", detail.value.forms))
+        return self.choices.one("told", _TOLD[detail.kind]).format(
+            self.choices.one("told form", detail.value.forms[:3])
+        )
 
     def when(self) -> str:
         if self.fact.date is None:
@@ -172,11 +186,13 @@ class _Sentence:
         order = self.choices.index("order", 8)
         front = when if order < 3 else why if order < 5 else ""
         sourced = self.fact.group.always_sourced or self.choices.index("sourced", 3) == 0
-        style = self.choices.index("source style", 5) if sourced else -1
-        if style in (0, 1):
+        style = self.choices.index("source style", 7) if sourced else -1
+        if style in (0, 1, 2):
             front = ""
         behind = [part for part in (when, why) if part and part != front]
         body = f"{front}, {clause}" if front else clause
+        if order == 7 and when and self.fact.standing == "done" and not clause.startswith("it was "):
+            body, behind = f"it was {when} that {clause}", behind[1:]
         body = " ".join([body, *behind])
         if sourced:
             source = self.fact.source.format_map(self.words)
@@ -191,9 +207,9 @@ class _Sentence:
 def _reported(body: str, source: str, style: int) -> str:
     if style == 0:
         return f"according to {source}, {body}"
-    if style == 1:
-        return f"{source} said {body}"
-    if style == 2:
+    if style < 3:
+        return f"{source} said {'that ' if style == 1 else ''}{body}"
+    if style < 5:
         return f"{body}, {source} said"
     return f"{body}, according to {source}"
 

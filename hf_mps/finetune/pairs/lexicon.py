@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hf_mps.finetune.pairs.draws import Draws
+from hf_mps.finetune.pairs.words import words
 
 
 @dataclass(frozen=True)
@@ -23,58 +24,58 @@ class Value:
     later: tuple[str, ...] = ()
 
 
-def part(words: Sequence[str], held_out: bool) -> list[str]:
-    """Return the quarter of `words` that is held out, or the other three."""
-    return [word for place, word in enumerate(words) if (place % 4 == 3) == held_out]
+def part(names: Sequence[str], held_out: bool) -> list[str]:
+    """Return the quarter of `names` that is held out, or the other three."""
+    return [one for place, one in enumerate(names) if (place % 4 == 3) == held_out]
 
 
-FIRST_NAMES = (
-    "Maria James Aisha Victor Helen Omar Ruth Daniel Priya Martin Sofia Kevin Nadia Peter Grace Luis Irene Samuel Yuki "
-    "Thomas Clara Ahmed Joan Felix Teresa Ivan Monica Andre Lucy Hugo Diana Patrick Elena Walter Nina Oscar Amara Simon "
-    "Julia Raj"
-).split()
-SURNAMES = (
-    "Lindqvist Okafor Brennan Castillo Weaver Petrov Nakamura Hollis Abbott Farouk Delgado Whitfield Sorensen Mbeki "
-    "Carver Iyer Lombardi Novak Tremblay Haddad Winslow Keller Osborne Ramirez Fontaine Gallagher Schultz Mwangi Prescott "
-    "Aldridge Barnes Kowalski Mercer Tanaka Underwood Vasquez Hartley Jensen Larkin Moreau Pruitt Rosario Stanton Thorne "
-    "Ueda Varga Whelan Yates Zimmer Ashford Bellamy Crowley Dunmore Eriksen Fairchild Gupta Hargrove Ibarra Jorgensen "
-    "Kendrick Lassiter Maddox Nolan Ortega Pennington Quigley Redmond Sandoval Talbot Ulrich Velasco Wakefield Yilmaz "
-    "Zeller Bancroft Calloway Driscoll Espinoza Fenwick Greenwood"
-).split()
-CITIES = (
-    "Denver,Boston,Lisbon,Nairobi,Toronto,Glasgow,Osaka,Dallas,Oslo,Lima,Phoenix,Dublin,Warsaw,Atlanta,Perth,Madrid,"
-    "Seattle,Prague,Cairo,Leeds,Chicago,Athens,Mumbai,Houston,Vienna,Bogota,Detroit,Helsinki,Manila,Tampa,Brussels,Quito,"
-    "Memphis,Geneva,Lagos,Omaha,Berlin,Santiago,Tucson,Bristol,Zagreb,Cleveland,Kyoto,Ottawa,Porto,Baltimore,Ankara,"
-    "Calgary,Milan,Portland,Tunis,Sheffield,Montreal,Accra,Austin,Krakow,Sydney,Richmond,Hanoi,Turin"
-).split(",")
-STEMS = (
-    "Halden Meridian Corvex Brightwell Tessaro Northgate Quillon Ardent Velmar Stonebridge Lumora Kestrel Oakhurst Pallas "
-    "Zentrix Fairmont Dunlow Solvanta Redfern Cobalt Isomer Granite Wexley Altura Mirabel Trident Harrow Nimbus Osprey "
-    "Pinecrest Ravelin Sable Tamarack Umbra Verity Westmark Axiom Birchwood Calder Delphi Everline Foxglove Gantry Hollin "
-    "Inkwell Juniper Keystone Larkspur Monarch Novalis Orchard Pemberton Quartz Rosewater Summit Thornbury Unison Vantage "
-    "Willow Zephyr"
-).split()
-COMPANY_KINDS = "Foods Bank Motors Energy Systems Media Textiles Steel Pharma Chemicals Software Paper".split()
-AIRLINE_KINDS = "Airlines Airways Air".split()
-NICKNAMES = (
-    "Falcons Pirates Comets Rangers Wolves Thunder Bears Miners Hawks Sailors Giants Lions Rockets Royals Bulls Foxes "
-    "Storm Dragons Eagles Tigers Knights Pilots Sharks Kings"
-).split()
-STORMS = (
-    "Lena Boris Odette Marco Ingrid Clyde Wanda Ernest Dora Hector Paulina Jasper Flora Gustav Norma Rufus Celia Magnus "
-    "Opal Conrad Estelle Bruno Greta Alvin"
-).split()
-HOUSES = (
-    "Harlow Tilden Ashby Merrow Linden Corwin Easton Garrick Hobart Ingram Jarvis Kingsley Lathrop Milburn Norwood Oakes "
-    "Parrish Quimby Radley Selwyn Tolland Upton Vernon Wyndham"
-).split()
-HOUSE_KINDS = "Foundation Museum Library Institute Trust Hospital".split()
-TITLES = "Governor Senator Mayor Congressman Minister".split()
+FIRST_NAMES = words(
+    """Maria James Aisha Victor Helen Omar Ruth Daniel Priya Martin Sofia Kevin Nadia Peter Grace Luis Irene Samuel
+    Yuki Thomas Clara Ahmed Joan Felix Teresa Ivan Monica Andre Lucy Hugo Diana Patrick Elena Walter Nina Oscar
+    Amara Simon Julia Raj"""
+)
+SURNAMES = words(
+    """Lindqvist Okafor Brennan Castillo Weaver Petrov Nakamura Hollis Abbott Farouk Delgado Whitfield Sorensen Mbeki
+    Carver Iyer Lombardi Novak Tremblay Haddad Winslow Keller Osborne Ramirez Fontaine Gallagher Schultz Mwangi
+    Prescott Aldridge Barnes Kowalski Mercer Tanaka Underwood Vasquez Hartley Jensen Larkin Moreau Pruitt Rosario
+    Stanton Thorne Ueda Varga Whelan Yates Zimmer Ashford Bellamy Crowley Dunmore Eriksen Fairchild Gupta Hargrove
+    Ibarra Jorgensen Kendrick Lassiter Maddox Nolan Ortega Pennington Quigley Redmond Sandoval Talbot Ulrich Velasco
+    Wakefield Yilmaz Zeller Bancroft Calloway Driscoll Espinoza Fenwick Greenwood"""
+)
+CITIES = words(
+    """Denver Boston Lisbon Nairobi Toronto Glasgow Osaka Dallas Oslo Lima Phoenix Dublin Warsaw Atlanta Perth Madrid
+    Seattle Prague Cairo Leeds Chicago Athens Mumbai Houston Vienna Bogota Detroit Helsinki Manila Tampa Brussels
+    Quito Memphis Geneva Lagos Omaha Berlin Santiago Tucson Bristol Zagreb Cleveland Kyoto Ottawa Porto Baltimore
+    Ankara Calgary Milan Portland Tunis Sheffield Montreal Accra Austin Krakow Sydney Richmond Hanoi Turin"""
+)
+STEMS = words(
+    """Halden Meridian Corvex Brightwell Tessaro Northgate Quillon Ardent Velmar Stonebridge Lumora Kestrel Oakhurst
+    Pallas Zentrix Fairmont Dunlow Solvanta Redfern Cobalt Isomer Granite Wexley Altura Mirabel Trident Harrow
+    Nimbus Osprey Pinecrest Ravelin Sable Tamarack Umbra Verity Westmark Axiom Birchwood Calder Delphi Everline
+    Foxglove Gantry Hollin Inkwell Juniper Keystone Larkspur Monarch Novalis Orchard Pemberton Quartz Rosewater
+    Summit Thornbury Unison Vantage Willow Zephyr"""
+)
+COMPANY_KINDS = words("""Foods Bank Motors Energy Systems Media Textiles Steel Pharma Chemicals Software Paper""")
+AIRLINE_KINDS = words("Airlines Airways Air")
+NICKNAMES = words(
+    """Falcons Pirates Comets Rangers Wolves Thunder Bears Miners Hawks Sailors Giants Lions Rockets Royals Bulls Foxes
+    Storm Dragons Eagles Tigers Knights Pilots Sharks Kings"""
+)
+STORMS = words(
+    """Lena Boris Odette Marco Ingrid Clyde Wanda Ernest Dora Hector Paulina Jasper Flora Gustav Norma Rufus Celia
+    Magnus Opal Conrad Estelle Bruno Greta Alvin"""
+)
+HOUSES = words(
+    """Harlow Tilden Ashby Merrow Linden Corwin Easton Garrick Hobart Ingram Jarvis Kingsley Lathrop Milburn Norwood
+    Oakes Parrish Quimby Radley Selwyn Tolland Upton Vernon Wyndham"""
+)
+HOUSE_KINDS = words("Foundation Museum Library Institute Trust Hospital")
+TITLES = words("Governor Senator Mayor Congressman Minister")
 
 
 def _person(draws: Draws, held_out: bool, title: str = "") -> Value:
     first, last = draws.pick(part(FIRST_NAMES, held_out)), draws.pick(part(SURNAMES, held_out))
-    forms = (f"{first} {last}", last)
+    forms: tuple[str, ...] = (f"{first} {last}", last)
     if title:
         forms = (f"{title} {first} {last}", f"{title} {last}", f"{first} {last}")
     return Value(last, forms)
@@ -113,7 +114,7 @@ def _university(draws: Draws, held_out: bool) -> Value:
 
 def _city(draws: Draws, held_out: bool) -> Value:
     city = draws.pick(part(CITIES, held_out))
-    return Value(city, (city, city, f"the city of {city}"))
+    return Value(city, (city, city, city, f"the city of {city}"), modifiers=(city,))
 
 
 def name(kind: str, draws: Draws, held_out: bool) -> Value:
@@ -133,105 +134,209 @@ def name(kind: str, draws: Draws, held_out: bool) -> Value:
 NAMES = frozenset({"company", "airline", "person", "politician", "team", "storm", "house", "university", "city"})
 
 
-def _nouns(*lines: str) -> tuple[Value, ...]:
-    """Read values written as `form / form`; a + at the end makes the value plural."""
+def _nouns(text: str) -> tuple[Value, ...]:
+    """Read values written as `form / form : modifier / modifier`; a + at the end makes the value plural."""
     values = []
-    for line in lines:
-        plural = line.endswith("+")
-        forms = tuple(form.strip() for form in line.rstrip("+").split("/"))
-        values.append(Value(forms[0], forms, plural))
+    for line in map(str.strip, text.splitlines()):
+        said, _, before = line.rstrip("+").partition(" : ")
+        forms, modifiers = (tuple(one.strip() for one in part.split(" / ")) for part in (said, before or said))
+        values.append(Value(forms[0], forms, line.endswith("+"), modifiers))
     return tuple(values)
 
 
 # Nouns that every split uses; each line is one meaning.
 NOUNS: dict[str, tuple[Value, ...]] = {
     "facility": _nouns(
-        "factory / plant", "warehouse / storage depot", "research laboratory / research lab", "call center",
-        "store / shop", "data center", "training school",
+        """factory / plant
+        warehouse / storage depot
+        research laboratory / research lab
+        call center
+        store / shop
+        data center
+        training school"""
     ),
     "measure": _nouns(
-        "net profit / net income", "revenue / turnover", "debt / borrowing", "operating costs / running costs+",
-        "share price / stock price", "exports / foreign sales+",
+        """net profit / net income
+        revenue / turnover
+        debt / borrowing
+        operating costs / running costs+
+        share price / stock price
+        exports / foreign sales+"""
     ),
     "goods": _nouns(
-        "batteries", "engine parts / engine components", "computer chips / semiconductors", "packaging", "solar panels",
-        "steel / steel products", "medicines / drugs", "paper / paper goods",
+        """batteries
+        engine parts / engine components
+        computer chips / semiconductors
+        packaging
+        solar panels
+        steel / steel products
+        medicines / drugs
+        paper / paper goods"""
     ),
     "post": _nouns(
-        "chief executive / CEO", "finance chief / chief financial officer", "chairman / head of the board",
-        "head of research / research chief", "sales director / director of sales", "general counsel / top lawyer",
+        """chief executive / CEO
+        finance chief / chief financial officer
+        chairman / head of the board
+        head of research / research chief
+        sales director / director of sales
+        general counsel / top lawyer"""
     ),
     "crime": _nouns(
-        "fraud", "murder / homicide", "theft / stealing", "bribery / paying bribes", "arson / setting fires",
-        "tax evasion / dodging taxes", "smuggling", "kidnapping / abduction",
+        """fraud
+        murder / homicide
+        theft / stealing : theft
+        bribery / paying bribes : bribery
+        arson / setting fires : arson
+        tax evasion / dodging taxes : tax evasion / tax
+        smuggling
+        kidnapping / abduction"""
     ),
     "dispute": _nouns(
-        "patent rights / patents", "unpaid bills / unpaid invoices", "stolen designs / design theft",
-        "a canceled contract / a broken contract", "faulty parts / defective parts", "misleading advertisements / misleading ads",
+        """patent rights / patents
+        unpaid bills / unpaid invoices
+        stolen designs / design theft
+        a canceled contract / a broken contract
+        faulty parts / defective parts
+        misleading advertisements / misleading ads"""
     ),
     "hazard": _nouns(
-        "flooding / floods", "a wildfire / a forest fire", "a gas leak / leaking gas", "a mudslide / a landslide",
-        "an earthquake / a quake", "a chemical spill",
+        """flooding / floods
+        a wildfire / a forest fire
+        a gas leak / leaking gas
+        a mudslide / a landslide
+        an earthquake / a quake
+        a chemical spill"""
     ),
     "weather": _nouns(
-        "heavy snow / a snowstorm", "thick fog / dense fog", "a strike / a walkout", "a power failure / a blackout",
-        "high winds / strong winds", "a bomb threat / a bomb scare", "a burst pipe",
+        """heavy snow / a snowstorm
+        thick fog / dense fog
+        a strike / a walkout
+        a power failure / a blackout
+        high winds / strong winds
+        a bomb threat / a bomb scare
+        a burst pipe"""
     ),
     "link": _nouns(
-        "airport", "harbor / port", "railway station / train station", "main bridge", "ring road / beltway",
-        "subway / metro",
+        """airport
+        harbor / port
+        railway station / train station
+        main bridge
+        ring road / beltway
+        subway / metro"""
     ),
     "habit": _nouns(
-        "regular exercise / exercising regularly", "drinking coffee / coffee", "a diet rich in fish / eating a lot of fish",
-        "working at night / night work", "a high-salt diet / eating a lot of salt", "afternoon sleep / an afternoon nap",
-        "breathing polluted air / air pollution", "green tea / drinking green tea",
+        """regular exercise / exercising regularly
+        drinking coffee / coffee
+        a diet rich in fish / eating a lot of fish
+        working at night / night work
+        a high-salt diet / eating a lot of salt
+        afternoon sleep / an afternoon nap
+        breathing polluted air / air pollution
+        green tea / drinking green tea"""
     ),
     "disease": _nouns(
-        "heart disease", "diabetes", "stroke / a stroke", "depression", "lung cancer / cancer of the lung", "asthma",
-        "kidney failure / renal failure", "memory loss / loss of memory",
+        """heart disease
+        diabetes
+        stroke / a stroke
+        depression
+        lung cancer / cancer of the lung
+        asthma
+        kidney failure / renal failure
+        memory loss / loss of memory"""
     ),
     "drug": _nouns(
-        "malaria vaccine / vaccine against malaria", "flu vaccine / influenza vaccine", "cancer drug / cancer medicine",
-        "painkiller / pain drug", "asthma inhaler / inhaler for asthma", "sleeping pill / sleep drug",
+        """malaria vaccine / vaccine against malaria : malaria vaccine
+        flu vaccine / influenza vaccine
+        cancer drug / cancer medicine
+        painkiller / pain drug
+        asthma inhaler / inhaler for asthma : asthma inhaler
+        sleeping pill / sleep drug"""
     ),
     "issue": _nouns(
-        "taxes / taxation", "immigration / immigration policy", "school funding / money for schools",
-        "gun control / gun laws", "climate change / global warming", "health care / medical care",
-        "the budget / the spending plan", "housing / housing policy",
+        """taxes / taxation
+        immigration / immigration policy
+        school funding / money for schools
+        gun control / gun laws
+        climate change / global warming
+        health care / medical care
+        the budget / the spending plan
+        housing / housing policy"""
     ),
     "project": _nouns(
-        "stadium / sports arena", "subway line / metro line", "water treatment plant", "prison / jail", "concert hall",
-        "housing project / housing development", "wind farm", "bicycle network / network of bike lanes",
+        """stadium / sports arena
+        subway line / metro line
+        water treatment plant
+        prison / jail
+        concert hall
+        housing project / housing development
+        wind farm / wind park
+        bridge
+        hospital"""
     ),
     "prize": _nouns(
-        "national book award", "award for best actor / best actor award", "design prize / prize for design",
-        "gold medal / top medal", "chess title / chess championship", "poetry prize / prize for poetry",
+        """national book award
+        award for best actor / best actor award
+        design prize / prize for design
+        gold medal / top medal
+        chess title / chess championship
+        poetry prize / prize for poetry"""
     ),
     "artwork": _nouns(
-        "painting / canvas", "sculpture", "portrait", "diary / journal", "manuscript", "collection of letters / letters",
+        """painting / canvas
+        sculpture
+        portrait
+        diary / journal
+        manuscript
+        collection of letters"""
     ),
     "event": _nouns(
-        "the strike / the walkout", "the blackout / the power cut", "the protests / the demonstrations+",
-        "the price increase / the price rise", "the shortage of fuel / the fuel shortage", "the riot",
-        "the school closures+", "the change of government", "the collapse of the bank / the bank's collapse",
-        "the fire / the blaze", "the election / the vote", "the traffic chaos", "the water crisis / the lack of water",
-        "the drop in tourism / the decline in tourism",
+        """the strike / the walkout
+        the blackout / the power cut
+        the protests / the demonstrations+
+        the price increase / the price rise
+        the shortage of fuel / the fuel shortage
+        the riot
+        the school closures+
+        the change of government
+        the collapse of the bank / the bank's collapse
+        the fire / the blaze
+        the election / the vote
+        the traffic chaos
+        the water crisis / the lack of water
+        the drop in tourism / the decline in tourism"""
     ),
     "people": _nouns(
-        "teachers / schoolteachers+", "nurses+", "voters+", "students+", "shopkeepers / shop owners+", "doctors / physicians+",
-        "bus drivers+", "farmers+",
+        """teachers / schoolteachers+
+        nurses+
+        voters+
+        students+
+        shopkeepers / shop owners+
+        doctors / physicians+
+        bus drivers+
+        farmers+"""
     ),
     "proposal": _nouns(
-        "the pay offer / the wage offer", "the new contract", "the smoking ban / the ban on smoking",
-        "the merger / the merger plan", "the new timetable / the new schedule", "the tax increase / the higher tax",
+        """the pay offer / the wage offer
+        the new contract
+        the smoking ban / the ban on smoking
+        the merger / the merger plan
+        the new timetable / the new schedule
+        the tax increase / the higher tax"""
     ),
     "share": _nouns(
-        "all / all of the", "most / a majority of / more than half of the", "few / only a handful of the",
-        "none of the / no",
+        """all / all of the
+        most / a majority of / more than half of the
+        few / only a handful of the
+        none of the / no"""
     ),
     "reason": _nouns(
-        "new tax rules / changes in tax law", "pressure from investors / investor pressure", "currency swings",
-        "a change of strategy / a new strategy", "a government inquiry / a government investigation",
-        "changes in the market / market changes", "a court order / a ruling by a court", "safety concerns / worries about safety",
+        """new tax rules / changes in tax law
+        pressure from investors / investor pressure
+        currency swings
+        a change of strategy / a new strategy
+        a government inquiry / a government investigation
+        changes in the market / market changes
+        a court order / a ruling by a court
+        safety concerns / worries about safety"""
     ),
-}  # fmt: skip
+}

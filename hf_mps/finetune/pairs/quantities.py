@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from hf_mps.finetune.pairs.draws import Draws
 from hf_mps.finetune.pairs.lexicon import Value
-from hf_mps.finetune.pairs.words import in_words
+from hf_mps.finetune.pairs.words import in_words, words
 
-DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
-MONTHS = "January February March April May June July August September October November December".split()
+DAYS = words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+MONTHS = words("January February March April May June July August September October November December")
 _FRACTIONS = {10: "a tenth", 20: "a fifth", 25: "a quarter", 33: "a third", 50: "half", 75: "three quarters"}
 _SMALL_EXTRA = {12: "a dozen", 24: "two dozen", 36: "three dozen"}
 
 
-def _dollars(draws: Draws) -> Value:
+def _dollars(draws: Draws, largest: str = "billion") -> Value:
     tenths = draws.below(98) + 11
-    size, zeros = draws.weighted((((("million", 5)), 0.7), ((("billion", 8)), 0.3)))
+    size = largest if draws.chance(0.4) else "million"
     whole, tenth = divmod(tenths, 10)
     figure = f"{whole}.{tenth}" if tenth else str(whole)
     forms = [f"${figure} {size}", f"{figure} {size} dollars"]
     if size == "million":
-        forms.append(f"${tenths * 10**zeros:,}")
+        forms.append(f"${tenths * 100_000:,}")
     return Value(f"{figure} {size}", tuple(forms), modifiers=(f"${figure} {size}", f"{figure} {size} dollar"))
 
 
@@ -36,8 +36,19 @@ def _few(draws: Draws) -> Value:
     return Value(str(number), (str(number), in_words(number)), plural=True)
 
 
+def _millions(draws: Draws) -> Value:
+    return _dollars(draws, largest="million")
+
+
 def _people(draws: Draws) -> Value:
-    size = draws.below(4)
+    return _count(draws, draws.below(4))
+
+
+def _staff_count(draws: Draws) -> Value:
+    return _count(draws, draws.below(3))
+
+
+def _count(draws: Draws, size: int) -> Value:
     if size == 0:
         number = draws.pick((*range(11, 60), *_SMALL_EXTRA, *_SMALL_EXTRA))
         extra = (_SMALL_EXTRA[number],) if number in _SMALL_EXTRA else ()
@@ -92,7 +103,9 @@ _MAKERS = {
     "dollars": _dollars,
     "percent": _percent,
     "few": _few,
+    "millions": _millions,
     "count": _people,
+    "staff count": _staff_count,
     "staff": _staff,
     "years": _years,
     "score": _score,

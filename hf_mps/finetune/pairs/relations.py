@@ -1,9 +1,10 @@
 """What can happen, and the ways to say it.
 
-A group is a kind of event with its roles. Its relations are different things that can happen to the same roles: each is
-a list of wordings that all mean the same, written `subject | verb | object | rest`. An object can become the subject of
-a passive; words that cannot stand in the rest. `{A's}` is a possessive, `{N-}` the form before a noun. A `+` after a
-subject or object makes it plural, a `-` singular; without either, the last role decides.
+A group is a kind of event with its roles. Its relations are different things that can happen to the same roles: each
+is a list of wordings that all mean the same, written `subject | verb | object | rest`. An object can become the subject
+of a passive; what cannot stands in the rest. `{A's}` is a possessive, `{N-}` the form before a noun. A `+` after a
+subject or object makes it plural, a `-` singular; without either, the last role decides. A `~` before the rest keeps it
+behind the `by` of a passive.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-# How often each standing of an event is drawn: it happened, will, may, was decided against, did not; or holds in general.
+# How often each standing of an event is drawn: it happened, will, may, was decided against, did not; or it holds always.
 DECISION = (("done", 0.5), ("planned", 0.2), ("possible", 0.15), ("declined", 0.15))
 EVENT = (("done", 0.8), ("denied", 0.2))
 PLAN = (("done", 0.6), ("planned", 0.25), ("possible", 0.15))
@@ -41,8 +42,8 @@ class Relation:
 class Group:
     """Relations over the same roles.
 
-    `roles` maps a letter to a kind of name, noun or amount; `swaps` are the pairs of roles that can be exchanged; `sources`
-    are who may be quoted; `extras` what else a sentence of the group may tell (reason, detail).
+    `roles` maps a letter to a kind of name, noun or amount; `swaps` are the pairs of roles that can be exchanged;
+    `sources` are who may be quoted; `extras` what else a sentence of the group may tell (reason, detail).
     """
 
     name: str

@@ -4,32 +4,38 @@ from __future__ import annotations
 
 import re
 
+
+def words(text: str) -> list[str]:
+    """Return the words of a list written as text."""
+    return text.split()
+
+
 # base: (past, participle); a regular verb needs no entry.
 _IRREGULAR = {
     "beat": ("beat", "beaten"),
-    "become": ("became", "become"),
     "begin": ("began", "begun"),
+    "break": ("broke", "broken"),
     "bring": ("brought", "brought"),
     "buy": ("bought", "bought"),
     "come": ("came", "come"),
     "cost": ("cost", "cost"),
     "cut": ("cut", "cut"),
+    "drive": ("drove", "driven"),
     "fall": ("fell", "fallen"),
     "find": ("found", "found"),
     "get": ("got", "got"),
     "give": ("gave", "given"),
     "go": ("went", "gone"),
     "grow": ("grew", "grown"),
-    "hand": ("handed", "handed"),
     "have": ("had", "had"),
     "hit": ("hit", "hit"),
-    "knock": ("knocked", "knocked"),
     "lead": ("led", "led"),
     "leave": ("left", "left"),
     "lend": ("lent", "lent"),
     "lose": ("lost", "lost"),
     "make": ("made", "made"),
     "overcome": ("overcame", "overcome"),
+    "meet": ("met", "met"),
     "outsell": ("outsold", "outsold"),
     "pay": ("paid", "paid"),
     "put": ("put", "put"),
@@ -38,6 +44,7 @@ _IRREGULAR = {
     "sell": ("sold", "sold"),
     "send": ("sent", "sent"),
     "shed": ("shed", "shed"),
+    "shoot": ("shot", "shot"),
     "shut": ("shut", "shut"),
     "strike": ("struck", "struck"),
     "take": ("took", "taken"),
@@ -45,14 +52,12 @@ _IRREGULAR = {
     "win": ("won", "won"),
     "withdraw": ("withdrew", "withdrawn"),
 }
-_DOUBLED = frozenset(
-    {"begin", "cut", "drop", "get", "hit", "net", "put", "scrap", "shed", "shut", "stop", "win", "slam"}
+_DOUBLED = frozenset(words("begin cut drop get hit net put scrap shed shut slam stop win"))
+_ONES = words(
+    """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+    eighteen nineteen"""
 )
-_ONES = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-).split()
-_TENS = "zero ten twenty thirty forty fifty sixty seventy eighty ninety".split()
+_TENS = words("zero ten twenty thirty forty fifty sixty seventy eighty ninety")
 
 
 def _head(verb: str) -> tuple[str, str]:
