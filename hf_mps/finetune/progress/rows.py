@@ -55,7 +55,7 @@ def step_fields(row: Step, *, drawn: bool = True) -> list[Field]:
         fields.append(Field(f"epoch {row.epoch:5.2f}", leave=2))
     fields.append(Field(f"loss {row.loss:7.4f} {arrow(row.loss, row.last_loss, drawn=drawn)}", colour=colour))
     if row.learning_rate is not None:
-        fields.append(Field(f"lr {row.learning_rate:.2e}", leave=4))
+        fields.append(Field(f"lr {row.learning_rate:.2e}", leave=3))
     if row.grad_norm is not None:
         small = abs(row.grad_norm) < 10_000 or not math.isfinite(row.grad_norm)
         fields.append(Field(f"grad {row.grad_norm:{'7.2f' if small else '7.1e'}}", leave=1))
@@ -63,7 +63,7 @@ def step_fields(row: Step, *, drawn: bool = True) -> list[Field]:
         fields.append(Field(f"{row.samples_per_second:6.1f} samples/s", leave=5))
     if row.memory is not None:
         peak = f"/{row.peak / GIB:.2f}" if row.peak is not None else ""
-        fields.append(Field(f"{row.memory / GIB:.2f}{peak} GiB", leave=3))
+        fields.append(Field(f"{row.memory / GIB:.2f}{peak} GiB", leave=4))
     if row.eta is not None:
         fields.append(Field(f"eta {clock(row.eta)}", leave=6))
     return fields

@@ -182,7 +182,7 @@ class StepLines(TrainerCallback):  # type: ignore[misc]
 
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
+            BarColumn(bar_width=None, complete_style="cyan", finished_style="cyan"),
             MofNCompleteColumn(),
             TextColumn("eta {task.fields[eta]}", style="dim"),
             console=self._console,

@@ -83,10 +83,15 @@ def _draw_header(console: Console, title: str, rows: Rows) -> None:
 
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(style="cyan", overflow="fold", max_width=max(12, console.width // 3))
-    grid.add_column(style="dim", overflow="fold")
-    for row in rows:
-        grid.add_row(*(Text(cell) for cell in row))  # Text, not str: a path may hold [brackets], rich's markup
+    narrow = console.width < 72  # no room for a column of reasons: each goes below its value
+    grid.add_column(overflow="fold", max_width=None if narrow else console.width * 2 // 5)
+    if not narrow:
+        grid.add_column(style="dim", overflow="fold")
+    for name, value, reason in rows:
+        cells = [Text(name), Text(value, style="cyan")]  # Text, not str: a path may hold [brackets], rich's markup
+        if narrow and reason:
+            cells[1].append(f"\n{reason}", style="dim default")
+        grid.add_row(*cells, *([] if narrow else [Text(reason)]))
     console.print(Panel(grid, title=Text(title, style="bold"), title_align="left", border_style="dim", expand=False))
 
 

@@ -87,8 +87,9 @@ def _opening(record: RunRecord) -> str:
     data = f" on {_cell(record.dataset_words)}" if record.dataset_words else ""
     speed = [f"{record.samples_per_second:.1f} samples/s"]
     speed += [f"{memory(record.peak_memory)} of memory at peak"] if record.peak_memory is not None else []
+    device = f"`{record.device.value}` ({_cell(record.device.reason)})"
     return (
-        f"Fine-tuned from {base}{data}, by hf_mps on the device `{record.device.value}` ({_cell(record.device.reason)})."
+        f"Fine-tuned from {base}{data}, by hf_mps on the device {device}."
         f" Training took {duration(record.train_seconds)} ({', '.join(speed)})."
     )
 

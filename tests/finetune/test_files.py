@@ -1,0 +1,178 @@
+"""Files of a run are whole: the old one or the new one, strict JSON, nothing left beside them."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy
+import pytest
+
+from hf_mps.choice import Choice
+from hf_mps.finetune import files
+
+
+def strictly(path: Path) -> object:
+    """The file as strict JSON, in which NaN and Infinity do not exist."""
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+
+
+def test_text_and_bytes_are_written_as_given_and_missing_folders_are_made(tmp_path: Path) -> None:
+    assert files.write_atomic(tmp_path / "a/b/text", "grüße ▲\n") == tmp_path / "a/b/text"
+    files.write_atomic(tmp_path / "bytes", b"\x00\xff")
+    assert (tmp_path / "a/b/text").read_bytes() == "grüße ▲\n".encode()
+    assert (tmp_path / "bytes").read_bytes() == b"\x00\xff"
+
+
+def test_an_existing_file_is_replaced_and_nothing_stays_beside_it(tmp_path: Path) -> None:
+    files.write_atomic(tmp_path / "f", "long old content")
+    files.write_atomic(tmp_path / "f", "new")
+    assert (tmp_path / "f").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+def test_the_file_has_the_permissions_that_any_new_file_has(tmp_path: Path) -> None:
+    (tmp_path / "ordinary").touch()
+    written = files.write_atomic(tmp_path / "f", "x")
+    assert stat.S_IMODE(written.stat().st_mode) == stat.S_IMODE((tmp_path / "ordinary").stat().st_mode)
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_full_disk_surfaces_keeps_the_old_file_and_removes_the_hidden_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    files.write_atomic(tmp_path / "f", "old")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(*((os, "fsync") if step == "fsync" else (Path, "replace")), full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        files.write_atomic(tmp_path / "f", "new")
+    assert caught.value.errno == errno.ENOSPC
+    assert (tmp_path / "f").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which only Linux has")
+def test_a_disk_that_is_really_full_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Path.open
+    monkeypatch.setattr(Path, "open", lambda self, mode: opened(Path("/dev/full"), "wb"))
+    with pytest.raises(OSError, match="No space left") as caught:
+        files.write_atomic(tmp_path / "f", "new")
+    assert caught.value.errno == errno.ENOSPC
+    assert not (tmp_path / "f").exists()
+
+
+def test_ctrl_c_in_the_middle_keeps_the_old_file_and_leaves_no_litter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.write_atomic(tmp_path / "f", "old")
+
+    def interrupted(_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        files.write_atomic(tmp_path / "f", "new")
+    assert (tmp_path / "f").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+def test_a_process_killed_while_it_writes_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
+    target = tmp_path / "f"
+    old, new = b"a" * 3_000_000, b"b" * 3_000_000
+    program = (
+        "import sys; from hf_mps.finetune.files import write_atomic\n"
+        "print('ready', flush=True)\n"
+        "while True:\n"
+        "    for letter in (b'b', b'a'): write_atomic(sys.argv[1], letter * 3_000_000)\n"
+    )
+    seen = set()
+    for turn in range(6):
+        files.write_atomic(target, old)
+        child = subprocess.Popen([sys.executable, "-c", program, str(target)], stdout=subprocess.PIPE)
+        try:
+            assert child.stdout is not None
+            child.stdout.readline()
+            time.sleep(0.003 + 0.007 * turn)
+        finally:
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+            child.stdout.close()
+        content = target.read_bytes()
+        assert content in (old, new)
+        seen.add(content[:1])
+    assert seen <= {b"a", b"b"}
+
+
+def test_the_new_file_is_on_the_disk_before_it_takes_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda number: (order.append("fsync"), fsync(number))[1])
+    monkeypatch.setattr(Path, "replace", lambda self, to: (order.append("replace"), replace(self, to))[1])
+    files.write_atomic(tmp_path / "f", "x")
+    assert order == ["fsync", "replace"]
+
+
+@dataclasses.dataclass
+class Pair:
+    left: int
+    right: float
+
+
+def test_json_is_strict_and_takes_what_a_run_holds(tmp_path: Path) -> None:
+    value = {
+        "nan": float("nan"),
+        "inf": [float("inf"), -float("inf"), 1.5],
+        "numpy": numpy.float32(0.5),
+        "numpy nan": numpy.float64("nan"),
+        "array": numpy.arange(3),
+        "choice": Choice("mps", "the probe was answered"),
+        "pair": Pair(1, float("nan")),
+        "path": Path("out/model"),
+        "tuple": (1, None, True),
+        "set": {"b", "a"},
+        3: "a number as key",
+        "word": "▲ größer",
+    }
+    files.write_json(tmp_path / "f.json", value)
+    assert strictly(tmp_path / "f.json") == {
+        "nan": None,
+        "inf": [None, None, 1.5],
+        "numpy": 0.5,
+        "numpy nan": None,
+        "array": [0, 1, 2],
+        "choice": {"value": "mps", "reason": "the probe was answered"},
+        "pair": {"left": 1, "right": None},
+        "path": "out/model",
+        "tuple": [1, None, True],
+        "set": ["a", "b"],
+        "3": "a number as key",
+        "word": "▲ größer",
+    }
+
+
+def test_a_file_name_that_is_no_utf_8_is_written_all_the_same(tmp_path: Path) -> None:
+    name = os.fsdecode(b"data-\xff.csv")
+    files.write_json(tmp_path / "f.json", {"file": name})
+    assert strictly(tmp_path / "f.json") == {"file": name}
+
+
+def test_what_json_has_no_form_for_is_refused_by_name_and_the_old_file_stays(tmp_path: Path) -> None:
+    files.write_json(tmp_path / "f.json", 1)
+    with pytest.raises(TypeError, match="type object"):
+        files.write_json(tmp_path / "f.json", {"thing": object()})
+    assert strictly(tmp_path / "f.json") == 1

@@ -1,0 +1,288 @@
+"""Metrics by evaluate's names, equal to scikit-learn and scipy, without a network and without evaluate's caches."""
+
+from __future__ import annotations
+
+import ast
+import math
+import random
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import evaluate.config  # first of all: importing torch sets a variable, which no test may do
+import numpy
+import pytest
+from scipy import stats
+from sklearn import metrics as sk
+
+from hf_mps.errors import UserError
+from hf_mps.finetune import metrics
+
+Oracle = Callable[[Any, Any], float]  # (references, predictions), scikit-learn's order
+
+
+def labels(count: int, kinds: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(kinds), k=count)
+
+
+LABELS: dict[str, Oracle] = {
+    "accuracy": sk.accuracy_score,
+    "f1": sk.f1_score,
+    "precision": sk.precision_score,
+    "recall": sk.recall_score,
+    "matthews_correlation": sk.matthews_corrcoef,
+}
+VALUES: dict[str, Oracle] = {
+    "pearsonr": lambda r, p: stats.pearsonr(p, r)[0],
+    "spearmanr": lambda r, p: stats.spearmanr(p, r)[0],
+    "mse": sk.mean_squared_error,
+}
+
+
+@pytest.mark.parametrize("name", LABELS)
+@pytest.mark.parametrize("seed", range(3))
+def test_two_label_metrics_equal_scikit_learns(name: str, seed: int) -> None:
+    predictions, references = labels(211, 2, seed), labels(211, 2, seed + 100)
+    assert metrics.load([name]).compute(predictions, references) == {name: LABELS[name](references, predictions)}
+
+
+@pytest.mark.parametrize("name", ["f1", "precision", "recall"])
+@pytest.mark.parametrize("average", ["macro", "micro", "weighted"])
+def test_averages_over_many_labels_equal_scikit_learns(name: str, average: str) -> None:
+    predictions, references = labels(300, 5, 1), labels(300, 4, 2)
+    expected = getattr(sk, f"{name}_score")(references, predictions, average=average, zero_division=0)
+    assert metrics.load([f"{name}/{average}"]).compute(predictions, references) == {f"{name}_{average}": expected}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_metrics_of_values_equal_scipys_and_scikit_learns_with_ties(name: str) -> None:
+    draw = random.Random(3)
+    references = [round(draw.uniform(0, 5) * 2) / 2 for _ in range(200)]
+    predictions = [value + draw.gauss(0, 1) for value in references]
+    assert metrics.load([name]).compute(predictions, references) == {name: VALUES[name](references, predictions)}
+
+
+@pytest.mark.parametrize(
+    ("task", "names"),
+    [
+        ("mrpc", ["f1", "accuracy"]),
+        ("qqp", ["f1", "accuracy"]),
+        ("cola", ["matthews_correlation"]),
+        ("stsb", ["pearsonr", "spearmanr"]),
+        *((task, ["accuracy"]) for task in ("sst2", "mnli", "mnli_matched", "mnli_mismatched", "qnli", "rte", "wnli")),
+    ],
+)
+def test_a_glue_task_reports_what_the_benchmark_reports_and_the_first_judges(task: str, names: list[str]) -> None:
+    loaded = metrics.load([f"glue/{task}"])
+    predictions, references = labels(100, 2, 5), labels(100, 2, 6)
+    values = loaded.compute(predictions, references)
+    oracles = LABELS | VALUES
+    assert values == {name: pytest.approx(oracles[name](references, predictions), abs=1e-15) for name in names}
+    assert list(values) == names
+    assert loaded.main == names[0]
+    assert loaded.greater_is_better
+
+
+def test_several_metrics_are_computed_together_and_the_first_name_judges() -> None:
+    loaded = metrics.load(["accuracy", "f1", "matthews_correlation", "accuracy"])
+    assert loaded.names == ("accuracy", "f1", "matthews_correlation")
+    assert loaded.main == "accuracy"
+    values = loaded.compute([1, 0, 1, 1], [1, 0, 0, 1])
+    assert values == {
+        "accuracy": 0.75,
+        "f1": 0.8,
+        "matthews_correlation": sk.matthews_corrcoef([1, 0, 0, 1], [1, 0, 1, 1]),
+    }
+    assert all(type(value) is float for value in values.values())
+
+
+def test_a_smaller_error_is_better() -> None:
+    assert metrics.load(["mse"]).greater_is_better is False
+
+
+@pytest.mark.parametrize("kind", ["list", "numpy", "float32", "column", "torch"])
+def test_predictions_may_be_lists_arrays_columns_or_tensors(kind: str) -> None:
+    import torch
+
+    predictions, references = [0.5, 1.0, 2.0, 4.0], [1.0, 2.0, 3.0, 3.5]
+    made: Any = {
+        "list": lambda values: values,
+        "numpy": numpy.array,
+        "float32": lambda values: numpy.array(values, dtype=numpy.float32),
+        "column": lambda values: numpy.array(values)[:, None],
+        "torch": torch.tensor,
+    }[kind]
+    loaded = metrics.load(["glue/stsb", "mse"])
+    assert loaded.compute(made(predictions), made(references)) == loaded.compute(predictions, references)
+
+
+def test_the_same_metrics_can_be_computed_again_with_other_rows() -> None:
+    loaded = metrics.load(["accuracy"])
+    assert loaded.compute([1, 1], [1, 0]) == {"accuracy": 0.5}
+    assert loaded.compute([1, 1, 1], [1, 1, 1]) == {"accuracy": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "predictions", "references", "expected"),
+    [
+        ("f1", [0, 0, 0], [0, 1, 1], 0.0),
+        ("f1", [0, 0], [0, 0], 0.0),
+        ("precision", [0, 0, 0], [1, 0, 1], 0.0),
+        ("recall", [1, 1, 1], [0, 0, 0], 0.0),
+        ("f1/macro", [2, 2, 2], [0, 1, 2], 1 / 6),
+        ("matthews_correlation", [1, 1, 1], [0, 1, 1], 0.0),
+        ("matthews_correlation", [1, 1, 1], [1, 1, 1], 0.0),
+        ("accuracy", [1], [1], 1.0),
+        ("pearsonr", [2.0, 2.0, 2.0], [1.0, 2.0, 3.0], 0.0),
+        ("pearsonr", [1.0, 2.0, 3.0], [4.0, 4.0, 4.0], 0.0),
+        ("pearsonr", [1.0], [2.0], 0.0),
+        ("pearsonr", [1.0, 1.0 + 1e-14, 1.0], [1.0, 3.0, 1.0], 1.0),
+        ("spearmanr", [2.0, 2.0], [1.0, 2.0], 0.0),
+        ("pearsonr", [math.nan, 1.0, 2.0], [1.0, 2.0, 3.0], math.nan),
+        ("spearmanr", [math.inf, 1.0, 2.0], [1.0, 2.0, 3.0], math.nan),
+        ("mse", [math.nan, 1.0], [1.0, 1.0], math.nan),
+    ],
+)
+def test_degenerate_answers_have_a_number_and_no_warning(
+    name: str, predictions: list[Any], references: list[Any], expected: float
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (value,) = metrics.load([name]).compute(predictions, references).values()
+    assert value == pytest.approx(expected, nan_ok=True, abs=1e-2 if "1e-14" in str(predictions) else 1e-12)
+
+
+def test_an_unknown_metric_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(
+        UserError, match=r"^'acuracy' is not a metric it knows; allowed: accuracy, .*; did you mean 'accuracy'\?$"
+    ):
+        metrics.load(["f1", "acuracy"])
+    with pytest.raises(UserError, match=r"did you mean 'glue/mrpc'\?$"):
+        metrics.load(["glue/mprc"])
+    with pytest.raises(UserError, match=r"^metrics is empty; allowed: accuracy, "):
+        metrics.load([])
+
+
+def test_a_two_label_metric_on_more_labels_names_the_averages_before_and_while_computing() -> None:
+    with pytest.raises(UserError) as before:
+        metrics.load(["f1"], num_labels=3)
+    assert str(before.value) == "f1 is for two labels and this data has 3: use f1/macro, f1/micro or f1/weighted"
+    with pytest.raises(UserError) as later:
+        metrics.load(["f1"]).compute([0, 1, 2], [0, 1, 1])
+    assert str(later.value) == (
+        "f1 is for two labels, 1 and another, not 0, 1, 2: use f1/macro, f1/micro or f1/weighted"
+    )
+    assert metrics.load(["f1/macro"], num_labels=3).compute([0, 1, 2], [0, 1, 2]) == {"f1_macro": 1.0}
+
+
+def test_no_rows_unequal_lengths_and_logits_are_refused_in_words() -> None:
+    loaded = metrics.load(["accuracy", "f1"])
+    with pytest.raises(UserError, match=r"^there is no row to compute accuracy, f1 on: the evaluation data is empty$"):
+        loaded.compute([], [])
+    with pytest.raises(ValueError, match=r"^2 predictions for 3 references$"):
+        loaded.compute([1, 0], [1, 0, 1])
+    with pytest.raises(ValueError, match=r"one number a row, not an array of shape \(2, 2\)"):
+        loaded.compute([[0.1, 0.9], [0.8, 0.2]], [1, 0])
+
+
+def test_the_baseline_is_the_training_rows_majority_label_and_says_so() -> None:
+    baseline = metrics.load(["glue/mrpc"]).baseline([1, 0, 1, 1], train=[1, 0, 1])
+    assert baseline.metrics == {"f1": pytest.approx(6 / 7), "accuracy": 0.75}
+    assert baseline.what == "always answers 1, the label of 66.7% of the training rows"
+
+
+def test_the_baseline_of_values_is_their_mean() -> None:
+    baseline = metrics.load(["mse", "pearsonr"]).baseline([1.0, 3.0], train=[1.0, 2.0, 3.0], regression=True)
+    assert baseline.metrics == {"mse": 1.0, "pearsonr": 0.0}
+    assert baseline.what == "always answers 2, the mean of the training rows"
+
+
+def folders() -> list[Path]:
+    return sorted(
+        path
+        for path in Path(metrics.__file__).parent.joinpath("modules").iterdir()
+        if (path / f"{path.name}.py").is_file()
+    )
+
+
+def test_every_name_has_its_module_and_every_module_its_name() -> None:
+    assert {path.name for path in folders()} == {name.partition("/")[0] for name in metrics.available()}
+
+
+NO_NETWORK = """
+import socket, sys
+def refuse(*arguments, **keywords):
+    raise AssertionError(f"the network was asked: {arguments}")
+socket.socket.connect = socket.socket.connect_ex = socket.create_connection = socket.getaddrinfo = refuse
+"""
+
+
+def test_evaluate_itself_loads_every_module_from_its_folder_without_a_network(
+    run_python: Callable[..., Any], tmp_path: Path
+) -> None:
+    program = (
+        NO_NETWORK
+        + """
+import evaluate
+for folder in sys.argv[1:]:
+    config = "stsb" if folder.endswith("glue") else None
+    print(evaluate.load(folder, config).compute(predictions=[0, 1, 1, 0], references=[0, 1, 0, 0]))
+"""
+    )
+    done = run_python("-c", program, *folders(), env={"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "HF_MPS": "0"})
+    assert done.returncode == 0, done.stderr
+    references, predictions = [0, 1, 0, 0], [0, 1, 1, 0]
+    alone = {path.name: [path.name] for path in folders()} | {"glue": ["pearsonr", "spearmanr"]}
+    assert [ast.literal_eval(line) for line in done.stdout.splitlines()] == [
+        {name: pytest.approx((LABELS | VALUES)[name](references, predictions)) for name in names}
+        for names in alone.values()
+    ]
+
+
+def test_loading_needs_no_network_and_no_writable_home(run_python: Callable[..., Any], tmp_path: Path) -> None:
+    nowhere = tmp_path / "a file, in which no folder can be made"
+    nowhere.write_text("")
+    program = (
+        NO_NETWORK
+        + """
+from hf_mps.finetune import metrics
+for name in metrics.available():
+    metrics.load([name]).compute([0, 1, 1, 0], [0, 1, 0, 0])
+print(metrics.load(["glue/mrpc"]).compute([0, 1, 1], [0, 1, 0]))
+"""
+    )
+    home = {"HOME": str(nowhere / "home"), "HF_HOME": str(nowhere / "hf"), "HF_HUB_OFFLINE": None, "HF_MPS": "0"}
+    done = run_python("-c", program, env=home)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "{'f1': 0.6666666666666666, 'accuracy': 0.6666666666666666}\n"
+    assert done.stderr == ""
+
+
+def test_loading_writes_nothing_into_evaluates_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    for name in ("HF_MODULES_CACHE", "HF_METRICS_CACHE", "HF_EVALUATE_CACHE"):
+        monkeypatch.setattr(evaluate.config, name, tmp_path / name)
+    metrics.load(["glue/cola", "mse"]).compute([1, 0, 1], [1, 0, 0])
+    assert [path.name for path in tmp_path.rglob("*")] == ["tmp"]
+
+
+def test_many_threads_load_and_compute_at_once() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    def one(turn: int) -> float:
+        return metrics.load(["accuracy"]).compute([1] * 10, [1] * turn + [0] * (10 - turn))["accuracy"]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(one, range(10))) == [turn / 10 for turn in range(10)]
+
+
+def test_importing_metrics_and_listing_them_imports_nothing_heavy(run_python: Callable[..., Any]) -> None:
+    program = (
+        "import sys; from hf_mps.finetune import metrics; metrics.available()\n"
+        "print([name for name in ('torch', 'numpy', 'evaluate', 'sklearn', 'scipy') if name in sys.modules])"
+    )
+    done = run_python("-c", program, env={"HF_MPS": "0"})
+    assert done.stdout == "[]\n", done.stderr
