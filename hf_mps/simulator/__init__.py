@@ -90,6 +90,12 @@ def _start(metal: ModuleType, profile: Profile) -> None:
             always_on_cpu=sorted(ALWAYS_ON_CPU | ONLY_AN_ERROR),
             commit=str(torch.version.git_version),
         )
+    except RuntimeError as error:
+        # PyTorch looks a backend up once in a process and remembers that there was none.
+        raise UserError(
+            f"the simulated device comes too late ({str(error).splitlines()[0]}): set HF_MPS_SIMULATE=1 before "
+            "Python starts, or load it right after `import torch`"
+        ) from error
     except ValueError as error:  # std::stoi, as PyTorch reads it
         raise UserError(
             f"PYTORCH_ENABLE_MPS_FALLBACK is no number, and PyTorch reads it as one ({error}); set it to 1 or 0"

@@ -242,6 +242,7 @@ void start(Profile given) {
   c10::SetAllocator(c10::DeviceType::MPS, allocator());
   // PyTorch looks the hooks up once, under this very name.
   at::MPSHooksRegistry()->Register("MPSHooks", [] { return std::unique_ptr<at::MPSHooksInterface>(new Hooks()); });
+  TORCH_CHECK(at::detail::getMPSHooks().hasMPS(), "something in this process asked PyTorch for Metal before");
 }
 
 } // namespace metal

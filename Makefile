@@ -1,0 +1,47 @@
+# Every target does its own set-up: a virtual environment in .venv with the pinned requirements.
+#
+#   make quickstart   fine-tune the embedded default on the device mps (simulated where there is no Metal)
+#   make test         lint, type-check and run the whole suite
+#   make check        lint and type-check only
+#   make format       let ruff put the sources in form
+#   make wheel        build the wheel into dist/
+#   make clean        remove what these made
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+# A Mac has the device itself; elsewhere it is simulated.
+ifneq ($(shell uname -s),Darwin)
+export HF_MPS_SIMULATE ?= 1
+endif
+
+.PHONY: quickstart test check format wheel clean
+
+quickstart: $(READY)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m hf_mps.finetune quickstart
+
+test: check
+	$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheel: $(READY)
+	$(BIN)/python -m build --wheel --outdir dist .
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "hf_mps needs Python 3.10 or newer: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
