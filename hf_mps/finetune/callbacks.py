@@ -1,0 +1,51 @@
+"""What the runner hangs into Trainer's loop: a stop on a loss that is no number, and a clock of training alone."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from transformers import TrainerCallback
+
+from hf_mps.errors import RunError
+
+
+class FiniteLoss(TrainerCallback):  # type: ignore[misc]
+    """Stops the run (RunError) at the first logged loss or gradient norm that is no number.
+
+    Under fp16 the loss alone counts: a gradient norm may overflow there, and GradScaler skips that step.
+    """
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        watched = ("loss", "eval_loss") if args.fp16 else ("loss", "eval_loss", "grad_norm")
+        for name in watched:
+            value = (logs or {}).get(name)
+            if value is not None and not math.isfinite(value):
+                raise RunError(
+                    f"{name} is {value} at step {state.global_step} of {state.max_steps};"
+                    f" next: a lower training.learning_rate (now {args.learning_rate:g}), or training.max_grad_norm=1"
+                )
+
+
+class Stopwatch(TrainerCallback):  # type: ignore[misc]
+    """Seconds of training steps, without evaluations and checkpoints."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.first_step = 0
+        self._mark = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.first_step = state.global_step  # above 0 where a run goes on from a checkpoint
+        self._mark = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        now = time.perf_counter()
+        self.seconds += now - self._mark
+        self._mark = now
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._mark = time.perf_counter()
+
+    on_save = on_evaluate

@@ -1,0 +1,145 @@
+"""The checkpoint that a run starts from: a hub id, a folder, or a folder inside an installed Python package."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from hf_mps.choice import Choice
+from hf_mps.errors import UserError
+from hf_mps.finetune.quiet import errors_only
+
+PYPI = "pypi:"
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """`said` is the recipe's own word, `place` what `from_pretrained` takes; `local` tells a folder from a hub id."""
+
+    said: str
+    place: str
+    local: bool
+
+    def tokenizer(self) -> Any:
+        """Load the tokenizer. Raises UserError where it is not there or cannot be read."""
+        from transformers import AutoTokenizer
+
+        with errors_only():
+            return self._load("tokenizer", AutoTokenizer.from_pretrained)
+
+    def config(self) -> Any:
+        """Load the configuration. Raises UserError where it is not there or cannot be read."""
+        from transformers import AutoConfig
+
+        with errors_only():
+            return self._load("configuration", AutoConfig.from_pretrained)
+
+    def model(self, auto_class: Any, **settings: Any) -> tuple[Any, Choice[str]]:
+        """Load the weights in float32 into `auto_class`, and return the model with what is new in it.
+
+        Raises UserError where the checkpoint is not there, cannot be read, or holds another architecture's weights.
+        """
+        import torch
+
+        # float32 whatever the file holds: transformers 5 would keep a half-precision checkpoint's own dtype, in which
+        # small updates round to nothing. Mixed precision is Trainer's, over float32 weights.
+        settings = {"dtype": torch.float32, "ignore_mismatched_sizes": True, "output_loading_info": True} | settings
+        with errors_only():
+            model, found = self._load("weights", auto_class.from_pretrained, **settings)
+        return model, Choice(self.said, self._weights(model, found))
+
+    def _weights(self, model: Any, found: dict[str, Any]) -> str:
+        """In words how many parameters there are and which of them the checkpoint did not bring."""
+        new = {str(name) for name in found["missing_keys"]} | {str(name[0]) for name in found["mismatched_keys"]}
+        inside = sorted(
+            name for name in new if name.startswith(f"{model.base_model_prefix}.") and ".pooler." not in name
+        )
+        if inside:
+            raise UserError(
+                f"model {self.said}: its weights do not fit {type(model).__name__}: {len(inside)} are missing or of"
+                f" another shape, first {inside[0]}; allowed: a checkpoint of the architecture that its config.json names"
+            )
+        count = sum(parameter.numel() for parameter in model.parameters())
+        parts = sorted({name.rpartition(".")[0] or name for name in new})
+        head = f"; new, to be trained from scratch: {', '.join(parts)}" if parts else ""
+        return f"{type(model).__name__}, {count / 1e6:.1f} M parameters{head}"
+
+    def _load(self, what: str, load: Any, **settings: Any) -> Any:
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+        from safetensors import SafetensorError
+
+        try:
+            return load(self.place, **settings)
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            RuntimeError,
+            SafetensorError,
+            HfHubHTTPError,
+            LocalEntryNotFoundError,
+        ) as error:
+            if _disk_or_memory(error):
+                raise
+            raise UserError(self._why_not(what, error)) from error
+
+    def _why_not(self, what: str, error: Exception) -> str:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if self.local:
+            return f"model {self.said}: its {what} cannot be read: {first}"
+        return unreachable(f"model {self.said}", f"hf download {self.said}", "give a folder with model=PATH", first)
+
+
+def resolve(model: str) -> Checkpoint:
+    """Say where the checkpoint that a recipe calls `model` is, without loading anything.
+
+    Raises UserError for a folder that is not there or holds no checkpoint, and for a package that is not installed.
+    """
+    if model.startswith(PYPI):
+        return Checkpoint(model, str(_in_package(model.removeprefix(PYPI))), local=True)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise UserError(
+                f"model {model}: the folder has no config.json; allowed: a folder that save_pretrained wrote"
+            )
+        return Checkpoint(model, str(path), local=True)
+    if model.startswith((".", "/", "~")) or model.count("/") > 1 or (os.sep != "/" and os.sep in model):
+        raise UserError(f"model {model}: there is no such folder; allowed: a folder, a hub id, or {PYPI}PACKAGE")
+    return Checkpoint(model, model, local=False)
+
+
+def unreachable(what: str, download: str, instead: str, first: str) -> str:
+    """The line for something of the hub that is not here: why, and the command that goes on."""
+    import huggingface_hub.constants
+
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        why = f"{what} is not in the local cache and HF_HUB_OFFLINE forbids to fetch it"
+        return f"{why}; next: HF_HUB_OFFLINE=0 {download}, or {instead}"
+    return f"{what} cannot be had from the hub: {first}; next: {download}, or {instead}"
+
+
+def _in_package(name: str) -> Path:
+    """The checkpoint's folder inside the installed package `name`, found in its file list, without importing it."""
+    try:
+        files = metadata.files(name) or []
+    except (metadata.PackageNotFoundError, ValueError) as error:
+        raise UserError(
+            f"model {PYPI}{name}: the package is not installed; next: pip install {name or 'PACKAGE'}"
+        ) from error
+    folders = {Path(str(file.locate())).parent for file in files if file.name in WEIGHTS}
+    complete = sorted(folder for folder in folders if (folder / "config.json").is_file())
+    if not complete:
+        raise UserError(f"model {PYPI}{name}: the package holds no folder with config.json and weights")
+    return complete[0]
+
+
+def _disk_or_memory(error: Exception) -> bool:
+    """Whether the machine failed and not the checkpoint: those errors are the run's, told elsewhere."""
+    from hf_mps.finetune.failures import in_words
+
+    return in_words(error) is not None

@@ -1,0 +1,144 @@
+"""A recipe's YAML as plain values, with the line of every key, and the overrides of a command line laid over it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hf_mps.errors import UserError
+
+Values = dict[str, Any]
+DEEPEST = 20
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's plain scalars. PyYAML speaks 1.1, where `no` is false, `2e-5` is text, `010` is 8 and `1:30` is 90."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), _first)
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(loader.construct_scalar(node)))
+
+
+@dataclass
+class Document:
+    """What a recipe says before it is validated: the values, and where each dotted key was said.
+
+    `path` is None for a recipe given on the command line alone; `overridden` holds the dotted keys of the command line.
+    """
+
+    values: Values
+    path: Path | None = None
+    lines: dict[str, int] = field(default_factory=dict)
+    overridden: set[str] = field(default_factory=set)
+
+    def where(self, key: str) -> str:
+        """Who said `key`: `command line`, or the file with the line of the key or of the nearest section around it."""
+        parts = key.split(".")
+        for end in range(len(parts), 0, -1):
+            around = ".".join(parts[:end])
+            if around in self.overridden:
+                return "command line"
+            if around in self.lines:
+                return f"{self.path}:{self.lines[around]}"
+        return str(self.path) if self.path else "command line"
+
+
+def read(path: Path) -> Document:
+    """Read the recipe at `path`. Raises UserError for a file that cannot be read, is no YAML or says a key twice."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+        lines: dict[str, int] = {}
+        if node is not None:
+            _walk(node, "", lines, path)
+        values = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}{_line(error)}: is not valid YAML: {_problem(error)}") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: a recipe is a mapping of keys to values, this file holds {_kind(values)}")
+    return Document(values, path, lines)
+
+
+def override(document: Document, arguments: Sequence[str]) -> None:
+    """Lay `key=value` arguments over `document`: dotted keys, split at the first "=", values read as YAML.
+
+    Raises UserError for an argument without "=", a key said twice, a value that is no YAML, a key below a plain value.
+    """
+    for argument in arguments:
+        key, equals, text = argument.partition("=")
+        if not equals or not all(key.split(".")):
+            raise UserError(
+                f"'{argument}' is not an override; allowed: key=value, for example training.learning_rate=2e-5"
+            )
+        if key in document.overridden:
+            raise UserError(f"command line: {key} is given twice; give it once")
+        try:
+            value = yaml.load(text, Loader=_Loader)
+        except yaml.YAMLError as error:
+            raise UserError(f"command line: {key}: '{text}' is not valid YAML: {_problem(error)}") from error
+        _put(document.values, key, value)
+        document.overridden.add(key)
+
+
+def _put(values: Values, key: str, value: Any) -> None:
+    """Set the dotted `key`, making the sections on the way to it."""
+    *sections, last = key.split(".")
+    here = values
+    for depth, section in enumerate(sections):
+        inner = here.setdefault(section, {})
+        if inner is None:
+            inner = here[section] = {}
+        if not isinstance(inner, dict):
+            above = ".".join(sections[: depth + 1])
+            raise UserError(
+                f"command line: {key}: {above} is a value here ({inner!r}), not a section with keys of its own"
+            )
+        here = inner
+    here[last] = value
+
+
+def _walk(node: yaml.Node, prefix: str, lines: dict[str, int], path: Path) -> None:
+    """Note the line of every key below `node`; a key said twice is refused, because YAML would drop the first."""
+    if not isinstance(node, yaml.MappingNode):
+        return
+    if prefix.count(".") > DEEPEST:  # an alias inside its own anchor never ends
+        raise UserError(f"{path}:{node.start_mark.line + 1}: sections stand more than {DEEPEST} deep; write it flatter")
+    for key_node, value_node in node.value:
+        key = f"{prefix}{key_node.value}"
+        line = key_node.start_mark.line + 1
+        if key in lines:
+            raise UserError(f"{path}:{line}: {key} is given twice, first in line {lines[key]}; give it once")
+        lines[key] = line
+        _walk(value_node, f"{key}.", lines, path)
+
+
+def _line(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    return f":{mark.line + 1}" if mark is not None else ""
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    return str(getattr(error, "problem", None) or error).splitlines()[0]
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else f"a {type(value).__name__}"

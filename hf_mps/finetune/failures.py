@@ -1,0 +1,59 @@
+"""What can end a run that was asked for rightly, each told in one line: a full disk, no memory, a missing operator."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+FULL = {
+    errno.ENOSPC: "no space is left on the disk",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "a file grew over the limit for one file",
+    errno.EROFS: "the disk is read-only",
+    errno.EACCES: "permission is denied",
+}
+# torch.save's C++ writer and safetensors' Rust wrap the system's error; these are the words that are left of it.
+WRITER = ("PytorchStreamWriter failed", "unexpected pos ")
+MEMORY = ("out of memory", "not enough memory: you tried to allocate", "Invalid buffer size")
+NO_KERNEL = re.compile(r"The operator '([\w:.]+)' is not currently implemented for the MPS device")
+
+
+def in_words(error: BaseException) -> str | None:
+    """One clause for a failure of the machine, or None where the error is of another kind."""
+    for cause in _chain(error):
+        text = str(cause)
+        if isinstance(cause, OSError) and cause.errno in FULL:
+            return FULL[cause.errno] + (f": {cause.filename}" if cause.filename else "")
+        wrapped = re.search(r"\(os error (\d+)\)", text)
+        if wrapped and int(wrapped.group(1)) in FULL:
+            return FULL[int(wrapped.group(1))]
+        if isinstance(cause, RuntimeError) and any(words in text for words in WRITER):
+            return "a file could not be written whole, as on a full disk"
+        if type(cause).__name__ == "OutOfMemoryError" or (
+            isinstance(cause, RuntimeError) and any(w in text for w in MEMORY)
+        ):
+            return f"out of memory: {text.strip().splitlines()[0]}"
+        if isinstance(cause, MemoryError):
+            return "out of memory: the system has none left"
+        if isinstance(cause, NotImplementedError) and (operator := NO_KERNEL.search(text)):
+            way_on = "PYTORCH_ENABLE_MPS_FALLBACK=1 and the same command"
+            return f"the operator {operator.group(1)} has no Metal kernel; next: {way_on}"
+    return None
+
+
+def checkpoints(output_dir: Path) -> list[Path]:
+    """The whole checkpoints below `output_dir`, oldest first: Trainer writes trainer_state.json last of all."""
+    found = [path.parent for path in output_dir.glob("checkpoint-*/trainer_state.json")]
+    return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and what caused it, innermost last; each once."""
+    seen: set[int] = set()
+    here: BaseException | None = error
+    while here is not None and id(here) not in seen:
+        seen.add(id(here))
+        yield here
+        here = here.__cause__ or here.__context__

@@ -1,0 +1,144 @@
+"""What the label column means: classes by integer or by name, or a number to be predicted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hf_mps.errors import UserError, nearest
+from hf_mps.finetune.data import Rows
+
+ProblemType = Literal["single_label_classification", "regression"]
+SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Labels:
+    """`names` are the classes in the order of their ids, empty for regression; `reason` says how they were found.
+
+    `keys` maps what a row may say to its class id: the text of the raw value, see `key`.
+    """
+
+    names: tuple[str, ...]
+    keys: dict[str, int]
+    reason: str
+
+    @property
+    def problem_type(self) -> ProblemType:
+        """transformers' own name for the problem."""
+        return "single_label_classification" if self.names else "regression"
+
+    def encode(self, raw: Any) -> int | float:
+        """The class id of a raw label, or its number for regression. The label must have passed `decide`."""
+        return self.keys[key(raw)] if self.names else float(raw)
+
+
+def key(raw: Any) -> str:
+    """A raw label as text, so that 1, 1.0, "1" and " 1" of different files are one label; empty for a gap."""
+    if raw is None or (isinstance(raw, float) and math.isnan(raw)):
+        return ""
+    if isinstance(raw, float) and raw.is_integer():
+        return str(int(raw))
+    return str(raw).strip()
+
+
+def decide(
+    train: Rows, validation: Rows, given: Sequence[str] | None = None, problem_type: ProblemType | None = None
+) -> Labels:
+    """Decide what column `label` of both splits means; the training rows say which labels there are.
+
+    `given` are class names in the order of their ids. Raises UserError, naming file, row and label, for a row without a
+    label and for a label that is not in the set, and where fewer than two classes are left.
+    """
+    named = getattr(train.dataset.features["label"], "names", None)
+    seen = _distinct(train)
+    if problem_type == "regression" or (problem_type is None and not given and not named and _numbers(train, seen)):
+        why = "problem_type in the recipe" if problem_type else "the labels are numbers with a decimal point"
+        _check_numbers((train, validation))
+        return Labels((), {}, why)
+    if given or named:
+        labels = _named(
+            tuple(given or named), train, seen, "data.labels in the recipe" if given else "the data set names them"
+        )
+    else:
+        ordered = _ordered({key(raw) for raw in seen} - {""})
+        labels = Labels(
+            tuple(ordered), {name: number for number, name in enumerate(ordered)}, f"found in {train.where}"
+        )
+    _check_classes((train, validation), labels)
+    if len(labels.names) < 2:
+        raise UserError(f"{train.where}: every row has the label '{labels.names[0]}'; allowed: two labels or more")
+    return labels
+
+
+def _named(names: tuple[str, ...], train: Rows, seen: Iterable[Any], reason: str) -> Labels:
+    """Classes with given names; the rows may say the name, or the id where no name is said."""
+    by_name = {key(name): number for number, name in enumerate(names)}
+    by_id = {str(number): number for number in range(len(names))}
+    said = {key(raw) for raw in seen}
+    ids = hasattr(train.dataset.features["label"], "names") or not (said & by_name.keys())
+    return Labels(names, by_id if ids else by_name, reason)
+
+
+def _numbers(train: Rows, seen: Sequence[Any]) -> bool:
+    """Whether the labels are floats: in a csv, where all is text, numbers of which one has more than digits."""
+    if not train.textual:
+        return str(getattr(train.dataset.features["label"], "dtype", "")).startswith(("float", "decimal"))
+    values = [raw for raw in seen if key(raw)]
+    return bool(values) and all(_is_number(raw) for raw in values) and not all(_is_integer(raw) for raw in values)
+
+
+def _check_numbers(splits: Iterable[Rows]) -> None:
+    for rows in splits:
+        _refuse_first(rows, lambda raw: not _is_number(raw), "is not a finite number, as regression needs")
+
+
+def _check_classes(splits: Iterable[Rows], labels: Labels) -> None:
+    shown = ", ".join(labels.names[:SHOWN]) + (f", … {len(labels.names)} in all" if len(labels.names) > SHOWN else "")
+    for rows in splits:
+        _refuse_first(
+            rows,
+            lambda raw: key(raw) not in labels.keys,
+            f"is not in the label set ({shown}), {labels.reason}",
+            labels.names,
+        )
+
+
+def _refuse_first(rows: Rows, wrong: Any, problem: str, names: Sequence[str] = ()) -> None:
+    """Raise UserError for the first row whose label is wrong; the distinct labels are looked at first, they are few."""
+    bad = {repr(raw) for raw in _distinct(rows) if wrong(raw)}
+    if not bad:
+        return
+    for index, raw in enumerate(rows.dataset["label"]):
+        if repr(raw) not in bad:
+            continue
+        place = f"{rows.where}: row {rows.number(index)}"
+        if raw == -1 or key(raw) == "":
+            raise UserError(f"{place} has no label; allowed: a label in every row")
+        raise UserError(f"{place}: label '{raw}' {problem}{nearest(key(raw), names)}")
+
+
+def _distinct(rows: Rows) -> list[Any]:
+    feature = rows.dataset.features["label"]
+    if not isinstance(getattr(feature, "dtype", None), str) or feature.dtype in ("list", "dict"):
+        raise UserError(f"{rows.where}: the label column holds {feature}; allowed: integers, text or floats")
+    return list(rows.dataset.unique("label"))
+
+
+def _ordered(keys: set[str]) -> list[str]:
+    """Numbers by size, names by alphabet: the ids do not depend on the order of the rows."""
+    return sorted(keys, key=lambda name: (0, int(name), "") if _is_integer(name) else (1, 0, name))
+
+
+def _is_integer(raw: Any) -> bool:
+    text = str(raw).strip()
+    return (text[1:] if text[:1] in "+-" else text).isdecimal()
+
+
+def _is_number(raw: Any) -> bool:
+    try:
+        return not isinstance(raw, bool) and math.isfinite(float(raw))
+    except (TypeError, ValueError):
+        return False

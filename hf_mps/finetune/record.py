@@ -1,0 +1,60 @@
+"""What a finished run tells the report, gathered from the recipe, the plan and Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.finetune import expect
+from hf_mps.finetune.recipe import Order
+from hf_mps.finetune.report import RunRecord
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.callbacks import Stopwatch
+    from hf_mps.finetune.plan import Plan
+    from hf_mps.finetune.task import Prepared
+
+# Trainer's figures about an evaluation, beside the metrics of the model.
+NOT_METRICS = ("epoch", "step", "runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+
+
+def make(
+    order: Order, plan: Plan, prepared: Prepared, trainer: Any, measured: Mapping[str, Any], watch: Stopwatch, peak: int
+) -> RunRecord:
+    """The record of a run whose kept weights scored `measured` (Trainer's names); `peak` in bytes."""
+    metrics = {name.removeprefix("eval_"): value for name, value in measured.items()}
+    metrics = {name: value for name, value in metrics.items() if name not in NOT_METRICS}
+    order_of_report = sorted(metrics, key=lambda name: (name != prepared.metrics.main, name == "loss"))
+    metrics = {name: metrics[name] for name in order_of_report}
+    recipe = order.recipe
+    steps = trainer.state.global_step - watch.first_step
+    # The last batch of an epoch may be short: rows seen are counted in epochs, and Trainer's epoch is a fraction.
+    epochs = (trainer.state.epoch or 0.0) * steps / max(1, trainer.state.global_step)
+    return RunRecord(
+        name=order.name,
+        recipe=recipe.model_dump(exclude_none=True),
+        device=plan.device,
+        choices=plan.shown(),
+        metrics=metrics,
+        main_metric=prepared.metrics.main,
+        greater_is_better=prepared.metrics.greater_is_better,
+        log_history=trainer.state.log_history,
+        train_seconds=watch.seconds,
+        samples_per_second=epochs * len(prepared.train) / watch.seconds if watch.seconds > 0 else 0.0,
+        baseline=prepared.baseline,
+        peak_memory=peak,
+        expectation=expect.judge(order, metrics),
+        model=recipe.model,
+        dataset=recipe.data.hub,
+        dataset_config=recipe.data.config,
+        dataset_name=_dataset_words(order),
+        pipeline_tag=prepared.pipeline_tag,
+        auto_class=prepared.auto_class,
+    )
+
+
+def _dataset_words(order: Order) -> str:
+    data = order.recipe.data
+    if data.generated:
+        return f"generated {data.generated}"
+    return ", ".join(data.files.values()) if data.files else ""

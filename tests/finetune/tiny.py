@@ -1,0 +1,57 @@
+"""A BERT of a few thousand parameters with a tokenizer of its own, made on the spot, and rows that it can learn."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+WORDS = ("the a cat dog bird sat ran flew on under over mat tree house good bad fine awful very not is was it they".split())
+
+
+def model(folder: Path) -> Path:
+    """Write a two-layer BERT with random weights and its tokenizer into `folder`, and return it."""
+    import torch
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    folder.mkdir(parents=True, exist_ok=True)
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    BertTokenizerFast(vocab={word: number for number, word in enumerate(vocabulary)}, model_max_length=64).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+    )
+    BertModel(config).save_pretrained(folder)
+    return folder
+
+
+def rows(count: int, offset: int = 0) -> list[dict[str, Any]]:
+    """`count` rows of a pair of texts and a label: 1 where the first holds the word `good`."""
+    made = []
+    for number in range(offset, offset + count):
+        animal, place = WORDS[2 + number % 3], WORDS[11 + number % 3]
+        label = (number // 3) % 2
+        made.append(
+            {
+                "first": f"the {animal} is {'good' if label else 'bad'}",
+                "second": f"it was on the {place}",
+                "label": label,
+            }
+        )
+    return made
+
+
+def write_csv(path: Path, lines: Iterable[Mapping[str, Any]], delimiter: str = ",") -> Path:
+    """Write rows as a csv with a header, and return the path."""
+    lines = list(lines)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(lines[0]), delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(lines)
+    return path
