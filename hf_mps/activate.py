@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
 
 
-class Part(NamedTuple):
+class Part:
     """One thing that the layer does: what, whether it is on now, and a sentence why (or why it is not)."""
 
-    name: str
-    on: bool
-    reason: str
+    # A plain class: making a dataclass or a NamedTuple would cost each `import torch` more than the rest of this file.
+    def __init__(self, name: str, on: bool, reason: str) -> None:
+        self.name = name
+        self.on = on
+        self.reason = reason
 
     def __str__(self) -> str:
         return f"{self.name}: {'on' if self.on else 'off'} ({self.reason})"

@@ -70,7 +70,7 @@ def dtypes(device: str) -> dict[str, Choice[bool]]:
 
 
 def emulates_bfloat16() -> bool:
-    """Whether this Metal GPU computes bfloat16 in float32. Source: transformers' is_torch_bf16_gpu_available (M1, M2)."""
+    """Whether this Metal GPU computes bfloat16 in float32. Source: transformers, is_torch_bf16_gpu_available."""
     generation = re.match(r"Apple M(\d+)", _chip("mps"))
     return generation is not None and int(generation[1]) <= 2
 
@@ -82,7 +82,7 @@ def _float32() -> Choice[bool]:
 def _float16() -> Choice[bool]:
     import torch
 
-    if torch.__version__ >= (2, 8):
+    if torch.__version__ >= "2.8":
         return Choice(
             True, f"every Metal GPU computes it, and torch {torch.__version__} has its GradScaler (2.8 or newer)"
         )
@@ -92,7 +92,7 @@ def _float16() -> Choice[bool]:
 def _bfloat16() -> Choice[bool]:
     import torch
 
-    if torch.__version__ < (2, 6):
+    if torch.__version__ < "2.6":
         return Choice(False, f"it needs torch 2.6 or newer; this is {torch.__version__}")
     if not torch.backends.mps.is_macos_or_newer(14, 0):
         return Choice(False, f"it needs macOS 14.0 or newer; this is macOS {machine.present().macos}")

@@ -103,7 +103,7 @@ class Peak:
             self._thread.start()
 
     def stop(self) -> None:
-        """Take the last sample and end the thread; calling it again does nothing."""
+        """End the thread and take a last sample."""
         if self._thread is not None:
             self._over.set()
             self._thread.join()

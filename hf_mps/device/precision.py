@@ -1,4 +1,4 @@
-"""Which precision a run trains in, and whether one that was asked for can be had. fp32, bf16 and fp16 are Trainer's names."""
+"""Which precision a run trains in, and whether one that was asked for can be had: fp32, bf16, fp16 as Trainer says."""
 
 from __future__ import annotations
 

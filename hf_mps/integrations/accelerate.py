@@ -41,7 +41,7 @@ def _partial_state(stock: Callable[..., None], self: Any, cpu: bool = False, **k
     if named and named != wanted:
         say(f"HF_MPS_DEVICE={wanted} wins over ACCELERATE_TORCH_DEVICE={named}")
     stock(self, wanted == "cpu", **kwargs)
-    if self.device.type != wanted and str(self.distributed_type).rpartition(".")[2] == "NO":
+    if self.device.type != wanted and self.distributed_type.name == "NO":
         import torch
 
         self.device = torch.device(wanted)

@@ -38,20 +38,21 @@ def _is_available() -> bool:
 def _accelerator(stock: Callable[..., None], self: Any, *args: Any, accelerator: Any = "auto", **kwargs: Any) -> None:
     wanted = switch()
     asked = _name(accelerator)
-    self._hf_mps_overruled = wanted is not None and asked not in ("auto", "None", wanted)
-    if wanted is None:
-        if asked == "mps" and not metal().value:
-            say(f"accelerator='mps': {metal().reason}")
-    elif asked == "gpu" and wanted != "cpu":
-        self._hf_mps_overruled = False
-    elif self._hf_mps_overruled:
+    same = ("auto", "None", wanted) if wanted == "cpu" else ("auto", "None", "gpu", wanted)
+    self._hf_mps_overruled = wanted is not None and asked not in same
+    if self._hf_mps_overruled:
         say(f"HF_MPS_DEVICE={wanted} wins over Lightning's accelerator={asked!r}")
+    elif wanted is None and asked == "mps" and not metal().value:
+        say(f"accelerator='mps': {metal().reason}")  # Lightning refuses it below, without a reason
     stock(self, *args, accelerator=accelerator if wanted is None else wanted, **kwargs)
 
 
 def _devices(stock: Callable[..., None], self: Any, *args: Any, devices: Any = "auto", **kwargs: Any) -> None:
-    if getattr(self, "_hf_mps_overruled", False):
-        devices = _translated(devices, str(self._accelerator_flag))
+    wanted = switch()
+    if wanted == "cpu":
+        devices = _processes(devices)
+    elif wanted == "mps" and self._hf_mps_overruled:
+        devices = _one(devices)
     stock(self, *args, devices=devices, **kwargs)
 
 
@@ -63,18 +64,20 @@ def _name(accelerator: Any) -> str:
     return kind.__name__.removesuffix("Accelerator").lower()
 
 
-def _translated(devices: Any, wanted: str) -> Any:
-    """Say on the device of the switch what `devices=` meant on another: indices and "all" mean nothing to a CPU.
-
-    One process each is kept on the CPU; there is one Metal device, so more become one, with a line of notice.
-    """
-    if devices in ("auto", None):
-        return devices
+def _processes(devices: Any) -> Any:
+    """Say in processes on the CPU what `devices=` said in GPUs: a list of n indices is n, all of them is "auto"."""
     text = str(devices).strip()
     if text == "-1":
         return "auto"
-    count = len(devices) if isinstance(devices, (list, tuple)) else text.count(",") + 1 if "," in text else None
-    if wanted == "mps" and (count or int(text)) > 1:
+    if isinstance(devices, list | tuple):
+        return len(devices)
+    return len([part for part in text.split(",") if part]) if "," in text else devices
+
+
+def _one(devices: Any) -> Any:
+    """Turn a `devices=` meant for another accelerator into the one Metal device, with a line of notice for more."""
+    if devices in ("auto", None):
+        return devices
+    if _processes(devices) not in (1, "1", "auto"):
         say(f"HF_MPS_DEVICE=mps: devices={devices!r} becomes 1, there is one Metal device")
-        return 1
-    return devices if wanted == "cuda" else count or devices
+    return 1

@@ -27,8 +27,12 @@ def start() -> None:
         sys.meta_path.insert(0, _Finder())
     for name in ROOMS:
         module = sys.modules.get(name)
-        # A module that is just being imported was found before the finder stood here; its own import goes on after us.
-        if module is not None and name not in applied and not _being_imported(module):
+        if module is None or name in applied:
+            continue
+        spec = module.__spec__
+        if spec is not None and getattr(spec, "_initializing", False):
+            spec.__class__ = _Unfinished  # type: ignore[assignment]
+        else:
             apply(module)
 
 
@@ -47,8 +51,26 @@ def apply(module: ModuleType) -> None:
         )
 
 
-def _being_imported(module: ModuleType) -> bool:
-    return bool(getattr(module.__spec__, "_initializing", False))
+class _Unfinished(ModuleSpec):
+    """The spec of a module that is being executed now, which tells us when that is over.
+
+    `from transformers import TrainingArguments` executes training_args, which imports torch, which loads this layer:
+    the finder comes too late for that module and its class does not exist yet. The import system ends every import with
+    `spec._initializing = False` (importlib._bootstrap._load_unlocked); there the spec becomes a plain one again.
+    """
+
+    @property
+    def _initializing(self) -> bool:
+        return bool(self.__dict__.get("_initializing", False))
+
+    @_initializing.setter
+    def _initializing(self, value: bool) -> None:
+        self.__dict__["_initializing"] = value
+        if not value:
+            self.__class__ = ModuleSpec
+            module = sys.modules.get(self.name)  # gone where the import failed
+            if module is not None:
+                apply(module)
 
 
 class _Finder:
