@@ -25,15 +25,22 @@ if not ON_A_MAC:
     os.environ["HF_MPS_SIMULATE"] = "1"
 
 
+# Set by pytest for each test, by transformers when its modeling code is first imported, and by accelerate when it picks
+# the device mps: none of them by what a test does.
+NOT_OURS = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "PYTORCH_ENABLE_MPS_FALLBACK"}
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in NOT_OURS}
+
+
 @pytest.fixture(autouse=True)
 def _no_trace() -> Iterator[None]:
     """Fail a test that leaves an environment variable, a child process or a non-daemon thread behind."""
-    before = dict(os.environ)
+    before = _environment()
     threads = {thread.ident for thread in threading.enumerate()}
     yield
-    after = dict(os.environ)
-    after.pop("PYTEST_CURRENT_TEST", None)
-    before.pop("PYTEST_CURRENT_TEST", None)
+    after = _environment()
     if after != before:
         changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
         for name in changed:
@@ -80,7 +87,7 @@ def run_python(tmp_path: Path) -> Run:
         cwd: Path | None = None,
         timeout: float = 300,
     ) -> subprocess.CompletedProcess[str]:
-        variables: dict[str, str] = dict(os.environ)
+        variables = _environment()
         for name, value in (env or {}).items():
             if value is None:
                 variables.pop(name, None)
