@@ -1,0 +1,72 @@
+"""What a person gets who installs the wheel into an empty environment and has no checkout."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import CHECKOUT
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, CHECKOUT],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    (built,) = folder.glob("hf_mps-*.whl")
+    return built
+
+
+def test_the_wheel_carries_every_recipe_and_the_simulator_source(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    recipes = {f"hf_mps/{path.relative_to(CHECKOUT)}" for path in (CHECKOUT / "recipes").rglob("*.yaml")}
+    sources = {
+        str(path.relative_to(CHECKOUT))
+        for path in (CHECKOUT / "hf_mps/simulator/native").iterdir()
+        if path.suffix in (".cpp", ".h")
+    }
+    assert {"hf_mps/recipes/quickstart.yaml", "hf_mps/recipes/glue/mrpc.yaml"} <= recipes
+    assert recipes | sources | {"hf_mps/py.typed"} <= names
+    assert not [name for name in names if name.startswith(("tests/", "scripts/"))]
+
+
+@pytest.mark.slow
+def test_installed_in_an_empty_environment_the_quickstart_runs_from_outside_the_checkout(
+    wheel: Path, tmp_path: Path
+) -> None:
+    environment = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    python = environment / "bin" / "python"
+    subprocess.run(
+        [python, "-m", "pip", "install", "--quiet", "--constraint", CHECKOUT / "constraints.txt", wheel],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    # Two steps: that it learns is the quickstart's own test.
+    shortened = ["training.max_steps=2", "expect={}"]
+    run = subprocess.run(
+        [python, "-m", "hf_mps.finetune", "quickstart", *shortened],
+        cwd=elsewhere,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    results = json.loads(next(elsewhere.glob("runs/*/results.json")).read_text())
+    assert results["device"]["value"] == "mps"
+    assert not list(elsewhere.glob("hf_mps"))
