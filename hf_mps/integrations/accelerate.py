@@ -14,7 +14,7 @@ from typing import Any
 
 from hf_mps.device.choice import metal, switch
 from hf_mps.errors import UserError
-from hf_mps.integrations.patch import around, say
+from hf_mps.integrations.patch import around, say, say_if_metal_fails
 
 REASON = "PartialState, Accelerator and notebooks follow HF_MPS_DEVICE; PYTORCH_ENABLE_MPS_FALLBACK stays the user's"
 
@@ -34,6 +34,8 @@ def _partial_state(stock: Callable[..., None], self: Any, cpu: bool = False, **k
     if wanted is None:
         if named == "mps" and not cpu and not metal().value:
             raise UserError(f"ACCELERATE_TORCH_DEVICE=mps: {metal().reason}")
+        if not cpu and not named:
+            say_if_metal_fails()
         return stock(self, cpu, **kwargs)
     if cpu and wanted != "cpu":
         asked = "ACCELERATE_USE_CPU" if _environment_says_cpu() else "cpu=True"

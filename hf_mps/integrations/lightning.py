@@ -14,7 +14,7 @@ from typing import Any
 
 from hf_mps import settings
 from hf_mps.device.choice import metal, switch
-from hf_mps.integrations.patch import around, say
+from hf_mps.integrations.patch import around, say, say_if_metal_fails
 
 REASON = "Trainer and Fabric follow HF_MPS_DEVICE; the probe, not platform.processor(), says whether Metal is there"
 
@@ -42,6 +42,8 @@ def _accelerator(stock: Callable[..., None], self: Any, *args: Any, accelerator:
     self._hf_mps_overruled = wanted is not None and asked not in same
     if self._hf_mps_overruled:
         say(f"HF_MPS_DEVICE={wanted} wins over Lightning's accelerator={asked!r}")
+    elif wanted is None and asked in ("auto", "gpu"):
+        say_if_metal_fails()
     elif wanted is None and asked == "mps" and not metal().value:
         say(f"accelerator='mps': {metal().reason}")  # Lightning refuses it below, without a reason
     stock(self, *args, accelerator=accelerator if wanted is None else wanted, **kwargs)

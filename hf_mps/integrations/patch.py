@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from hf_mps.device.choice import metal
+
 _said: set[str] = set()
 
 
@@ -32,3 +34,12 @@ def say(line: str) -> None:
     if line not in _said:
         _said.add(line)
         print(f"hf-mps: {line}", file=sys.stderr, flush=True)
+
+
+def say_if_metal_fails() -> None:
+    """Tell once why a Metal device that PyTorch offers is not taken: the run would only seem slow otherwise."""
+    import torch
+
+    verdict = metal()
+    if not verdict.value and torch.mps.device_count() > 0:
+        say(f"Metal is not used: {verdict.reason}")

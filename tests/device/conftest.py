@@ -1,0 +1,27 @@
+"""Being another machine for the length of a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from machines import Pretend
+
+from hf_mps.device import machine, probe
+from hf_mps.device.machine import Machine
+from hf_mps.device.probe import Readings
+
+
+@pytest.fixture
+def pretend(monkeypatch: pytest.MonkeyPatch) -> Pretend:
+    """Be another machine until the test ends: `pretend(machine, built=…, found=…, trial=…)`."""
+
+    def be(here: Machine, *, built: bool = True, found: bool = True, trial: Callable[[], bool] = lambda: True) -> None:
+        monkeypatch.setattr(machine, "_pretended", here)
+        monkeypatch.setattr(probe, "_known", None)
+        monkeypatch.setattr(probe, "read", lambda asked: Readings(asked, "2.13.0", built, found, trial))
+
+    # The tests say by themselves what the environment asks for.
+    for name in ("HF_MPS", "HF_MPS_DEVICE"):
+        monkeypatch.delenv(name, raising=False)
+    return be

@@ -1,0 +1,130 @@
+"""The post-import hook: each library is switched once, whenever it is imported, and nothing of the hook stays in it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import warnings
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from hf_mps import integrations
+from hf_mps.integrations import watch
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A folder for the module `some_library`, which the room `some_room` switches by setting `switched`."""
+    room = ModuleType("hf_mps.integrations.some_room")
+    room.apply = lambda module: setattr(module, "switched", module.__dict__.get("switched", 0) + 1)
+    monkeypatch.setitem(sys.modules, room.__name__, room)
+    monkeypatch.setitem(integrations.ROOMS, "some_library", "some_room")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("some_library", None)
+    watch.applied.pop("some_library", None)
+
+
+def test_a_library_is_switched_when_it_is_imported(library: Path) -> None:
+    (library / "some_library.py").write_text("value = 1\n")
+    watch.start()
+    module = importlib.import_module("some_library")
+    assert module.switched == 1
+    assert watch.applied["some_library"] == "on"
+
+
+def test_a_library_that_was_imported_before_is_switched_at_once(library: Path) -> None:
+    module = ModuleType("some_library")
+    module.__spec__ = ModuleSpec("some_library", None)
+    sys.modules["some_library"] = module
+    watch.start()
+    watch.start()
+    assert module.switched == 1
+
+
+def test_a_library_that_is_being_imported_is_switched_when_it_is_complete(library: Path) -> None:
+    code = "from hf_mps.integrations import watch\nwatch.start()\nearly = globals().get('switched')\nlate = 1\n"
+    (library / "some_library.py").write_text(code)
+    finders = [finder for finder in sys.meta_path if isinstance(finder, watch._Finder)]
+    for finder in finders:
+        sys.meta_path.remove(finder)
+    module = importlib.import_module("some_library")
+    assert module.early is None
+    assert module.switched == 1
+    assert type(module.__spec__) is ModuleSpec
+
+
+def test_the_module_keeps_its_own_loader_source_and_spec(library: Path) -> None:
+    (library / "some_library.py").write_text("def f():\n    return 1\n")
+    watch.start()
+    found = importlib.util.find_spec("some_library")
+    assert found is not None
+    assert found.loader.get_source("some_library").startswith("def f")
+    module = importlib.import_module("some_library")
+    assert type(module.__loader__) is type(module.__spec__.loader) is SourceFileLoader
+    assert inspect.getsource(module.f) == "def f():\n    return 1\n"
+
+
+def test_a_library_that_fails_to_import_fails_as_before(library: Path) -> None:
+    (library / "some_library.py").write_text("raise ValueError('its own fault')\n")
+    watch.start()
+    with pytest.raises(ValueError, match="its own fault"):
+        importlib.import_module("some_library")
+    assert "some_library" not in watch.applied
+
+
+def test_a_library_that_is_not_installed_is_still_not_found(library: Path) -> None:
+    watch.start()
+    assert importlib.util.find_spec("some_library") is None
+
+
+def test_an_unknown_version_of_a_library_is_one_warning(library: Path) -> None:
+    def missing(module: ModuleType) -> None:
+        raise AttributeError("module 'some_library' has no attribute 'Trainer'")
+
+    sys.modules["hf_mps.integrations.some_room"].apply = missing
+    (library / "some_library.py").write_text("value = 1\n")
+    watch.start()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert importlib.import_module("some_library").value == 1
+    assert [str(warning.message) for warning in caught] == [
+        "hf_mps does not know this version of some_library (AttributeError: module 'some_library' has no attribute "
+        "'Trainer'); it may not follow HF_MPS_DEVICE"
+    ]
+
+
+def test_other_finders_are_asked_in_their_order(library: Path) -> None:
+    class Wrapping:
+        """Another post-import hook, as profilers and tracers have one."""
+
+        def __init__(self) -> None:
+            self.asked = 0
+            self.inside = False
+
+        def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+            if name != "some_library" or self.inside:
+                return None
+            self.asked += 1
+            self.inside = True
+            try:
+                return importlib.util.find_spec(name)
+            finally:
+                self.inside = False
+
+    (library / "some_library.py").write_text("value = 1\n")
+    watch.start()
+    other = Wrapping()
+    sys.meta_path.insert(0, other)
+    try:
+        module = importlib.import_module("some_library")
+    finally:
+        sys.meta_path.remove(other)
+    assert other.asked == 1
+    assert module.switched == 1
