@@ -22,13 +22,21 @@ def dtype_named(name: str) -> torch.dtype:
     return dtype
 
 
+# The split points of this one are read on the CPU; a tensor of them on any other device is an error there too.
+KEPT_ON_CPU = {"tensor_split"}
+
+
 def take(operator: Any, dtype: torch.dtype, count: int = SAMPLES) -> Iterator[Any]:
     """The first `count` samples of `operator` on the CPU, the same in every process and run."""
     torch.manual_seed(20)
     random.seed(20)
     gradients = dtype.is_floating_point and operator.supports_autograd
     made = operator.sample_inputs("cpu", dtype, requires_grad=gradients)
-    return islice((sample for sample in made if _elements(sample) <= MOST_ELEMENTS), count)
+    for sample in islice((sample for sample in made if _elements(sample) <= MOST_ELEMENTS), count):
+        if operator.name in KEPT_ON_CPU:
+            for tensor in (leaf for leaf in sample.args if isinstance(leaf, torch.Tensor)):
+                tensor.stays_on_cpu = True
+        yield sample
 
 
 def _elements(sample: Any) -> int:
@@ -43,7 +51,7 @@ def copied(tree: Any, device: str) -> Any:
 
 def _copied_leaf(leaf: Any, device: str) -> Any:
     if isinstance(leaf, torch.Tensor):
-        return _twin(leaf, device)
+        return _twin(leaf, "cpu" if getattr(leaf, "stays_on_cpu", False) else device)
     if isinstance(leaf, torch.device):
         return torch.device(device)
     if isinstance(leaf, torch.Generator):

@@ -29,7 +29,7 @@ def check(number: int) -> dict[str, Any]:
     operator = op_db[number]
     name = operator.name + (f".{operator.variant_test_name}" if operator.variant_test_name else "")
     counts: Counter[str] = Counter()
-    report: dict[str, Any] = {"name": name, "differences": [], "missing": [], "strides": 0}
+    report: dict[str, Any] = {"name": name, "differences": [], "missing": [], "sparse": 0, "strides": 0}
     for dtype in samples.DTYPES:
         if dtype not in operator.supported_dtypes("cpu"):
             continue
@@ -39,6 +39,8 @@ def check(number: int) -> dict[str, Any]:
             report["strides"] += found.strides_differ
             if found.kind == "missing":
                 report["missing"].append(found.detail)
+            elif found.kind == "sparse":
+                report["sparse"] += 1
             elif not found.agrees:
                 report["differences"].append({"dtype": label, "form": form, "call": index, "detail": found.detail})
     report["missing"] = sorted(set(report["missing"]))
@@ -47,37 +49,37 @@ def check(number: int) -> dict[str, Any]:
 
 def _outcomes(operator: Any, dtype: torch.dtype) -> Iterator[tuple[str, Outcome]]:
     for index, sample in enumerate(samples.take(operator, dtype)):
-        yield "forward", _forward(operator, operator.op, sample)
+        values = operator.name not in UNWRITTEN
+        yield "forward", outcome(_bound(operator.op, sample, "cpu"), _bound(operator.op, sample, "mps"), values=values)
         if dtype.is_floating_point and operator.supports_autograd:
             yield "backward", _backward(operator, sample)
         if index < VARIANT_SAMPLES:
             if operator.inplace_variant is not None and not sample.broadcasts_input:
                 yield "in place", _in_place(operator.inplace_variant, sample)
             if operator.supports_out:
-                yield "out", _out(operator.op, sample, resized=False)
-                yield "out, resized", _out(operator.op, sample, resized=True)
+                yield "out", _out(operator.op, sample, resized=False, values=values)
+                yield "out, resized", _out(operator.op, sample, resized=True, values=values)
 
 
 def _bound(function: Callable[..., Any], sample: Any, device: str) -> Callable[[], Any]:
     """A call with arguments of its own, made anew each time, that track no gradients."""
 
     def call() -> Any:
-        given = samples.copied((sample.input, sample.args, sample.kwargs), device)
+        given = _arguments(sample, device)
         with torch.no_grad():
             return function(given[0], *given[1], **given[2])
 
     return call
 
 
-def _forward(operator: Any, function: Callable[..., Any], sample: Any) -> Outcome:
-    values = operator.name not in UNWRITTEN
-    return outcome(_bound(function, sample, "cpu"), _bound(function, sample, "mps"), values=values)
+def _arguments(sample: Any, device: str) -> Any:
+    return samples.copied((sample.input, sample.args, sample.kwargs), device)
 
 
 def _backward(operator: Any, sample: Any) -> Outcome:
     def gradients(device: str) -> Callable[[], Any]:
         def call() -> Any:
-            given = samples.copied((sample.input, sample.args, sample.kwargs), device)
+            given = _arguments(sample, device)
             result = operator.op(given[0], *given[1], **given[2])
             result = sample.output_process_fn_grad(result)
             leaves = torch.utils._pytree.tree_leaves
@@ -94,13 +96,13 @@ def _backward(operator: Any, sample: Any) -> Outcome:
 
         return call
 
-    return outcome(gradients("cpu"), gradients("mps"), values=operator.name not in UNWRITTEN)
+    return outcome(gradients("cpu"), gradients("mps"))
 
 
 def _in_place(function: Callable[..., Any], sample: Any) -> Outcome:
     def call_on(device: str) -> Callable[[], Any]:
         def call() -> Any:
-            given = samples.copied((sample.input, sample.args, sample.kwargs), device)
+            given = _arguments(sample, device)
             with torch.no_grad():
                 returned = function(given[0], *given[1], **given[2])
             return [returned, given[0], returned is given[0]]
@@ -110,12 +112,12 @@ def _in_place(function: Callable[..., Any], sample: Any) -> Outcome:
     return outcome(call_on("cpu"), call_on("mps"))
 
 
-def _out(function: Callable[..., Any], sample: Any, *, resized: bool) -> Outcome:
+def _out(function: Callable[..., Any], sample: Any, *, resized: bool, values: bool) -> Outcome:
     """The out= form, into tensors of the right shape full of sevens, or into empty ones that must be resized."""
 
     def call_on(device: str) -> Callable[[], Any]:
         def call() -> Any:
-            given = samples.copied((sample.input, sample.args, sample.kwargs), device)
+            given = _arguments(sample, device)
             with torch.no_grad():
                 plain = function(given[0], *given[1], **given[2])
                 targets = _targets(plain, resized)
@@ -124,7 +126,7 @@ def _out(function: Callable[..., Any], sample: Any, *, resized: bool) -> Outcome
 
         return call
 
-    return outcome(call_on("cpu"), call_on("mps"))
+    return outcome(call_on("cpu"), call_on("mps"), values=values)
 
 
 def _targets(result: Any, resized: bool) -> Any:

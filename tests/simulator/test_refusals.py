@@ -1,0 +1,167 @@
+"""What a Mac refuses is refused here too, with the same exception and the same words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hf_mps import simulator
+from hf_mps.errors import UserError
+from hf_mps.simulator import profiles
+
+pytestmark = pytest.mark.usefixtures("mps")
+
+FLOAT64 = (
+    r"Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64\. "
+    r"Please use float32 instead\."
+)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.ones(2, dtype=torch.float64, device="mps"),
+        lambda: torch.ones(2, dtype=torch.float64).to("mps"),
+        lambda: torch.ones(2, device="mps").double(),
+        lambda: torch.ones(2, device="mps").to(torch.float64),
+        lambda: torch.empty_strided((2,), (1,), dtype=torch.float64, device="mps"),
+        lambda: torch.nn.Linear(2, 2).double().to("mps"),
+        lambda: torch.tensor([1.0], dtype=torch.float64, device="mps"),
+    ],
+    ids=["factory", "copy", "double", "to", "strided", "module", "tensor"],
+)
+def test_float64_is_refused_in_metals_words(call) -> None:
+    with pytest.raises(TypeError, match=FLOAT64):
+        call()
+
+
+def test_a_python_float_is_no_float64() -> None:
+    x = torch.ones(2, device="mps") * 0.1
+    assert x.dtype == torch.float32
+    assert torch.tensor(0.5, device="mps").dtype == torch.float32
+    assert (torch.ones(2, device="mps") + torch.tensor(0.1, dtype=torch.float64)).dtype == torch.float32
+
+
+def test_a_missing_operator_is_refused_in_metals_words() -> None:
+    with pytest.raises(NotImplementedError) as caught:
+        torch.ones(4, device="mps").take(torch.tensor([1], device="mps"))
+    commit = torch.version.git_version
+    assert str(caught.value).split("\nException raised")[0] == (
+        "The operator 'aten::take' is not currently implemented for the MPS device. If you want this op to be "
+        "considered for addition please comment on https://github.com/pytorch/pytorch/issues/141287 and mention "
+        f"use-case, that resulted in missing op as well as commit hash {commit}. As a temporary fix, you can set the "
+        "environment variable `PYTORCH_ENABLE_MPS_FALLBACK=1` to use the CPU as a fallback for this op. WARNING: this "
+        "will be slower than running natively on MPS."
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda x: x.mode(), "aten::mode"),
+        (lambda x: torch.linalg.eigh(x), "aten::_linalg_eigh.eigenvalues"),
+        (lambda x: torch.nn.functional.adaptive_max_pool3d(x.view(1, 1, 1, 4, 4), 1), "aten::adaptive_max_pool3d.out"),
+    ],
+    ids=["mode", "eigh", "adaptive_max_pool3d"],
+)
+def test_the_operator_is_named_as_a_mac_names_it(call, name: str) -> None:
+    with pytest.raises(NotImplementedError, match=f"The operator '{name}' is not currently implemented"):
+        call(torch.eye(4, device="mps"))
+
+
+def test_tensors_on_two_devices_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        torch.ones(2, device="mps") + torch.ones(2)
+    with pytest.raises(RuntimeError):
+        torch.nn.Linear(2, 2).to("mps")(torch.ones(1, 2))
+    assert (torch.ones(2, device="mps") + torch.tensor(1.0)).tolist() == [2.0, 2.0], "a scalar on the CPU is allowed"
+
+
+def test_another_profile_in_the_same_process_is_refused() -> None:
+    present = simulator.loaded()
+    assert present is not None
+    other = next(profile for profile in profiles.PROFILES.values() if profile != present)
+    with pytest.raises(UserError, match=f"the simulated device {present.name} is loaded already; start a new process"):
+        simulator.load(other.name)
+    assert simulator.load(present.name) is present
+
+
+FALLBACK = """
+import warnings, torch
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    x = torch.tensor([3., 1., 2.], device="mps", requires_grad=True)
+    taken = x.take(torch.tensor([2, 0], device="mps"))
+    values, where = torch.tensor([[1, 2, 2]], device="mps").mode()
+    taken.sum().backward()
+print(taken.tolist(), values.tolist(), taken.device, x.grad.tolist())
+for warning in seen:
+    if "MPS" in str(warning.message):
+        print(str(warning.message).split(" (Triggered")[0])
+"""
+
+
+def test_the_fallback_variable_sends_them_to_the_cpu_with_one_warning_for_the_first(run_python) -> None:
+    done = run_python(
+        "-c", FALLBACK, env={"HF_MPS_SIMULATE": "1", "PYTORCH_ENABLE_MPS_FALLBACK": "1", "HF_MPS_FALLBACK": None}
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "[2.0, 3.0] [2] mps:0 [1.0, 0.0, 1.0]"
+    assert lines[1:] == [
+        "The operator 'aten::take' is not currently supported on the MPS backend and will fall back to run on the CPU. "
+        "This may have performance implications."
+    ]
+
+
+def test_setting_the_variable_after_torch_is_imported_changes_nothing(run_python) -> None:
+    code = (
+        "import os, torch; os.environ['PYTORCH_ENABLE_MPS_FALLBACK'] = '1'\n"
+        "try: torch.ones(2, device='mps').take(torch.tensor([0], device='mps'))\n"
+        "except NotImplementedError: print('refused')"
+    )
+    done = run_python("-c", code, env={"HF_MPS_SIMULATE": "1", "PYTORCH_ENABLE_MPS_FALLBACK": None})
+    assert done.stdout.strip() == "refused", done.stderr
+
+
+@pytest.mark.parametrize("value", ["true", ""])
+def test_a_value_that_is_no_number_is_named(run_python, value: str) -> None:
+    code = "from hf_mps import simulator, errors\ntry: simulator.load()\nexcept errors.UserError as e: print(e)"
+    done = run_python("-c", code, env={"HF_MPS": "0", "HF_MPS_SIMULATE": None, "PYTORCH_ENABLE_MPS_FALLBACK": value})
+    assert "PYTORCH_ENABLE_MPS_FALLBACK is no number" in done.stdout, done.stderr
+
+
+def test_some_operators_are_always_on_the_cpu(run_python) -> None:
+    code = "import torch; print(torch.linalg.svd(torch.eye(3, device='mps')).S.tolist())"
+    done = run_python(
+        "-W", "error::DeprecationWarning", "-c", code, env={"HF_MPS_SIMULATE": "1", "PYTORCH_ENABLE_MPS_FALLBACK": None}
+    )
+    assert done.stdout.strip() == "[1.0, 1.0, 1.0]", done.stderr
+    assert "The operator 'aten::linalg_svd' is not currently supported on the MPS backend" in done.stderr
+
+
+def test_memory_ends_where_the_profiles_memory_ends(run_python) -> None:
+    code = (
+        "import torch\n"
+        "try: torch.empty(11 * 2**30, dtype=torch.uint8, device='mps')\n"
+        "except RuntimeError as e: print(str(e).splitlines()[0])"
+    )
+    done = run_python("-c", code, env={"HF_MPS_SIMULATE": "m1-8gb", "PYTORCH_MPS_HIGH_WATERMARK_RATIO": None})
+    # 1.7 times the recommended maximum, PyTorch's high watermark: 9.07 GiB of 5.33.
+    assert done.stdout.startswith("MPS backend out of memory (MPS allocated: 0 bytes, other allocations: "), done.stderr
+    assert "max allowed: 9.07 GiB). Tried to allocate 11.00 GiB on " in done.stdout
+    assert done.stdout.strip().endswith("(may cause system failure).")
+
+
+def test_a_real_mac_is_not_touched(run_python) -> None:
+    code = (
+        "import torch, hf_mps.simulator as s\nfrom hf_mps.errors import UserError\n"
+        "torch._C._has_mps = True\n"
+        "try: s.load()\nexcept UserError as e: print(e)\n"
+        "print(s.loaded(), torch._C._dispatch_has_kernel_for_dispatch_key('aten::add.Tensor', 'MPS'))"
+    )
+    done = run_python("-c", code, env={"HF_MPS": "0", "HF_MPS_SIMULATE": None})
+    assert done.stdout.splitlines() == [
+        "this PyTorch has real Metal support, so the simulated device is not loaded; unset HF_MPS_SIMULATE",
+        "None False",
+    ], done.stderr

@@ -1,0 +1,237 @@
+"""What training uses, on the simulated device with the CPU's numbers: layers, mixed precision, checkpointing, fakes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+pytestmark = pytest.mark.usefixtures("mps")
+
+Call = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+
+
+def plainly(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    result = module(x)
+    return result[0] if isinstance(result, tuple) else result
+
+
+def gradients(module: nn.Module, x: torch.Tensor, device: str, call: Call = plainly) -> list[torch.Tensor]:
+    """Output, the input's gradient and the parameters' gradients of `module`, computed on `device`, on the CPU."""
+    module = copy.deepcopy(module).to(device)
+    x = x.detach().clone().to(device).requires_grad_()
+    y = call(module, x)
+    weight = torch.linspace(-1, 1, y.numel(), dtype=torch.float32).view(y.shape).to(device)
+    (y.float() * weight).sum().backward()
+    given = [y.detach(), x.grad, *(p.grad for p in module.parameters())]
+    return [tensor.cpu() for tensor in given if tensor is not None]
+
+
+def agree(module: nn.Module, x: torch.Tensor, call: Call = plainly, **tolerance: float) -> None:
+    torch.manual_seed(1)
+    cpu, mps = gradients(module, x, "cpu", call), gradients(module, x, "mps", call)
+    assert len(cpu) == len(mps)
+    for a, b in zip(cpu, mps, strict=True):
+        torch.testing.assert_close(b, a, **(tolerance or {"rtol": 1e-5, "atol": 1e-5}))
+
+
+SHAPES = {1: (2, 4, 9), 2: (2, 4, 9, 8), 3: (2, 4, 6, 5, 7)}
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["Conv", "ConvTranspose"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"stride": 2, "padding": 1}, {"groups": 2}, {"groups": 4, "bias": False}, {"dilation": 2, "padding": 2}],
+    ids=str,
+)
+def test_convolutions(dimensions: int, kind: str, options: dict[str, int]) -> None:
+    torch.manual_seed(0)
+    layer = getattr(nn, f"{kind}{dimensions}d")(4, 8, 3, **options)
+    agree(layer, torch.randn(SHAPES[dimensions]))
+
+
+def test_a_convolution_over_channels_last_memory() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 8, 8).contiguous(memory_format=torch.channels_last)
+    agree(nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)), x)
+
+
+def test_a_frozen_convolution_gives_its_input_a_gradient() -> None:
+    layer = nn.Conv2d(3, 3, 3).requires_grad_(False)
+    agree(layer, torch.randn(1, 3, 6, 6))
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_layers": 2}, {"bidirectional": True}, {"batch_first": True, "bias": False}], ids=str
+)
+def test_recurrent_layers(kind: str, options: dict[str, int]) -> None:
+    torch.manual_seed(0)
+    agree(getattr(nn, kind)(5, 6, **options), torch.randn(4, 3, 5))
+
+
+def test_an_lstm_with_a_projection_over_packed_sequences() -> None:
+    def packed(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        sequence = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([4, 2, 1]))
+        return nn.utils.rnn.pad_packed_sequence(module(sequence)[0])[0]
+
+    torch.manual_seed(0)
+    agree(nn.LSTM(5, 6), torch.randn(4, 3, 5), packed)
+
+
+def test_a_transformer_layer() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    agree(layer, torch.randn(2, 5, 16))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention(masked: bool) -> None:
+    def attend(_: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones(5, 5, dtype=torch.bool, device=x.device).tril() if masked else None
+        return nn.functional.scaled_dot_product_attention(x, x * 0.5, x + 1, attn_mask=mask)
+
+    agree(nn.Identity(), torch.randn(2, 3, 5, 4), attend)
+
+
+def test_embedding_layernorm_and_cross_entropy() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(11, 8, padding_idx=0), nn.LayerNorm(8), nn.Linear(8, 3))
+    tokens, labels = torch.randint(11, (4, 6)), torch.tensor([0, 1, 2, -100])
+    found = []
+    for device in ("cpu", "mps"):
+        moved = copy.deepcopy(net).to(device)
+        loss = nn.functional.cross_entropy(moved(tokens.to(device)).mean(1), labels.to(device))
+        loss.backward()
+        found.append([loss.detach().cpu(), *(p.grad.cpu() for p in moved.parameters())])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(b, a)
+
+
+# Mixed precision.
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_casts_what_it_casts_on_a_mac(dtype: torch.dtype) -> None:
+    x, w = torch.randn(4, 4, device="mps"), torch.randn(4, 4, device="mps", requires_grad=True)
+    with torch.autocast("mps", dtype=dtype):
+        product = x @ w
+        assert product.dtype == dtype
+        assert nn.functional.linear(x, w).dtype == dtype
+        assert product.softmax(-1).dtype == torch.float32
+        assert nn.functional.layer_norm(product, (4,)).dtype == torch.float32
+        loss = nn.functional.mse_loss(product, x)
+        assert loss.dtype == torch.float32
+    loss.backward()
+    assert w.grad is not None
+    assert w.grad.dtype == torch.float32
+    assert (x @ w).dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_gives_what_low_precision_gives(dtype: torch.dtype) -> None:
+    def cast(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(x.device.type, dtype=dtype):
+            return module(x)
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    agree(net, torch.randn(5, 8), cast, rtol=3e-2, atol=3e-2)
+
+
+def test_the_gradient_scaler_skips_an_overflow_and_goes_on() -> None:
+    weight = nn.Parameter(torch.ones(2, device="mps"))
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    scaler = torch.amp.GradScaler("mps", init_scale=1024.0, growth_interval=1)
+
+    def step(factor: float) -> None:
+        scaler.scale((weight * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    step(float("inf"))
+    assert weight.tolist() == [1.0, 1.0]
+    assert scaler.get_scale() == 512.0
+    step(1.0)
+    assert weight.tolist() == [0.5, 0.5]
+    assert scaler.get_scale() == 1024.0
+    again = torch.amp.GradScaler("mps")
+    again.load_state_dict(scaler.state_dict())
+    assert again.get_scale() == 1024.0
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"foreach": True}, {"amsgrad": True}], ids=str)
+@pytest.mark.parametrize("kind", ["AdamW", "Adam", "SGD"])
+def test_optimizers_step_as_on_the_cpu(kind: str, options: dict[str, bool]) -> None:
+    if kind == "SGD":
+        options = {"momentum": 0.9, **{key: value for key, value in options.items() if key != "amsgrad"}}
+    found = []
+    for device in ("cpu", "mps"):
+        weight = nn.Parameter(torch.linspace(-1, 1, 6).to(device))
+        optimizer = getattr(torch.optim, kind)([weight], lr=0.1, **options)
+        for _ in range(4):
+            weight.grad = (weight.detach() * 2 + 1).clone()
+            optimizer.step()
+        found.append(weight.detach().cpu())
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_gradients_are_clipped() -> None:
+    weight = nn.Parameter(torch.ones(4, device="mps"))
+    weight.grad = torch.full((4,), 3.0, device="mps")
+    assert nn.utils.clip_grad_norm_([weight], 1.0).item() == pytest.approx(6.0)
+    assert weight.grad.norm().item() == pytest.approx(1.0, abs=1e-4)
+
+
+# Gradient checkpointing, fakes, hooks.
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing(reentrant: bool) -> None:
+    def checkpointed(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(module, x, use_reentrant=reentrant)
+
+    torch.manual_seed(0)
+    agree(nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 2)), torch.randn(3, 6), checkpointed)
+
+
+def test_fake_tensors_on_mps_go_forward_and_backward() -> None:
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode(), torch.device("mps"):
+        net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 2))
+        loss = nn.functional.cross_entropy(net(torch.randn(5, 3, 8, 8)), torch.zeros(5, dtype=torch.long))
+        loss.backward()
+        optimizer = torch.optim.AdamW(net.parameters())
+        optimizer.step()
+    assert loss.device == torch.device("mps:0")
+    assert all(p.grad is not None and p.grad.shape == p.shape and p.grad.is_mps for p in net.parameters())
+
+
+def test_anomaly_detection_names_the_operator() -> None:
+    x = torch.zeros(2, device="mps", requires_grad=True)
+    with (
+        pytest.raises(RuntimeError, match=r"SqrtBackward0.* returned nan"),
+        pytest.warns(UserWarning, match="SqrtBackward0"),
+        torch.autograd.detect_anomaly(),
+    ):
+        (x.sqrt() * 0).sum().backward()
+
+
+def test_threads_use_the_device_together() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    def work(number: int) -> float:
+        x = torch.full((64, 64), float(number), device="mps", requires_grad=True)
+        (x @ x).sum().backward()
+        return x.grad.sum().item()
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(work, range(8)))
+    assert found == [2.0 * 64**3 * number for number in range(8)]
