@@ -4,3 +4,14 @@ Importing this package must not import torch: PyTorch's own start-up loads `hf_m
 """
 
 __version__ = "0.1.0"
+
+# Rooms that `import hf_mps` alone reaches, imported when they are first named.
+_ROOMS = ("activate", "device")
+
+
+def __getattr__(name: str) -> object:
+    if name not in _ROOMS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return import_module(f"{__name__}.{name}")

@@ -1,4 +1,4 @@
-"""HF_MPS_DEVICE is the one switch: real Trainers, Accelerate loops and Lightning runs follow it, whatever comes first."""
+"""HF_MPS_DEVICE is the one switch: real Trainer, Accelerate and Lightning runs follow it, whatever came first."""
 
 from __future__ import annotations
 
