@@ -23,7 +23,9 @@ __all__ = ["POSITIVE_SHARE", "generate", "majority"]
 # 16 of every 25 rows are paraphrases.
 _BLOCK, _POSITIVE = 25, 16
 POSITIVE_SHARE = _POSITIVE / _BLOCK
-_CANDIDATES = 8
+_CANDIDATES = 16
+# The share of words in common that pairs aim at: what both labels can reach.
+_OVERLAP = (0.25, 0.65)
 
 # sentence1 and sentence2 are str, label is 0 or 1.
 Row = dict[str, Any]
@@ -33,8 +35,8 @@ def generate(rows_train: int, rows_dev: int, seed: int) -> dict[str, list[Row]]:
     """Generate labelled sentence pairs, the same for the same seed in every process and Python version.
 
     Returns `train` and `validation`, lists of rows `sentence1`, `sentence2` (str) and `label` (1 for a paraphrase, 0
-    for a pair that says different things); 64 of 100 are paraphrases. Validation has names and wordings that training never
-    has. More rows only add rows: the first ones stay as they are.
+    for a pair that says different things); 64 of 100 are paraphrases. Validation has names and wordings that are never
+    in training. More rows only add rows: the first ones stay as they are.
 
     Raises UserError for a row count below 1 or a seed that is not a whole number from 0.
     """
@@ -75,7 +77,7 @@ def _pair(label: int, draws: Draws, held_out: bool) -> tuple[str, str]:
 
 def _said(one: Fact, other: Fact, draws: Draws, held_out: bool) -> tuple[str, str]:
     """Say both facts, with as many shared words as a target drawn without regard to the label."""
-    target = draws.between(0.3, 0.8)
+    target = draws.between(*_OVERLAP)
     best: tuple[float, str, str] | None = None
     while best is None:
         first = Choices(draws)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-# How often each standing of an event is drawn: it happened, will, may, was decided against, did not; or it holds always.
+# How often an event happened, will, may, was decided against or did not happen; or holds in general.
 DECISION = (("done", 0.5), ("planned", 0.2), ("possible", 0.15), ("declined", 0.15))
 EVENT = (("done", 0.8), ("denied", 0.2))
 PLAN = (("done", 0.6), ("planned", 0.25), ("possible", 0.15))
@@ -31,11 +31,10 @@ class Wording:
 
 @dataclass(frozen=True)
 class Relation:
-    """One thing that can happen, with all its wordings; `symmetric` where exchanging the roles changes nothing."""
+    """One thing that can happen, with all its wordings."""
 
     name: str
     wordings: tuple[Wording, ...]
-    symmetric: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,8 @@ class Group:
     extras: frozenset[str] = field(default_factory=frozenset)
 
 
-def relation(name: str, wordings: str, symmetric: bool = False) -> Relation:
+def relation(name: str, wordings: str) -> Relation:
     """Read a relation from lines of `subject | verb | object | rest`."""
     lines: Iterable[str] = filter(None, map(str.strip, wordings.splitlines()))
     parsed = tuple(Wording(*(part.strip() for part in line.split("|"))) for line in lines)
-    return Relation(name, parsed, symmetric)
+    return Relation(name, parsed)
