@@ -18,26 +18,20 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help="Hugging Face
 recipes = typer.Typer(no_args_is_help=True, help="The recipes that come with hf_mps.")
 app.add_typer(recipes, name="recipes")
 
-_debug = False
-
 
 def main(argv: Sequence[str] | None = None, *, program: str = "hf-mps") -> int:
     """Run the command line `argv` (default: the process's own) and return its exit code; see `hf_mps.errors`."""
-    global _debug
-    _debug = False
+    given = list(sys.argv[1:] if argv is None else argv)
+    codes: list[int] = []
 
     def command() -> None:
-        nonlocal code
-        given = list(sys.argv[1:] if argv is None else argv)
         work = _parse(given, program)
         if callable(work):
             work()
         else:
-            code = int(work or 0)
+            codes.append(int(work or 0))
 
-    code = 0
-    failed = run_command(command, debug="--debug" in (sys.argv if argv is None else argv))
-    return failed or code
+    return run_command(command, debug="--debug" in given) or sum(codes)
 
 
 def _parse(argv: list[str], program: str) -> Work | int | None:

@@ -229,5 +229,5 @@ def _choices(value: ast.expr | None) -> list[str]:
         if isinstance(node, ast.Dict):
             for key, item in zip(node.keys, node.values, strict=True):
                 if isinstance(key, ast.Constant) and key.value == "choices" and isinstance(item, ast.List):
-                    return [choice.value for choice in item.elts if isinstance(choice, ast.Constant)]
+                    return [str(choice.value) for choice in item.elts if isinstance(choice, ast.Constant)]
     return []

@@ -61,12 +61,12 @@ class Checkpoint:
         if inside:
             raise UserError(
                 f"model {self.said}: its weights do not fit {type(model).__name__}: {len(inside)} are missing or of"
-                f" another shape, first {inside[0]}; allowed: a checkpoint of the architecture that its config.json names"
+                f" another shape, first {inside[0]}; allowed: a checkpoint of the architecture that its config names"
             )
         count = sum(parameter.numel() for parameter in model.parameters())
         parts = sorted({name.rpartition(".")[0] or name for name in new})
         head = f"; new, to be trained from scratch: {', '.join(parts)}" if parts else ""
-        return f"{type(model).__name__}, {count / 1e6:.1f} M parameters{head}"
+        return f"{type(model).__name__}, {_size(count)} parameters{head}"
 
     def _load(self, what: str, load: Any, **settings: Any) -> Any:
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -121,6 +121,10 @@ def unreachable(what: str, download: str, instead: str, first: str) -> str:
         why = f"{what} is not in the local cache and HF_HUB_OFFLINE forbids to fetch it"
         return f"{why}; next: HF_HUB_OFFLINE=0 {download}, or {instead}"
     return f"{what} cannot be had from the hub: {first}; next: {download}, or {instead}"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count:,}"
 
 
 def _in_package(name: str) -> Path:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 BUILDERS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 SPLITS: tuple[recipes.Split, ...] = ("train", "validation")
+NO_ROWS = "holds no rows; allowed: at least one"
 # What `pairs` makes where a recipe gives no `data.rows`.
 GENERATED = {"train": 2000, "validation": 500}
 
@@ -67,7 +68,7 @@ def load(data: recipes.Data, columns: Mapping[str, str], seed: int) -> dict[str,
     sources = {"hub": _hub, "files": _file, "generated": _generated}
     read = sources[data.source]
     wanted: list[recipes.Split] = ["train"] if data.hold_out else list(SPLITS)
-    found = {split: _narrow(read(data, split, seed), columns) for split in wanted}
+    found: dict[recipes.Split, Rows] = {split: _narrow(read(data, split, seed), columns) for split in wanted}
     if data.hold_out:
         found |= _held_out(found["train"], data.hold_out, seed)
     for split, rows in found.items():
@@ -103,6 +104,8 @@ def _file(data: recipes.Data, split: recipes.Split, seed: int) -> Rows:
             dataset = load_dataset(builder, data_files={split: str(path.resolve())}, split=split, **settings)
     except (DatasetGenerationError, ValueError, TypeError, KeyError) as error:
         _raise_machine_failure(error)
+        if "corresponds to no data" in str(error):  # how `datasets` says that a split came out empty
+            raise UserError(f"{name}: {NO_ROWS}") from error
         raise UserError(f"{name}: cannot be read as {path.suffix[1:]}: {_innermost(error)}") from error
     return Rows(dataset, name, textual=builder == "csv")
 
@@ -177,7 +180,7 @@ def _narrow(rows: Rows, columns: Mapping[str, str]) -> Rows:
                 f" {', '.join(there)}{nearest(column, there)}"
             )
     if len(rows.dataset) == 0:
-        raise UserError(f"{rows.where}: holds no rows; allowed: at least one")
+        raise UserError(f"{rows.where}: {NO_ROWS}")
     dataset = rows.dataset.select_columns(list(dict.fromkeys(columns.values())))
     return Rows(
         dataset.rename_columns({column: role for role, column in columns.items() if role != column}),
@@ -186,7 +189,7 @@ def _narrow(rows: Rows, columns: Mapping[str, str]) -> Rows:
     )
 
 
-def _held_out(rows: Rows, share: float, seed: int) -> dict[str, Rows]:
+def _held_out(rows: Rows, share: float, seed: int) -> dict[recipes.Split, Rows]:
     """Split the training rows in two, seeded. Raises UserError where one side would be empty."""
     count = len(rows.dataset)
     kept_back = round(count * share)
@@ -205,13 +208,13 @@ def _shuffled(count: int, seed: int) -> list[int]:
 
 def _header(path: Path, name: str) -> list[str]:
     """The column names of a csv or tsv. Raises UserError for no names, a name twice, or text that is not UTF-8."""
-    quoting = csv.QUOTE_NONE if path.suffix == ".tsv" else csv.QUOTE_MINIMAL
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            header = next(csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",", quoting=quoting), [])
+            tabs = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+            header = next(tabs if path.suffix == ".tsv" else csv.reader(file), [])
     except UnicodeDecodeError as error:
         raise UserError(
-            f"{name}: is not UTF-8 text (byte {error.start}); next: iconv -f latin1 -t utf-8 {name}"
+            f"{name}: is not UTF-8 text (byte {error.start}); next: iconv -f latin1 -t utf-8 {name} > new.csv"
         ) from error
     except csv.Error as error:
         raise UserError(f"{name}: cannot be read as {path.suffix[1:]}: {error}") from error

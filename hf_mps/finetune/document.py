@@ -20,6 +20,10 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.2's plain scalars. PyYAML speaks 1.1, where `no` is false, `2e-5` is text, `010` is 8 and `1:30` is 90."""
 
 
+def _integer(_: yaml.SafeLoader, node: yaml.Node) -> int:
+    return int(node.value)
+
+
 _Loader.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
@@ -32,7 +36,7 @@ for _tag, _pattern, _first in (
     ),
 ):
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), _first)
-_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(loader.construct_scalar(node)))
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
 @dataclass

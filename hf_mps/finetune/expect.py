@@ -10,7 +10,18 @@ from hf_mps.finetune.recipe import Order
 from hf_mps.finetune.report import Expectation
 
 # What the command line may change without making another run of it than the one that the promise was given for.
-HARMLESS = ("seed", "output_dir", "expect", "training.logging_", "training.report_to", "training.run_name")
+HARMLESS = (
+    "seed",
+    "output_dir",
+    "expect",
+    "training.logging_",
+    "training.report_to",
+    "training.run_name",
+    "training.save_strategy",
+    "training.save_steps",
+    "training.save_total_limit",
+    "training.dataloader_",
+)
 
 
 def applies(order: Order) -> Choice[bool]:

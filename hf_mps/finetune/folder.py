@@ -22,45 +22,44 @@ def choose(name: str, output_dir: str | None) -> Choice[Path]:
     if output_dir is not None:
         path = Path(output_dir).expanduser()
         if _used(path):
-            raise UserError(
-                f"output_dir {output_dir} is in use already, and a run never writes over another;"
-                f" next: output_dir={_beside(path)}"
-            )
+            raise UserError(_in_use(path))
         return Choice(path, "output_dir in the recipe")
     path = RUNS / name
-    if _used(path):
+    if path.exists():
         return Choice(_beside(path), f"{path} holds another run, which stays as it is")
     return Choice(path, "the default: runs/ and the recipe's name")
 
 
 def claim(choice: Choice[Path], *, named: bool) -> Choice[Path]:
-    """Make the chosen folder and return it; another run may have taken the default in between, then the next is taken.
+    """Make the chosen folder, with the hidden one for files in the making, and return it.
 
-    Raises UserError where the folder cannot be made.
+    Another run may have taken it in between: the default steps aside, a folder that the user named is refused.
+    Raises UserError for that, and where the folder cannot be made.
     """
     path = choice.value
     while True:
         try:
-            path.mkdir(parents=True, exist_ok=named or (path.is_dir() and not _used(path)))
+            path.mkdir(parents=True, exist_ok=named)
+            staging(path).mkdir()  # the claim: of two runs at the same moment only one makes it
             return Choice(path, choice.reason)
         except FileExistsError:
+            if named:
+                raise UserError(_in_use(path)) from None
             path = _beside(path)
         except OSError as error:
             raise UserError(f"output_dir {path}: cannot be made: {error.strerror}") from error
 
 
 def staging(output: Path) -> Path:
-    """A new hidden folder inside `output`, for files that are moved out once they are whole."""
-    path = output / STAGING
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir()
-    return path
+    """The hidden folder inside a run's own, for files that are moved out once they are whole."""
+    return output / STAGING
 
 
-def publish(staged: Path) -> None:
-    """Move every file of a staging folder into the run's folder, `config.json` last: a model without it is no model."""
+def publish(output: Path) -> None:
+    """Move every file of the staging folder into the run's own, `config.json` last: a model without it is no model."""
+    staged = staging(output)
     for file in sorted(staged.iterdir(), key=lambda path: (path.name == "config.json", path.name)):
-        file.replace(staged.parent / file.name)
+        file.replace(output / file.name)
     staged.rmdir()
 
 
@@ -70,7 +69,7 @@ def tidy(output: Path) -> list[Path]:
     for path in output.glob("checkpoint-*"):
         if path not in whole:
             shutil.rmtree(path, ignore_errors=True)
-    shutil.rmtree(output / STAGING, ignore_errors=True)
+    shutil.rmtree(staging(output), ignore_errors=True)
     if output.is_dir() and not any(output.iterdir()):
         output.rmdir()
     return whole
@@ -78,6 +77,10 @@ def tidy(output: Path) -> list[Path]:
 
 def _used(path: Path) -> bool:
     return path.exists() and (not path.is_dir() or any(path.iterdir()))
+
+
+def _in_use(path: Path) -> str:
+    return f"output_dir {path} is in use already, and a run never writes over another; next: output_dir={_beside(path)}"
 
 
 def _beside(path: Path) -> Path:

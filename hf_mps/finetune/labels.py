@@ -58,10 +58,8 @@ def decide(
         why = "problem_type in the recipe" if problem_type else "the labels are numbers with a decimal point"
         _check_numbers((train, validation))
         return Labels((), {}, why)
-    if given or named:
-        labels = _named(
-            tuple(given or named), train, seen, "data.labels in the recipe" if given else "the data set names them"
-        )
+    if classes := given or named:
+        labels = _named(classes, train, seen, "data.labels in the recipe" if given else "the data set names them")
     else:
         ordered = _ordered({key(raw) for raw in seen} - {""})
         labels = Labels(
@@ -73,8 +71,9 @@ def decide(
     return labels
 
 
-def _named(names: tuple[str, ...], train: Rows, seen: Iterable[Any], reason: str) -> Labels:
+def _named(classes: Sequence[str], train: Rows, seen: Iterable[Any], reason: str) -> Labels:
     """Classes with given names; the rows may say the name, or the id where no name is said."""
+    names = tuple(classes)
     by_name = {key(name): number for number, name in enumerate(names)}
     by_id = {str(number): number for number in range(len(names))}
     said = {key(raw) for raw in seen}

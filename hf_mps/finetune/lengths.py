@@ -55,7 +55,9 @@ def _few_shapes(longest: int, limit: int) -> Choice[Lengths]:
     step = max(8, -(-longest // SHAPES // 8) * 8)
     shapes = -(-longest // step)
     if shapes * step > limit:
-        return Choice(Lengths(longest, "max_length", None), f"one shape: steps of {step} would pass the model's {limit}")
+        return Choice(
+            Lengths(longest, "max_length", None), f"one shape: steps of {step} would pass the model's {limit}"
+        )
     reason = f"at most {shapes} shapes: Metal compiles a graph for each new one (pytorch#181485)"
     return Choice(Lengths(longest, "longest", step), reason)
 

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 # Said at every run, about what the runner does on purpose; each is matched at its beginning.
-KNOWN_ADVICE = ("The tokenizer has new PAD/BOS/EOS tokens",)
+KNOWN_ADVICE = (
+    "The tokenizer has new PAD/BOS/EOS tokens",
+    "mtime may not be reliable on this filesystem",  # checkpoints are told apart by their numbers instead
+)
 
 
 class _NoAdvice(logging.Filter):
@@ -19,19 +22,19 @@ class _NoAdvice(logging.Filter):
 def no_bars() -> Iterator[None]:
     """Switch off the bars of transformers, datasets and huggingface_hub, and known advice; put all back after."""
     import datasets
-    import huggingface_hub.utils as hub
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
     from transformers.utils import logging as transformers_logging
 
     bars = (
         transformers_logging.is_progress_bar_enabled(),
         not datasets.are_progress_bars_disabled(),
-        not hub.are_progress_bars_disabled(),
+        not are_progress_bars_disabled(),
     )
     handlers = transformers_logging._get_library_root_logger().handlers
     advice = _NoAdvice()
     transformers_logging.disable_progress_bar()
     datasets.disable_progress_bars()
-    hub.disable_progress_bars()
+    disable_progress_bars()
     for handler in handlers:
         handler.addFilter(advice)
     try:
@@ -41,7 +44,7 @@ def no_bars() -> Iterator[None]:
             handler.removeFilter(advice)
         for was_on, enable in zip(
             bars,
-            (transformers_logging.enable_progress_bar, datasets.enable_progress_bars, hub.enable_progress_bars),
+            (transformers_logging.enable_progress_bar, datasets.enable_progress_bars, enable_progress_bars),
             strict=True,
         ):
             if was_on:

@@ -26,8 +26,8 @@ class Section(BaseModel):
 class Rows(Section):
     """How many rows of each split to use; of a file or a hub data set a seeded sample, of generated data its size."""
 
-    train: int | None = Field(None, ge=1)
-    validation: int | None = Field(None, ge=1)
+    train: int | None = Field(default=None, ge=1)
+    validation: int | None = Field(default=None, ge=1)
 
 
 class Data(Section):
@@ -44,7 +44,7 @@ class Data(Section):
     files: dict[Split, str] | None = None
     generated: Literal["pairs"] | None = None
     rows: Rows = Rows()
-    hold_out: float | None = Field(None, gt=0, lt=1)
+    hold_out: float | None = Field(default=None, gt=0, lt=1)
 
     @property
     def source(self) -> str:
@@ -92,8 +92,8 @@ class Recipe(Section):
     task: str
     model: str
     data: Data
-    metrics: list[str] | None = Field(None, min_length=1)
-    seed: int = Field(42, ge=0, lt=2**32)
+    metrics: list[str] | None = Field(default=None, min_length=1)
+    seed: int = Field(default=42, ge=0, lt=2**32)
     output_dir: str | None = None
     expect: dict[str, float | list[float]] = Field(default_factory=dict)
     training: dict[str, Any] = Field(default_factory=dict)
@@ -146,7 +146,7 @@ def load(name: str, overrides: Sequence[str] = ()) -> Order:
 
 
 def validate(said: Document) -> Recipe:
-    """The recipe that `said` holds, in the class of its task. Raises UserError: the first problem, and the others' keys."""
+    """The recipe that `said` holds, in the class of its task. Raises UserError: the first problem, the others' keys."""
     kind = _kind(said)
     problems: list[tuple[str, str]] = []
     training = said.values.get("training")
@@ -174,7 +174,8 @@ def _kind(said: Document) -> type[Recipe]:
     if not isinstance(task, str) or task not in names:
         came = "is missing" if task is None else f"is {task!r}"
         raise UserError(f"{said.where('task')}: task {came}; allowed: {', '.join(names)}{nearest(str(task), names)}")
-    return tasks.module(task).Recipe
+    kind: type[Recipe] = tasks.module(task).Recipe
+    return kind
 
 
 def _anchor_paths(values: Values, folder: Path) -> None:

@@ -66,6 +66,11 @@ def _prepare(order: Order, source: checkpoint.Checkpoint) -> tuple[Choice[str], 
     prepared = task.prepare(order.recipe, rows, source, device.value)
     reported = {name: one for one in prepared.metrics.names for name in REPORTS[one]}
     expect.refuse_unmeasured(order, reported)
+    sizes = " + ".join(f"{len(one.dataset)}" for one in rows.values())
+    prepared.choices = {
+        "data": Choice(f"{sizes} rows", f"train: {rows['train'].where}; validation: {rows['validation'].where}"),
+        **prepared.choices,
+    }
     return device, prepared
 
 
@@ -76,24 +81,24 @@ def _train(order: Order, device: Choice[str], prepared: Prepared, output: Choice
     from hf_mps.finetune import record as records
     from hf_mps.finetune import report
     from hf_mps.finetune.callbacks import FiniteLoss, Stopwatch
+    from hf_mps.finetune.interrupt import CtrlC
 
     plan = plans.decide(order.recipe, prepared, device, output)
-    watch, peak = Stopwatch(), Peak(device.value)
-    trainer = _trainer(plan, prepared, [watch, FiniteLoss()])
+    watch, peak, ctrl_c = Stopwatch(), Peak(device.value), CtrlC()
+    trainer = _trainer(plan, prepared, [watch, FiniteLoss(), ctrl_c])
     _header(order, plan)
     lines = progress.StepLines(
         memory=lambda: (peak.sample(), peak.result.value),
         main_metric=prepared.metrics.main,
         greater_is_better=prepared.metrics.greater_is_better,
     )
-    with peak, lines.attach(trainer):
+    with peak, lines.attach(trainer), ctrl_c:
         trained = trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
         if not math.isfinite(trained.training_loss):
             raise RunError(f"the training loss is {trained.training_loss}; next: a lower training.learning_rate")
         measured = _measured(trainer)
-    staged = folder.staging(output.value)
-    trainer.save_model(str(staged))
-    folder.publish(staged)
+    trainer.save_model(str(folder.staging(output.value)))
+    folder.publish(output.value)
     record = records.make(order, plan, prepared, trainer, measured, watch, peak.result.value)
     files = report.write(output.value, record)
     _table(record, [output.value, *files])
@@ -124,7 +129,11 @@ def _trainer(plan: Plan, prepared: Prepared, callbacks: list[Any]) -> Any:
 
 
 def _header(order: Order, plan: Plan) -> None:
-    rows = [(name.replace("_", " "), str(choice.value), choice.reason) for name, choice in plan.shown().items()]
+    words = {"True": "on", "False": "off"}
+    rows = []
+    for name, choice in plan.shown().items():
+        value = str(choice.value)
+        rows.append((name.replace("_", " "), words.get(value, value), choice.reason))
     if order.recipe.expect:
         rows.append(("expected", expect.in_words(order), expect.applies(order).reason))
     progress.header(rows, title=f"hf_mps finetune {order.name}")

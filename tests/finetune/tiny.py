@@ -3,11 +3,39 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-WORDS = ("the a cat dog bird sat ran flew on under over mat tree house good bad fine awful very not is was it they".split())
+RECIPE = """# Tell good from bad.
+task: text-classification
+model: model
+data:
+  files: {train: train.csv, validation: dev.csv}
+  columns: {text: first, text_pair: second}
+metrics: [f1, accuracy]
+seed: 1
+training:
+  per_device_train_batch_size: 8
+  learning_rate: 5e-3
+  num_train_epochs: 1
+"""
+
+ANIMALS = ("cat", "dog", "bird")
+PLACES = ("mat", "tree", "house")
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+VOCABULARY = (*SPECIAL, "the", "it", "is", "was", "on", "good", "bad", *ANIMALS, *PLACES)
+
+
+class Ended(NamedTuple):
+    """How a command ended: its exit code and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Ended]
 
 
 def model(folder: Path) -> Path:
@@ -16,11 +44,11 @@ def model(folder: Path) -> Path:
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
     folder.mkdir(parents=True, exist_ok=True)
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
-    BertTokenizerFast(vocab={word: number for number, word in enumerate(vocabulary)}, model_max_length=64).save_pretrained(folder)
+    ids = {word: number for number, word in enumerate(VOCABULARY)}
+    BertTokenizerFast(vocab=ids, model_max_length=64).save_pretrained(folder)
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=len(vocabulary),
+        vocab_size=len(VOCABULARY),
         hidden_size=32,
         num_hidden_layers=2,
         num_attention_heads=2,
@@ -35,7 +63,7 @@ def rows(count: int, offset: int = 0) -> list[dict[str, Any]]:
     """`count` rows of a pair of texts and a label: 1 where the first holds the word `good`."""
     made = []
     for number in range(offset, offset + count):
-        animal, place = WORDS[2 + number % 3], WORDS[11 + number % 3]
+        animal, place = ANIMALS[number % 3], PLACES[number // 2 % 3]
         label = (number // 3) % 2
         made.append(
             {

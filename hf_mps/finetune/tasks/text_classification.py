@@ -43,7 +43,7 @@ class Data(recipes.Data):
     """Adds the columns, and `labels`: the class names in the order of their ids."""
 
     columns: Columns = Columns()
-    labels: list[str] | None = Field(None, min_length=2)
+    labels: list[str] | None = Field(default=None, min_length=2)
 
 
 class Recipe(recipes.Recipe):
@@ -51,9 +51,9 @@ class Recipe(recipes.Recipe):
 
     task: Literal["text-classification"]
     data: Data
-    max_length: int | None = Field(None, ge=3)
+    max_length: int | None = Field(default=None, ge=3)
     padding: lengths.Padding | None = None
-    pad_to_multiple_of: int | None = Field(None, ge=1)
+    pad_to_multiple_of: int | None = Field(default=None, ge=1)
     problem_type: labels.ProblemType | None = None
     config_overrides: dict[str, Any] = Field(default_factory=dict)
 
@@ -86,7 +86,8 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     length = lengths.decide(recipe.max_length, recipe.padding, recipe.pad_to_multiple_of, device, tokenizer, config)
     choices: dict[str, Choice[Any]] = {"lengths": length, "labels": _labels(found)}
     choices |= _pad_token(tokenizer, config)
-    features = {split: _tokenised(rows[split], tokenizer, length.value, found) for split in rows}
+    content = _content(tokenizer)
+    features = {split: _tokenised(rows[split], tokenizer, content, length.value, found) for split in rows}
     model, choices["model"] = checkpoint.model(_auto_class(), config=config)
     choices["lengths"] = Choice(
         length.value, f"{length.reason}; {lengths.summary(_lengths(features['train']), length.value.longest)}"
@@ -158,7 +159,20 @@ def _pad_token(tokenizer: Any, config: Any) -> dict[str, Choice[str]]:
     return {}
 
 
-def _tokenised(rows: Rows, tokenizer: Any, length: Lengths, found: labels.Labels) -> Dataset:
+def _content(tokenizer: Any) -> str:
+    """A digest of all that a tokenizer does, taken before its first call.
+
+    The fingerprint that `Dataset.map` would take by itself is of the tokenizer's pickle, which changes with every call
+    (it remembers padding and truncation), so that nothing would be found again.
+    """
+    from datasets.fingerprint import Hasher
+
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    own = backend.to_str() if backend is not None else (tokenizer.get_vocab(), tokenizer.init_kwargs)
+    return str(Hasher.hash((type(tokenizer).__name__, own)))
+
+
+def _tokenised(rows: Rows, tokenizer: Any, content: str, length: Lengths, found: labels.Labels) -> Dataset:
     """The features of one split, kept by `datasets` under a fingerprint of everything that they depend on."""
     from datasets import ClassLabel, Features, List, Value
     from datasets.fingerprint import Hasher
@@ -170,14 +184,9 @@ def _tokenised(rows: Rows, tokenizer: Any, length: Lengths, found: labels.Labels
             raise UserError(
                 f"{rows.where}: data.columns.{role} names a column of type {kind}; allowed: a column of text"
             )
-    # A tokenizer's own pickle changes with its first call (it remembers padding and truncation), so that the
-    # fingerprint which `map` would take by itself never comes twice. Its files' content does.
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    content = backend.to_str() if backend is not None else Hasher.hash((tokenizer.get_vocab(), tokenizer.init_kwargs))
     parts = (
         FEATURES,
         rows.dataset._fingerprint,
-        type(tokenizer).__name__,
         content,
         length.longest,
         roles,

@@ -1,0 +1,48 @@
+"""A folder with a tiny model and data, and the command line called in this process."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tiny
+from tiny import Command, Ended
+
+
+@pytest.fixture(scope="session")
+def _tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import sklearn  # noqa: F401  sets KMP_ variables when it is first imported, which no single test is to answer for
+
+    return tiny.model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture
+def desk(_tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The working folder: `my.yaml`, `model/`, `train.csv` (48 rows), `dev.csv` (16 rows) and a cache of its own."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    place = tmp_path / "desk"
+    place.mkdir()
+    shutil.copytree(_tiny_model, place / "model")
+    tiny.write_csv(place / "train.csv", tiny.rows(48))
+    tiny.write_csv(place / "dev.csv", tiny.rows(16, 48))
+    (place / "my.yaml").write_text(tiny.RECIPE, encoding="utf-8")
+    monkeypatch.chdir(place)
+    yield place
+
+
+@pytest.fixture
+def finetune(capfd: pytest.CaptureFixture[str]) -> Command:
+    """Run `python -m hf_mps.finetune *arguments` in this process."""
+    from hf_mps.cli import main
+
+    def run(*arguments: str) -> Ended:
+        capfd.readouterr()
+        code = main(["finetune", *arguments], program="python -m hf_mps.finetune")
+        return Ended(code, *capfd.readouterr())
+
+    return run

@@ -1,0 +1,104 @@
+"""TrainingArguments' fields are known without importing it, exactly as it has them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from hf_mps.finetune import arguments
+
+
+def test_the_parsed_fields_are_those_of_the_real_class() -> None:
+    from transformers import TrainingArguments
+
+    assert list(arguments.fields()) == [field.name for field in dataclasses.fields(TrainingArguments)]
+
+
+def test_listed_values_are_those_of_the_real_enums() -> None:
+    from transformers import SchedulerType
+    from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+    from transformers.training_args import OptimizerNames
+
+    known = arguments.fields()
+    for name, enum in (
+        ("lr_scheduler_type", SchedulerType),
+        ("eval_strategy", IntervalStrategy),
+        ("save_strategy", SaveStrategy),
+        ("optim", OptimizerNames),
+    ):
+        assert known[name].values == tuple(item.value for item in enum)
+
+
+def test_every_default_of_the_real_class_is_accepted() -> None:
+    from transformers import TrainingArguments
+
+    defaults = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
+    plain = {
+        name: value
+        for name, value in defaults.items()
+        if name not in arguments.ELSEWHERE and isinstance(value, (bool, int, float, str))
+    }
+    assert len(plain) > 50
+    assert arguments.problems(plain) == []
+
+
+def test_no_removed_name_is_a_field_and_every_refused_one_is() -> None:
+    known = arguments.fields()
+    assert not arguments.REMOVED.keys() & known.keys()
+    assert arguments.ELSEWHERE.keys() <= known.keys()
+
+
+@pytest.mark.parametrize(
+    ("key", "instead"),
+    [
+        ("evaluation_strategy", "eval_strategy"),
+        ("warmup_ratio", "warmup_steps (a number below 1 is the share of all steps)"),
+        ("no_cuda", "use_cpu"),
+        ("group_by_length", "train_sampling_strategy: group_by_length"),
+    ],
+)
+def test_a_removed_name_gets_its_replacement_named(key: str, instead: str) -> None:
+    assert arguments.problems({key: 1}) == [(key, f"was removed in transformers 5; in its place: {instead}")]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("learning_rat", 1, "is no field of TrainingArguments; allowed: its 74 fields; did you mean 'learning_rate'?"),
+        ("learning_rate", "fast", "is 'fast'; allowed: float"),
+        ("learning_rate", True, "is True; allowed: float"),
+        ("learning_rate", -1, "is -1; allowed: 0 or more"),
+        ("learning_rate", float("nan"), "is nan; allowed: a finite number"),
+        ("num_train_epochs", 0, "is 0; allowed: a number above 0"),
+        ("per_device_train_batch_size", 2.5, "is 2.5; allowed: int"),
+        ("per_device_train_batch_size", 0, "is 0; allowed: 1 or more"),
+        ("bf16", "yes", "is 'yes'; allowed: bool"),
+        ("eval_strategy", "epochs", "is 'epochs'; allowed: no, steps, epoch; did you mean 'epoch'?"),
+        ("eval_strategy", True, "is True; allowed: no, steps, epoch"),
+        ("output_dir", "x", "is not set here: it stands at the top level of a recipe: output_dir: PATH"),
+        ("hub_token", "secret", "is not set here: a recipe holds no token; log in once with: hf auth login"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_what_is_allowed(key: str, value: object, problem: str) -> None:
+    found = arguments.problems({key: value})
+    # The number of fields is the installed version's.
+    count = len(arguments.fields()) - len(arguments.ELSEWHERE)
+    assert found == [(key, problem.replace("74 fields", f"{count} fields"))]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("learning_rate", 2e-5),
+        ("learning_rate", 1),
+        ("warmup_steps", 0.1),
+        ("lr_scheduler_kwargs", {"num_cycles": 2}),
+        ("report_to", ["tensorboard"]),
+        ("tf32", None),
+        ("trackio_static_space_id", False),
+        ("lr_scheduler_type", "cosine"),
+    ],
+)
+def test_a_right_value_passes(key: str, value: object) -> None:
+    assert arguments.problems({key: value}) == []

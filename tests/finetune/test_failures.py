@@ -1,0 +1,204 @@
+"""A run that fails: one line, the exit code, nothing half-written, and the checkpoints that are kept named."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import Command
+
+from hf_mps.errors import UserError
+from hf_mps.finetune import failures, folder
+
+MODULE = ("-m", "hf_mps.finetune", "my.yaml")
+
+
+def leftovers(run: Path) -> list[str]:
+    """The names of what is no whole checkpoint and no whole file of a run."""
+    whole = {path.name for path in failures.checkpoints(run)}
+    found = [path for path in run.iterdir() if path.name.startswith((".", "checkpoint-"))] if run.exists() else []
+    return [path.name for path in found if path.name not in whole]
+
+
+def limited(size: int) -> str:
+    """A Python program that runs the recipe where no file may grow over `size` bytes: a write ends in EFBIG."""
+    return (
+        "import resource, runpy, sys; import torch, datasets, hf_mps.finetune.runner;"
+        "from hf_mps import activate, device; activate.activate(); device.choose();"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}));"
+        "sys.argv = ['finetune', *sys.argv[1:]]; runpy.run_module('hf_mps.finetune', run_name='__main__')"
+    )
+
+
+def environment(desk: Path) -> dict[str, str]:
+    """This process's variables with the desk's own cache."""
+    return {**os.environ, "HF_HOME": str(desk.parent / "home"), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture
+def small_disk(desk: Path) -> Any:
+    """A folder on a disk of 600 KiB, which holds the tiny model once and not twice."""
+    place = desk / "runs"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", place], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"needs the right to mount a small disk: {mounted.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+def test_a_full_disk_ends_the_run_in_one_line(desk: Path, small_disk: Path, finetune: Command) -> None:
+    ended = finetune("my.yaml", "training.num_train_epochs=6")
+    assert ended.code == 1
+    assert ended.err.startswith("hf-mps: ")
+    assert "; kept: runs/my/checkpoint-6" in ended.err
+    assert ended.err.count("\n") == 1
+    run = desk / "runs" / "my"
+    assert (run / "checkpoint-6" / "model.safetensors").is_file()
+    assert leftovers(run) == []
+    assert not (run / "results.json").exists()
+    assert not (run / "config.json").exists()
+
+
+def test_a_file_that_cannot_be_written_whole_leaves_nothing_half_written(desk: Path) -> None:
+    # 20 kB: enough for Trainer's states, too little for the weights.
+    ended = subprocess.run(
+        [sys.executable, "-c", limited(20_000), "my.yaml"],
+        env=environment(desk),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert ended.stderr == "hf-mps: a file grew over the limit for one file; no checkpoint was written yet\n"
+    assert not (desk / "runs" / "my").exists()
+
+
+def test_ctrl_c_ends_the_run_and_names_the_checkpoints(desk: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, *MODULE, "training.num_train_epochs=500"],
+        env=environment(desk),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    first = desk / "runs" / "my" / "checkpoint-12" / "trainer_state.json"
+    deadline = time.monotonic() + 120
+    while not first.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    kept = failures.checkpoints(desk / "runs" / "my")
+    assert kept
+    assert err == f"hf-mps: interrupted; kept: {', '.join(str(path.relative_to(desk)) for path in kept)}\n"
+    assert leftovers(desk / "runs" / "my") == []
+    from transformers import AutoModelForSequenceClassification
+
+    AutoModelForSequenceClassification.from_pretrained(kept[-1])
+
+
+def test_ctrl_c_before_training_says_so(desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hf_mps.finetune import data
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(data, "load", interrupted)
+    assert finetune("my.yaml") == (130, "", "hf-mps: interrupted\n")
+    assert not (desk / "runs").exists()
+
+
+def test_a_ctrl_c_that_python_drops_is_raised_again() -> None:
+    from hf_mps.finetune.interrupt import CtrlC
+
+    ctrl_c = CtrlC()
+
+    class Careless:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+
+    with ctrl_c:
+        sys.unraisablehook, hook = (lambda _: None), sys.unraisablehook
+        try:
+            Careless()
+        finally:
+            sys.unraisablehook = hook
+        with pytest.raises(KeyboardInterrupt):
+            ctrl_c.on_step_end(None, None, None)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_loss_that_is_no_number_stops_the_run(desk: Path, finetune: Command) -> None:
+    ended = finetune("my.yaml", "training.learning_rate=1e38", "training.max_grad_norm=0")
+    assert ended.code == 1
+    assert ended.err.startswith("hf-mps: loss is nan at step ")
+    assert "; next: a lower training.learning_rate (now 1e+38), or training.max_grad_norm=1; " in ended.err
+    assert ended.err.count("\n") == 1
+    assert not (desk / "runs/my/results.json").exists()
+
+
+def test_a_fault_of_ours_is_not_hidden(desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hf_mps.finetune import data
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(data, "load", broken)
+    with pytest.raises(ZeroDivisionError):
+        finetune("my.yaml")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "x", "a.bin"), "no space is left on the disk: a.bin"),
+        (OSError(errno.EDQUOT, "x"), "the disk quota is used up"),
+        (Exception("I/O error: No space left on device (os error 28)"), "no space is left on the disk"),
+        (RuntimeError("unexpected pos 64 vs 0"), "a file could not be written whole, as on a full disk"),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)\nmore"), None),
+        (
+            NotImplementedError("The operator 'aten::_ctc_loss' is not currently implemented for the MPS device. If"),
+            "the operator aten::_ctc_loss has no Metal kernel; next: PYTORCH_ENABLE_MPS_FALLBACK=1 and the same command",
+        ),
+    ],
+)
+def test_what_the_machine_refuses_is_told_in_words(error: Exception, words: str | None) -> None:
+    assert failures.in_words(error) == (words or "out of memory: MPS backend out of memory (MPS allocated: 1 GB)")
+
+
+def test_an_error_wrapped_in_another_is_found() -> None:
+    try:
+        try:
+            raise OSError(errno.ENOSPC, "x")
+        except OSError as inner:
+            raise ValueError("could not save") from inner
+    except ValueError as outer:
+        assert failures.in_words(outer) == "no space is left on the disk"
+    assert failures.in_words(ValueError("something else")) is None
+
+
+def test_two_runs_that_start_together_take_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, second = folder.choose("glue/mrpc", None), folder.choose("glue/mrpc", None)
+    assert first == second
+    assert folder.claim(first, named=False).value == Path("runs/glue/mrpc")
+    assert folder.claim(second, named=False).value == Path("runs/glue/mrpc-2")
+
+
+def test_two_runs_that_start_together_cannot_share_a_named_folder(tmp_path: Path) -> None:
+    first = folder.choose("glue/mrpc", str(tmp_path / "mine"))
+    folder.claim(first, named=True)
+    with pytest.raises(UserError, match=f"^output_dir {tmp_path}/mine is in use already, .* next: .*/mine-2$"):
+        folder.claim(first, named=True)

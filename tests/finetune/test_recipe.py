@@ -1,0 +1,193 @@
+"""A recipe: every key known, none ignored, and each mistake told in one line that says where it stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hf_mps.errors import UserError
+from hf_mps.finetune import catalogue, recipe
+
+PLAIN = {
+    "task": "text-classification",
+    "model": "some/model",
+    "data": {"files": {"train": "train.csv", "validation": "dev.csv"}},
+}
+
+
+def write(folder: Path, content: Any) -> str:
+    """Write a recipe and return its path."""
+    path = folder / "my.yaml"
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content), encoding="utf-8")
+    return str(path)
+
+
+def refused(folder: Path, content: Any, *overrides: str) -> str:
+    """The one line that refuses a recipe, with its folder taken out."""
+    with pytest.raises(UserError) as error:
+        recipe.load(write(folder, content), overrides)
+    text = str(error.value)
+    assert "\n" not in text
+    return text.replace(f"{folder}/", "")
+
+
+def test_every_recipe_that_comes_with_the_project_is_valid() -> None:
+    names = [entry.name for entry in catalogue.entries()]
+    assert {"quickstart", "glue/mrpc"} <= set(names)
+    for name in names:
+        assert recipe.load(name).name == name
+
+
+def test_every_recipe_opens_with_purpose_expectation_command_override_and_hardware() -> None:
+    for entry in catalogue.entries():
+        text = entry.path.read_text(encoding="utf-8")
+        assert entry.purpose
+        for word in (
+            "# Expected ",
+            f"# Command    python -m hf_mps.finetune {entry.name}\n",
+            "# Override ",
+            "# Hardware ",
+        ):
+            assert word in text, entry.name
+
+
+def test_mrpc_is_as_hugging_face_documents_it() -> None:
+    order = recipe.load("glue/mrpc").recipe
+    assert (order.model, order.data.hub, order.data.config) == ("google-bert/bert-base-cased", "nyu-mll/glue", "mrpc")
+    assert order.max_length == 128  # type: ignore[attr-defined]
+    assert order.training == {"per_device_train_batch_size": 32, "learning_rate": 2e-5, "num_train_epochs": 3}
+
+
+def test_a_recipe_is_found_by_name_or_by_path_and_the_nearest_name_is_offered() -> None:
+    for wrong, near in (("glue/mrcp", "glue/mrpc"), ("mrpc", "glue/mrpc"), ("quikstart", "quickstart")):
+        with pytest.raises(UserError, match=f"^'{wrong}' is not a recipe; allowed: .*; did you mean '{near}'\\?$"):
+            recipe.load(wrong)
+    with pytest.raises(UserError, match=r"^no/such.yaml: there is no such recipe file; next: hf-mps recipes list$"):
+        recipe.load("no/such.yaml")
+
+
+def test_an_unknown_key_is_refused_with_file_line_and_nearest_name(tmp_path: Path) -> None:
+    text = "task: text-classification\nmodel: m\nmax_lenght: 3\ndata: {generated: pairs}\n"
+    assert refused(tmp_path, text).startswith("my.yaml:3: max_lenght is not a key here; allowed: task, model, ")
+    assert refused(tmp_path, text).endswith("; did you mean 'max_length'?")
+
+
+def test_an_unknown_key_deep_inside_is_named_with_its_dots(tmp_path: Path) -> None:
+    content = {**PLAIN, "data": {**PLAIN["data"], "columns": {"txt": "a"}}}  # type: ignore[dict-item]
+    assert refused(tmp_path, content) == (
+        "my.yaml:3: data.columns.txt is not a key here; allowed: text, text_pair, label; did you mean 'text'?"
+    )
+
+
+def test_a_key_of_the_command_line_is_called_so(tmp_path: Path) -> None:
+    assert refused(tmp_path, PLAIN, "training.learning_rat=1").startswith(
+        "command line: training.learning_rat is no field of TrainingArguments"
+    )
+    assert refused(tmp_path, PLAIN, "sed=1").endswith("; did you mean 'seed'?")
+
+
+def test_several_mistakes_are_counted_in_one_line(tmp_path: Path) -> None:
+    line = refused(tmp_path, {**PLAIN, "seed": "x", "training": {"warmup_ratio": 0.1}})
+    assert line == "my.yaml:6: seed is 'x'; allowed: a valid integer (also wrong: training.warmup_ratio)"
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("", "my.yaml: a recipe is a mapping of keys to values, this file holds nothing"),
+        ("- a\n", "my.yaml: a recipe is a mapping of keys to values, this file holds a list"),
+        ("a: [1\n", "my.yaml:2: is not valid YAML: expected ',' or ']', but got '<stream end>'"),
+        ("seed: 1\nseed: 2\n", "my.yaml:2: seed is given twice, first in line 1; give it once"),
+        ("model: m\n", "my.yaml: task is missing; allowed: text-classification"),
+        ("task: text-clasification\n", None),
+        ("a: &x {b: *x}\n", "my.yaml:1: sections stand more than 20 deep; write it flatter"),
+    ],
+)
+def test_a_malformed_recipe_is_refused(tmp_path: Path, content: str, line: str | None) -> None:
+    if line is None:
+        line = (
+            "my.yaml:1: task is 'text-clasification'; allowed: text-classification; did you mean 'text-classification'?"
+        )
+    assert refused(tmp_path, content) == line
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        ({}, "data names no source; give exactly one of hub, files, generated"),
+        ({"hub": "a/b", "generated": "pairs"}, "data has hub and generated; give exactly one of hub, files, generated"),
+        (
+            {"generated": "pairs", "config": "x"},
+            "data has config, which belongs to hub, beside generated; leave config out",
+        ),
+        ({"files": {"validation": "x.csv"}}, "data names no train split; give one"),
+        (
+            {"files": {"train": "x.csv"}},
+            "data names no validation split; give one, or hold_out=0.1 to keep a tenth of the training rows for it",
+        ),
+        ({"generated": "pears"}, "data.generated is 'pears'; allowed: pairs; did you mean 'pairs'?"),
+        ({"files": {"train": "a", "dev": "b"}}, "data.files.dev is 'dev'; allowed: train, validation"),
+        ({"generated": "pairs", "columns": {"text": "a", "label": "a"}}, None),
+    ],
+)
+def test_data_has_exactly_one_source(tmp_path: Path, data: dict[str, Any], problem: str | None) -> None:
+    problem = problem or "data.columns names one column for two roles (a, a); give each role a column of its own"
+    assert refused(tmp_path, {**PLAIN, "data": data}).partition(": ")[2] == problem
+
+
+def test_values_are_yaml_1_2(tmp_path: Path) -> None:
+    overrides = ("training.learning_rate=2e-5", "training.eval_strategy=no", "training.weight_decay=1E-2", "seed=010")
+    order = recipe.load(write(tmp_path, PLAIN), overrides)
+    assert order.recipe.training == {"learning_rate": 2e-5, "eval_strategy": "no", "weight_decay": 0.01}
+    assert order.recipe.seed == 10
+
+
+def test_an_override_is_split_at_the_first_equals_sign(tmp_path: Path) -> None:
+    order = recipe.load(write(tmp_path, PLAIN), ["training.optim_args=a=1,b=2"])
+    assert order.recipe.training["optim_args"] == "a=1,b=2"
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("seed", "'seed' is not an override; allowed: key=value, for example training.learning_rate=2e-5"),
+        (
+            "model.size=3",
+            "command line: model.size: model is a value here ('some/model'), not a section with keys of its own",
+        ),
+        ("seed=[1", None),
+    ],
+)
+def test_a_wrong_override_is_refused(tmp_path: Path, override: str, line: str | None) -> None:
+    line = line or "command line: seed: '[1' is not valid YAML: expected ',' or ']', but got '<stream end>'"
+    assert refused(tmp_path, PLAIN, override) == line
+
+
+def test_an_override_given_twice_is_refused(tmp_path: Path) -> None:
+    assert refused(tmp_path, PLAIN, "seed=1", "seed=2") == "command line: seed is given twice; give it once"
+
+
+def test_files_on_the_command_line_take_the_place_of_a_hub_data_set() -> None:
+    order = recipe.load("glue/mrpc", ["data.files.train=a.csv", "data.files.validation=b.csv"])
+    assert (order.recipe.data.hub, order.recipe.data.config, order.recipe.data.splits) == (None, None, None)
+    assert order.recipe.data.files == {"train": "a.csv", "validation": "b.csv"}
+    assert order.recipe.data.columns.text == "sentence1"  # type: ignore[attr-defined]
+
+
+def test_row_limits_go_with_the_data_that_they_were_for() -> None:
+    order = recipe.load("quickstart", ["data.hub=some/data"])
+    assert order.recipe.data.rows.train is None
+
+
+def test_paths_in_a_file_are_relative_to_it_and_those_of_the_command_line_are_not(tmp_path: Path) -> None:
+    order = recipe.load(write(tmp_path, PLAIN), ["data.files.validation=own.csv"])
+    assert order.recipe.data.files == {"train": str(tmp_path / "train.csv"), "validation": "own.csv"}
+
+
+def test_an_unknown_metric_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    line = refused(tmp_path, {**PLAIN, "metrics": ["acuracy"]})
+    assert line.startswith("my.yaml:5: metrics has 'acuracy'; allowed: accuracy, ")
+    assert line.endswith("; did you mean 'accuracy'?")

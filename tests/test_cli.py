@@ -1,0 +1,110 @@
+"""The command line: what starts without torch, how misuse ends, and that both spellings are one command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import hf_mps
+from hf_mps.cli import main
+
+Printed = pytest.CaptureFixture[str]
+
+WITHOUT_TORCH = """
+import sys
+from hf_mps import autoload, settings
+from hf_mps.cli import main
+from hf_mps.finetune import recipe
+
+assert main(["--help"]) == 0
+assert main(["--version"]) == 0
+assert main(["finetune", "--help"], program="python -m hf_mps.finetune") == 0
+assert main(["recipes", "list"]) == 0
+assert main(["recipes", "show", "glue/mrpc"]) == 0
+assert recipe.load("glue/mrpc", ["training.learning_rate=3e-5"]).recipe.training["learning_rate"] == 3e-5
+assert main(["finetune", "glue/mrpc", "training.warmup_ratio=0.1"]) == 2
+heavy = [name for name in ("torch", "transformers", "datasets", "evaluate", "sklearn", "numpy") if name in sys.modules]
+print("heavy:", heavy)
+"""
+
+
+def test_help_version_lists_and_validation_import_nothing_heavy(run_python: Callable[..., object]) -> None:
+    ended = run_python("-c", WITHOUT_TORCH)
+    assert ended.returncode == 0, ended.stderr  # type: ignore[attr-defined]
+    assert ended.stdout.endswith("heavy: []\n")  # type: ignore[attr-defined]
+
+
+def test_both_spellings_are_one_command(run_python: Callable[..., object]) -> None:
+    hf_mps_command = Path(sys.executable).parent / "hf-mps"
+    assert hf_mps_command.is_file()
+    for command in ((hf_mps_command, "finetune"), ("-m", "hf_mps.finetune")):
+        ended = run_python(*command, "glue/mrcp")
+        assert (ended.returncode, ended.stdout) == (2, "")  # type: ignore[attr-defined]
+        assert ended.stderr == (  # type: ignore[attr-defined]
+            "hf-mps: 'glue/mrcp' is not a recipe; allowed: glue/mrpc, quickstart, or a path that ends in .yaml;"
+            " did you mean 'glue/mrpc'?\n"
+        )
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["finetune", "--version"]])
+def test_the_version_is_printed(arguments: list[str], capsys: Printed) -> None:
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == f"hf-mps {hf_mps.__version__}\n"
+
+
+def test_help_names_the_command_as_it_was_called(capsys: Printed) -> None:
+    assert main(["finetune", "--help"], program="python -m hf_mps.finetune") == 0
+    assert "Usage: python -m hf_mps.finetune [OPTIONS]" in capsys.readouterr().out
+
+
+def test_recipes_are_listed_with_their_purpose(capsys: Printed) -> None:
+    assert main(["recipes", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["glue/mrpc", "quickstart"]
+    assert all("  Fine-tune " in line for line in lines)
+
+
+def test_a_recipe_is_shown_as_it_is_written(capsys: Printed) -> None:
+    from hf_mps.finetune import catalogue
+
+    assert main(["recipes", "show", "quickstart"]) == 0
+    assert capsys.readouterr().out == catalogue.find("quickstart").path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["finetune"], "Missing argument 'RECIPE'; next: hf-mps --help"),
+        (["finetune", "quickstart", "--sed"], "No such option: --sed; next: hf-mps --help"),
+        (["recipes", "shwo"], None),
+        (
+            ["finetune", "quickstart", "sed=1"],
+            None,
+        ),
+    ],
+)
+def test_misuse_ends_in_one_line_and_exit_code_2(arguments: list[str], line: str | None, capsys: Printed) -> None:
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("hf-mps: ")
+    assert err.count("\n") == 1
+    if line is not None:
+        assert err == f"hf-mps: {line}\n"
+
+
+def test_no_verb_shows_the_help(capsys: Printed) -> None:
+    assert main([]) == 2
+    out, err = capsys.readouterr()
+    assert "finetune" in out + err
+    assert "recipes" in out + err
+
+
+def test_debug_shows_the_traceback() -> None:
+    from hf_mps.errors import UserError
+
+    with pytest.raises(UserError):
+        main(["finetune", "no-such-recipe", "--debug"])
