@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 import tiny
 from tiny import Command, Ended
 
@@ -20,7 +18,7 @@ def _tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def desk(_tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def desk(_tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder: `my.yaml`, `model/`, `train.csv` (48 rows), `dev.csv` (16 rows) and a cache of its own."""
     import datasets
 
@@ -32,7 +30,7 @@ def desk(_tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     tiny.write_csv(place / "dev.csv", tiny.rows(16, 48))
     (place / "my.yaml").write_text(tiny.RECIPE, encoding="utf-8")
     monkeypatch.chdir(place)
-    yield place
+    return place
 
 
 @pytest.fixture

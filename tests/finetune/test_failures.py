@@ -170,7 +170,8 @@ def test_a_fault_of_ours_is_not_hidden(desk: Path, finetune: Command, monkeypatc
         (RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)\nmore"), None),
         (
             NotImplementedError("The operator 'aten::_ctc_loss' is not currently implemented for the MPS device. If"),
-            "the operator aten::_ctc_loss has no Metal kernel; next: PYTORCH_ENABLE_MPS_FALLBACK=1 and the same command",
+            "the operator aten::_ctc_loss has no Metal kernel;"
+            " next: PYTORCH_ENABLE_MPS_FALLBACK=1 and the same command",
         ),
     ],
 )
@@ -179,13 +180,9 @@ def test_what_the_machine_refuses_is_told_in_words(error: Exception, words: str 
 
 
 def test_an_error_wrapped_in_another_is_found() -> None:
-    try:
-        try:
-            raise OSError(errno.ENOSPC, "x")
-        except OSError as inner:
-            raise ValueError("could not save") from inner
-    except ValueError as outer:
-        assert failures.in_words(outer) == "no space is left on the disk"
+    outer = ValueError("could not save")
+    outer.__cause__ = OSError(errno.ENOSPC, "x")
+    assert failures.in_words(outer) == "no space is left on the disk"
     assert failures.in_words(ValueError("something else")) is None
 
 

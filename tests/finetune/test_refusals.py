@@ -259,8 +259,8 @@ def test_an_unknown_key_of_the_configuration(finetune: Command) -> None:
         ),
         (
             "optim=paged_adamw_8bit",
-            "training.optim=paged_adamw_8bit: its kernels are for CUDA and the device is mps; allowed: adamw_torch, sgd,"
-            " adafactor, …",
+            "training.optim=paged_adamw_8bit: its kernels are for CUDA and the device is mps; allowed: adamw_torch,"
+            " sgd, adafactor, …",
         ),
     ],
 )
