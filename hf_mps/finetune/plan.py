@@ -93,6 +93,11 @@ def refuse_impossible(said: dict[str, Any], device_type: str) -> None:
         raise UserError(
             f"training.dataloader_pin_memory: only CUDA copies from pinned memory and {where}; leave it out"
         )
+    resumed = said.get("resume_from_checkpoint")
+    if resumed is not None and not (Path(resumed).expanduser() / "trainer_state.json").is_file():
+        raise UserError(
+            f"training.resume_from_checkpoint: {resumed} is no whole checkpoint; allowed: a run's checkpoint-N folder"
+        )
     optimizer = str(said.get("optim", ""))
     if device_type == "mps" and any(word in optimizer for word in ("8bit", "paged", "bnb", "4bit")):
         raise UserError(

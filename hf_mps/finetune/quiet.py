@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -34,7 +35,8 @@ def no_bars() -> Iterator[None]:
     advice = _NoAdvice()
     transformers_logging.disable_progress_bar()
     datasets.disable_progress_bars()
-    disable_progress_bars()
+    if not sys.stderr.isatty():  # a person who waits for a download wants to see it
+        disable_progress_bars()
     for handler in handlers:
         handler.addFilter(advice)
     try:

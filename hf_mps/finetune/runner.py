@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_mps import settings
 from hf_mps.choice import Choice
 from hf_mps.errors import INTERRUPTED, RunError, UserError
 from hf_mps.finetune import checkpoint, data, expect, failures, folder, progress, recipe, tasks
@@ -32,6 +33,7 @@ def run(name: str, overrides: Sequence[str] = ()) -> RunRecord:
     Prints a header, step lines and a closing table on stdout. Raises UserError for what the user gave, RunError for a
     failed run (a full disk, a loss that is no number, a missed `expect`), both of one line.
     """
+    settings.refuse_unknown()
     order = recipe.load(name, overrides)
     data.check(order.recipe.data)
     source = checkpoint.resolve(order.recipe.model)

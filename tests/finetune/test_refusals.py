@@ -284,6 +284,24 @@ def test_a_recipe_and_the_switch_that_contradict_each_other(finetune: Command, m
     )
 
 
+def test_a_checkpoint_to_go_on_from_that_is_not_there(finetune: Command) -> None:
+    ended = finetune("my.yaml", "training.resume_from_checkpoint=runs/my/checkpoint-6")
+    assert (ended.code, ended.err) == (
+        2,
+        "hf-mps: training.resume_from_checkpoint: runs/my/checkpoint-6 is no whole checkpoint; allowed: a run's"
+        " checkpoint-N folder\n",
+    )
+
+
+def test_a_variable_that_nobody_reads(finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_MPS_DEVISE", "cpu")
+    ended = finetune("my.yaml")
+    monkeypatch.delenv("HF_MPS_DEVISE")
+    assert ended.code == 2
+    assert ended.err.startswith("hf-mps: HF_MPS_DEVISE is no variable of hf_mps; it reads HF_MPS, ")
+    assert ended.err.endswith("; did you mean 'HF_MPS_DEVICE'?\n")
+
+
 def test_an_expectation_that_nothing_measures(finetune: Command) -> None:
     ended = finetune("my.yaml", "expect.acuracy=0.5")
     assert (ended.code, ended.err) == (

@@ -132,6 +132,15 @@ def test_the_seed_settles_the_losses(desk: Path, finetune: Command) -> None:
     assert losses[0] == losses[1] != losses[2]
 
 
+def test_a_run_goes_on_from_a_checkpoint_that_the_recipe_names(desk: Path, finetune: Command) -> None:
+    assert finetune("my.yaml", "training.num_train_epochs=2").code == 0
+    checkpoint = "training.resume_from_checkpoint=runs/my/checkpoint-6"
+    ended = finetune("my.yaml", "training.num_train_epochs=2", checkpoint, "output_dir=on")
+    assert (ended.code, ended.err) == (0, "")
+    assert [entry["step"] for entry in results(desk / "on")["log_history"] if "eval_f1" in entry] == [6, 12]
+    assert not (desk / "on" / "checkpoint-6").exists()
+
+
 @pytest.mark.parametrize("kind", ["tsv", "json", "jsonl", "parquet"])
 def test_other_formats_train_as_the_csv_does(desk: Path, finetune: Command, kind: str) -> None:
     import datasets
@@ -170,6 +179,37 @@ def test_labels_with_a_decimal_point_mean_regression(desk: Path, finetune: Comma
     config = json.loads((desk / "runs/my/config.json").read_text(encoding="utf-8"))
     assert config["problem_type"] == "regression"
     assert set(results(desk / "runs/my")["metrics"]) == {"pearsonr", "spearmanr", "loss"}
+
+
+def test_a_data_set_names_its_own_classes_and_splits(desk: Path, finetune: Command) -> None:
+    import datasets
+
+    features = datasets.Features(
+        first=datasets.Value("string"),
+        second=datasets.Value("string"),
+        label=datasets.ClassLabel(names=["poor", "fine"]),
+    )
+    (desk / "own").mkdir()
+    for split, rows in (("train", tiny.rows(48)), ("test", tiny.rows(16, 48))):
+        datasets.Dataset.from_list(rows, features=features).to_parquet(desk / "own" / f"{split}.parquet")
+    ended = finetune("my.yaml", "data.hub=own", "data.splits={train: train, validation: test}")
+    assert (ended.code, ended.err) == (0, "")
+    said = results(desk / "runs/my")
+    assert said["choices"]["labels"] == {"value": "2 classes: poor, fine", "reason": "the data set names them"}
+    assert said["choices"]["data"]["reason"] == "train: own train; validation: own test"
+
+
+def test_the_recipe_can_send_a_run_to_the_cpu(desk: Path, finetune: Command) -> None:
+    ended = finetune("my.yaml", "training.use_cpu=true")
+    assert (ended.code, ended.err) == (0, "")
+    assert results(desk / "runs/my")["device"] == {"value": "cpu", "reason": "training.use_cpu in the recipe"}
+
+
+def test_metal_gets_few_shapes(desk: Path, finetune: Command) -> None:
+    assert finetune("my.yaml", "max_length=64").code == 0
+    lengths = results(desk / "runs/my")["choices"]["lengths"]
+    assert lengths["value"] == {"longest": 64, "padding": "longest", "multiple": 8}
+    assert lengths["reason"].startswith("at most 8 shapes: Metal compiles a graph for each new one (pytorch#181485); ")
 
 
 def test_a_share_of_the_training_rows_can_be_held_out(desk: Path, finetune: Command) -> None:
