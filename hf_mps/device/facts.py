@@ -25,7 +25,8 @@ class Facts:
 
     def lines(self) -> list[str]:
         """Return the facts for a person, a line each."""
-        cores = f", {self.cores} GPU cores" if self.cores else ""
+        unit = "multiprocessors" if self.device == "cuda" else "GPU cores"
+        cores = f", {self.cores} {unit}" if self.cores else ""
         used = f", of which {_gib(self.recommended)} recommended" if self.recommended else ""
         build = "built with Metal" if self.built_with_metal else "built without Metal"
         return [

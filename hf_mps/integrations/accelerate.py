@@ -27,9 +27,10 @@ def apply(state: ModuleType) -> None:
 
 
 def _partial_state(stock: Callable[..., None], self: Any, cpu: bool = False, **kwargs: Any) -> None:
-    if self._shared_state:  # one state for the whole process: it was decided before
-        return stock(self, cpu, **kwargs)
     wanted = switch()
+    if self._shared_state:  # one state for the whole process: it was decided before
+        _say_if_too_late(wanted, self._shared_state.get("device"))
+        return stock(self, cpu, **kwargs)
     named = os.environ.get("ACCELERATE_TORCH_DEVICE", "").partition(":")[0]
     if wanted is None:
         if named == "mps" and not cpu and not metal().value:
@@ -50,11 +51,18 @@ def _partial_state(stock: Callable[..., None], self: Any, cpu: bool = False, **k
     return None
 
 
+def _say_if_too_late(wanted: str | None, device: Any) -> None:
+    if wanted is not None and device is not None and device.type != wanted:
+        say(f"HF_MPS_DEVICE={wanted} comes too late: Accelerate is on {device.type} already; start a new process")
+
+
 def _check_initialized(
     stock: Callable[..., None], self: Any, mixed_precision: str | None = None, cpu: bool | None = None
 ) -> None:
+    wanted = switch()
+    _say_if_too_late(wanted, self.__dict__.get("device"))
     # It refuses cpu=True once the state stands on another device, which is what the switch asked for.
-    return stock(self, mixed_precision, None if switch() else cpu)
+    return stock(self, mixed_precision, None if wanted else cpu)
 
 
 def _environment_says_cpu() -> bool:

@@ -31,7 +31,7 @@ def start() -> None:
             continue
         spec = module.__spec__
         if spec is not None and getattr(spec, "_initializing", False):
-            spec.__class__ = _Unfinished  # type: ignore[assignment]
+            spec.__class__ = _Unfinished
         else:
             apply(module)
 
@@ -67,7 +67,7 @@ class _Unfinished(ModuleSpec):
     def _initializing(self, value: bool) -> None:
         self.__dict__["_initializing"] = value
         if not value:
-            self.__class__ = ModuleSpec
+            self.__class__ = ModuleSpec  # type: ignore[assignment]
             module = sys.modules.get(self.name)  # gone where the import failed
             if module is not None:
                 apply(module)

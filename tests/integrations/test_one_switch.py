@@ -143,6 +143,26 @@ def test_a_device_that_is_not_there_is_refused_by_each_of_them(run_python, tmp_p
     assert not list(tmp_path.iterdir())
 
 
+TOO_LATE = """
+import os
+from accelerate import Accelerator
+first = Accelerator().device.type
+os.environ["HF_MPS_DEVICE"] = "cpu"
+print(first, Accelerator().device.type)
+from transformers import TrainingArguments
+print(TrainingArguments("never", report_to="none").device.type, Accelerator().device.type)
+"""
+
+
+def test_in_a_notebook_the_switch_may_come_after_the_imports_and_says_when_it_is_too_late(run_python) -> None:
+    done = run_python("-c", TOO_LATE, env=SIMULATED)
+    # TrainingArguments starts Accelerate's state anew, so there it is in time.
+    assert done.stdout == "mps mps\ncpu cpu\n", done.stderr
+    assert (
+        "hf-mps: HF_MPS_DEVICE=cpu comes too late: Accelerate is on mps already; start a new process\n" in done.stderr
+    )
+
+
 WITHOUT_METAL = """
 import torch
 torch.mps.set_per_process_memory_fraction(1e-12)
