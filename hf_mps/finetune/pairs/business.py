@@ -106,7 +106,7 @@ PLANT = Group(
             "sell",
             """{A} | sell | a {N-} {X} | in {P}
             {A} | sell off | a {N-} {X} | in {P}
-            {A} | part with | a {X} worth {N}- | in {P}
+            {A} | part with | | a {X} worth {N} in {P}
             {A} | dispose of | a {X} worth {N}- | in {P}
             a {N-} {A} {X} in {P}- | be sold
             {A's} {N-} {X} in {P}- | change hands""",
@@ -129,8 +129,8 @@ RESULTS = Group(
             {A's} {X} | climb | | by {N}
             {A's} {X} | grow | | by {N}
             {A's} {X} | go up | | by {N}
-            {A} | report | | a rise of {N} in {X}
-            {A} | see | | {X} increase by {N}""",
+            {A} | report | | a rise of {N} in its {X}
+            {A} | see | | its {X} increase by {N}""",
         ),
         relation(
             "fall",
@@ -139,8 +139,8 @@ RESULTS = Group(
             {A's} {X} | drop | | by {N}
             {A's} {X} | decline | | by {N}
             {A's} {X} | go down | | by {N}
-            {A} | report | | a fall of {N} in {X}
-            {A} | see | | {X} decrease by {N}""",
+            {A} | report | | a fall of {N} in its {X}
+            {A} | see | | its {X} decrease by {N}""",
         ),
     ),
     (("done", 0.7), ("possible", 0.3)),
@@ -232,9 +232,9 @@ MATCH = Group(
             {A} | defeat | {B} | {S} in {P}
             {A} | overcome | {B} | {S} in {P}
             {A} | win | | {S} against {B} in {P}
-            {A} | claim | a {S} victory | over {B} in {P}
+            {A} | claim | a {S-} victory | over {B} in {P}
             {B} | lose | | {S} to {A} in {P}
-            {B} | suffer | a {S} defeat | to {A} in {P}
+            {B} | suffer | | a {S-} defeat to {A} in {P}
             {B} | go down | | {S} against {A} in {P}""",
         ),
     ),
@@ -364,8 +364,8 @@ ART = Group(
             "sell",
             """{A} | sell | a {X} by {B}- | for {N}
             {A} | sell off | a {X} by {B}- | for {N}
-            {A} | part with | a {X} by {B}- | for {N}
-            {A} | raise | {N}- | by selling a {X} by {B}
+            {A} | part with | | a {X} by {B} for {N}
+            {A} | raise | | {N} by selling a {X} by {B}
             {A} | dispose of | a {X} by {B}- | in a {N-} deal""",
         ),
     ),

@@ -12,7 +12,7 @@ from hf_mps.finetune.pairs.relations import Group, Relation
 
 GROUPS: tuple[Group, ...] = business.GROUPS + public.GROUPS + world.GROUPS
 
-# What can be told of a company or a person besides: the kind of its amount or name.
+# What else can be told of a company or a person: the kind of its amount or name.
 _COMPANY_DETAILS = {"staff": "staff", "since": "since", "seat": "city"}
 _PERSON_DETAILS = {"age": "age", "home": "city"}
 _DETAILS = {
@@ -43,7 +43,7 @@ _OPPOSITES = frozenset({"swap", "relation", "standing", "share"})
 
 @dataclass(frozen=True)
 class Detail:
-    """Something told besides of the one in a role: a company's staff, a person's age."""
+    """Something else told of the one in a role: a company's staff, a person's age."""
 
     kind: str
     role: str

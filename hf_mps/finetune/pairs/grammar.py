@@ -30,7 +30,7 @@ _TOLD = {
 _INSEPARABLE = frozenset(
     {"allow", "appoint", "beat", "bring", "drive", "find", "leave", "make", "name", "put", "send", "take"}
 )
-_LOOSE = frozenset({"against", "for", "from", "in", "over", "to", "with"})
+_LOOSE = frozenset({"against", "for", "from", "in", "over", "to"})
 _PEOPLE = frozenset({"person", "politician"})
 
 
@@ -139,12 +139,12 @@ class _Sentence:
             parts += [self.phrase(wording.object)[0] if wording.object else "", rest]
         role = subject[1] if len(subject) == 3 else ""
         predicate = " ".join(filter(None, parts))
+        people = bool(role) and self.fact.group.roles[role] in _PEOPLE
         if role and not passive and self.fact.group.roles[role] in NAMES and self.cleft():
-            return f"it was {text} that {predicate}", ""
+            return f"it was {text} {'who' if people else 'that'} {predicate}", ""
         told = self.told(role)
         if told:
-            pronoun = "who" if self.fact.group.roles[role] in _PEOPLE else "which"
-            text = f"{text}, {pronoun} {told},"
+            text = f"{text}, {'who' if people else 'which'} {told},"
         return f"{text} {predicate}", role
 
     def agent_first(self, wording: Wording) -> bool:
@@ -156,16 +156,21 @@ class _Sentence:
         return self.choices.index("agent", 2) == 0
 
     def cleft(self) -> bool:
-        return self.fact.standing == "done" and self.choices.index("cleft", 10) == 0
+        """Return whether to say `it was … that`: not behind a date or a reason, which takes its place in front."""
+        return self.fact.standing == "done" and self.order() > 4 and self.choices.index("cleft", 4) == 0
+
+    def order(self) -> int:
+        """Return one of eight orders: three have the date in front, two the reason, the last the date in a cleft."""
+        return self.choices.index("order", 8)
 
     def told(self, role: str) -> str:
-        """Return what is told besides of the one in this role."""
+        """Return what else is told of the one in this role."""
         detail = self.fact.detail
         if detail is None or detail.role != role:
             return ""
-        return self.choices.one("told", _TOLD[detail.kind]).format(
-            self.choices.one("told form", detail.value.forms[:3])
-        )
+        # The first three forms: the fourth of a city is "the city of", which is one too many here.
+        form = self.choices.one("told form", detail.value.forms[:3])
+        return self.choices.one("told", _TOLD[detail.kind]).format(form)
 
     def when(self) -> str:
         if self.fact.date is None:
@@ -182,8 +187,7 @@ class _Sentence:
         """Return the whole sentence."""
         clause, role = self.clause()
         when, why = self.when(), self.why()
-        # Eight ways: two with the date in front, two with the reason in front, where there are such.
-        order = self.choices.index("order", 8)
+        order = self.order()
         front = when if order < 3 else why if order < 5 else ""
         sourced = self.fact.group.always_sourced or self.choices.index("sourced", 3) == 0
         style = self.choices.index("source style", 7) if sourced else -1

@@ -81,7 +81,11 @@ def _years(draws: Draws) -> Value:
 def _score(draws: Draws) -> Value:
     low = draws.below(4)
     high = low + draws.below(4) + 1
-    return Value(f"{high}-{low}", (f"{high}-{low}", f"{high} to {low}", f"{in_words(high)} to {in_words(low)}"))
+    return Value(
+        f"{high}-{low}",
+        (f"{high}-{low}", f"{high} to {low}", f"{in_words(high)} to {in_words(low)}"),
+        modifiers=(f"{high}-{low}",),
+    )
 
 
 def _degrees(draws: Draws) -> Value:

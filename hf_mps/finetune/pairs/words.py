@@ -29,6 +29,7 @@ _IRREGULAR = {
     "grow": ("grew", "grown"),
     "have": ("had", "had"),
     "hit": ("hit", "hit"),
+    "lay": ("laid", "laid"),
     "lead": ("led", "led"),
     "leave": ("left", "left"),
     "lend": ("lent", "lent"),
@@ -41,6 +42,7 @@ _IRREGULAR = {
     "put": ("put", "put"),
     "rise": ("rose", "risen"),
     "see": ("saw", "seen"),
+    "seek": ("sought", "sought"),
     "sell": ("sold", "sold"),
     "send": ("sent", "sent"),
     "shed": ("shed", "shed"),
@@ -52,7 +54,7 @@ _IRREGULAR = {
     "win": ("won", "won"),
     "withdraw": ("withdrew", "withdrawn"),
 }
-_DOUBLED = frozenset(words("begin cut drop get hit net put scrap shed shut slam stop win"))
+_DOUBLED = frozenset(words("acquit begin cut drop get hit net put scrap shed shut slam stop win"))
 _ONES = words(
     """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
     eighteen nineteen"""

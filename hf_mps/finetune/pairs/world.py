@@ -15,7 +15,7 @@ STORM = Group(
             """{A} | hit | {P} | ~on its way to {Q}
             {A} | strike | {P} | ~on its way to {Q}
             {A} | batter | {P} | ~on its path to {Q}
-            {A} | slam into | {P} | ~on the way to {Q}
+            {A} | slam into | | {P} on the way to {Q}
             {P} | be hit | | by {A} on its way to {Q}""",
         ),
         relation(
@@ -23,7 +23,7 @@ STORM = Group(
             """{A} | miss | {P} | ~on its way to {Q}
             {A} | spare | {P} | ~on its way to {Q}
             {A} | bypass | {P} | ~on its path to {Q}
-            {A} | pass by | {P} | ~on the way to {Q}
+            {A} | pass by | | {P} on the way to {Q}
             {P} | be spared | | by {A} on its way to {Q}""",
         ),
     ),
@@ -122,7 +122,7 @@ CLOSURE = Group(
             "close",
             """the {P-} {X}- | close | | because of {Y}
             the {X} in {P}- | shut | | because of {Y}
-            {Y}- | close | the {X} in {P}- | to traffic
+            {Y}- | close | | the {X} in {P} to traffic
             {Y}- | shut down | the {P-} {X}-
             officials+ | close | the {X} in {P}- | ~because of {Y}""",
         ),
@@ -130,7 +130,7 @@ CLOSURE = Group(
             "reopen",
             """the {P-} {X}- | reopen | | despite {Y}
             the {X} in {P}- | open again | | despite {Y}
-            officials+ | reopen | the {X} in {P}- | ~to traffic despite {Y}
+            officials+ | reopen | | the {X} in {P} to traffic despite {Y}
             officials+ | open up | the {P-} {X}- | ~despite {Y}
             officials+ | reopen | the {X} in {P}- | ~despite {Y}""",
         ),
