@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tiny import Command
+from tiny import Command, Ended
 
 from hf_mps.errors import UserError
 from hf_mps.finetune import failures, folder
@@ -42,22 +44,36 @@ def environment(desk: Path) -> dict[str, str]:
     return {**os.environ, "HF_HOME": str(desk.parent / "home"), "OMP_NUM_THREADS": "1"}
 
 
-@pytest.fixture
-def small_disk(desk: Path) -> Any:
-    """A folder on a disk of 600 KiB, which holds the tiny model once and not twice."""
-    place = desk / "runs"
+@contextmanager
+def small_disk(place: Path, size: str) -> Iterator[None]:
+    """A disk of `size` mounted at `place`; the test is skipped where that is not allowed."""
     place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", place], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"needs the right to mount a small disk: {mounted.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", place], check=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False) if shutil.which("mount") else None
+    if mounted is None or mounted.returncode:
+        pytest.skip("needs the right to mount a small disk")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
 
 
-def test_a_full_disk_ends_the_run_in_one_line(desk: Path, small_disk: Path, finetune: Command) -> None:
-    ended = finetune("my.yaml", "training.num_train_epochs=6")
+def test_a_full_disk_ends_the_run_in_one_line(desk: Path, finetune: Command) -> None:
+    # The tiny model fits once with its optimizer, and not twice.
+    with small_disk(desk / "runs", "600k"):
+        _check_full_disk(desk, finetune("my.yaml", "training.num_train_epochs=6"))
+
+
+def test_a_full_cache_ends_the_run_in_one_line(desk: Path, finetune: Command) -> None:
+    with small_disk(desk.parent / "cache", "12k"):
+        ended = finetune("my.yaml")
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err.startswith("hf-mps: no space is left on the disk")
+    assert ended.err.count("\n") == 1
+    assert not (desk / "runs").exists()
+
+
+def _check_full_disk(desk: Path, ended: Ended) -> None:
     assert ended.code == 1
     assert ended.err.startswith("hf-mps: ")
     assert "; kept: runs/my/checkpoint-6" in ended.err
