@@ -39,6 +39,8 @@ def metal() -> Choice[bool]:
 
     The device is used here, so a process that only asks initialises Metal: nobody may call this at import.
     """
+    import torch  # noqa: F401  first: what loads with it may say which machine this is
+
     global _known
     here = machine.present()
     with _lock:
