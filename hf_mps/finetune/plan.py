@@ -164,18 +164,15 @@ def _cadence(said: dict[str, Any], steps: int, choices: dict[str, Choice[Any]]) 
 
 
 def _kept_model(said: dict[str, Any], prepared: Prepared, choices: dict[str, Choice[Any]]) -> dict[str, Any]:
-    """Which weights end up in the output folder."""
-    if not said.get("load_best_model_at_end"):
-        choices["kept_model"] = Choice(
-            "last",
-            _why(
-                said, "load_best_model_at_end", "the default: the validation rows pick nothing, so their score is fair"
-            ),
-        )
-        return {}
+    """Which weights end up in the output folder, and by what the best ones are told."""
     metric = said.get("metric_for_best_model", prepared.metrics.main)
-    choices["kept_model"] = Choice(f"best by {metric}", SAID)
-    if "metric_for_best_model" in said:
+    if said.get("load_best_model_at_end"):
+        choices["kept_model"] = Choice(f"best by {metric}", SAID)
+    else:
+        reason = "the default: the validation rows pick nothing, so their score is fair"
+        choices["kept_model"] = Choice("last", _why(said, "load_best_model_at_end", reason))
+    compared = said.get("load_best_model_at_end") or said.get("save_strategy") == "best"
+    if not compared or "metric_for_best_model" in said:
         return {}
     return {"metric_for_best_model": metric, "greater_is_better": prepared.metrics.greater_is_better}
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -122,13 +123,13 @@ class Recipe(Section):
         return value
 
 
+@dataclass(frozen=True)
 class Order:
-    """A recipe ready to run: validated, with the name it goes by and what the command line changed."""
+    """A recipe ready to run: validated, with the name it goes by and the dotted keys that the command line changed."""
 
-    def __init__(self, name: str, recipe: Recipe, changed: Iterable[str]) -> None:
-        self.name = name
-        self.recipe = recipe
-        self.changed = sorted(changed)
+    name: str
+    recipe: Recipe
+    changed: tuple[str, ...]
 
 
 def load(name: str, overrides: Sequence[str] = ()) -> Order:
@@ -142,7 +143,7 @@ def load(name: str, overrides: Sequence[str] = ()) -> Order:
     if isinstance(said.values.get("data"), dict):
         _replace_source(said.values["data"], overrides)
     document.override(said, overrides)
-    return Order(entry.name, validate(said), said.overridden)
+    return Order(entry.name, validate(said), tuple(sorted(said.overridden)))
 
 
 def validate(said: Document) -> Recipe:

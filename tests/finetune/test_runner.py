@@ -70,6 +70,14 @@ def test_the_best_model_is_kept_where_the_recipe_asks_for_it(desk: Path, finetun
     assert said["metrics"]["f1"] == max(entry.get("eval_f1", -1) for entry in said["log_history"])
 
 
+def test_checkpoints_of_the_best_alone_are_judged_by_the_main_metric(desk: Path, finetune: Command) -> None:
+    ended = finetune("my.yaml", "training.save_strategy=best", "training.num_train_epochs=2")
+    assert (ended.code, ended.err) == (0, "")
+    state = next((desk / "runs/my").glob("checkpoint-*/trainer_state.json"))
+    scores = [entry["eval_f1"] for entry in results(desk / "runs/my")["log_history"] if "eval_f1" in entry]
+    assert json.loads(state.read_text(encoding="utf-8"))["best_metric"] in scores
+
+
 def test_a_second_run_goes_beside_the_first_and_tokenises_nothing(
     desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
