@@ -25,6 +25,23 @@ def relabel(path: Path, number: int, label: object) -> None:
     tiny.write_csv(path, rows)
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("task: [", "my.yaml:1: is not valid YAML: expected the node content, but found '<stream end>'"),
+        ("task: text-classification\nmodel: model\n", "my.yaml: data is missing; give it"),
+        (
+            tiny.RECIPE.replace("metrics:", "metric:"),
+            "my.yaml:7: metric is not a key here; allowed: task, model, data, metrics, seed, output_dir, expect,"
+            " training, max_length, padding, pad_to_multiple_of, problem_type, config_overrides; did you mean 'metrics'?",
+        ),
+    ],
+)
+def test_a_malformed_recipe(desk: Path, finetune: Command, text: str, line: str) -> None:
+    (desk / "my.yaml").write_text(text, encoding="utf-8")
+    assert finetune("my.yaml") == (2, "", f"hf-mps: {line}\n")
+
+
 def test_a_missing_file(desk: Path, finetune: Command) -> None:
     ended = finetune("my.yaml", "data.files.train=trian.csv")
     assert ended == (
