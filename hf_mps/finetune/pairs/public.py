@@ -100,7 +100,7 @@ QUARREL = Group(
             {A} | back | {B} | on {X} at a meeting in {P}
             {A} | side with | | {B} on {X} at a meeting in {P}
             {A} | praise | {B's} stand on {X}- | at a meeting in {P}
-            {A} | defend | {B's} stand on {X}- | in a speech in {P}
+            {A} | defend | {B's} stand on {X}- | at a meeting in {P}
             {B} | win | | the support of {A} on {X} at a meeting in {P}""",
         ),
         relation(
@@ -109,7 +109,7 @@ QUARREL = Group(
             {A} | challenge | {B} | on {X} at a meeting in {P}
             {A} | break with | | {B} on {X} at a meeting in {P}
             {A} | criticize | {B's} stand on {X}- | at a meeting in {P}
-            {A} | attack | {B's} stand on {X}- | in a speech in {P}
+            {A} | attack | {B's} stand on {X}- | at a meeting in {P}
             {B} | meet | | the opposition of {A} on {X} at a meeting in {P}""",
         ),
     ),
