@@ -27,7 +27,7 @@ class Activation:
             return [Part("hf_mps", False, "HF_MPS=0")]
         from hf_mps.device import gate
 
-        return [Part("torch.backends.mps.is_available", True, gate.REASON), *_libraries()]
+        return [Part("torch.backends.mps.is_available", True, gate.REASON), _fallback, *_libraries()]
 
     def lines(self) -> list[str]:
         """Return the chosen device and each part, a line each. Probes Metal; raises what `device.choose` raises."""
@@ -37,6 +37,7 @@ class Activation:
 
 
 _on = False
+_fallback = Part("fallback", False, "this PyTorch has no Metal device")
 
 
 def activate() -> Activation:
@@ -48,7 +49,7 @@ def activate() -> Activation:
     """
     global _on
     if not _on and _enabled():
-        import torch  # noqa: F401  PyTorch's autoload comes back to this function, which then finds the work done
+        import torch  # PyTorch's autoload comes back to this function, which then finds the work done
 
         from hf_mps.device import gate
         from hf_mps.integrations import watch
@@ -56,7 +57,28 @@ def activate() -> Activation:
         gate.install()
         watch.start()
         _on = True
+        if torch.mps.device_count() > 0 or "HF_MPS_FALLBACK" in os.environ:
+            _start_fallback(metal=torch.mps.device_count() > 0)
     return Activation()
+
+
+def _start_fallback(*, metal: bool) -> None:
+    """Let operators without a Metal kernel run on the CPU; a value that nobody knows costs this part alone."""
+    global _fallback
+    from hf_mps import fallback, settings
+    from hf_mps.errors import UserError
+
+    try:
+        mode = fallback.start() if metal else settings.fallback()
+    except UserError as error:
+        from hf_mps.autoload import warn
+
+        _fallback = Part("fallback", False, str(error))
+        warn(f"hf_mps.fallback stays off: {error}")
+        return
+    if metal:
+        count = len(fallback.registered())
+        _fallback = Part("fallback", count > 0, f"{mode.reason}: {mode.value}; {count} operators run on the CPU")
 
 
 def _enabled() -> bool:

@@ -18,7 +18,7 @@ def start() -> None:
     try:
         _start()
     except Exception as error:
-        _warn(f"hf_mps stays off: {_line(error)}")
+        warn(f"hf_mps stays off: {_line(error)}")
 
 
 def _start() -> None:
@@ -48,7 +48,8 @@ def _line(error: Exception) -> str:
     return text if isinstance(error, UserError | RunError) else f"{type(error).__name__}: {text}"
 
 
-def _warn(line: str) -> None:
+def warn(line: str) -> None:
+    """Tell in one warning what could not be switched on; never raises."""
     try:
         warnings.warn(line, LayerWarning, stacklevel=2)
     except LayerWarning:  # the program turns warnings into errors, which would end its `import torch`

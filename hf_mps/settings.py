@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 
+from hf_mps.choice import Choice
 from hf_mps.errors import UserError, nearest
 
 KNOWN = {
     "HF_MPS": "0 keeps the layer off, 1 (the default) on",
     "HF_MPS_DEVICE": "mps, cuda or cpu: the one switch that Trainer, Accelerate and Lightning follow",
+    "HF_MPS_FALLBACK": "warn, quiet, error or rescue: what an operator without a Metal kernel does",
+    "HF_MPS_FALLBACK_SHARE": "0 to 1: the share of the time above which fallbacks are warned of; default 0.1",
     "HF_MPS_SIMULATE": "1 or a profile name: a simulated Metal device",
 }
 DEVICES = ("mps", "cuda", "cpu")
+FALLBACKS = ("warn", "quiet", "error", "rescue")
 
 
 def enabled() -> bool:
@@ -30,6 +34,41 @@ def device() -> str | None:
             f"HF_MPS_DEVICE={value} is not a device it knows; allowed: {', '.join(DEVICES)}{nearest(value, DEVICES)}"
         )
     return value or None
+
+
+def fallback() -> Choice[str]:
+    """What an operator without a Metal kernel does: warn, quiet, error or rescue, and who says so.
+
+    PYTORCH_ENABLE_MPS_FALLBACK=0 means error and 1 means warn; HF_MPS_FALLBACK, the finer word, wins. Raises UserError
+    for any other value, and for an error that PyTorch's own fallback would not let happen.
+    """
+    own = os.environ.get("HF_MPS_FALLBACK", "").strip()
+    theirs = os.environ.get("PYTORCH_ENABLE_MPS_FALLBACK", "").strip()
+    if own and own not in FALLBACKS:
+        raise UserError(
+            f"HF_MPS_FALLBACK={own} is not a value it knows; allowed: {', '.join(FALLBACKS)}{nearest(own, FALLBACKS)}"
+        )
+    if theirs not in ("", "0", "1"):
+        raise UserError(f"PYTORCH_ENABLE_MPS_FALLBACK={theirs} is a value that nobody reads; allowed: 0, 1")
+    if own == "error" and theirs == "1":
+        raise UserError("HF_MPS_FALLBACK=error and PYTORCH_ENABLE_MPS_FALLBACK=1 contradict each other; unset one")
+    if own:
+        return Choice(own, f"HF_MPS_FALLBACK={own}")
+    if theirs:
+        return Choice("warn" if theirs == "1" else "error", f"PYTORCH_ENABLE_MPS_FALLBACK={theirs}")
+    return Choice("warn", "the default")
+
+
+def fallback_share() -> float:
+    """The share of the time, 0 to 1, above which fallbacks are warned of. Raises UserError for anything else."""
+    value = os.environ.get("HF_MPS_FALLBACK_SHARE", "").strip() or "0.1"
+    try:
+        share = float(value)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise UserError(f"HF_MPS_FALLBACK_SHARE={value} is no share; allowed: a number from 0 to 1, for example 0.1")
+    return share
 
 
 def simulate() -> str | None:

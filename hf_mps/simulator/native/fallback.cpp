@@ -65,7 +65,9 @@ void register_fallback(const std::string& commit, const std::vector<std::string>
   all.fallback(
       enabled() ? torch::CppFunction::makeFromBoxedFunction<&to_cpu>()
                 : torch::CppFunction::makeFromBoxedFunction<&refuse>());
-  static torch::Library aten(torch::Library::IMPL, "aten", c10::DispatchKey::MPS, __FILE__, __LINE__);
+  // The dispatcher's own word for where a kernel comes from, by which one of these is told from a Metal kernel.
+  static torch::Library aten(
+      torch::Library::IMPL, "aten", c10::DispatchKey::MPS, "aten/src/ATen/mps/MPSFallback.mm", __LINE__);
   for (const auto& name : always_on_cpu) {
     if (name == "aten::_slow_conv2d_forward") {
       aten.impl(name.c_str(), &refuse_mixed_devices);

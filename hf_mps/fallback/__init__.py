@@ -1,0 +1,92 @@
+"""Operators without a Metal kernel run on the CPU: on by itself, named, counted, and without copies where it can be.
+
+Importing this package does not import torch.
+"""
+
+from __future__ import annotations
+
+import atexit
+
+from hf_mps.choice import Choice
+from hf_mps.fallback.ledger import Entry, Report, ledger
+from hf_mps.fallback.ledger import share as _share
+from hf_mps.fallback.notice import MetalFallbackWarning
+
+__all__ = ["Entry", "MetalFallbackWarning", "Report", "mode", "refused", "registered", "report", "reset", "start"]
+
+_mode: Choice[str] | None = None
+
+
+def start() -> Choice[str]:
+    """Register the CPU's kernels as HF_MPS_FALLBACK says (warn, quiet, error or rescue) and return the mode.
+
+    Called by `hf_mps.activate` where there is Metal; a second call changes nothing. Raises UserError for a value of
+    HF_MPS_FALLBACK, HF_MPS_FALLBACK_SHARE or PYTORCH_ENABLE_MPS_FALLBACK that nobody knows.
+    """
+    global _mode
+    if _mode is not None:
+        return _mode
+    from hf_mps import settings
+
+    wanted, limit = settings.fallback(), settings.fallback_share()
+    if wanted.value != "error":
+        _register(wanted.value, limit)
+    _mode = wanted
+    return wanted
+
+
+def mode() -> Choice[str] | None:
+    """The mode that is on, with the reason, or None where the layer has not switched fallbacks on."""
+    return _mode
+
+
+def report() -> Report:
+    """What ran on the CPU since the layer was switched on (or since `reset`): print it, or read its `operators`."""
+    return ledger.report()
+
+
+def reset() -> None:
+    """Let the report begin anew."""
+    from time import perf_counter
+
+    ledger.reset()
+    _share.restart(perf_counter())
+
+
+def registered() -> list[str]:
+    """The operators without a Metal kernel that run on the CPU; empty where fallbacks are off."""
+    if _mode is None or _mode.value == "error":
+        return []
+    from hf_mps.fallback import register
+
+    return register.registered()
+
+
+def refused() -> dict[str, str]:
+    """The operators without a Metal kernel that keep Metal's error, each with the reason."""
+    if _mode is None or _mode.value == "error":
+        return {}
+    from hf_mps.fallback import register
+
+    return register.refused()
+
+
+def _register(wanted: str, limit: float) -> None:
+    from time import perf_counter
+
+    from hf_mps.errors import UserError
+    from hf_mps.fallback import later, loan, notice, register
+
+    if wanted == "rescue":
+        from hf_mps.fallback import rescue
+
+        if not rescue.available():
+            raise UserError("HF_MPS_FALLBACK=rescue needs torch 2.9 or later; allowed here: warn, quiet, error")
+    notice.silence(wanted == "quiet")
+    register.start()
+    if wanted == "rescue":
+        rescue.start(share=loan.has_alias())
+    later.watch()
+    _share.limit = limit
+    _share.restart(perf_counter())
+    atexit.register(ledger.print_report)

@@ -1,0 +1,189 @@
+"""The tensors of one call, on the CPU's side: over the device's own memory where that is possible, else copies.
+
+The traps, which PyTorch's own documentation of the alias names: wait for the device before the CPU touches a buffer,
+and again before the device does. And an operator that writes into an argument (`out=`, in-place) must find its result
+in the caller's tensor, resized where the operator resizes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Below this many bytes a copy is cheaper than setting up an alias: scripts/bench_fallback.py.
+SMALL = 32 * 1024
+# Metal has neither; the result takes the type that Metal has.
+NO_METAL = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+
+_CPU = torch.device("cpu")
+
+
+def has_alias() -> bool:
+    """Whether this torch can lend the CPU a device buffer: 2.13 and later, where memory is shared."""
+    return hasattr(torch.mps, "_host_alias_storage") and hasattr(torch._C, "_mps_host_alias_storage")
+
+
+class NotShared(RuntimeError):
+    """A buffer that the CPU cannot reach, or an alias that would have to grow: the call goes the copying way."""
+
+
+class Loan:
+    """What one call borrowed: `read` and `write` give the CPU's side, `settle` and `bring` take everything back.
+
+    `shared` says whether any tensor went without a copy, `copied` how many bytes moved.
+    """
+
+    __slots__ = ("_common", "_stand_ins", "_written", "copied", "share", "shared", "single")
+
+    def __init__(self, share: bool, common: frozenset[int] = frozenset()) -> None:
+        self.share = share
+        self._common = common  # buffers that must keep one stand-in: see `entangled`
+        self.shared = False
+        self.copied = 0
+        self.single = False  # a float64 result became float32
+        self._stand_ins: dict[int, torch.UntypedStorage] = {}
+        self._written: list[tuple[Tensor, Tensor, int]] = []
+
+    def read(self, value: Any) -> Any:
+        """The CPU's side of an argument that is only read; anything but device tensors passes through."""
+        if isinstance(value, Tensor):
+            if value.is_mps:
+                return self._shared(value) if self.share and value.nbytes > SMALL else self._copy(value)
+            return value
+        if isinstance(value, (list, tuple)):
+            return [self.read(item) for item in value]
+        if isinstance(value, torch.device):
+            return _CPU if value.type == "mps" else value
+        return value
+
+    def lend(self, value: Any, *, written: bool, content: bool) -> Any:
+        """The CPU's side of an argument of a call that writes into one: tensors over one buffer stay over one buffer.
+
+        The operator's own checks for overlapping memory then see what they would see on the device. `content` says
+        whether the argument's old content counts.
+        """
+        if isinstance(value, (list, tuple)):
+            return [self.lend(item, written=written, content=content) for item in value]
+        if not isinstance(value, Tensor) or not value.is_mps:
+            return self.read(value)
+        host = self._over(value, content=content)
+        if written:
+            self._written.append((value, host, host.data_ptr()))
+        return host
+
+    def fresh(self, device: Tensor) -> Tensor:
+        """The CPU's side of a result that lies in device memory already. Raises NotShared."""
+        host = host_alias(device)
+        self.shared = True
+        self._written.append((device, host, host.data_ptr()))
+        return host
+
+    def settle(self) -> None:
+        """Let the caller's tensors have what was written: content, size and strides where the operator resized."""
+        for device, host, address in self._written:
+            resized = device.shape != host.shape
+            if resized:
+                device.resize_(host.shape)
+                if device.stride() != host.stride() and torch._prims_common.is_non_overlapping_and_dense(host):
+                    device.as_strided_(host.shape, host.stride())
+            # An alias that the operator left in place was written where it belongs.
+            if resized or not self.share or host.data_ptr() != address:
+                device.copy_(host)
+                self.copied += host.nbytes
+
+    def bring(self, result: Any) -> Any:
+        """A fresh CPU result on the device; float64 becomes float32 there."""
+        if isinstance(result, Tensor):
+            if not result.is_cpu:
+                return result
+            single = NO_METAL.get(result.dtype)
+            if single is not None:
+                self.single = True
+                result = result.to(single)
+            self.copied += result.nbytes
+            return result.to("mps")
+        if isinstance(result, (list, tuple)):
+            return type(result)(self.bring(item) for item in result)
+        return result
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        self.copied += tensor.nbytes
+        return tensor.cpu()
+
+    def _shared(self, tensor: Tensor) -> Tensor:
+        if tensor.is_conj() or tensor.is_neg():  # bits of the tensor, not of its memory
+            return self._copy(tensor)
+        try:
+            alias = host_alias(tensor)
+        except NotShared:
+            return self._copy(tensor)
+        self.shared = True
+        return alias
+
+    def _over(self, tensor: Tensor, *, content: bool) -> Tensor:
+        """A CPU tensor of the same size and strides over the stand-in for the tensor's buffer."""
+        if not content and tensor.numel() == 0:  # must grow, which an alias cannot
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_CPU)
+        storage = tensor.untyped_storage()
+        if not self.share and storage._cdata not in self._common:
+            if content:
+                return self._copy(tensor)
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_CPU)
+        stand_in = self._stand_ins.get(storage._cdata)
+        if stand_in is None:
+            stand_in = self._stand_ins[storage._cdata] = self._stand_in(storage)
+        host = _view(stand_in, tensor)
+        if tensor.is_conj():
+            host = torch._conj(host)
+        return torch._neg_view(host) if tensor.is_neg() else host
+
+    def _stand_in(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        if self.share:
+            self.shared = True
+            return _alias(storage)
+        self.copied += storage.nbytes()
+        whole = torch.empty(0, dtype=torch.uint8, device="mps").set_(storage)  # type: ignore[call-overload]
+        copy: Tensor = whole.cpu()
+        return copy.untyped_storage()
+
+
+def entangled(tensors: list[Tensor], written: list[Tensor]) -> frozenset[int]:
+    """The buffers (by address) that two of a call's tensors lie in, or that a written one overlaps itself in.
+
+    The operator checks such cases by address, so that they cannot be copied tensor by tensor.
+    """
+    seen: set[int] = set()
+    twice: set[int] = set()
+    for tensor in tensors:
+        key = tensor.untyped_storage()._cdata
+        (twice if key in seen else seen).add(key)
+    for tensor in written:
+        if 0 in tensor.stride() and tensor.numel() > 1:
+            twice.add(tensor.untyped_storage()._cdata)
+    return frozenset(twice)
+
+
+def host_alias(tensor: Tensor) -> Tensor:
+    """A CPU tensor over the same memory as a device tensor; the caller synchronises before and after.
+
+    Raises NotShared where the tensor's buffer is private to the device.
+    """
+    return _view(_alias(tensor.untyped_storage()), tensor)
+
+
+def _alias(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    if storage.nbytes() == 0:
+        return torch.UntypedStorage(0)
+    try:
+        alias: torch.UntypedStorage = torch.mps._host_alias_storage(storage)
+    except RuntimeError as error:
+        raise NotShared(str(error)) from error
+    return alias
+
+
+def _view(storage: torch.UntypedStorage, like: Tensor) -> Tensor:
+    empty = torch.empty(0, dtype=like.dtype, device=_CPU)
+    view: Tensor = empty.set_(storage, like.storage_offset(), like.shape, like.stride())  # type: ignore[call-overload]
+    return view

@@ -1,0 +1,170 @@
+"""What the user is told about fallbacks: warnings at the first line of the user's own code, and tables on stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hf_mps.fallback.ledger import Report
+
+TRACKER = "https://github.com/pytorch/pytorch/issues/141287"
+_PATHS = sysconfig.get_paths()
+_FOLDERS = {str(Path(__file__).resolve().parent.parent)}
+_FOLDERS.update(_PATHS[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_LIBRARIES = tuple(folder + os.sep for folder in _FOLDERS)
+_INSTALLED = ("site-packages", "dist-packages")
+
+_said: set[str] = set()
+_silent = False
+
+
+class MetalFallbackWarning(UserWarning):
+    """An operator without a Metal kernel ran on the CPU."""
+
+
+def silence(silent: bool) -> None:
+    """Say nothing from now on (mode quiet), or speak."""
+    global _silent
+    _silent = silent
+
+
+def operator(name: str, values: tuple[Any, ...]) -> None:
+    """Warn that an operator runs on the CPU, once for each operator: its name, its tensors, and who asked for it."""
+    _warn(
+        name,
+        f"{name}{_shapes(values)} has no Metal kernel and runs on the CPU, as often as it is called; "
+        f"each call waits for the GPU. Missing operators are tracked in {TRACKER}",
+    )
+
+
+def rescued(name: str, values: tuple[Any, ...], reason: str) -> None:
+    """Warn that an operator's Metal kernel refused a call, which the CPU took; once for each operator."""
+    _warn(f"{name} rescued", f"{name}{_shapes(values)} was refused on Metal ({reason}) and runs on the CPU: rescue")
+
+
+def single(name: str) -> None:
+    """Warn, once, that a float64 result became float32."""
+    _warn("float64", f"{name} gave float64 on the CPU, which Metal does not have: the result is float32")
+
+
+def share(part: float, wall: float, limit: float) -> None:
+    """Warn, once, that fallbacks take a large share of the time."""
+    _warn(
+        "share",
+        f"operators without a Metal kernel took {part:.0%} of the last {wall:.1f} s, more than {limit:.0%} "
+        "(HF_MPS_FALLBACK_SHARE); hf_mps.fallback.report() names them",
+    )
+
+
+def say(text: str) -> None:
+    """Print a table on stderr, if there is one and the mode is not quiet."""
+    if text and not _silent:
+        print(text, file=sys.stderr, flush=True)
+
+
+def forget() -> None:
+    """Let everything be said once more."""
+    _said.clear()
+
+
+def table(report: Report) -> str:
+    """The report in lines of at most 100 characters: one for each operator under a line that sums them up."""
+    many = len(report.operators)
+    lines = [
+        f"hf-mps: {many} operator{'s' * (many > 1)} without a Metal kernel ran on the CPU: "
+        f"{report.seconds:.2f} s of {report.wall:.1f} s ({report.share:.1%})"
+    ]
+    width = max(8, *(len(entry.operator) for entry in report.operators))
+    lines.append(f"  {'operator':<{width}}  {'calls':>8}  {'seconds':>8}  {'share':>6}  {'copied':>9}  way")
+    for entry in report.operators:
+        lines.append(
+            f"  {entry.operator:<{width}}  {entry.calls:>8}  {entry.seconds:>8.3f}  {entry.share:>6.1%}"
+            f"  {_size(entry.bytes):>9}  {entry.way}"
+        )
+    return "\n".join(lines)
+
+
+def _warn(key: str, text: str) -> None:
+    if key in _said or _silent:
+        return
+    _said.add(key)
+    where = user_line()
+    # Raised here, before the operator runs, where the program turns warnings into errors.
+    warnings.warn_explicit(f"hf_mps: {text}", MetalFallbackWarning, *(where or ("<unknown>", 1)))
+
+
+def user_line() -> tuple[str, int] | None:
+    """File and line of the innermost frame of the user's own code: not this package's, not an installed library's.
+
+    In a backward pass, which autograd runs in a thread of its own, it is the line that waits for it. Where only
+    libraries are on the stack, the innermost frame outside torch and this package.
+    """
+    stacks = [_stack(sys._getframe(1))]
+    if not any(_is_users(frame) for frame in stacks[0]):
+        frames = sys._current_frames()
+        others = [threading.main_thread().ident, *frames]
+        stacks += [_stack(frames[ident]) for ident in others if ident in frames and ident != threading.get_ident()]
+    for wanted in (_is_users, _is_neither):
+        for stack in stacks:
+            for frame in stack:
+                if wanted(frame):
+                    return frame.f_code.co_filename, frame.f_lineno
+    return None
+
+
+def _stack(frame: FrameType | None) -> list[FrameType]:
+    def walk() -> Iterator[FrameType]:
+        at = frame
+        while at is not None:
+            yield at
+            at = at.f_back
+
+    return list(walk())
+
+
+def _is_users(frame: FrameType) -> bool:
+    path = frame.f_code.co_filename
+    # <stdin> and notebook cells are the user's, <frozen importlib> is not; <string> is `python -c` in module __main__.
+    if path.startswith("<"):
+        return not path.startswith("<frozen") and frame.f_globals.get("__name__") == "__main__"
+    return not path.startswith(_LIBRARIES) and not any(name in path for name in _INSTALLED)
+
+
+def _is_neither(frame: FrameType) -> bool:
+    name = str(frame.f_globals.get("__name__", ""))
+    return name.partition(".")[0] not in ("hf_mps", "torch", "threading", "warnings")
+
+
+def _shapes(values: tuple[Any, ...]) -> str:
+    """Dtypes and shapes of the tensors in words: " of float32[4, 10], int64[4]"."""
+    shown = list(_tensors(values))
+    words = ", ".join(f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}" for value in shown[:4])
+    if not words:
+        return ""
+    return f" of {words}{', …' if len(shown) > 4 else ''}"
+
+
+def _tensors(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+        elif hasattr(value, "dtype") and hasattr(value, "shape"):
+            yield value
+
+
+def _size(count: int) -> str:
+    """Bytes in words, in powers of 1000: "12.3 MB"."""
+    size = float(count)
+    for unit in ("B", "KB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    raise AssertionError

@@ -1,0 +1,100 @@
+"""Gives each missing operator its kernel with the dispatcher, those included that libraries register later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hf_mps.fallback import kernels, operators
+from hf_mps.fallback.ledger import ledger
+from hf_mps.fallback.loan import has_alias
+
+# Kernels live as long as the library object that they were registered with, one for each operator: a later kernel of
+# somebody else's takes the place of a single one.
+_libraries: dict[str, list[Any]] = {}
+_refused: dict[str, str] = {}
+_share = True
+
+
+def start(*, share: bool | None = None) -> None:
+    """Register a kernel for every operator that is missing now. `share=False` takes the copying way throughout."""
+    global _share
+    _share = has_alias() if share is None else share
+    sweep()
+
+
+def stop() -> None:
+    """Take all kernels back: each missing operator has Metal's error again."""
+    for name in list(_libraries):
+        drop(name)
+    _refused.clear()
+
+
+def registered() -> list[str]:
+    """The operators that run on the CPU, sorted."""
+    return sorted(_libraries)
+
+
+def refused() -> dict[str, str]:
+    """The missing operators that keep Metal's error, each with the reason."""
+    return dict(sorted(_refused.items()))
+
+
+def sweep() -> None:
+    """Register what is missing and was not before; a few milliseconds."""
+    for operator in operators.missing():
+        if operator.name in _libraries or operator.name in _refused:
+            continue
+        if operator.refused is not None:
+            _refused[operator.name] = operator.refused
+        elif operator.composite:
+            _decompose(operator.name)
+        else:
+            _give(operator.name)
+
+
+def consider(name: str) -> None:
+    """Register one operator if it is missing; replaces our own kernel for an operator that was defined anew."""
+    drop(name)
+    if operators.is_missing(name):
+        reason = operators.refusal(name)
+        if reason is not None:
+            _refused[name] = reason
+        else:
+            _give(name)
+
+
+def drop(name: str) -> None:
+    """Take our kernel of one operator back, where there is one."""
+    for library in _libraries.pop(name, ()):
+        library.reset()
+    _refused.pop(name, None)
+
+
+def put(name: str, key: str, function: Callable[..., Any], *, with_keys: bool = False) -> None:
+    """Register `function` for operator `name` under a dispatch key, to be dropped with the operator's others."""
+    # Not torch.library.Library: it would remember the name, and refuse a library that registers its own kernel later.
+    library = torch._C._dispatch_library("IMPL", name.partition("::")[0], key, __file__)  # type: ignore[call-arg]
+    library.impl(name, key, function, with_keys)
+    _libraries.setdefault(name, []).append(library)
+
+
+def _give(name: str) -> None:
+    put(name, "MPS", kernels.make(operators.overload(name), ledger.slot(name), share=_share))
+
+
+def _decompose(name: str) -> None:
+    """Let a composite operator that PyTorch sends to the CPU as a whole be what it is elsewhere: other operators.
+
+    Metal has most of those, and each that is missing is named and counted. And only so has it a gradient: with a kernel
+    of its own under MPS the dispatcher gives it none under AutogradMPS, and autograd warns of wrong results.
+    """
+    op = operators.overload(name)
+
+    def composite(*args: Any, **kwargs: Any) -> Any:
+        return op.decompose(*args, **kwargs)
+
+    put(name, "AutogradMPS", composite)
+    put(name, "MPS", composite)

@@ -1,0 +1,91 @@
+"""What an operator's schema says about its arguments and results, read once for each operator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One operator: which arguments hold tensors, which are written, and which results are an argument again."""
+
+    op: Any
+    names: tuple[str, ...]  # of all arguments, positional ones first
+    written: dict[str, bool]  # name of a written argument -> whether its old content is read too
+    returns: tuple[str | None, ...]  # for each result, the written argument that it is, or None
+    tensors: tuple[int, ...] | None  # positions of tensors where the rest is plain, None for anything less simple
+    generator: str | None = None  # name of the argument that draws random numbers
+    out_twin: Any | None = None  # the overload that takes its results' memory, where there is one
+    out_names: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, op: Any) -> Plan:
+        """Read the schema of `op`, an overload of torch.ops."""
+        schema = op._schema
+        written: dict[str, bool] = {}
+        sets: dict[str, str] = {}
+        generator = None
+        for argument in schema.arguments:
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                written[argument.name] = not argument.is_out
+                sets.update(dict.fromkeys(argument.alias_info.after_set, argument.name))
+            if "Generator" in str(argument.type):
+                generator = argument.name
+        twin, out_names = (None, ()) if written else _out_twin(op)
+        return cls(
+            op=op,
+            names=tuple(argument.name for argument in schema.arguments),
+            written=written,
+            returns=tuple(_returned(value, sets) for value in schema.returns),
+            tensors=None if written or generator else _tensors(schema),
+            generator=generator,
+            out_twin=twin,
+            out_names=out_names,
+        )
+
+
+def _returned(value: Any, sets: dict[str, str]) -> str | None:
+    if value.alias_info is None:
+        return None
+    return next((sets[name] for name in value.alias_info.after_set if name in sets), None)
+
+
+def _tensors(schema: Any) -> tuple[int, ...] | None:
+    """Positions of the tensor arguments, or None where an argument or result needs more than `tensor.cpu()`."""
+    if not schema.returns or any(str(value.type) != "Tensor" for value in schema.returns):
+        return None
+    positions = []
+    for index, argument in enumerate(schema.arguments):
+        kind = str(argument.type)
+        if kind in ("Tensor", "Optional[Tensor]"):
+            if argument.kwarg_only:
+                return None
+            positions.append(index)
+        elif not _plain(argument.type):
+            return None
+    return tuple(positions)
+
+
+def _plain(kind: Any) -> bool:
+    while kind.kind() in ("OptionalType", "ListType"):
+        kind = kind.getElementType()
+    # ScalarType, Layout and MemoryFormat are integers to the type system; a device is its own type.
+    return kind.kind() in ("IntType", "SymIntType", "FloatType", "BoolType", "StringType", "NumberType")
+
+
+def _out_twin(op: Any) -> tuple[Any | None, tuple[str, ...]]:
+    """The out= overload of a functional operator: the same arguments, then one tensor for each result."""
+    import torch
+
+    arguments = [(argument.name, str(argument.type)) for argument in op._schema.arguments]
+    for name in op.overloadpacket.overloads():
+        twin = getattr(op.overloadpacket, name)
+        outs = [argument for argument in twin._schema.arguments if argument.is_out]
+        others = [(argument.name, str(argument.type)) for argument in twin._schema.arguments if not argument.is_out]
+        if not outs or others != arguments or len(outs) != len(op._schema.returns):
+            continue
+        # One that PyTorch made up from the functional form would copy its result, and win nothing.
+        if torch._C._dispatch_has_kernel_for_dispatch_key(twin.name(), "CPU"):
+            return twin, tuple(argument.name for argument in outs)
+    return None, ()
