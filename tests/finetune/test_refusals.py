@@ -33,7 +33,8 @@ def relabel(path: Path, number: int, label: object) -> None:
         (
             tiny.RECIPE.replace("metrics:", "metric:"),
             "my.yaml:7: metric is not a key here; allowed: task, model, data, metrics, seed, output_dir, expect,"
-            " training, max_length, padding, pad_to_multiple_of, problem_type, config_overrides; did you mean 'metrics'?",
+            " training, max_length, padding, pad_to_multiple_of, problem_type, config_overrides;"
+            " did you mean 'metrics'?",
         ),
     ],
 )
