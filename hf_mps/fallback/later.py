@@ -32,7 +32,7 @@ def watch() -> None:
 
 
 def _wrap_load_library() -> None:
-    stock = torch._ops._Ops.load_library
+    stock: Any = torch._ops._Ops.load_library
 
     @functools.wraps(stock)
     def load_library(self: Any, path: Any) -> None:
@@ -44,7 +44,7 @@ def _wrap_load_library() -> None:
 
 
 def _wrap_library_impl() -> None:
-    stock = torch.library.Library.impl
+    stock: Any = torch.library.Library.impl
 
     @functools.wraps(stock)
     def impl(self: Any, op_name: Any, fn: Any, dispatch_key: str = "", *args: Any, **kwargs: Any) -> None:

@@ -50,7 +50,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Entry:
-    """One operator's part of a report. `seconds` of the CPU's work and the waiting; `bytes` copied between the sides."""
+    """One operator's part of a report: `seconds` hold the waiting for the device, `bytes` were copied."""
 
     operator: str
     calls: int
@@ -149,11 +149,8 @@ class Ledger:
             past = before.get(name, (0, 0.0, 0, 0))
             if calls > past[0]:
                 spent = seconds - past[1]
-                entries.append(
-                    Entry(
-                        name, calls - past[0], spent, moved - past[2], shared - past[3], spent / wall if wall else 0.0
-                    )
-                )
+                part = spent / wall if wall > 0 else 0.0
+                entries.append(Entry(name, calls - past[0], spent, moved - past[2], shared - past[3], part))
         return Report(tuple(sorted(entries, key=lambda entry: -entry.seconds)), wall)
 
     def total(self) -> float:

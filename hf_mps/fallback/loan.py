@@ -86,7 +86,7 @@ class Loan:
             resized = device.shape != host.shape
             if resized:
                 device.resize_(host.shape)
-                if device.stride() != host.stride() and torch._prims_common.is_non_overlapping_and_dense(host):
+                if device.stride() != host.stride() and _dense(host):
                     device.as_strided_(host.shape, host.stride())
             # An alias that the operator left in place was written where it belongs.
             if resized or not self.share or host.data_ptr() != address:
@@ -144,7 +144,7 @@ class Loan:
             self.shared = True
             return _alias(storage)
         self.copied += storage.nbytes()
-        whole = torch.empty(0, dtype=torch.uint8, device="mps").set_(storage)  # type: ignore[call-overload]
+        whole = torch.empty(0, dtype=torch.uint8, device="mps").set_(storage)
         copy: Tensor = whole.cpu()
         return copy.untyped_storage()
 
@@ -173,9 +173,20 @@ def host_alias(tensor: Tensor) -> Tensor:
     return _view(_alias(tensor.untyped_storage()), tensor)
 
 
+def _dense(tensor: Tensor) -> bool:
+    """Whether the tensor fills its memory without gaps, in whatever order of dimensions."""
+    order = sorted(range(tensor.dim()), key=lambda dim: tensor.stride(dim))
+    expected = 1
+    for dim in order:
+        if tensor.size(dim) != 1 and tensor.stride(dim) != expected:
+            return False
+        expected *= tensor.size(dim)
+    return True
+
+
 def _alias(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     if storage.nbytes() == 0:
-        return torch.UntypedStorage(0)
+        return torch.UntypedStorage(0)  # type: ignore[no-untyped-call]
     try:
         alias: torch.UntypedStorage = torch.mps._host_alias_storage(storage)
     except RuntimeError as error:
@@ -185,5 +196,5 @@ def _alias(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 def _view(storage: torch.UntypedStorage, like: Tensor) -> Tensor:
     empty = torch.empty(0, dtype=like.dtype, device=_CPU)
-    view: Tensor = empty.set_(storage, like.storage_offset(), like.shape, like.stride())  # type: ignore[call-overload]
+    view: Tensor = empty.set_(storage, like.storage_offset(), like.shape, like.stride())
     return view

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,6 +31,18 @@ def stop() -> None:
     for name in list(_libraries):
         drop(name)
     _refused.clear()
+
+
+@contextmanager
+def suspended() -> Iterator[None]:
+    """Metal's own errors for a while: all kernels are taken back, and registered again at the end."""
+    had = bool(_libraries)
+    stop()
+    try:
+        yield
+    finally:
+        if had:
+            sweep()
 
 
 def registered() -> list[str]:
@@ -76,7 +89,7 @@ def drop(name: str) -> None:
 def put(name: str, key: str, function: Callable[..., Any], *, with_keys: bool = False) -> None:
     """Register `function` for operator `name` under a dispatch key, to be dropped with the operator's others."""
     # Not torch.library.Library: it would remember the name, and refuse a library that registers its own kernel later.
-    library = torch._C._dispatch_library("IMPL", name.partition("::")[0], key, __file__)  # type: ignore[call-arg]
+    library: Any = torch._C._dispatch_library("IMPL", name.partition("::")[0], key, __file__)
     library.impl(name, key, function, with_keys)
     _libraries.setdefault(name, []).append(library)
 

@@ -7,6 +7,7 @@ import torch
 
 from hf_mps import simulator
 from hf_mps.errors import UserError
+from hf_mps.fallback.register import suspended
 from hf_mps.simulator import profiles
 
 pytestmark = pytest.mark.usefixtures("mps")
@@ -42,31 +43,35 @@ def test_a_python_float_is_no_float64() -> None:
     assert (torch.ones(2, device="mps") + torch.tensor(0.1, dtype=torch.float64)).dtype == torch.float32
 
 
-def test_a_missing_operator_is_refused_in_metals_words() -> None:
-    with pytest.raises(NotImplementedError) as caught:
-        torch.ones(4, device="mps").take(torch.tensor([1], device="mps"))
-    commit = torch.version.git_version
-    assert str(caught.value).split("\nException raised")[0] == (
-        "The operator 'aten::take' is not currently implemented for the MPS device. If you want this op to be "
+# The layer's own kernels for missing operators are off: this is about the device alone.
+ALONE = {"HF_MPS_SIMULATE": "1", "HF_MPS_FALLBACK": "error", "PYTORCH_ENABLE_MPS_FALLBACK": None}
+MISSING = {
+    "aten::take": "x.take(torch.tensor([1], device='mps'))",
+    "aten::mode": "x.mode()",
+    "aten::_linalg_eigh.eigenvalues": "torch.linalg.eigh(x)",
+    "aten::adaptive_max_pool3d.out": "torch.nn.functional.adaptive_max_pool3d(x.view(1, 1, 1, 4, 4), 1)",
+    "aten::_ctc_loss": "torch.nn.functional.ctc_loss(x.view(4, 1, 4), torch.ones(1, 1, device='mps').int(), (4,), (1,))",
+}
+
+
+def test_a_missing_operator_is_refused_and_named_in_metals_words(run_python) -> None:
+    lines = ["import torch", "x = torch.eye(4, device='mps')"]
+    for call in MISSING.values():
+        lines += [
+            "try:",
+            f"    {call}",
+            "except NotImplementedError as error:",
+            "    print(str(error).splitlines()[0])",
+        ]
+    done = run_python("-c", "\n".join(lines), env=ALONE)
+    assert done.stdout.splitlines() == [
+        f"The operator '{name}' is not currently implemented for the MPS device. If you want this op to be "
         "considered for addition please comment on https://github.com/pytorch/pytorch/issues/141287 and mention "
-        f"use-case, that resulted in missing op as well as commit hash {commit}. As a temporary fix, you can set the "
-        "environment variable `PYTORCH_ENABLE_MPS_FALLBACK=1` to use the CPU as a fallback for this op. WARNING: this "
-        "will be slower than running natively on MPS."
-    )
-
-
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (lambda x: x.mode(), "aten::mode"),
-        (lambda x: torch.linalg.eigh(x), "aten::_linalg_eigh.eigenvalues"),
-        (lambda x: torch.nn.functional.adaptive_max_pool3d(x.view(1, 1, 1, 4, 4), 1), "aten::adaptive_max_pool3d.out"),
-    ],
-    ids=["mode", "eigh", "adaptive_max_pool3d"],
-)
-def test_the_operator_is_named_as_a_mac_names_it(call, name: str) -> None:
-    with pytest.raises(NotImplementedError, match=f"The operator '{name}' is not currently implemented"):
-        call(torch.eye(4, device="mps"))
+        f"use-case, that resulted in missing op as well as commit hash {torch.version.git_version}. As a temporary "
+        "fix, you can set the environment variable `PYTORCH_ENABLE_MPS_FALLBACK=1` to use the CPU as a fallback for "
+        "this op. WARNING: this will be slower than running natively on MPS."
+        for name in MISSING
+    ], done.stderr
 
 
 def test_tensors_on_two_devices_are_refused() -> None:
@@ -86,8 +91,13 @@ def test_another_profile_in_the_same_process_is_refused() -> None:
     assert simulator.load(present.name) is present
 
 
+# The device without the layer's own fallback.
+BARE = {"HF_MPS_SIMULATE": "1", "PYTORCH_ENABLE_MPS_FALLBACK": None, "HF_MPS_FALLBACK": "error"}
+
 FALLBACK = """
 import warnings, torch
+from hf_mps.fallback import register
+register.stop()
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
     x = torch.tensor([3., 1., 2.], device="mps", requires_grad=True)
@@ -102,9 +112,7 @@ for warning in seen:
 
 
 def test_the_fallback_variable_sends_them_to_the_cpu_with_one_warning_for_the_first(run_python) -> None:
-    done = run_python(
-        "-c", FALLBACK, env={"HF_MPS_SIMULATE": "1", "PYTORCH_ENABLE_MPS_FALLBACK": "1", "HF_MPS_FALLBACK": None}
-    )
+    done = run_python("-c", FALLBACK, env={**BARE, "PYTORCH_ENABLE_MPS_FALLBACK": "1", "HF_MPS_FALLBACK": None})
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "[2.0, 3.0] [2] mps:0 [1.0, 0.0, 1.0]"
@@ -120,7 +128,7 @@ def test_setting_the_variable_after_torch_is_imported_changes_nothing(run_python
         "try: torch.ones(2, device='mps').take(torch.tensor([0], device='mps'))\n"
         "except NotImplementedError: print('refused')"
     )
-    done = run_python("-c", code, env={"HF_MPS_SIMULATE": "1", "PYTORCH_ENABLE_MPS_FALLBACK": None})
+    done = run_python("-c", code, env=BARE)
     assert done.stdout.strip() == "refused", done.stderr
 
 
@@ -133,9 +141,7 @@ def test_a_value_that_is_no_number_is_named(run_python, value: str) -> None:
 
 def test_some_operators_are_always_on_the_cpu(run_python) -> None:
     code = "import torch; print(torch.linalg.svd(torch.eye(3, device='mps')).S.tolist())"
-    done = run_python(
-        "-W", "error::DeprecationWarning", "-c", code, env={"HF_MPS_SIMULATE": "1", "PYTORCH_ENABLE_MPS_FALLBACK": None}
-    )
+    done = run_python("-W", "error::DeprecationWarning", "-c", code, env=BARE)
     assert done.stdout.strip() == "[1.0, 1.0, 1.0]", done.stderr
     assert "The operator 'aten::linalg_svd' is not currently supported on the MPS backend" in done.stderr
 

@@ -59,6 +59,7 @@ class Worker:
             "OMP_NUM_THREADS": "1",
         }
         self._environment.pop("PYTORCH_ENABLE_MPS_FALLBACK", None)
+        self._environment["HF_MPS_FALLBACK"] = "error"  # the device alone, without the layer's kernels
         self._process: subprocess.Popen[str] | None = None
         self.operators = 0
 
