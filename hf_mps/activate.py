@@ -47,19 +47,26 @@ def activate() -> Activation:
     when it is imported, and the probe runs when somebody first asks for the device. Raises UserError for a value of
     HF_MPS that nobody knows.
     """
-    global _on
     if not _on and _enabled():
-        import torch  # PyTorch's autoload comes back to this function, which then finds the work done
+        import torch  # noqa: F401  PyTorch's autoload comes back to this function, which then finds the work done
 
-        from hf_mps.device import gate
-        from hf_mps.integrations import watch
-
-        gate.install()
-        watch.start()
-        _on = True
-        if torch.mps.device_count() > 0 or "HF_MPS_FALLBACK" in os.environ:
-            _start_fallback(metal=torch.mps.device_count() > 0)
+        if not _on:
+            _switch_on()
     return Activation()
+
+
+def _switch_on() -> None:
+    global _on
+    import torch
+
+    from hf_mps.device import gate
+    from hf_mps.integrations import watch
+
+    gate.install()
+    watch.start()
+    _on = True
+    if torch.mps.device_count() > 0 or "HF_MPS_FALLBACK" in os.environ:
+        _start_fallback(metal=torch.mps.device_count() > 0)
 
 
 def _start_fallback(*, metal: bool) -> None:

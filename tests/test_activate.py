@@ -31,7 +31,7 @@ def test_it_says_the_device_and_each_part_with_its_reason() -> None:
     assert lines[1].startswith(
         "torch.backends.mps.is_available: on (answers with a real probe and with HF_MPS_DEVICE; "
     )
-    assert [line.partition(":")[0] for line in lines[2:]] == ["accelerate", "transformers", "lightning"]
+    assert [line.partition(":")[0] for line in lines[2:]] == ["fallback", "accelerate", "transformers", "lightning"]
 
 
 LATER = """
@@ -55,11 +55,12 @@ def test_libraries_wait_for_their_import_and_are_on_afterwards(run_python) -> No
     assert done.returncode == 0, done.stderr
     first, then, same = json.loads(done.stdout)
     assert first[1:] == [
+        "fallback: off (this PyTorch has no Metal device)",
         "accelerate: off (waits for its import)",
         "transformers: off (waits for its import)",
         "lightning: off (waits for its import)",
     ]
-    assert [line.split(" (")[0] for line in then[1:]] == ["accelerate: on", "transformers: off", "lightning: on"]
+    assert [line.split(" (")[0] for line in then[2:]] == ["accelerate: on", "transformers: off", "lightning: on"]
     assert same
 
 
