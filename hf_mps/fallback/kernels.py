@@ -25,14 +25,14 @@ _MPS = torch.device("mps")
 Function = Callable[..., Any]
 
 
-def make(op: Any, slot: Slot, *, share: bool) -> Function:
+def make(op: Any, slot: Slot, *, share: bool, small: float = SMALL) -> Function:
     """The function to be registered for `op` (an overload of torch.ops) under the dispatch key MPS.
 
-    It takes and gives device tensors as the operator's schema says, and books each call in `slot`. With `share` large
-    tensors go without a copy. Errors are the CPU's own.
+    It takes and gives device tensors as the operator's schema says, and books each call in `slot`. With `share`
+    tensors of more than `small` bytes go without a copy. Errors are the CPU's own.
     """
     plan = Plan.of(op)
-    general = Kernel(plan, slot, share=share)
+    general = Kernel(plan, slot, share=share, small=small)
     return general if plan.tensors is None else _short_way(plan, slot, general)
 
 
@@ -63,7 +63,7 @@ def _short_way(plan: Plan, slot: Slot, general: Kernel) -> Function:
                 moved += result.nbytes
                 result = result.to(to_mps)
             else:
-                loan = Loan(share=False)
+                loan = Loan()
                 result = loan.bring(result)
                 moved += loan.copied
                 if loan.single:
@@ -77,11 +77,10 @@ def _short_way(plan: Plan, slot: Slot, general: Kernel) -> Function:
 class Kernel:
     """The general way: any schema, large tensors over shared memory."""
 
-    def __init__(self, plan: Plan, slot: Slot, *, share: bool) -> None:
+    def __init__(self, plan: Plan, slot: Slot, *, share: bool, small: float = SMALL) -> None:
         self.plan = plan
         self.slot = slot
-        self.share = share
-        self.largest_copied: float = SMALL if share else float("inf")
+        self.largest_copied = small if share else float("inf")
         # Without a formula of its own, autograd follows the operations inside a kernel, as it does on the CPU; it
         # cannot follow them through memory that is only lent.
         self.followed = not torch._C._dispatch_has_kernel_for_dispatch_key(plan.op.name(), "Autograd")
@@ -112,9 +111,12 @@ class Kernel:
         return result
 
     def _worth_sharing(self, tensors: list[Tensor]) -> bool:
-        if not self.share or (self.followed and any(tensor.requires_grad for tensor in tensors)):
+        if self.followed and any(tensor.requires_grad for tensor in tensors):
             return False
-        return any(tensor.nbytes > SMALL for tensor in tensors)
+        return any(tensor.nbytes > self.largest_copied for tensor in tensors)
+
+    def _limit(self, share: bool) -> float:
+        return self.largest_copied if share else float("inf")
 
     def _run(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], *, share: bool
@@ -124,10 +126,10 @@ class Kernel:
         if share:
             torch.mps.synchronize()
         if self.plan.written:
-            loan = Loan(share, entangled(tensors, self._written(args, kwargs)))
+            loan = Loan(self._limit(share), entangled(tensors, self._written(args, kwargs)))
             result = self._writing(loan, args, kwargs)
         else:
-            loan = Loan(share)
+            loan = Loan(self._limit(share))
             result = self._functional(loan, args, kwargs)
         if share:
             torch.mps.synchronize()

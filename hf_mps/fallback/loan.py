@@ -35,10 +35,11 @@ class Loan:
     `shared` says whether any tensor went without a copy, `copied` how many bytes moved.
     """
 
-    __slots__ = ("_common", "_stand_ins", "_written", "copied", "share", "shared", "single")
+    __slots__ = ("_common", "_small", "_stand_ins", "_written", "copied", "share", "shared", "single")
 
-    def __init__(self, share: bool, common: frozenset[int] = frozenset()) -> None:
-        self.share = share
+    def __init__(self, small: float = float("inf"), common: frozenset[int] = frozenset()) -> None:
+        self._small = small  # larger tensors, in bytes, go without a copy
+        self.share = small != float("inf")
         self._common = common  # buffers that must keep one stand-in: see `entangled`
         self.shared = False
         self.copied = 0
@@ -50,7 +51,7 @@ class Loan:
         """The CPU's side of an argument that is only read; anything but device tensors passes through."""
         if isinstance(value, Tensor):
             if value.is_mps:
-                return self._shared(value) if self.share and value.nbytes > SMALL else self._copy(value)
+                return self._shared(value) if value.nbytes > self._small else self._copy(value)
             return value
         if isinstance(value, (list, tuple)):
             return [self.read(item) for item in value]

@@ -53,6 +53,14 @@ OTHER_NAMES = (
 )
 
 
+# Composite out= forms of a missing operator that turn Metal away by name, and the operator. For mode.values
+# aten/src/ATen/native/TensorCompare.cpp has it: "mode only supports CPU, CUDA and XPU device type, got: mps".
+REFUSE_METAL = {"aten::mode.values": "aten::mode"}
+
+# Metal has F.rms_norm as one kernel, and no kernel for its gradient; nor has the CPU, which never calls that one.
+MADE_OF_OTHERS = ("aten::_fused_rms_norm_backward",)
+
+
 @dataclass(frozen=True)
 class Missing:
     """An operator without a Metal kernel ("aten::mode"), and why it keeps what PyTorch does, or None where it need not.
@@ -87,6 +95,15 @@ def is_missing(name: str) -> bool:
 
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     return bool(has(name, "CPU")) and not any(has(name, key) for key in SERVES_METAL)
+
+
+def has_no_kernel(name: str) -> bool:
+    """Whether torch has an operator that neither the CPU nor anything that serves Metal has a kernel for."""
+    import torch
+
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    known = torch._C._dispatch_has_kernel(name)
+    return bool(known) and not any(has(name, key) for key in ("CPU", *SERVES_METAL))
 
 
 def overload(name: str) -> Any:

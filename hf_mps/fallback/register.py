@@ -10,18 +10,23 @@ import torch
 
 from hf_mps.fallback import kernels, operators
 from hf_mps.fallback.ledger import ledger
-from hf_mps.fallback.loan import has_alias
+from hf_mps.fallback.loan import SMALL, has_alias
 
 # Kernels live as long as the library object that they were registered with, one for each operator: a later kernel of
 # somebody else's takes the place of a single one.
 _libraries: dict[str, list[Any]] = {}
 _refused: dict[str, str] = {}
 _share = True
+_small: float = SMALL
 
 
-def start(*, share: bool | None = None) -> None:
-    """Register a kernel for every operator that is missing now. `share=False` takes the copying way throughout."""
-    global _share
+def start(*, share: bool | None = None, small: float = SMALL) -> None:
+    """Register a kernel for every operator that is missing now.
+
+    `share=False` takes the copying way throughout; tensors of at most `small` bytes are copied in any case.
+    """
+    global _share, _small
+    _small = small
     _share = has_alias() if share is None else share
     sweep()
 
@@ -66,6 +71,12 @@ def sweep() -> None:
             _decompose(operator.name)
         else:
             _give(operator.name)
+    for name, needed_for in operators.REFUSE_METAL.items():
+        if needed_for in _libraries and name not in _libraries:
+            _give(name)
+    for name in operators.MADE_OF_OTHERS:
+        if name not in _libraries and operators.has_no_kernel(name):
+            _compose(name)
 
 
 def consider(name: str) -> None:
@@ -95,7 +106,16 @@ def put(name: str, key: str, function: Callable[..., Any], *, with_keys: bool = 
 
 
 def _give(name: str) -> None:
-    put(name, "MPS", kernels.make(operators.overload(name), ledger.slot(name), share=_share))
+    put(name, "MPS", kernels.make(operators.overload(name), ledger.slot(name), share=_share, small=_small))
+
+
+def _compose(name: str) -> None:
+    """Make an operator that not even the CPU has of others, as torch.compile does; they run on the device."""
+    from torch._decomp import decomposition_table
+
+    function = decomposition_table.get(operators.overload(name))
+    if function is not None:
+        put(name, "MPS", function)
 
 
 def _decompose(name: str) -> None:
