@@ -6,7 +6,9 @@ rounding. Everything above this package sees a device like a Mac's and never ask
 
 from __future__ import annotations
 
+import atexit
 import platform
+import time
 from typing import TYPE_CHECKING
 
 from hf_mps.errors import UserError
@@ -47,6 +49,7 @@ def load(profile: str | None = None) -> Profile:
     _start(metal, wanted)
     _offer(torch, metal)
     machine.pretend(wanted.machine())
+    atexit.register(_let_autograd_finish)
     _metal, _profile = metal, wanted
     return wanted
 
@@ -65,6 +68,16 @@ def reset_peak_memory() -> None:
     """Let `peak_memory` start again from what is held now."""
     if _metal is not None:
         _metal.reset_peak()
+
+
+def _let_autograd_finish() -> None:
+    """Give autograd's device thread the moment in which it drops the last backward pass.
+
+    It needs Python's lock for that and may still wait for it when `backward` has returned. A program that ends right
+    there would be aborted ("terminate called without an active exception"): Python ends a thread that asks for its
+    lock too late, inside a C++ destructor.
+    """
+    time.sleep(0.02)
 
 
 def _refuse_real_metal(torch: ModuleType) -> None:
@@ -91,6 +104,8 @@ def _start(metal: ModuleType, profile: Profile) -> None:
             commit=str(torch.version.git_version),
         )
     except RuntimeError as error:
+        if "asked PyTorch for Metal before" not in str(error):
+            raise
         # PyTorch looks a backend up once in a process and remembers that there was none.
         raise UserError(
             f"the simulated device comes too late ({str(error).splitlines()[0]}): set HF_MPS_SIMULATE=1 before "

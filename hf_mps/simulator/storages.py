@@ -12,7 +12,8 @@ def install() -> None:
     """Let storages be made on the device. Once."""
     import torch
 
-    original = torch.UntypedStorage.__new__
+    storage: Any = torch.UntypedStorage
+    original = storage.__new__
     if getattr(original, "_hf_mps_makes_mps", False):
         return
 
@@ -26,4 +27,4 @@ def install() -> None:
         return torch.tensor(list(content), dtype=torch.uint8, device="mps").untyped_storage()
 
     new._hf_mps_makes_mps = True  # type: ignore[attr-defined]
-    torch.UntypedStorage.__new__ = new  # type: ignore[method-assign,assignment]
+    storage.__new__ = new

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -38,13 +39,15 @@ ALWAYS_ON_CPU = frozenset(
 )
 ONLY_AN_ERROR = frozenset({"aten::_slow_conv2d_forward"})
 
-# Operators that torch's own Python gives an MPS kernel during `import torch`, on a Linux wheel too:
-# torch/_refs/linalg/__init__.py, `mps_lib.impl(…)`, in 2.13.
-FROM_PYTHON = frozenset({"aten::linalg_lu_solve.out"})
+# Where torch's own Python gives an operator an MPS kernel, during `import torch` and on a Linux wheel too: in 2.13,
+# `mps_lib.impl("aten::linalg_lu_solve.out", …)`.
+IN_PYTHON = "_refs/linalg/__init__.py"
+PYTHON_KERNEL = re.compile(rb'mps_lib\.impl\(\s*"(aten::[\w.]+)"')
 
 COMPOSITE_KEYS = {"CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd"}
+SETS = ("native", "composite", "missing", "python")
 # To be raised when what is stored means something else than before.
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -52,16 +55,17 @@ class Table:
     """How each aten operator of the installed torch resolves on the dispatch key MPS (sparse tensors have others).
 
     `native` has a Metal kernel, `composite` is made of other operators and has none of its own, `missing` has neither
-    and raises NotImplementedError on a Mac. No operator is in two sets. ALWAYS_ON_CPU, ONLY_AN_ERROR and FROM_PYTHON
-    are in none of them.
+    and raises NotImplementedError on a Mac, `python` has a kernel that torch registers from Python. No operator is in
+    two sets; ALWAYS_ON_CPU and ONLY_AN_ERROR are in none.
     """
 
     native: frozenset[str]
     composite: frozenset[str]
     missing: frozenset[str]
+    python: frozenset[str]
 
     def kind(self, name: str) -> Kind:
-        """What `name` ("aten::add.Tensor") is on Metal: "cpu" is ALWAYS_ON_CPU, "python" is FROM_PYTHON.
+        """What `name` ("aten::add.Tensor") is on Metal: "cpu" is ALWAYS_ON_CPU.
 
         Raises KeyError for a name that is no aten operator of the installed torch.
         """
@@ -69,7 +73,7 @@ class Table:
             return "native"
         if name in ALWAYS_ON_CPU:
             return "cpu"
-        if name in FROM_PYTHON:
+        if name in self.python:
             return "python"
         if name in self.composite:
             return "composite"
@@ -81,15 +85,14 @@ class Table:
 @lru_cache(maxsize=1)
 def table() -> Table:
     """The table of the installed torch. Raises UserError where the wheel does not carry the file it is read from."""
-    source = functions_file()
-    content = source.read_bytes()
-    name = f"operators-{hashlib.blake2b(content, digest_size=8).hexdigest()}-{FORMAT}.json"
+    content, python = functions_file().read_bytes(), _python_source()
+    name = f"operators-{hashlib.blake2b(content + python, digest_size=8).hexdigest()}-{FORMAT}.json"
     known = cache.find(name)
     if known is not None:
         stored = _stored(known)
         if stored is not None:
             return stored
-    made = parse(content)
+    made = parse(content, python)
     _store(made, name)
     return made
 
@@ -107,8 +110,17 @@ def functions_file() -> Path:
     )
 
 
-def parse(content: bytes) -> Table:
-    """Read native_functions.yaml's text into a Table. Source of the rules: torchgen/model.py and torchgen/gen.py."""
+def _python_source() -> bytes:
+    spec = find_spec("torch")
+    paths = [Path(folder) / IN_PYTHON for folder in (spec.submodule_search_locations or [])] if spec else []
+    return b"".join(path.read_bytes() for path in paths if path.is_file())
+
+
+def parse(content: bytes, python: bytes = b"") -> Table:
+    """Read native_functions.yaml's text into a Table; `python` is the source that registers kernels from Python.
+
+    Source of the rules: torchgen/model.py and torchgen/gen.py.
+    """
     import yaml
 
     entries = {_name(entry["func"]): entry for entry in yaml.load(content, Loader=_loader())}
@@ -118,11 +130,11 @@ def parse(content: bytes) -> Table:
     for entry in list(entries.values()):
         for name in _listed(entry.get("autogen")):
             kinds.setdefault(f"aten::{name}", "composite")
-    for name in ALWAYS_ON_CPU | ONLY_AN_ERROR | FROM_PYTHON:
+    for name in ALWAYS_ON_CPU | ONLY_AN_ERROR:
         if kinds.get(name) != "native":
             kinds.pop(name, None)
-    sets = {kind: frozenset(name for name, own in kinds.items() if own == kind) for kind in set(kinds.values())}
-    return Table(native=sets["native"], composite=sets["composite"], missing=sets["missing"])
+    kinds.update({found.decode(): "python" for found in PYTHON_KERNEL.findall(python)})
+    return Table(**{kind: frozenset(name for name, own in kinds.items() if own == kind) for kind in SETS})
 
 
 def _kind(entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) -> Kind:
@@ -163,7 +175,7 @@ def _stored(path: Path) -> Table | None:
     """What `_store` wrote, or None where the file cannot be read or is not whole: then it is made anew."""
     try:
         sets = json.loads(path.read_bytes())
-        return Table(**{kind: frozenset(sets[kind]) for kind in ("native", "composite", "missing")})
+        return Table(**{kind: frozenset(sets[kind]) for kind in SETS})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -174,7 +186,7 @@ def _store(made: Table, name: str) -> None:
         folder, _ = cache.writable("")
         handle, path = tempfile.mkstemp(dir=folder, prefix=".operators-")
         with os.fdopen(handle, "w") as file:
-            json.dump({kind: sorted(getattr(made, kind)) for kind in ("native", "composite", "missing")}, file)
+            json.dump({kind: sorted(getattr(made, kind)) for kind in SETS}, file)
         Path(path).replace(folder / name)
     except OSError:
         return

@@ -7,7 +7,6 @@ import torch
 
 from hf_mps import simulator
 from hf_mps.errors import UserError
-from hf_mps.fallback.register import suspended
 from hf_mps.simulator import profiles
 
 pytestmark = pytest.mark.usefixtures("mps")
@@ -43,14 +42,14 @@ def test_a_python_float_is_no_float64() -> None:
     assert (torch.ones(2, device="mps") + torch.tensor(0.1, dtype=torch.float64)).dtype == torch.float32
 
 
-# The layer's own kernels for missing operators are off: this is about the device alone.
-ALONE = {"HF_MPS_SIMULATE": "1", "HF_MPS_FALLBACK": "error", "PYTORCH_ENABLE_MPS_FALLBACK": None}
+# The device without the layer's own fallback.
+BARE = {"HF_MPS_SIMULATE": "1", "PYTORCH_ENABLE_MPS_FALLBACK": None, "HF_MPS_FALLBACK": "error"}
 MISSING = {
     "aten::take": "x.take(torch.tensor([1], device='mps'))",
     "aten::mode": "x.mode()",
     "aten::_linalg_eigh.eigenvalues": "torch.linalg.eigh(x)",
     "aten::adaptive_max_pool3d.out": "torch.nn.functional.adaptive_max_pool3d(x.view(1, 1, 1, 4, 4), 1)",
-    "aten::_ctc_loss": "torch.nn.functional.ctc_loss(x.view(4, 1, 4), torch.ones(1, 1, device='mps').int(), (4,), (1,))",
+    "aten::_ctc_loss": "torch.ctc_loss(x.view(4, 1, 4), torch.ones(1, 1, device='mps').int(), (4,), (1,))",
 }
 
 
@@ -63,7 +62,7 @@ def test_a_missing_operator_is_refused_and_named_in_metals_words(run_python) -> 
             "except NotImplementedError as error:",
             "    print(str(error).splitlines()[0])",
         ]
-    done = run_python("-c", "\n".join(lines), env=ALONE)
+    done = run_python("-c", "\n".join(lines), env=BARE)
     assert done.stdout.splitlines() == [
         f"The operator '{name}' is not currently implemented for the MPS device. If you want this op to be "
         "considered for addition please comment on https://github.com/pytorch/pytorch/issues/141287 and mention "
@@ -90,9 +89,6 @@ def test_another_profile_in_the_same_process_is_refused() -> None:
         simulator.load(other.name)
     assert simulator.load(present.name) is present
 
-
-# The device without the layer's own fallback.
-BARE = {"HF_MPS_SIMULATE": "1", "PYTORCH_ENABLE_MPS_FALLBACK": None, "HF_MPS_FALLBACK": "error"}
 
 FALLBACK = """
 import warnings, torch
@@ -171,3 +167,15 @@ def test_a_real_mac_is_not_touched(run_python) -> None:
         "this PyTorch has real Metal support, so the simulated device is not loaded; unset HF_MPS_SIMULATE",
         "None False",
     ], done.stderr
+
+
+def test_a_program_that_ends_in_a_backward_pass_ends_well(run_python) -> None:
+    code = "import torch; x = torch.ones(3, device='mps', requires_grad=True); x.sum().backward()"
+    for _ in range(4):
+        done = run_python("-c", code, env={"HF_MPS_SIMULATE": "1"})
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_sparse_tensor_is_refused_in_one_sentence() -> None:
+    with pytest.raises(NotImplementedError, match="The simulated Metal device has no sparse tensors"):
+        torch.eye(2, device="mps").to_sparse()

@@ -87,7 +87,7 @@ void start(Profile given);
 
 // ---- kernels, each registered one by one ----
 
-void register_kernels();    // kernels.cpp
+void register_kernels(const std::vector<std::string>& native); // kernels.cpp
 void register_metal_only(); // metal_only.cpp
 void register_composites(); // composite.cpp
 // host.cpp: the host kernel for each named operator ("aten::add.Tensor") that has no kernel of its own here.

@@ -241,7 +241,7 @@ void start(Profile given) {
   c10::impl::device_guard_impl_registry[static_cast<size_t>(c10::DeviceType::MPS)].store(&guard);
   c10::SetAllocator(c10::DeviceType::MPS, allocator());
   // PyTorch looks the hooks up once, under this very name.
-  at::MPSHooksRegistry()->Register("MPSHooks", [] { return std::unique_ptr<at::MPSHooksInterface>(new Hooks()); });
+  at::MPSHooksRegistry()->Register("MPSHooks", [](auto&&...) { return std::unique_ptr<at::MPSHooksInterface>(new Hooks()); });
   TORCH_CHECK(at::detail::getMPSHooks().hasMPS(), "something in this process asked PyTorch for Metal before");
 }
 

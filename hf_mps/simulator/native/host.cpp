@@ -8,6 +8,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <c10/core/Layout.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
@@ -56,6 +57,9 @@ class Loan {
     if (!result.defined()) {
       return result;
     }
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        result.layout() == c10::kStrided,
+        "The simulated Metal device has no sparse tensors; a real Metal device has some.");
     for (const auto& item : lent_) {
       if (item.host.is_same(result)) {
         return item.device;

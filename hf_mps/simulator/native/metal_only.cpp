@@ -2,6 +2,7 @@
 #include "device.h"
 
 #include <ATen/ops/_scaled_dot_product_attention_math.h>
+#include <ATen/ops/_scaled_dot_product_attention_math_for_mps_ops.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/matmul.h>
@@ -12,6 +13,7 @@
 #include <torch/library.h>
 
 #include <array>
+#include <type_traits>
 
 namespace metal {
 namespace {
@@ -151,6 +153,22 @@ std::tuple<Tensor, Tensor> attention(
   return {back(output), back(weights)};
 }
 
+// The operator has no `enable_gqa` in torch 2.8.
+std::tuple<Tensor, Tensor> attention_ungrouped(
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const std::optional<Tensor>& mask,
+    double dropout,
+    bool causal,
+    const std::optional<Tensor>& dropout_mask,
+    std::optional<double> scale) {
+  return attention(query, key, value, mask, dropout, causal, dropout_mask, scale, false);
+}
+
+constexpr bool grouped_attention =
+    std::is_same_v<at::_ops::_scaled_dot_product_attention_math_for_mps::schema, decltype(attention)>;
+
 // Nothing in training calls these by themselves here: nn.LSTM takes the composite form, 4-bit weights are for inference.
 void not_simulated(const c10::OperatorHandle& op, torch::jit::Stack*) {
   TORCH_CHECK_NOT_IMPLEMENTED(
@@ -167,7 +185,11 @@ void register_metal_only() {
   library.impl("mps_convolution_transpose_backward", &convolution_transpose_backward);
   library.impl("linear_backward", &linear_backward);
   library.impl("max_pool2d_backward", &max_pool2d_backward);
-  library.impl("_scaled_dot_product_attention_math_for_mps", &attention);
+  if constexpr (grouped_attention) {
+    library.impl("_scaled_dot_product_attention_math_for_mps", &attention);
+  } else {
+    library.impl("_scaled_dot_product_attention_math_for_mps", &attention_ungrouped);
+  }
   for (const char* name :
        {"_lstm_mps", "lstm_mps_backward", "_convert_weight_to_int4pack", "_weight_int4pack_mm"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&not_simulated>());

@@ -30,7 +30,7 @@ void start_device(
   c10::WarningUtils::WarningHandlerGuard guard(&quiet);
   start(std::move(profile));
   register_fallback(commit, always_on_cpu);
-  register_kernels();
+  register_kernels(native);
   register_metal_only();
   register_composites();
   register_host_kernels(native);
