@@ -21,13 +21,13 @@ from hf_mps.finetune.pairs.oracles import ORACLES, score
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows-train", type=int, default=2500)
+    parser.add_argument("--rows-train", type=int, default=3000)
     parser.add_argument("--rows-dev", type=int, default=500)
     parser.add_argument("--seed", type=int, default=42, help="of the pairs")
     parser.add_argument("--show", type=int, default=8, metavar="N", help="pairs to print")
     parser.add_argument("--train", action="store_true", help="fine-tune MiniLM on the CPU")
     parser.add_argument("--epochs", type=float, default=3)
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--training-seed", type=int, default=42)
     parser.add_argument("--errors", type=int, default=0, metavar="N", help="with --train: wrong answers to print")
