@@ -26,8 +26,9 @@ def load(profile: str | None = None) -> Profile:
     """Give this process a simulated Metal device and return its profile; a second call changes nothing.
 
     `profile` is a name of `hf_mps.simulator.profiles` ("1" or None is the default one). The device is compiled on
-    first use, about a minute. Raises UserError, in one line, on a Mac with Metal, for an unknown profile, for another
-    profile than the loaded one, after something asked PyTorch for Metal, and where it cannot be compiled.
+    first use, about a minute. Raises UserError, in one line, on a Mac with Metal, with a PyTorch that is built for
+    another accelerator, for an unknown profile, for another profile than the loaded one, after something asked PyTorch
+    for Metal, and where it cannot be compiled.
     """
     global _metal, _profile
     from hf_mps.simulator import profiles
@@ -42,6 +43,7 @@ def load(profile: str | None = None) -> Profile:
     import torch
 
     _refuse_real_metal(torch)
+    _refuse_other_accelerators(torch)
     from hf_mps.device import machine
     from hf_mps.simulator import build
 
@@ -85,6 +87,21 @@ def _refuse_real_metal(torch: ModuleType) -> None:
         raise UserError(
             "this PyTorch has real Metal support, so the simulated device is not loaded; unset HF_MPS_SIMULATE"
         )
+
+
+def _refuse_other_accelerators(torch: ModuleType) -> None:
+    """PyTorch allows one accelerator, and counts the one it was built for, present or not: backward would fail.
+
+    Source: aten/src/ATen/DeviceAccelerator.cpp, "Cannot have both MPS and cuda". Asking PyTorch itself which one it is
+    would make it look for Metal, once and for all, before the device is there.
+    """
+    for name, title in (("cuda", "CUDA"), ("hip", "ROCm"), ("xpu", "XPU")):
+        version = getattr(torch.version, name, None)
+        if version:
+            raise UserError(
+                f"the simulated device needs a PyTorch built for the CPU alone, and this one is built for {title} "
+                f"{version}: pip install torch --index-url https://download.pytorch.org/whl/cpu"
+            )
 
 
 def _start(metal: ModuleType, profile: Profile) -> None:

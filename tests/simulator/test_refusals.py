@@ -169,6 +169,19 @@ def test_a_real_mac_is_not_touched(run_python) -> None:
     ], done.stderr
 
 
+def test_a_pytorch_for_another_accelerator_is_refused(run_python) -> None:
+    code = (
+        "import torch, hf_mps.simulator as s\nfrom hf_mps.errors import UserError\n"
+        "torch.version.cuda = '12.8'\n"
+        "try: s.load()\nexcept UserError as e: print(e)"
+    )
+    done = run_python("-c", code, env={"HF_MPS": "0", "HF_MPS_SIMULATE": None})
+    assert done.stdout.strip() == (
+        "the simulated device needs a PyTorch built for the CPU alone, and this one is built for CUDA 12.8: "
+        "pip install torch --index-url https://download.pytorch.org/whl/cpu"
+    ), done.stderr
+
+
 def test_a_program_that_ends_in_a_backward_pass_ends_well(run_python) -> None:
     code = "import torch; x = torch.ones(3, device='mps', requires_grad=True); x.sum().backward()"
     for _ in range(4):
