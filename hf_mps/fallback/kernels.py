@@ -1,7 +1,7 @@
 """One kernel for each missing operator: the CPU's own, with the device's tensors made reachable to it.
 
-`make` gives the function that the dispatcher calls. It has a short way, for functional operators on small tensors,
-where each microsecond shows, and the general one for everything else.
+`make` gives the function that the dispatcher calls: the short way of short.py for small tensors, and the general one
+for everything else.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_mps.fallback import short
 from hf_mps.fallback.layouts import Layout, Layouts
 from hf_mps.fallback.ledger import Slot
-from hf_mps.fallback.loan import NO_METAL, SMALL, Loan, NotShared, entangled
+from hf_mps.fallback.loan import SMALL, Loan, NotShared, entangled
 from hf_mps.fallback.schema import Plan
 
 # Inside a kernel no Python of the user's may run: a default device (a TorchFunctionMode), a subclass of Tensor.
 _InKernel = torch._C.DisableTorchFunction
-_MPS = torch.device("mps")
 
 Function = Callable[..., Any]
 
@@ -33,45 +33,7 @@ def make(op: Any, slot: Slot, *, share: bool, small: float = SMALL) -> Function:
     """
     plan = Plan.of(op)
     general = Kernel(plan, slot, share=share, small=small)
-    return general if plan.tensors is None else _short_way(plan, slot, general)
-
-
-def _short_way(plan: Plan, slot: Slot, general: Kernel) -> Function:
-    """The kernel for plain functional operators: `tensor.cpu()`, the CPU's operator, `.to("mps")`."""
-    call, positions, largest, to_mps = plan.op._op, plan.tensors or (), general.largest_copied, _MPS
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        start = perf_counter()
-        if slot.calls == 0:
-            slot.first(args, kwargs)
-        with _InKernel():
-            over = list(args)
-            given, moved = len(over), 0
-            for position in positions:
-                if position >= given:
-                    break
-                tensor = over[position]
-                if tensor is None or not tensor.is_mps:
-                    continue
-                size = tensor.nbytes
-                if size > largest:
-                    return general.run(start, args, kwargs)
-                moved += size
-                over[position] = tensor.cpu()
-            result = call(*over, **kwargs)
-            if type(result) is Tensor and result.dtype not in NO_METAL:
-                moved += result.nbytes
-                result = result.to(to_mps)
-            else:
-                loan = Loan()
-                result = loan.bring(result)
-                moved += loan.copied
-                if loan.single:
-                    slot.became_single()
-        slot.book(start, moved)
-        return result
-
-    return kernel
+    return short.kernel(plan, slot, general, general.largest_copied) or general
 
 
 class Kernel:

@@ -15,9 +15,11 @@ class Plan:
     written: dict[str, bool]  # name of a written argument -> whether its old content is read too
     returns: tuple[str | None, ...]  # for each result, the written argument that it is, or None
     tensors: tuple[int, ...] | None  # positions of tensors where the rest is plain, None for anything less simple
+    out_arguments: tuple[str, ...]  # names of out= arguments
     generator: str | None = None  # name of the argument that draws random numbers
     out_twin: Any | None = None  # the overload that takes its results' memory, where there is one
     out_names: tuple[str, ...] = ()
+    functional: Any | None = None  # of an out= overload, the one that makes its results
 
     @classmethod
     def of(cls, op: Any) -> Plan:
@@ -38,10 +40,12 @@ class Plan:
             names=tuple(argument.name for argument in schema.arguments),
             written=written,
             returns=tuple(_returned(value, sets) for value in schema.returns),
-            tensors=None if written or generator else _tensors(schema),
+            tensors=_tensors(schema),
+            out_arguments=tuple(argument.name for argument in schema.arguments if argument.is_out),
             generator=generator,
             out_twin=twin,
             out_names=out_names,
+            functional=_functional_twin(op) if written else None,
         )
 
 
@@ -52,13 +56,15 @@ def _returned(value: Any, sets: dict[str, str]) -> str | None:
 
 
 def _tensors(schema: Any) -> tuple[int, ...] | None:
-    """Positions of the tensor arguments, or None where an argument or result needs more than `tensor.cpu()`."""
+    """Positions of the tensors but out= ones, or None where an argument or result needs more than `tensor.cpu()`."""
     if not schema.returns or any(str(value.type) != "Tensor" for value in schema.returns):
         return None
     positions = []
     for index, argument in enumerate(schema.arguments):
         kind = str(argument.type)
         if kind in ("Tensor", "Optional[Tensor]"):
+            if argument.is_out:
+                continue
             if argument.kwarg_only:
                 return None
             positions.append(index)
@@ -89,3 +95,21 @@ def _out_twin(op: Any) -> tuple[Any | None, tuple[str, ...]]:
         if torch._C._dispatch_has_kernel_for_dispatch_key(twin.name(), "CPU"):
             return twin, tuple(argument.name for argument in outs)
     return None, ()
+
+
+def _functional_twin(op: Any) -> Any | None:
+    """The overload with the same arguments but the out= ones, where the CPU has a kernel of its own for it."""
+    import torch
+
+    arguments = [(argument.name, str(argument.type)) for argument in op._schema.arguments if not argument.is_out]
+    for name in op.overloadpacket.overloads():
+        twin = getattr(op.overloadpacket, name)
+        schema = twin._schema
+        if any(argument.alias_info is not None for argument in schema.arguments) or len(schema.arguments) == len(
+            op._schema.arguments
+        ):
+            continue
+        if [(argument.name, str(argument.type)) for argument in schema.arguments] == arguments:
+            has = torch._C._dispatch_has_kernel_for_dispatch_key
+            return twin if has(twin.name(), "CPU") else None
+    return None
