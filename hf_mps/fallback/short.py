@@ -44,7 +44,8 @@ def kernel(plan: Plan, slot: Slot, general: Function, largest: float) -> Functio
 def _direct(op: Any) -> Function:
     """The quickest function that calls `op`: PyTorch's own Python binding, where the name leaves no other overload."""
     packet = op.overloadpacket
-    others = [name for name in packet.overloads() if not getattr(packet, name)._schema.arguments[-1:][0].is_out]
+    schemas = {name: getattr(packet, name)._schema for name in packet.overloads()}
+    others = [name for name, schema in schemas.items() if not any(argument.is_out for argument in schema.arguments)]
     binding = getattr(torch._C._VariableFunctions, packet.__name__, None)
     if op.namespace == "aten" and len(others) == 1 and others[0] == op._overloadname and binding is not None:
         return binding  # type: ignore[no-any-return]
@@ -120,9 +121,8 @@ def _writing(plan: Plan, slot: Slot, general: Function, largest: float) -> Funct
     if None in plan.returns or not plan.returns:
         return None
     if plan.out_arguments:
-        return (
-            _out(plan, slot, general, largest) if plan.functional and len(plan.written) == len(plan.returns) else None
-        )
+        pure = plan.functional is not None and len(plan.written) == len(plan.returns)
+        return _out(plan, slot, general, largest) if pure else None
     if plan.names[0] in plan.written and len(plan.written) == 1:
         return _in_place(plan, slot, general, largest)
     return None
@@ -130,12 +130,8 @@ def _writing(plan: Plan, slot: Slot, general: Function, largest: float) -> Funct
 
 def _out(plan: Plan, slot: Slot, general: Function, largest: float) -> Function:
     """out= operators that have a functional form: its results are copied into the caller's tensors."""
-    call, positions, outs, single = (
-        _direct(plan.functional),
-        plan.tensors or (),
-        plan.out_arguments,
-        len(plan.returns) == 1,
-    )
+    call, positions, outs = _direct(plan.functional), plan.tensors or (), plan.out_arguments
+    single = len(plan.returns) == 1
 
     def out(*args: Any, **kwargs: Any) -> Any:
         start = perf_counter()
@@ -179,7 +175,7 @@ def _out(plan: Plan, slot: Slot, general: Function, largest: float) -> Function:
 
 def _in_place(plan: Plan, slot: Slot, general: Function, largest: float) -> Function:
     """In-place on the first argument, with other tensors or without."""
-    call, positions = _direct(plan.op), (plan.tensors or ())[1:]
+    call, positions = _direct(plan.op), tuple(at - 1 for at in (plan.tensors or ())[1:])
 
     def in_place(tensor: Tensor, *rest: Any, **kwargs: Any) -> Any:
         start = perf_counter()
@@ -187,19 +183,17 @@ def _in_place(plan: Plan, slot: Slot, general: Function, largest: float) -> Func
         if size > largest or not slot.calls or type(tensor) is not Tensor or not tensor.is_contiguous() or _modes():
             return general(tensor, *rest, **kwargs)
         moved = size + size
-        over = rest
-        if positions:
-            over = list(rest)
-            for position in positions:
-                if position > len(over):
-                    break
-                other = over[position - 1]
-                if other is None:
-                    continue
-                if other.nbytes > largest or type(other) not in _ORDINARY or _alias(tensor, other):
-                    return general(tensor, *rest, **kwargs)
-                moved += other.nbytes
-                over[position - 1] = other.cpu()
+        over = list(rest)
+        for position in positions:
+            if position >= len(over):
+                break
+            other = over[position]
+            if other is None:
+                continue
+            if other.nbytes > largest or type(other) not in _ORDINARY or _alias(tensor, other):
+                return general(tensor, *rest, **kwargs)
+            moved += other.nbytes
+            over[position] = other.cpu()
         host = tensor.cpu()
         call(host, *over, **kwargs)
         if host.nbytes != size:  # resized; the device's tensor is as it was
