@@ -169,10 +169,10 @@ def _compile_flags() -> list[str]:
 
     include = Path(torch.__file__).parent / "include"
     folders = (include, include / "torch" / "csrc" / "api" / "include", Path(sysconfig.get_paths()["include"]))
-    # PyTorch's own headers are C++20 since 2.12 and compile as such in the older releases too.
+    # torch 2.13 builds extensions as C++20 (torch/utils/cpp_extension.py); the headers of 2.8 compile as such too.
     flags = ["-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-w", f"-DTORCH_EXTENSION_NAME={NAME}"]
     flags += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", "-DTORCH_API_INCLUDE_EXTENSION_H"]
-    # Until torch 2.8 or so these decide which pybind11 types two extensions share; later ones need no flag.
+    # Where torch has these (2.8), they decide which pybind11 types two extensions share.
     for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI"):
         value = getattr(torch._C, f"_PYBIND11_{name}", None)
         if value is not None:
