@@ -21,6 +21,8 @@ from hf_mps.fallback.schema import Plan
 Function = Callable[..., Any]
 
 _MPS = torch.device("mps")
+# The methods of the base class: a subclass, or a guard that wraps Tensor.to, has no business in here.
+_cpu, _to, _copy = torch._C.TensorBase.cpu, torch._C.TensorBase.to, torch._C.TensorBase.copy_
 _modes = torch._C._len_torch_function_stack
 _alias = torch._C._is_alias_of  # type: ignore[attr-defined]
 # What has no Python of its own that would run inside the kernel.
@@ -61,9 +63,9 @@ def _one(plan: Plan, slot: Slot, general: Function, largest: float) -> Function:
         size = tensor.nbytes
         if size > largest or not slot.calls or type(tensor) not in _ORDINARY or _modes():
             return general(tensor, *rest, **kwargs)
-        result = call(tensor.cpu(), *rest, **kwargs)
+        result = call(_cpu(tensor), *rest, **kwargs)
         try:
-            back = result.to(_MPS)
+            back = _to(result, _MPS)
         except TypeError:  # float64
             return general(tensor, *rest, **kwargs)
         slot.calls += 1
@@ -97,10 +99,10 @@ def _several(plan: Plan, slot: Slot, general: Function, largest: float) -> Funct
             if size > largest or type(tensor) not in _ORDINARY:
                 return general(*args, **kwargs)
             moved += size
-            over[position] = tensor.cpu()
+            over[position] = _cpu(tensor)
         result = call(*over, **kwargs)
         try:
-            back = result.to(_MPS) if single else tuple([value.to(_MPS) for value in result])
+            back: Any = _to(result, _MPS) if single else tuple([_to(value, _MPS) for value in result])
         except TypeError:  # float64
             return general(*args, **kwargs)
         for value in (back,) if single else back:
@@ -152,7 +154,7 @@ def _out(plan: Plan, slot: Slot, general: Function, largest: float) -> Function:
                 if _alias(tensor, target):
                     return general(*args, **kwargs)
             moved += size
-            over[position] = tensor.cpu()
+            over[position] = _cpu(tensor)
         result = call(*over, **more)
         results = (result,) if single else result
         for target, value in zip(targets, results):  # noqa: B905  one for each
@@ -160,7 +162,7 @@ def _out(plan: Plan, slot: Slot, general: Function, largest: float) -> Function:
             if target.shape != value.shape or target.dtype != value.dtype or not target.is_contiguous():
                 return general(*args, **kwargs)
         for target, value in zip(targets, results):  # noqa: B905
-            target.copy_(value)
+            _copy(target, value)
             moved += value.nbytes
         slot.calls += 1
         slot.bytes += moved
@@ -193,12 +195,12 @@ def _in_place(plan: Plan, slot: Slot, general: Function, largest: float) -> Func
             if other.nbytes > largest or type(other) not in _ORDINARY or _alias(tensor, other):
                 return general(tensor, *rest, **kwargs)
             moved += other.nbytes
-            over[position] = other.cpu()
-        host = tensor.cpu()
+            over[position] = _cpu(other)
+        host = _cpu(tensor)
         call(host, *over, **kwargs)
         if host.nbytes != size:  # resized; the device's tensor is as it was
             return general(tensor, *rest, **kwargs)
-        tensor.copy_(host)
+        _copy(tensor, host)
         slot.calls += 1
         slot.bytes += moved
         now = perf_counter()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.finetune import expect
 from hf_mps.finetune.recipe import Order
 from hf_mps.finetune.report import RunRecord
+from hf_mps.integrations.fallback import of_training
 
 if TYPE_CHECKING:
     from hf_mps.finetune.callbacks import Stopwatch
@@ -43,6 +44,7 @@ def make(
         samples_per_second=epochs * len(prepared.train) / watch.seconds if watch.seconds > 0 else 0.0,
         baseline=prepared.baseline,
         peak_memory=peak,
+        fallback=fell_back.as_dict()["operators"] if (fell_back := of_training(trainer)) else [],
         expectation=expect.judge(order, metrics),
         model=recipe.model,
         dataset=recipe.data.hub,
