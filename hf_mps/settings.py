@@ -12,6 +12,7 @@ KNOWN = {
     "HF_MPS_DEVICE": "mps, cuda or cpu: the one switch that Trainer, Accelerate and Lightning follow",
     "HF_MPS_FALLBACK": "warn, quiet, error or rescue: what an operator without a Metal kernel does",
     "HF_MPS_FALLBACK_SHARE": "0 to 1: the share of the time above which fallbacks are warned of; default 0.1",
+    "HF_MPS_GUARDS": "-name,-name: guards against known hazards that are to be off",
     "HF_MPS_SIMULATE": "1 or a profile name: a simulated Metal device",
 }
 DEVICES = ("mps", "cuda", "cpu")
@@ -69,6 +70,23 @@ def fallback_share() -> float:
     if not 0 <= share <= 1:
         raise UserError(f"HF_MPS_FALLBACK_SHARE={value} is no share; allowed: a number from 0 to 1, for example 0.1")
     return share
+
+
+def guards_off() -> frozenset[str]:
+    """The guards that HF_MPS_GUARDS switches off, as `-name,-name`. Raises UserError for a name that there is not."""
+    from hf_mps.guards.catalogue import NAMES
+
+    value = os.environ.get("HF_MPS_GUARDS", "")
+    off = set()
+    for word in filter(None, (part.strip() for part in value.split(","))):
+        name = word.removeprefix("-")
+        if name not in NAMES:
+            known = ", ".join(NAMES)
+            raise UserError(f"HF_MPS_GUARDS={value}: {name} is no guard; there are {known}{nearest(name, NAMES)}")
+        if name == word:
+            raise UserError(f"HF_MPS_GUARDS={value}: guards are on by themselves; -{name} switches one off")
+        off.add(name)
+    return frozenset(off)
 
 
 def simulate() -> str | None:

@@ -1,0 +1,13 @@
+"""Which guards there are, and after which module of a library each is installed. Imports nothing."""
+
+from __future__ import annotations
+
+# Module -> the guards that patch something in it; torch is patched when the layer is switched on, the others once they
+# have been imported. A guard's file is its name with underscores.
+INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
+    "torch": ("checkpoint-rng", "non-blocking"),
+    "transformers.trainer": ("resume-rng",),
+    "accelerate.accelerator": ("resume-rng",),
+}
+
+NAMES: tuple[str, ...] = tuple(dict.fromkeys(name for names in INSTALLED_AFTER.values() for name in names))
