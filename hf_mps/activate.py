@@ -27,7 +27,7 @@ class Activation:
             return [Part("hf_mps", False, "HF_MPS=0")]
         from hf_mps.device import gate
 
-        return [Part("torch.backends.mps.is_available", True, gate.REASON), _fallback, *_libraries()]
+        return [Part("torch.backends.mps.is_available", True, gate.REASON), _fallback, _guards, *_libraries()]
 
     def lines(self) -> list[str]:
         """Return the chosen device and each part, a line each. Probes Metal; raises what `device.choose` raises."""
@@ -38,6 +38,7 @@ class Activation:
 
 _on = False
 _fallback = Part("fallback", False, "this PyTorch has no Metal device")
+_guards = Part("guards", False, "this PyTorch has no Metal device")
 
 
 def activate() -> Activation:
@@ -63,6 +64,8 @@ def _switch_on() -> None:
     from hf_mps.integrations import watch
 
     gate.install()
+    if torch.mps.device_count() > 0 or "HF_MPS_GUARDS" in os.environ:
+        _start_guards(metal=torch.mps.device_count() > 0)
     watch.start()
     _on = True
     if torch.mps.device_count() > 0 or "HF_MPS_FALLBACK" in os.environ:
@@ -88,6 +91,29 @@ def _start_fallback(*, metal: bool) -> None:
         _fallback = Part("fallback", count > 0, f"{mode.reason}: {mode.value}; {count} operators run on the CPU")
 
 
+def _start_guards(*, metal: bool) -> None:
+    """Guard torch now and the libraries when they are imported; a name that nobody knows switches nothing off."""
+    global _guards
+    from hf_mps import settings
+    from hf_mps.errors import UserError
+    from hf_mps.guards import catalogue
+
+    off: frozenset[str] = frozenset()
+    try:
+        off = settings.guards_off() if "HF_MPS_GUARDS" in os.environ else off
+    except UserError as error:
+        from hf_mps.autoload import warn
+
+        warn(f"{error}; every guard stays on")
+    if metal:
+        from hf_mps.guards import registry
+
+        registry.start(off)
+        count = len(catalogue.NAMES) - len(off)
+        without = f", without {', '.join(sorted(off))}" if off else ""
+        _guards = Part("guards", True, f"{count} known hazards of Metal{without}; hf_mps.guards.report() lists them")
+
+
 def _enabled() -> bool:
     if "HF_MPS" not in os.environ:  # spares the programs that set no variable the millisecond that reading them costs
         return True
@@ -102,8 +128,10 @@ def _libraries() -> list[Part]:
     from hf_mps.integrations import ROOMS, watch
 
     parts = []
-    for library in dict.fromkeys(ROOMS.values()):
-        states = [watch.applied[name] for name, room in ROOMS.items() if room == library and name in watch.applied]
+    for library in dict.fromkeys(room for rooms in ROOMS.values() for room in rooms):
+        if library in ("guards", "fallback"):  # parts that are more than what they do to libraries
+            continue
+        states = [state for (_, room), state in watch.applied.items() if room == library]
         failed = next((state for state in states if state != "on"), None)
         if not states:
             parts.append(Part(library, False, "waits for its import"))

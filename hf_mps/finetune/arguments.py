@@ -15,27 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from hf_mps.errors import UserError, nearest
+from hf_mps.translate import table
 
 # What took the place of a name that transformers 5 removed; used only where the installed version lacks the name.
-REMOVED = {
-    "evaluation_strategy": "eval_strategy",
-    "warmup_ratio": "warmup_steps (a number below 1 is the share of all steps)",
-    "no_cuda": "use_cpu",
-    "use_mps_device": "nothing: mps is taken where it works (HF_MPS_DEVICE=mps insists on it)",
+REMOVED = {name: old.instead for name, old in table.REMOVED.items()} | {
     "overwrite_output_dir": "nothing: a run never writes over another; output_dir names a new folder",
-    "group_by_length": "train_sampling_strategy: group_by_length",
-    "logging_dir": "the environment variable TENSORBOARD_LOGGING_DIR",
-    "save_safetensors": "nothing: models are always saved as safetensors",
-    "per_gpu_train_batch_size": "per_device_train_batch_size",
-    "per_gpu_eval_batch_size": "per_device_eval_batch_size",
-    "fp16_backend": "nothing: fp16 alone switches mixed precision on",
-    "half_precision_backend": "nothing: fp16 or bf16 alone switches mixed precision on",
-    "fp16_opt_level": "nothing: fp16 alone switches mixed precision on",
-    "use_ipex": "nothing",
-    "jit_mode_eval": "nothing",
-    "torchdynamo": "torch_compile_backend",
-    "include_inputs_for_metrics": "include_for_metrics",
-    "push_to_hub_model_id": "hub_model_id",
     "push_to_hub_token": "nothing: a recipe holds no token; log in once with: hf auth login",
     "tokenizer": "nothing: the runner passes processing_class itself",
 }

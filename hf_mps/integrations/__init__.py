@@ -4,14 +4,20 @@ Nothing here imports a library: `watch.start` notes the modules below, and the f
 executed, or at once where it was imported before.
 """
 
-# Module of a library -> the file of this package that knows its insides.
-ROOMS = {
-    "accelerate.state": "accelerate",
-    "transformers.training_args": "transformers",
-    "lightning.fabric.accelerators.mps": "lightning",
-    "lightning.fabric.connector": "lightning",
-    "lightning.pytorch.trainer.connectors.accelerator_connector": "lightning",
-    "lightning_fabric.accelerators.mps": "lightning",
-    "lightning_fabric.connector": "lightning",
-    "pytorch_lightning.trainer.connectors.accelerator_connector": "lightning",
+from hf_mps.shims import SHIMS
+
+# Module of a library -> the files of this package that know its insides, applied in this order.
+ROOMS: dict[str, tuple[str, ...]] = {
+    "accelerate.state": ("accelerate",),
+    "transformers.training_args": ("transformers",),
+    "lightning.fabric.accelerators.mps": ("lightning",),
+    "lightning.fabric.connector": ("lightning",),
+    "lightning.pytorch.trainer.connectors.accelerator_connector": ("lightning",),
+    "lightning_fabric.accelerators.mps": ("lightning",),
+    "lightning_fabric.connector": ("lightning",),
+    "pytorch_lightning.trainer.connectors.accelerator_connector": ("lightning",),
+    "transformers.trainer": ("guards", "fallback"),
+    "accelerate.accelerator": ("guards",),
 }
+for _name in SHIMS:
+    ROOMS[_name] = (*ROOMS.get(_name, ()), "shims")

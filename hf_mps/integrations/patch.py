@@ -13,19 +13,20 @@ _said: set[str] = set()
 
 
 def around(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Replace `owner.name` by a function that calls `wrapper(stock, *arguments)`; a second time does nothing.
+    """Replace `owner.name` by a function that calls `wrapper(stock, *arguments)`; each wrapper comes in once.
 
     Raises AttributeError where the library has no such function.
     """
     stock = owner.__dict__[name] if name in owner.__dict__ else getattr(owner, name)
-    if getattr(stock, "hf_mps", False):
+    wrappers = getattr(stock, "hf_mps", ())
+    if wrapper in wrappers:
         return
 
     @functools.wraps(stock)
     def replacement(*args: Any, **kwargs: Any) -> Any:
         return wrapper(stock, *args, **kwargs)
 
-    replacement.hf_mps = True  # type: ignore[attr-defined]
+    replacement.hf_mps = (*wrappers, wrapper)  # type: ignore[attr-defined]
     setattr(owner, name, replacement)
 
 

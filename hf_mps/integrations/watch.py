@@ -13,8 +13,8 @@ from typing import Any
 
 from hf_mps.integrations import ROOMS
 
-# Module name -> "on", or why it could not be switched on.
-applied: dict[str, str] = {}
+# Module name and room -> "on", or why it could not be switched on.
+applied: dict[tuple[str, str], str] = {}
 
 
 class IntegrationWarning(UserWarning):
@@ -27,7 +27,7 @@ def start() -> None:
         sys.meta_path.insert(0, _Finder())
     for name in ROOMS:
         module = sys.modules.get(name)
-        if module is None or name in applied:
+        if module is None or all((name, room) in applied for room in ROOMS[name]):
             continue
         spec = module.__spec__
         if spec is not None and getattr(spec, "_initializing", False):
@@ -37,17 +37,24 @@ def start() -> None:
 
 
 def apply(module: ModuleType) -> None:
-    """Apply its integration to `module`; whatever fails ends in one warning and leaves the library as it is."""
+    """Apply each of its rooms to `module`; one that fails ends in a warning and leaves the library as it is."""
     name = module.__name__
+    module = sys.modules.get(name, module)  # transformers puts another object in its module's place
+    for room in ROOMS[name]:
+        if (name, room) not in applied:
+            _apply(module, name, room)
+
+
+def _apply(module: ModuleType, name: str, room: str) -> None:
     try:
-        importlib.import_module(f"{__package__}.{ROOMS[name]}").apply(module)
-        applied[name] = "on"
+        importlib.import_module(f"{__package__}.{room}").apply(module)
+        applied[name, room] = "on"
     except Exception as error:
-        applied[name] = f"{type(error).__name__}: {error}"
+        applied[name, room] = f"{type(error).__name__}: {error}"
         warnings.warn(
-            f"hf_mps does not know this version of {name} ({applied[name]}); it may not follow HF_MPS_DEVICE",
+            f"hf_mps does not know this version of {name} ({applied[name, room]}): {room} is off for it",
             IntegrationWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
 
 

@@ -24,11 +24,11 @@ def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     room = ModuleType("hf_mps.integrations.some_room")
     room.apply = lambda module: setattr(module, "switched", module.__dict__.get("switched", 0) + 1)
     monkeypatch.setitem(sys.modules, room.__name__, room)
-    monkeypatch.setitem(integrations.ROOMS, "some_library", "some_room")
+    monkeypatch.setitem(integrations.ROOMS, "some_library", ("some_room",))
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
     sys.modules.pop("some_library", None)
-    watch.applied.pop("some_library", None)
+    watch.applied.pop(("some_library", "some_room"), None)
 
 
 def test_a_library_is_switched_when_it_is_imported(library: Path) -> None:
@@ -36,7 +36,7 @@ def test_a_library_is_switched_when_it_is_imported(library: Path) -> None:
     watch.start()
     module = importlib.import_module("some_library")
     assert module.switched == 1
-    assert watch.applied["some_library"] == "on"
+    assert watch.applied["some_library", "some_room"] == "on"
 
 
 def test_a_library_that_was_imported_before_is_switched_at_once(library: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_library_that_fails_to_import_fails_as_before(library: Path) -> None:
     watch.start()
     with pytest.raises(ValueError, match="its own fault"):
         importlib.import_module("some_library")
-    assert "some_library" not in watch.applied
+    assert ("some_library", "some_room") not in watch.applied
 
 
 def test_a_library_that_is_not_installed_is_still_not_found(library: Path) -> None:
@@ -96,7 +96,7 @@ def test_an_unknown_version_of_a_library_is_one_warning(library: Path) -> None:
         assert importlib.import_module("some_library").value == 1
     assert [str(warning.message) for warning in caught] == [
         "hf_mps does not know this version of some_library (AttributeError: module 'some_library' has no attribute "
-        "'Trainer'); it may not follow HF_MPS_DEVICE"
+        "'Trainer'): some_room is off for it"
     ]
 
 

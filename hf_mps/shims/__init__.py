@@ -1,0 +1,33 @@
+"""Names that older scripts use and that newer libraries removed, a file each.
+
+Each file says what replaced the name, tests whether the installed library still has it, and is a no-op where it has.
+"""
+
+# Module of a library -> the shims for it. `hf_mps.integrations.ROOMS` names the same modules.
+SHIMS: dict[str, tuple[str, ...]] = {
+    "datasets": ("metrics",),
+    "datasets.load": ("auth_token",),
+    "huggingface_hub": ("names",),
+    "transformers": ("names", "optimizer"),
+    "transformers.configuration_utils": ("auth_token",),
+    "transformers.feature_extraction_utils": ("auth_token",),
+    "transformers.generation.configuration_utils": ("auth_token",),
+    "transformers.hf_argparser": ("argument_parser",),
+    "transformers.image_processing_base": ("auth_token",),
+    "transformers.integrations.integration_utils": ("tensorboard",),
+    "transformers.modeling_utils": ("auth_token",),
+    "transformers.models.auto.auto_factory": ("auth_token",),
+    "transformers.models.auto.configuration_auto": ("auth_token",),
+    "transformers.models.auto.feature_extraction_auto": ("auth_token",),
+    "transformers.models.auto.image_processing_auto": ("auth_token",),
+    "transformers.models.auto.processing_auto": ("auth_token",),
+    "transformers.models.auto.tokenization_auto": ("auth_token",),
+    "transformers.optimization": ("optimizer",),
+    "transformers.processing_utils": ("auth_token",),
+    "transformers.tokenization_utils_base": ("auth_token",),
+    "transformers.trainer": ("trainer",),
+    "transformers.trainer_seq2seq": ("trainer",),
+    "transformers.trainer_utils": ("names",),
+    "transformers.training_args": ("training_arguments",),
+    "transformers.utils": ("names",),
+}

@@ -1,0 +1,73 @@
+"""Trainer(tokenizer=…), trainer.tokenizer, and methods overridden with the arguments that they had in transformers 4.
+
+Replaced by processing_class (4.46, tokenizer removed in 5), and by num_items_in_batch and start_time, arguments that
+Trainer passes since 4.46 and 4.47. Needless where Trainer.__init__ takes `tokenizer`, and for methods that take theirs.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from hf_mps.integrations.patch import around, say
+
+# Method -> the argument that it got later.
+_LATER = {"compute_loss": "num_items_in_batch", "training_step": "num_items_in_batch", "log": "start_time"}
+
+
+class Tokenizer:
+    """trainer.tokenizer; no data descriptor, so that a subclass's own attribute of that name is its own."""
+
+    def __get__(self, trainer: Any, owner: type | None = None) -> Any:
+        if trainer is None:
+            return None
+        say("trainer.tokenizer is gone from transformers 5; in its place: trainer.processing_class")
+        return trainer.processing_class
+
+
+def apply(module: ModuleType) -> None:
+    """Switch Trainer or Seq2SeqTrainer on. Raises AttributeError where the module has neither."""
+    seq2seq = module.__name__.endswith("seq2seq")
+    trainer = module.Seq2SeqTrainer if seq2seq else module.Trainer
+    if "__init__" in trainer.__dict__:
+        around(trainer, "__init__", _init)
+    if not hasattr(trainer, "tokenizer"):
+        trainer.tokenizer = Tokenizer()
+
+
+def _init(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    if "tokenizer" in kwargs and "tokenizer" not in inspect.signature(stock).parameters:
+        tokenizer = kwargs.pop("tokenizer")
+        if kwargs.get("processing_class") is None:
+            say("Trainer(tokenizer=…): processing_class takes its place")
+            kwargs["processing_class"] = tokenizer
+        else:
+            say("Trainer(tokenizer=…): dropped, processing_class is given too")
+    stock(self, *args, **kwargs)
+    for name, later in _LATER.items():
+        _accept(self, name, later)
+
+
+def _accept(trainer: Any, name: str, later: str) -> None:
+    """Let a method that was overridden before its last argument came be called with it."""
+    method = getattr(trainer, name, None)
+    if method is None or name in vars(trainer):
+        return
+    parameters = inspect.signature(method).parameters
+    if later in parameters or any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters.values()):
+        return
+    count = len(parameters)
+
+    @functools.wraps(method)
+    def without(*args: Any, **kwargs: Any) -> Any:
+        kwargs.pop(later, None)
+        return method(*args[:count], **kwargs)
+
+    setattr(trainer, name, without)
+    if name == "compute_loss":
+        # Such a loss is a mean over its batch: Trainer has to divide it by the accumulation steps, as it did then.
+        trainer.model_accepts_loss_kwargs = False
+    say(f"{type(trainer).__name__}.{name} is called without {later}, which transformers 5 passes")
