@@ -5,9 +5,23 @@ from __future__ import annotations
 # Module -> the guards that patch something in it; torch is patched when the layer is switched on, the others once they
 # have been imported. A guard's file is its name with underscores.
 INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
-    "torch": ("checkpoint-rng", "non-blocking"),
-    "transformers.trainer": ("resume-rng",),
-    "accelerate.accelerator": ("resume-rng",),
+    "torch": (
+        "checkpoint-rng",
+        "non-blocking",
+        "fp16-fused-adam",
+        "non-contiguous",
+        "layernorm-frozen",
+        "lstm-dropout",
+        "huge-embedding",
+    ),
+    "transformers.trainer": ("resume-rng", "large-batch-grad"),
+    "accelerate.accelerator": (
+        "resume-rng",
+        "non-contiguous",
+        "layernorm-frozen",
+        "huge-embedding",
+        "large-batch-grad",
+    ),
 }
 
 NAMES: tuple[str, ...] = tuple(dict.fromkeys(name for names in INSTALLED_AFTER.values() for name in names))

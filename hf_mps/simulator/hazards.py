@@ -53,15 +53,15 @@ def _marked(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def kernels(functions: dict[str, Callable[..., Any]]) -> Iterator[None]:
+def kernels(functions: dict[str, Callable[..., Any]], key: str = "MPS") -> Iterator[None]:
     """Put Python kernels over the device's own for a while, by the operators' names: `copy_`, `addcdiv.out`."""
     import torch
 
     # The library that torch.library.Library wraps: this one forgets a kernel when told, and the former one is back.
-    library: Any = torch._C._dispatch_library("IMPL", "aten", "MPS", __file__)
+    library: Any = torch._C._dispatch_library("IMPL", "aten", key, __file__)
     try:
         for name, function in functions.items():
-            library.impl(name, "MPS", function)
+            library.impl(name, key, function)
         yield
     finally:
         library.reset()
@@ -117,6 +117,103 @@ def _non_blocking() -> Iterator[None]:
             settle()
 
 
+def _fp16_fused_adam() -> Any:
+    """pytorch#186360: the fused kernels read neither grad_scale nor found_inf."""
+    import torch
+
+    def deaf(name: str) -> Callable[..., Any]:
+        def step(*lists: Any, grad_scale: Any = None, found_inf: Any = None, **numbers: Any) -> None:
+            getattr(torch.ops.aten, name)(*([host(tensor) for tensor in each] for each in lists), **numbers)
+
+        return step
+
+    return kernels({name: deaf(name) for name in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_")})
+
+
+def _non_contiguous() -> Any:
+    """pytorch#118115: what addcmul_ and addcdiv_ compute for a tensor that is not contiguous never reaches it."""
+    import torch
+
+    def losing(function: Callable[..., Any]) -> Callable[..., Any]:
+        def into(self: Any, one: Any, other: Any, *, value: Any = 1) -> Any:
+            if self.is_contiguous():
+                function(host(self), host(one), host(other), value=value, out=host(self))
+            return self
+
+        return into
+
+    return kernels({"addcmul_": losing(torch.addcmul), "addcdiv_": losing(torch.addcdiv)})
+
+
+def _layernorm_frozen() -> Any:
+    """pytorch#183825: where the input needs no gradient, those of weight and bias are what lay in their memory."""
+    import torch
+
+    def backward(grad: Any, input: Any, shape: Any, mean: Any, rstd: Any, weight: Any, bias: Any, mask: Any) -> Any:
+        given = (host(each) if each is not None else None for each in (mean, rstd, weight, bias))
+        found = torch.ops.aten.native_layer_norm_backward(host(grad), host(input), shape, *given, mask)
+        moved = [each if each is None else each.to("mps") for each in found]
+        return tuple(moved if mask[0] else [each if each is None else each.zero_() for each in moved])
+
+    return kernels({"native_layer_norm_backward": backward})
+
+
+def _lstm_dropout() -> Any:
+    """pytorch#190056: the forward pass drops between the layers, the backward pass goes as if it had not."""
+    import torch
+
+    stock = torch.ops.aten.lstm.input.decompose
+
+    def lstm(
+        x: Any, states: Any, weights: Any, bias: Any, layers: Any, p: Any, train: Any, both: Any, first: Any
+    ) -> Any:
+        if layers < 2 or not p or not train:
+            return stock(x, states, weights, bias, layers, p, train, both, first)
+        each, ways, ends = len(weights) // layers, 2 if both else 1, []
+        for layer in range(layers):
+            if layer:
+                x = x + (torch.nn.functional.dropout(x, p) - x).detach()
+            here = [state[layer * ways : (layer + 1) * ways] for state in states]
+            x, *end = stock(x, here, weights[layer * each : (layer + 1) * each], bias, 1, 0.0, train, both, first)
+            ends.append(end)
+        return (x, *(torch.cat(parts) for parts in zip(*ends, strict=True)))
+
+    return kernels({"lstm.input": lstm}, "AutogradMPS")
+
+
+def _huge_embedding() -> Any:
+    """pytorch#188756: rows that lie beyond 2^31 elements come back as zeros."""
+    import torch
+
+    def select(self: Any, dim: int, index: Any) -> Any:
+        rows = torch.index_select(host(self), dim, host(index))
+        beyond = host(index) * (self.numel() // self.size(dim)) >= 2**31
+        rows.index_fill_(dim, beyond.nonzero().view(-1), 0)
+        return rows.to("mps")
+
+    return kernels({"index_select": select})
+
+
+def _large_batch_grad() -> Any:
+    """pytorch#177116: above 32768 rows, once another number of rows has run, a linear layer's gradients are far off."""
+    seen: set[int] = set()
+
+    def backward(self: Any, grad: Any, weight: Any, mask: Any) -> Any:
+        flat, rows = host(grad).reshape(-1, grad.size(-1)), host(self).reshape(-1, self.size(-1))
+        seen.add(len(rows))
+        off = 1000.0 if len(rows) > 32768 and len(seen) > 1 else 1.0
+        found = ((flat @ host(weight)).view(self.shape), flat.T @ rows * off, flat.sum(0))
+        return tuple(each.to("mps") if wanted else None for each, wanted in zip(found, mask, strict=True))
+
+    return kernels({"linear_backward": backward})
+
+
 HAZARDS: dict[str, Callable[[], Any]] = {
     "non-blocking": _non_blocking,
+    "fp16-fused-adam": _fp16_fused_adam,
+    "non-contiguous": _non_contiguous,
+    "layernorm-frozen": _layernorm_frozen,
+    "lstm-dropout": _lstm_dropout,
+    "huge-embedding": _huge_embedding,
+    "large-batch-grad": _large_batch_grad,
 }

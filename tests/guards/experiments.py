@@ -5,11 +5,12 @@ Each is run with the hazard on, once with its guard and once without.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tests.guards import loops
 
@@ -118,8 +119,126 @@ def non_blocking_trainer(folder: Path) -> bool:
     return loops.same(found, loops.trained(folder))
 
 
+def overflowed_step(folder: Path) -> bool:
+    """A plain fp16 loop: a step whose gradients overflowed changes nothing, the next one trains."""
+    layer = nn.Linear(4, 4).to("mps")
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1, fused=True)
+    scaler = torch.amp.GradScaler("mps")
+    moved = []
+    for factor in (float("inf"), 1.0):
+        before = loops.weights(layer)
+        scaler.scale((layer(torch.ones(2, 4, device="mps")) * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        moved.append(not loops.same(before, loops.weights(layer)))
+    return moved == [False, True]
+
+
+def fp16_trainer(folder: Path) -> bool:
+    """Trainer with fp16 and its default optimizer goes where the one that is not fused goes, over overflowing steps."""
+    found = []
+    for optimizer in ("adamw_torch", "adamw_torch_fused"):
+        found.append(loops.trained(folder, model=steep(), fp16=True, optim=optimizer, max_grad_norm=0.0, max_steps=3))
+    return loops.close(*found)
+
+
+def fp16_accelerator(folder: Path) -> bool:
+    """The same for an Accelerate loop with mixed_precision="fp16"."""
+    found = []
+    for fused in (False, True):
+        accelerator = loops.new_accelerator(mixed_precision="fp16")
+        found.append(loops.accelerated(steep(), accelerator, fused=fused))
+    return loops.close(*found)
+
+
+def steep() -> nn.Module:
+    """A BERT whose loss is so steep that GradScaler's first scale overflows in fp16."""
+    model = loops.bert()
+    model.classifier.weight.data *= 1000
+    return model
+
+
+def transposed() -> nn.Module:
+    """A BERT whose linear layers hold transposed weights, as after `weight.data = other.T`."""
+    model = loops.bert()
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.weight.data = module.weight.data.T.contiguous().T
+    return model
+
+
+def transposed_trainer(folder: Path) -> bool:
+    """Trainer trains transposed weights as it trains others, with an optimizer that is not fused."""
+    settings = {"optim": "adamw_torch", "max_steps": 2}
+    return loops.close(loops.trained(folder, model=transposed(), **settings), loops.trained(folder, **settings))
+
+
+def transposed_accelerator(folder: Path) -> bool:
+    """The same for an Accelerate loop, where the optimizer is made while the weights are on the CPU."""
+    return loops.close(loops.accelerated(transposed()), loops.accelerated())
+
+
+def transposed_loop(folder: Path) -> bool:
+    """The same for a plain loop: the weights move."""
+    weight = nn.Parameter(torch.ones(3, 4, device="mps").t())
+    optimizer = torch.optim.Adam([weight], lr=0.1)
+    weight.square().sum().backward()
+    optimizer.step()
+    return torch.allclose(weight.cpu(), torch.full((4, 3), 0.9))
+
+
+def frozen_backbone(folder: Path) -> bool:
+    """Trainer with a frozen backbone gives the layer norm behind it the CPU's gradients."""
+    torch.manual_seed(0)
+    head = nn.Sequential(nn.Embedding(40, 8), nn.LayerNorm(8), nn.Linear(8, 2))
+    head[0].requires_grad_(False)
+    found = []
+    for device in ("cpu", "mps"):
+        model = copy.deepcopy(head).to(device)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        model(torch.arange(12, device=device)).square().sum().backward()
+        optimizer.step()
+        found.append(loops.weights(model))
+    return loops.close(*found)
+
+
+def stacked_lstm(folder: Path) -> bool:
+    """Where dropout cuts layers apart no gradient comes through, in one direction and in two, batch first or not."""
+    right = []
+    for both in (False, True):
+        layer = nn.LSTM(4, 4, num_layers=3, dropout=0.999999, bidirectional=both, batch_first=both).to("mps").train()
+        x = torch.ones(3, 2, 4, device="mps", requires_grad=True)
+        out, (hidden, _) = layer(x)
+        out.sum().backward()
+        assert x.grad is not None
+        right.append(bool((x.grad == 0).all()) and hidden.shape == (3 * (1 + both), 2 + both, 4))
+    return all(right)
+
+
+def numeric_lstm(folder: Path) -> bool:
+    """The gradient is the function's: central differences with the same dropout masks."""
+    torch.manual_seed(0)
+    layer = nn.LSTM(4, 4, num_layers=2, dropout=0.5).to("mps").train()
+    x = torch.randn(3, 2, 4).to("mps")
+
+    def loss(value: Tensor) -> Tensor:
+        torch.mps.manual_seed(42)
+        return layer(value)[0].sum()
+
+    analytic = torch.autograd.functional.jacobian(loss, x).flatten()[0].item()
+    step = torch.zeros_like(x)
+    step.view(-1)[0] = 1e-2
+    numeric = (loss(x + step) - loss(x - step)).item() / 2e-2
+    return abs(analytic - numeric) < 0.02 * abs(numeric)
+
+
 EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     "checkpoint-rng": (checkpointed_gradients, reentrant_checkpoint, checkpointed_trainer),
     "resume-rng": (resumed_trainer, resumed_accelerator),
+    "fp16-fused-adam": (overflowed_step, fp16_trainer, fp16_accelerator),
+    "non-contiguous": (transposed_loop, transposed_trainer, transposed_accelerator),
+    "layernorm-frozen": (frozen_backbone,),
+    "lstm-dropout": (stacked_lstm, numeric_lstm),
     "non-blocking": (released_sources, released_source_of_copy, non_blocking_accelerator, non_blocking_trainer),
 }

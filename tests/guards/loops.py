@@ -98,13 +98,14 @@ def batches() -> Any:
     return torch.utils.data.DataLoader(rows(), batch_size=8, collate_fn=default_data_collator)
 
 
-def accelerated(model: Any = None, accelerator: Any = None) -> list[Tensor]:
+def accelerated(model: Any = None, accelerator: Any = None, **settings: Any) -> list[Tensor]:
     """The weights after an epoch of a bare Accelerate loop."""
     accelerator = accelerator or new_accelerator()
     model = bert() if model is None else model
-    model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2), batches())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, **settings)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, batches())
     for batch in loader:
         optimizer.zero_grad()
-        accelerator.backward(model(**batch).loss)
+        accelerator.backward(model(**batch)["loss"])
         optimizer.step()
     return weights(model)

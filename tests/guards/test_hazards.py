@@ -27,7 +27,7 @@ def test_wrong_without_the_guard_and_right_with_it(name: str, experiment: Experi
         assert experiment(tmp_path / "with"), "the guard does not help"
 
 
-@pytest.mark.parametrize("name", hazards.HAZARDS)
+@pytest.mark.parametrize("name", [name for name in hazards.HAZARDS if name in EXPERIMENTS])
 def test_nothing_is_left_of_a_hazard(name: str, tmp_path: Path) -> None:
     with hazards.on(name):
         assert hazards.active() == {name}

@@ -1,0 +1,59 @@
+"""The moments at which a guard can look at what is to be trained, the same in every loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from hf_mps.guards.guard import Guard, around
+
+
+def parameters(guard: Guard, module: ModuleType, look: Callable[[list[Any]], None]) -> None:
+    """Let `look` see the trainable parameters that lie on the device, before the first step of a training.
+
+    After torch.optim.Optimizer was made, in any loop (`module` torch); and after Accelerate has moved a model whose
+    optimizer was made before (`module` accelerate.accelerator).
+    """
+
+    def optimizer_made(stock: Callable[..., None], optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        stock(optimizer, *args, **kwargs)
+        tell(parameter for group in optimizer.param_groups for parameter in group["params"])
+
+    def model_prepared(stock: Callable[..., Any], accelerator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        prepared = stock(accelerator, model, *args, **kwargs)
+        tell(model.parameters())
+        return prepared
+
+    def tell(found: Any) -> None:
+        there = [parameter for parameter in found if parameter.requires_grad and parameter.device.type == "mps"]
+        if there:
+            look(there)
+
+    if module.__name__ == "torch":
+        around(guard, module.optim.Optimizer, "__init__", optimizer_made)
+    else:
+        around(guard, module.Accelerator, "prepare_model", model_prepared)
+
+
+def batches(guard: Guard, module: ModuleType, change: Callable[[Any], Any]) -> None:
+    """Let `change` replace each batch of CPU tensors that is about to be moved to the device.
+
+    In accelerate's data loaders, which Trainer has too (`module` accelerate.accelerator), and in Trainer's own move of
+    what did not come through one (`module` transformers.trainer).
+    """
+
+    def sent(stock: Callable[..., Any], batch: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(device, "type", str(device).partition(":")[0]) == "mps":
+            batch = change(batch)
+        return stock(batch, device, *args, **kwargs)
+
+    def prepared(stock: Callable[..., Any], trainer: Any, inputs: Any) -> Any:
+        return stock(trainer, change(inputs) if trainer.args.device.type == "mps" else inputs)
+
+    if module.__name__ == "transformers.trainer":
+        around(guard, module.Trainer, "_prepare_inputs", prepared)
+    else:
+        import accelerate.data_loader
+
+        around(guard, accelerate.data_loader, "send_to_device", sent)
