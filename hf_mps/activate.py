@@ -41,6 +41,11 @@ _fallback = Part("fallback", False, "this PyTorch has no Metal device")
 _guards = Part("guards", False, "this PyTorch has no Metal device")
 
 
+def is_on() -> bool:
+    """Whether the layer was switched on in this process."""
+    return _on
+
+
 def activate() -> Activation:
     """Switch the layer on and return what that is; calling it again changes nothing. Imports torch.
 

@@ -16,12 +16,13 @@ def start() -> None:
     if os.environ.get("HF_MPS") == "0":
         return
     try:
-        _start()
+        switch_on()
     except Exception as error:
         warn(f"hf_mps stays off: {_line(error)}")
 
 
-def _start() -> None:
+def switch_on() -> None:
+    """Do what `start` does and raise whatever fails: UserError for a value of a variable that nobody knows."""
     # Reading the variables costs a millisecond (difflib, for the nearest name), most programs set none.
     if any(name.startswith("HF_MPS") for name in os.environ):
         from hf_mps import settings

@@ -22,6 +22,12 @@ app.add_typer(recipes, name="recipes")
 def main(argv: Sequence[str] | None = None, *, program: str = "hf-mps") -> int:
     """Run the command line `argv` (default: the process's own) and return its exit code; see `hf_mps.errors`."""
     given = list(sys.argv[1:] if argv is None else argv)
+    if given[:1] == ["run"] and given[1:] not in ([], ["--help"]):
+        from hf_mps import run
+
+        return run.main(
+            given[1:]
+        )  # past the parser: every word behind the script is the script's, and so are its errors
     codes: list[int] = []
 
     def command() -> None:
@@ -95,6 +101,19 @@ def finetune(
         runner.run(recipe, overrides or [])
 
     return work
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def run(
+    command: Annotated[
+        list[str], typer.Argument(metavar="[-m MODULE | SCRIPT | torchrun … | accelerate launch …] [ARGUMENT]...")
+    ],
+) -> Work:
+    """Run a training script with hf_mps on, as plain Python runs it.
+
+    Needed where PyTorch does not load hf_mps itself (TORCH_DEVICE_BACKEND_AUTOLOAD=0) and for launchers.
+    """
+    raise AssertionError("main() runs it")
 
 
 @recipes.command("list")
