@@ -14,13 +14,24 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "lstm-dropout",
         "huge-embedding",
     ),
-    "transformers.trainer": ("resume-rng", "large-batch-grad"),
+    "transformers.training_args": ("nan-hidden", "pin-memory"),
+    "transformers.trainer": (
+        "resume-rng",
+        "large-batch-grad",
+        "nan-hidden",
+        "float64-columns",
+        "pin-memory",
+        "cuda-optimizer",
+        "memory-metrics",
+    ),
     "accelerate.accelerator": (
         "resume-rng",
         "non-contiguous",
         "layernorm-frozen",
         "huge-embedding",
         "large-batch-grad",
+        "float64-columns",
+        "one-device",
     ),
 }
 

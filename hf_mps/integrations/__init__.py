@@ -9,7 +9,7 @@ from hf_mps.shims import SHIMS
 # Module of a library -> the files of this package that know its insides, applied in this order.
 ROOMS: dict[str, tuple[str, ...]] = {
     "accelerate.state": ("accelerate",),
-    "transformers.training_args": ("transformers",),
+    "transformers.training_args": ("transformers", "guards"),
     "lightning.fabric.accelerators.mps": ("lightning",),
     "lightning.fabric.connector": ("lightning",),
     "lightning.pytorch.trainer.connectors.accelerator_connector": ("lightning",),
