@@ -210,7 +210,7 @@ def _draw_small(axes: Any, title: str, unit: str, colour: str, columns: list[tup
         marker = {"marker": "o", "markersize": 3} if len(steps) < SMOOTHED_FROM else {}
         axes.plot(steps, values, color=colour, linewidth=1.6, linestyle=("-", ":")[index], label=label, **marker)
     # From zero, and with room above: a level line would otherwise lie on the panel's edge.
-    top = max(max(values) for _, (_, values) in columns)
+    top = max((value for _, (_, values) in columns for value in values if math.isfinite(value)), default=0)
     axes.set_ylim(0, top * 1.15 if top > 0 else 1)
     if len(columns) > 1:
         _legend(axes, lines=2)
