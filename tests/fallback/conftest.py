@@ -1,0 +1,40 @@
+"""Every test here has Metal (simulated or real), the layer's fallbacks on, and nothing said yet."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# The operator samples and comparisons of the simulator's own tests.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "simulator"))
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    import torch
+
+    from hf_mps import fallback
+    from hf_mps.fallback import notice, register
+
+    if torch.mps.device_count() == 0 or fallback.mode() is None:
+        pytest.skip("needs Metal, a simulated one or a Mac's, with the layer on")
+    fallback.reset()
+    notice.forget()
+    yield
+    register.stop()
+    register.start()
+
+
+@pytest.fixture(params=["copied", "shared"])
+def way(request: pytest.FixtureRequest) -> str:
+    """Both ways, for tensors of any size."""
+    from hf_mps.fallback import loan, register
+
+    if request.param == "shared" and not loan.has_alias():
+        pytest.skip("this torch lends no device buffers (2.13 does)")
+    register.stop()
+    register.start(share=request.param == "shared", small=-1)
+    return str(request.param)
