@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from hf_mps import guards
 from hf_mps.finetune import expect
 from hf_mps.finetune.recipe import Order
 from hf_mps.finetune.report import RunRecord
@@ -45,6 +46,7 @@ def make(
         baseline=prepared.baseline,
         peak_memory=peak,
         fallback=fell_back.as_dict()["operators"] if (fell_back := of_training(trainer)) else [],
+        guards=guards.acted(),
         expectation=expect.judge(order, metrics),
         model=recipe.model,
         dataset=recipe.data.hub,

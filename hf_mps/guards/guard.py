@@ -67,11 +67,16 @@ class Guard:
         self.times = 0
         self.lines.clear()
 
-    def acted(self, line: str) -> None:
-        """Note that the guard did something, and say it in one line, each distinct line once."""
+    def acted(self, line: str, *, aloud: bool = True) -> None:
+        """Note that the guard did something, and say it in one line, each distinct line once.
+
+        Not `aloud` is for what changes nothing that the user asked for: it stands in the report and in results.json.
+        """
         self.times += 1
-        if line not in self.lines:
-            self.lines.append(line)
+        if line in self.lines:
+            return
+        self.lines.append(line)
+        if aloud:
             notice.say(f"{line} ({self.name}: {self.issue})")
 
 

@@ -75,7 +75,7 @@ class ResumeRng(Guard):
         part = folder / f"{FILE}.part"
         torch.save(torch.mps.get_rng_state(), part)
         part.replace(folder / FILE)  # whole or not at all
-        self.acted(f"checkpoints also hold the device's random numbers, in {FILE}")
+        self.acted(f"checkpoints also hold the device's random numbers, in {FILE}", aloud=False)
 
     def _load(self, folder: Path) -> None:
         import torch

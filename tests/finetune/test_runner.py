@@ -49,6 +49,7 @@ def test_a_run_trains_on_mps_and_leaves_its_files(desk: Path, finetune: Command)
     for choice in said["choices"].values():
         assert " ".join(choice["reason"].split()) in ended.out
     assert [entry["step"] for entry in said["log_history"] if "eval_f1" in entry] == [6, 12]
+    assert "resume-rng" in [guard["name"] for guard in said["guards"]]
 
 
 def test_the_saved_model_is_the_last_one_and_from_pretrained_reads_it(desk: Path, finetune: Command) -> None:

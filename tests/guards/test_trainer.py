@@ -189,3 +189,20 @@ def test_several_processes_on_the_one_device_are_refused(way: str, run_python: A
 def test_several_processes_on_the_cpu_are_not(run_python: Any) -> None:
     done = run_python("-c", SEVERAL, "accelerate", env={"WORLD_SIZE": "1", "HF_MPS_DEVICE": "cpu"})
     assert "went on" in done.stdout, done.stderr
+
+
+def test_a_resumed_run_says_when_its_checkpoint_has_no_state_of_the_device(tmp_path: Path) -> None:
+    run = loops.trainer(tmp_path, save_strategy="steps", save_steps=2)
+    run.train()
+    state = tmp_path / "checkpoint-2" / "mps_rng_state.pth"
+    assert not list(tmp_path.rglob("*.part"))
+    state.unlink()
+    with pytest.warns(
+        GuardNotice, match=r"checkpoint-2 holds no mps_rng_state.pth: the resumed run draws other random"
+    ):
+        loops.trainer(tmp_path).train(resume_from_checkpoint=str(state.parent))
+
+
+def test_no_file_is_added_on_the_cpu(tmp_path: Path) -> None:
+    loops.trainer(tmp_path, save_strategy="steps", save_steps=2, use_cpu=True).train()
+    assert not list(tmp_path.rglob("mps_rng_state*"))

@@ -113,7 +113,7 @@ def results(record: RunRecord) -> dict[str, Any]:
     - `baseline`: {"what": str, "metrics": {name: number}} or null
     - `expectation`: {"metric": str, "low": number | null, "high": number | null, "met": bool} or null
     - `train_seconds`, `samples_per_second`: numbers; `peak_memory_bytes`: int or null
-    - `fallback`: [object]; `guards`: [any]
+    - `fallback`: [object]; `guards`: [{"name": str, "times": int, "lines": [str], "issue": str}]
     - `log_history`: [object], the Trainer's, one for each logging step or evaluation
     - `versions`: {name: str}
     """
