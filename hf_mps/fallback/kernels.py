@@ -123,10 +123,7 @@ class Kernel:
     def _writing(self, loan: Loan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         plan = self.plan
         given = dict(zip(plan.names, args, strict=False)) | kwargs
-        over = {
-            name: loan.lend(value, written=name in plan.written, content=plan.written.get(name, True))
-            for name, value in given.items()
-        }
+        over = {name: loan.lend(value, written=name in plan.written) for name, value in given.items()}
         positional = [over[name] for name in plan.names[: len(args)]]
         result = plan.op(*positional, **{name: over[name] for name in kwargs})
         loan.settle()

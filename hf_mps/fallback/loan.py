@@ -59,17 +59,16 @@ class Loan:
             return _CPU if value.type == "mps" else value
         return value
 
-    def lend(self, value: Any, *, written: bool, content: bool) -> Any:
+    def lend(self, value: Any, *, written: bool) -> Any:
         """The CPU's side of an argument of a call that writes into one: tensors over one buffer stay over one buffer.
 
-        The operator's own checks for overlapping memory then see what they would see on the device. `content` says
-        whether the argument's old content counts.
+        The operator's own checks for overlapping memory then see what they would see on the device.
         """
         if isinstance(value, (list, tuple)):
-            return [self.lend(item, written=written, content=content) for item in value]
+            return [self.lend(item, written=written) for item in value]
         if not isinstance(value, Tensor) or not value.is_mps:
             return self.read(value)
-        host = self._over(value, content=content)
+        host = self._over(value)
         if written:
             self._written.append((value, host, host.data_ptr()))
         return host
@@ -123,15 +122,13 @@ class Loan:
         self.shared = True
         return alias
 
-    def _over(self, tensor: Tensor, *, content: bool) -> Tensor:
+    def _over(self, tensor: Tensor) -> Tensor:
         """A CPU tensor of the same size and strides over the stand-in for the tensor's buffer."""
-        if not content and tensor.numel() == 0:  # must grow, which an alias cannot
+        if tensor.numel() == 0:  # may have to grow, which an alias cannot
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_CPU)
         storage = tensor.untyped_storage()
         if not self.share and storage._cdata not in self._common:
-            if content:
-                return self._copy(tensor)
-            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_CPU)
+            return self._copy(tensor)
         stand_in = self._stand_ins.get(storage._cdata)
         if stand_in is None:
             stand_in = self._stand_ins[storage._cdata] = self._stand_in(storage)

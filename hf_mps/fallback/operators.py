@@ -28,6 +28,7 @@ QUANTIZED = "quantized tensors exist on the CPU only"
 OTHER_NAMESPACES = {
     "c10d": "a process group decides where it runs",
     "_c10d_functional": "a process group decides where it runs",
+    "fsdp": "a process group decides where it runs",
     "mkl": PACKED,
     "mkldnn": PACKED,
     "mkldnn_prepacked": PACKED,

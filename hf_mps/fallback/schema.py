@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+# It adds to what its out= tensor holds (aten/src/ATen/native/LinearAlgebra.cpp); all others of aten overwrite it.
+ADDS_TO_ITS_OUT = "aten::_compute_linear_combination"
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -12,7 +15,7 @@ class Plan:
 
     op: Any
     names: tuple[str, ...]  # of all arguments, positional ones first
-    written: dict[str, bool]  # name of a written argument -> whether its old content is read too
+    written: frozenset[str]  # names of the arguments that are written
     returns: tuple[str | None, ...]  # for each result, the written argument that it is, or None
     tensors: tuple[int, ...] | None  # positions of tensors where the rest is plain, None for anything less simple
     out_arguments: tuple[str, ...]  # names of out= arguments
@@ -25,27 +28,29 @@ class Plan:
     def of(cls, op: Any) -> Plan:
         """Read the schema of `op`, an overload of torch.ops."""
         schema = op._schema
-        written: dict[str, bool] = {}
+        written = set()
         sets: dict[str, str] = {}
         generator = None
         for argument in schema.arguments:
             if argument.alias_info is not None and argument.alias_info.is_write:
-                written[argument.name] = not argument.is_out
+                written.add(argument.name)
                 sets.update(dict.fromkeys(argument.alias_info.after_set, argument.name))
             if "Generator" in str(argument.type):
                 generator = argument.name
-        twin, out_names = (None, ()) if written else _out_twin(op)
+        # A library's out= form may do more than overwrite.
+        plain = op.namespace == "aten" and not op.name().startswith(ADDS_TO_ITS_OUT)
+        twin, out_names = _out_twin(op) if plain and not written else (None, ())
         return cls(
             op=op,
             names=tuple(argument.name for argument in schema.arguments),
-            written=written,
+            written=frozenset(written),
             returns=tuple(_returned(value, sets) for value in schema.returns),
             tensors=_tensors(schema),
             out_arguments=tuple(argument.name for argument in schema.arguments if argument.is_out),
             generator=generator,
             out_twin=twin,
             out_names=out_names,
-            functional=_functional_twin(op) if written else None,
+            functional=_functional_twin(op) if plain and written else None,
         )
 
 
