@@ -13,6 +13,7 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "layernorm-frozen",
         "lstm-dropout",
         "huge-embedding",
+        "mixed-dtypes",
     ),
     "transformers.training_args": ("nan-hidden", "pin-memory"),
     "transformers.trainer": (
@@ -29,6 +30,7 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "non-contiguous",
         "layernorm-frozen",
         "huge-embedding",
+        "mixed-dtypes",
         "large-batch-grad",
         "float64-columns",
         "one-device",

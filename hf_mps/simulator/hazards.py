@@ -10,6 +10,7 @@ none. For tests only: slow, and one thread at a time.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -158,6 +159,22 @@ def _layernorm_frozen() -> Any:
     return kernels({"native_layer_norm_backward": backward})
 
 
+def _mixed_dtypes() -> Any:
+    """pytorch#190054: the kernel is chosen by the input's dtype, and reads weight and bias as if they had it.
+
+    The backward pass, which aborts Python on a Mac, ends in a RuntimeError here.
+    """
+    import torch
+
+    def norm(input: Any, shape: Any, weight: Any, bias: Any, eps: Any) -> Any:
+        count = math.prod(shape)
+        given = [each if each is None else host(each).view(-1).view(input.dtype)[:count] for each in (weight, bias)]
+        given = [each if each is None else each.view(shape) for each in given]
+        return tuple(each.to("mps") for each in torch.native_layer_norm(host(input), shape, given[0], given[1], eps))
+
+    return kernels({"native_layer_norm": norm})
+
+
 def _lstm_dropout() -> Any:
     """pytorch#190056: the forward pass drops between the layers, the backward pass goes as if it had not."""
     import torch
@@ -213,6 +230,7 @@ HAZARDS: dict[str, Callable[[], Any]] = {
     "fp16-fused-adam": _fp16_fused_adam,
     "non-contiguous": _non_contiguous,
     "layernorm-frozen": _layernorm_frozen,
+    "mixed-dtypes": _mixed_dtypes,
     "lstm-dropout": _lstm_dropout,
     "huge-embedding": _huge_embedding,
     "large-batch-grad": _large_batch_grad,

@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -210,6 +211,57 @@ def frozen_backbone(folder: Path) -> bool:
     return loops.close(*found)
 
 
+def float32_norms(folder: Path) -> bool:
+    """A model in half precision with layer norms in float32 trains as on the CPU."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 2)).to(torch.bfloat16)
+    layers[1].float()
+    nn.init.uniform_(layers[1].weight)
+    found = []
+    for device in ("cpu", "mps"):
+        model = copy.deepcopy(layers).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        try:
+            model(torch.linspace(-1, 1, 32, dtype=torch.bfloat16).view(4, 8).to(device)).square().sum().backward()
+        except RuntimeError:  # on a Mac the process ends
+            return False
+        optimizer.step()
+        found.append([each.float() for each in loops.weights(model)])
+    return loops.close(*found, tolerance=0.02)
+
+
+def lightning_loop(folder: Path) -> bool:
+    """Lightning trains transposed weights as it trains others."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # Lightning sets it when imported, and leaves it
+        import lightning.pytorch
+
+    class Plain(lightning.pytorch.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self, weight: Tensor) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(weight)
+
+        def training_step(self, batch: Tensor, _: int) -> Tensor:
+            return (batch @ self.weight).square().sum()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.parameters(), lr=0.1)
+
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    found = []
+    for weight in (torch.ones(3, 4).t(), torch.ones(4, 3)):
+        model = Plain(weight)
+        run = lightning.pytorch.Trainer(max_steps=2, default_root_dir=folder, **quiet)
+        run.fit(model, torch.utils.data.DataLoader([torch.ones(4)] * 2))
+        found.append(loops.weights(model))
+    return loops.close(*found)
+
+
 def stacked_lstm(folder: Path) -> bool:
     """Where dropout cuts layers apart no gradient comes through, in one direction and in two, batch first or not."""
     right = []
@@ -244,7 +296,8 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     "checkpoint-rng": (checkpointed_gradients, reentrant_checkpoint, checkpointed_trainer),
     "resume-rng": (resumed_trainer, resumed_accelerator),
     "fp16-fused-adam": (overflowed_step, fp16_trainer, fp16_accelerator),
-    "non-contiguous": (transposed_loop, transposed_trainer, transposed_accelerator),
+    "non-contiguous": (transposed_loop, transposed_trainer, transposed_accelerator, lightning_loop),
+    "mixed-dtypes": (float32_norms,),
     "layernorm-frozen": (frozen_backbone,),
     "lstm-dropout": (stacked_lstm, numeric_lstm),
     "non-blocking": (released_sources, released_source_of_copy, non_blocking_accelerator, non_blocking_trainer),
