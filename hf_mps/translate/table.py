@@ -55,8 +55,8 @@ def _if_true(**fields: Any) -> Callable[[Any], Fields]:
     return lambda value: dict(fields) if value else {}
 
 
-def _inside(field: str, key: str) -> Callable[[Any], Fields]:
-    return lambda value: {} if value in (None, 0, "") else {field: {key: value}}
+def _inside(field: str, key: str, unset: Any = None) -> Callable[[Any], Fields]:
+    return lambda value: {} if value is None or value == unset else {field: {key: value}}
 
 
 def _organization(name: str | None) -> Fields:
@@ -125,11 +125,9 @@ _ALL = (
     _renamed("push_to_hub_model_id", "hub_model_id"),
     Removed("push_to_hub_organization", "hub_model_id ORGANIZATION/NAME", str, None, _organization),
     _renamed("push_to_hub_token", "hub_token", secret=True),
-    Removed(
-        "dispatch_batches", "accelerator_config", bool, None, lambda v: {"accelerator_config": {"dispatch_batches": v}}
-    ),
-    Removed("split_batches", "accelerator_config", bool, None, lambda v: {"accelerator_config": {"split_batches": v}}),
-    Removed("fsdp_min_num_params", "fsdp_config", int, 0, _inside("fsdp_config", "min_num_params")),
+    Removed("dispatch_batches", "accelerator_config", bool, None, _inside("accelerator_config", "dispatch_batches")),
+    Removed("split_batches", "accelerator_config", bool, None, _inside("accelerator_config", "split_batches")),
+    Removed("fsdp_min_num_params", "fsdp_config", int, 0, _inside("fsdp_config", "min_num_params", 0)),
     Removed(
         "fsdp_transformer_layer_cls_to_wrap",
         "fsdp_config",
