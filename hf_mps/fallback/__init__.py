@@ -74,17 +74,13 @@ def refused() -> dict[str, str]:
 def _register(wanted: str, limit: float) -> None:
     from time import perf_counter
 
-    from hf_mps.errors import UserError
     from hf_mps.fallback import later, loan, notice, register
 
-    if wanted == "rescue":
-        from hf_mps.fallback import rescue
-
-        if not rescue.available():
-            raise UserError("HF_MPS_FALLBACK=rescue needs torch 2.9 or later; allowed here: warn, quiet, error")
     notice.silence(wanted == "quiet")
     register.start()
     if wanted == "rescue":
+        from hf_mps.fallback import rescue
+
         rescue.start(share=loan.has_alias())
     later.watch()
     _share.limit = limit

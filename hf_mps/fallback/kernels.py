@@ -58,6 +58,7 @@ class Kernel:
     def run(self, start: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call that began at `start` (perf_counter) and book it."""
         tensors = _tensors((args, kwargs))
+        args = self._with_tensors_for_numbers(args, tensors)
         try:
             result, loan = self._run(args, kwargs, tensors, share=self._worth_sharing(tensors))
         except NotShared:
@@ -137,6 +138,21 @@ class Kernel:
     def _written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
         given = dict(zip(self.plan.names, args, strict=False)) | kwargs
         return _tensors([given.get(name) for name in self.plan.written])
+
+    def _with_tensors_for_numbers(self, args: tuple[Any, ...], tensors: list[Tensor]) -> tuple[Any, ...]:
+        """The arguments with the tensors again that PyTorch hands to Python as plain numbers: the 2 of `op(x, 2)`.
+
+        They get the dtype that such a number has beside the first tensor, so that promotion stays what it was.
+        """
+        at = [p for p in self.plan.takes_tensor if p < len(args) and isinstance(args[p], (bool, int, float, complex))]
+        if not at or not tensors:
+            return args
+        whole = list(args)
+        for position in at:
+            number = whole[position]
+            dtype = torch.result_type(tensors[0], number)
+            whole[position] = torch.scalar_tensor(number, dtype=dtype, device="cpu")
+        return tuple(whole)
 
     def _with_host_generator(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """The arguments with a CPU generator seeded by a draw on the device, so that the device's seed decides."""

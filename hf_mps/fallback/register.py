@@ -97,11 +97,11 @@ def drop(name: str) -> None:
     _refused.pop(name, None)
 
 
-def put(name: str, key: str, function: Callable[..., Any], *, with_keys: bool = False) -> None:
+def put(name: str, key: str, function: Callable[..., Any]) -> None:
     """Register `function` for operator `name` under a dispatch key, to be dropped with the operator's others."""
     # Not torch.library.Library: it would remember the name, and refuse a library that registers its own kernel later.
     library: Any = torch._C._dispatch_library("IMPL", name.partition("::")[0], key, __file__)
-    library.impl(name, key, function, with_keys)
+    library.impl(name, key, function, False)
     _libraries.setdefault(name, []).append(library)
 
 

@@ -1,19 +1,24 @@
 """Opt-in: where an operator's Metal kernel refuses a call (a dtype, a size), the CPU takes just that call.
 
-Each Metal kernel is put behind a function that calls it and catches the refusal; below autograd and in every thread.
-Costs a few microseconds for each operator, and nothing where it was not chosen.
+Every operator is called through a TorchDispatchMode that catches the refusal: below autograd, whose threads take the
+mode over, and in each thread that Python starts. It costs some microseconds for each operator, and nothing where it was
+not chosen. Kernels put in front of Metal's would be quicker, but PyTorch hands them the number of `x * 2` as a plain
+float, which torch.library.get_kernel's kernels refuse.
 """
 
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from hf_mps.fallback import notice, operators, register
+from hf_mps.fallback import notice, operators
 from hf_mps.fallback.kernels import Kernel
 from hf_mps.fallback.ledger import ledger
 from hf_mps.fallback.schema import Plan
@@ -23,54 +28,56 @@ REFUSALS = re.compile(
     r"\bMPS\b.*(support|implement)|(support|implement).*\bMPS\b|on MacOS|Failed to create function state object", re.I
 )
 # These make memory or move it; what they refuse the CPU cannot give them either, a float64 tensor on Metal above all.
+# The exception is a conversion: composite operators have float64 inside, and their last word is float32.
 MEMORY = re.compile(r"^aten::(_?copy_|_copy_from|set_|resize_|empty|new_empty|_local_scalar_dense|item|is_set_to|_pin)")
-# Metal's refusal of float64 inside a composite operator comes from its conversion.
-CONVERSION = "aten::_to_copy"
 
 
-def available() -> bool:
-    """Whether this torch hands out the kernels that it has (`torch.library.get_kernel`, 2.9 and later)."""
-    return hasattr(torch.library, "get_kernel")
+class Rescue(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Calls each operator, and lets the CPU do what Metal refuses."""
 
+    def __init__(self, *, share: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._share = share
+        self._kernels: dict[Any, Kernel] = {}
 
-def start(*, share: bool) -> None:
-    """Put every Metal kernel that the CPU could stand in for behind a rescue; those there already stay as they are."""
-    names = torch._C._dispatch_get_registrations_for_dispatch_key
-    elsewhere = set(names("CPU")) | set(names("CompositeExplicitAutograd"))
-    given = set(register.registered())
-    for name in sorted((set(names("MPS")) & elsewhere) - given):
-        give(name, "MPS", share=share)
-    give(CONVERSION, "CompositeExplicitAutograd", share=share)
-
-
-def give(name: str, key: str, *, share: bool) -> None:
-    """Put the kernel that operator `name` has under `key` behind a rescue on Metal, if the CPU could stand in."""
-    if MEMORY.match(name) or operators.refusal(name) is not None:
-        return
-    op = operators.overload(name)
-    if not any("Tensor" in str(argument.type) for argument in op._schema.arguments):
-        return  # a factory
-    register.put(name, "MPS", _guarded(op, torch.library.get_kernel(name, key), share), with_keys=True)
-
-
-def _guarded(op: Any, metal: Any, share: bool) -> Callable[..., Any]:
-    cpu: list[Kernel] = []  # made when it is first needed
-
-    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         try:
-            return metal.call_boxed(keys, *args, **kwargs)
+            return func(*args, **kwargs)
         except (NotImplementedError, TypeError, RuntimeError) as error:
-            reason = str(error).partition("\n")[0]
-            if not REFUSALS.search(reason) or "out of memory" in reason:
-                raise
             start = perf_counter()
-            if not cpu:
-                cpu.append(Kernel(Plan.of(op), ledger.slot(op.name()), share=share))
-            notice.rescued(op.name(), (*args, *kwargs.values()), reason)
+            reason = str(error).partition("\n")[0]
+            if not REFUSALS.search(reason) or "out of memory" in reason or not _can_stand_in(func, args, kwargs):
+                raise
+            if func not in self._kernels:
+                self._kernels[func] = Kernel(Plan.of(func), ledger.slot(func.name()), share=self._share)
+            notice.rescued(func.name(), (*args, *kwargs.values()), reason)
             try:
                 with torch._C.DisableTorchFunction():
-                    return cpu[0].run(start, args, kwargs)
+                    return self._kernels[func].run(start, args, kwargs)
             except Exception:
                 raise error from None
 
-    return kernel
+
+def start(*, share: bool) -> None:
+    """Enter the mode in this thread and in those that are started from now on; there is no way back."""
+    mode = Rescue(share=share)
+    stock: Callable[[Any], None] = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+
+    def bootstrap(self: threading.Thread) -> None:
+        with mode:
+            stock(self)
+
+    threading.Thread._bootstrap_inner = bootstrap  # type: ignore[attr-defined]
+    mode.__enter__()  # type: ignore[no-untyped-call]
+
+
+def _can_stand_in(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether real device tensors came in, and the CPU can do the same without breaking a promise of the operator."""
+    name = func.name()
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    if not any(tensor.is_mps for tensor in tensors):
+        return False
+    if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) for tensor in tensors):
+        return False
+    return not MEMORY.match(name) and operators.refusal(name) is None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+ONE_TENSOR = ("Tensor", "Optional[Tensor]")
+
 # It adds to what its out= tensor holds (aten/src/ATen/native/LinearAlgebra.cpp); all others of aten overwrite it.
 ADDS_TO_ITS_OUT = "aten::_compute_linear_combination"
 
@@ -18,6 +20,7 @@ class Plan:
     written: frozenset[str]  # names of the arguments that are written
     returns: tuple[str | None, ...]  # for each result, the written argument that it is, or None
     tensors: tuple[int, ...] | None  # positions of tensors where the rest is plain, None for anything less simple
+    takes_tensor: tuple[int, ...]  # positions of all arguments that are one tensor, out= ones left out
     out_arguments: tuple[str, ...]  # names of out= arguments
     generator: str | None = None  # name of the argument that draws random numbers
     out_twin: Any | None = None  # the overload that takes its results' memory, where there is one
@@ -46,6 +49,11 @@ class Plan:
             written=frozenset(written),
             returns=tuple(_returned(value, sets) for value in schema.returns),
             tensors=_tensors(schema),
+            takes_tensor=tuple(
+                index
+                for index, argument in enumerate(schema.arguments)
+                if str(argument.type) in ONE_TENSOR and not argument.is_out and not argument.kwarg_only
+            ),
             out_arguments=tuple(argument.name for argument in schema.arguments if argument.is_out),
             generator=generator,
             out_twin=twin,
@@ -67,7 +75,7 @@ def _tensors(schema: Any) -> tuple[int, ...] | None:
     positions = []
     for index, argument in enumerate(schema.arguments):
         kind = str(argument.type)
-        if kind in ("Tensor", "Optional[Tensor]"):
+        if kind in ONE_TENSOR:
             if argument.is_out:
                 continue
             if argument.kwarg_only:

@@ -25,7 +25,7 @@ _MPS = torch.device("mps")
 _cpu, _to, _copy = torch._C.TensorBase.cpu, torch._C.TensorBase.to, torch._C.TensorBase.copy_
 _modes = torch._C._len_torch_function_stack
 _alias = torch._C._is_alias_of  # type: ignore[attr-defined]
-# What has no Python of its own that would run inside the kernel.
+# What has no Python of its own that would run inside the kernel; the number of `op(x, 2)` comes as a float.
 _ORDINARY = (Tensor, Parameter)
 
 
@@ -95,8 +95,7 @@ def _several(plan: Plan, slot: Slot, general: Function, largest: float) -> Funct
             tensor = over[position]
             if tensor is None:
                 continue
-            size = tensor.nbytes
-            if size > largest or type(tensor) not in _ORDINARY:
+            if type(tensor) not in _ORDINARY or (size := tensor.nbytes) > largest:
                 return general(*args, **kwargs)
             moved += size
             over[position] = _cpu(tensor)
@@ -147,8 +146,7 @@ def _out(plan: Plan, slot: Slot, general: Function, largest: float) -> Function:
             tensor = over[position]
             if tensor is None:
                 continue
-            size = tensor.nbytes
-            if size > largest or type(tensor) not in _ORDINARY:
+            if type(tensor) not in _ORDINARY or (size := tensor.nbytes) > largest:
                 return general(*args, **kwargs)
             for target in targets:
                 if _alias(tensor, target):
@@ -192,7 +190,7 @@ def _in_place(plan: Plan, slot: Slot, general: Function, largest: float) -> Func
             other = over[position]
             if other is None:
                 continue
-            if other.nbytes > largest or type(other) not in _ORDINARY or _alias(tensor, other):
+            if type(other) not in _ORDINARY or other.nbytes > largest or _alias(tensor, other):
                 return general(tensor, *rest, **kwargs)
             moved += other.nbytes
             over[position] = _cpu(other)

@@ -269,6 +269,23 @@ def test_a_large_result_is_written_into_device_memory() -> None:
     assert (entry.shared, entry.bytes) == (1, 0)
 
 
+def test_a_number_beside_a_tensor_is_a_number_as_on_the_cpu(way: str) -> None:
+    whole = [torch.linspace(-1, 1, 5), torch.arange(3), torch.tensor(0.5, dtype=torch.float16), torch.tensor(2)]
+    for x in whole:
+        for call in (
+            lambda y: torch.special.laguerre_polynomial_l(y, 3),
+            lambda y: torch.special.laguerre_polynomial_l(2, y),
+            lambda y: torch.special.legendre_polynomial_p(y, 2.0),
+        ):
+            try:
+                expected = call(x)
+            except RuntimeError:  # not for this dtype
+                with pytest.raises(RuntimeError):
+                    call(x.to("mps"))
+                continue
+            torch.testing.assert_close(call(x.to("mps")).cpu(), expected)
+
+
 def test_errors_are_the_cpus_own(way: str) -> None:
     with pytest.raises(IndexError, match="out of range"):
         torch.take(torch.ones(3, device="mps"), torch.tensor([7], device="mps"))
