@@ -6,42 +6,20 @@ import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from hf_mps.errors import UserError, nearest
 from hf_mps.guards import notice
 from hf_mps.guards.catalogue import INSTALLED_AFTER, NAMES
 from hf_mps.guards.guard import Guard
 
+if TYPE_CHECKING:
+    from hf_mps.guards.states import Report
+
 _guards: dict[str, Guard] = {}
 _off: frozenset[str] = frozenset()
 _started = False
-
-
-@dataclass(frozen=True)
-class State:
-    """One line of the report; `state` is on, needless, waits, off by user, failed or acted; `acted` counts."""
-
-    name: str
-    state: str
-    reason: str
-    acted: int
-    what: str
-    issue: str
-    until: str
-
-
-@dataclass(frozen=True)
-class Report:
-    """Every guard with its state, in the catalogue's order; prints as a table."""
-
-    guards: list[State]
-
-    def __str__(self) -> str:
-        width = max(len(each.name) for each in self.guards)
-        states = max(len(_shown(each)) for each in self.guards)
-        return "\n".join(f"{each.name:<{width}}  {_shown(each):<{states}}  {each.reason}" for each in self.guards)
 
 
 def start(off: frozenset[str] = frozenset()) -> None:
@@ -111,31 +89,6 @@ def acted() -> list[dict[str, object]]:
 
 def report() -> Report:
     """Return every guard with its state and reason. Asks each whether the fault is there, which uses the device."""
-    return Report([_state(get(name)) for name in NAMES])
+    from hf_mps.guards.states import Report, state
 
-
-def _state(guard: Guard) -> State:
-    def state(word: str, reason: str) -> State:
-        return State(guard.name, word, reason, guard.times, guard.what, guard.issue, guard.until)
-
-    if guard.off_by_user or guard.suspended:
-        return state("off by user", f"HF_MPS_GUARDS=-{guard.name}" if guard.off_by_user else "suspended")
-    if not _started:
-        return state("needless", "this PyTorch has no Metal device, or HF_MPS=0")
-    if guard.failure:
-        return state("failed", guard.failure)
-    if guard.times:
-        return state("acted", guard.lines[0])
-    waits = [module for module, names in INSTALLED_AFTER.items() if guard.name in names]
-    if not any(module in sys.modules for module in waits):
-        return state("waits", f"for the import of {' or '.join(waits)}")
-    from hf_mps.device.choice import metal
-
-    if not metal().value:
-        return state("needless", metal().reason)
-    verdict = guard.verdict()
-    return state("on" if verdict.value else "needless", verdict.reason)
-
-
-def _shown(state: State) -> str:
-    return f"acted {state.acted} times" if state.state == "acted" else state.state
+    return Report([state(get(name)) for name in NAMES])

@@ -6,8 +6,11 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 
 from hf_mps import guards
+from hf_mps.errors import UserError
+from hf_mps.guards.checkpoint_rng import CheckpointRng
 from hf_mps.simulator import hazards
 from tests.guards.experiments import EXPERIMENTS, Experiment
 
@@ -34,3 +37,50 @@ def test_nothing_is_left_of_a_hazard(name: str, tmp_path: Path) -> None:
     assert not hazards.active()
     with guards.suspended(name):
         assert EXPERIMENTS[name][0](tmp_path), "the device is not what it was"
+
+
+@pytest.mark.parametrize(
+    "name", ["fp16-fused-adam", "non-contiguous", "layernorm-frozen", "lstm-dropout", "mixed-dtypes"]
+)
+def test_a_trial_on_the_device_tells_whether_the_fault_is_there(name: str) -> None:
+    before = torch.mps.get_rng_state()
+    found = guards.get(name).applies()
+    assert not found.value
+    assert found.reason.startswith("tried on the device: ")
+    with hazards.on(name):
+        assert guards.get(name).applies().value
+    assert torch.equal(torch.mps.get_rng_state(), before)
+
+
+def test_without_the_fault_nothing_is_done(tmp_path: Path) -> None:
+    for name in ("fp16-fused-adam", "non-contiguous", "layernorm-frozen", "lstm-dropout", "mixed-dtypes"):
+        for experiment in EXPERIMENTS[name]:
+            assert experiment(tmp_path)
+        assert not guards.get(name).times
+    states = {state.name: state.state for state in guards.report().guards}
+    assert states["non-contiguous"] == "needless"
+
+
+def test_the_dispatcher_has_its_former_kernels_after_a_hazard() -> None:
+    before = torch._C._dispatch_dump("aten::addcdiv_")
+    with hazards.on("non-contiguous", "non-blocking"):
+        assert torch._C._dispatch_dump("aten::addcdiv_") != before
+        assert hazards.active() == {"non-contiguous", "non-blocking"}
+    assert torch._C._dispatch_dump("aten::addcdiv_") == before
+    assert not hazards.active()
+
+
+def test_a_name_that_is_no_hazard_is_refused_with_the_nearest() -> None:
+    with (
+        pytest.raises(UserError, match=r"lstm-dropot is no hazard; .*did you mean 'lstm-dropout'"),
+        hazards.on("lstm-dropot"),
+    ):
+        pass
+
+
+def test_names_that_torch_has_itself_are_left_alone() -> None:
+    guard = CheckpointRng()  # finds what the guard of this process put there, as if it were torch's
+    guard.install(torch)
+    guard.switched(False)
+    assert hasattr(torch.mps, "_initialized")
+    assert hasattr(torch.mps, "device")

@@ -1,0 +1,64 @@
+"""What each guard is doing, in words: the lines of hf_mps.guards.report()."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from hf_mps.guards import registry
+from hf_mps.guards.catalogue import INSTALLED_AFTER
+from hf_mps.guards.guard import Guard
+
+
+@dataclass(frozen=True)
+class State:
+    """One line of the report; `state` is on, needless, waits, off by user, failed or acted; `acted` counts."""
+
+    name: str
+    state: str
+    reason: str
+    acted: int
+    what: str
+    issue: str
+    until: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """Every guard with its state, in the catalogue's order; prints as a table."""
+
+    guards: list[State]
+
+    def __str__(self) -> str:
+        width = max(len(each.name) for each in self.guards)
+        states = max(len(_shown(each)) for each in self.guards)
+        return "\n".join(f"{each.name:<{width}}  {_shown(each):<{states}}  {each.reason}" for each in self.guards)
+
+
+def state(guard: Guard) -> State:
+    """Return the state of one guard; asks whether the fault is there, which uses the device."""
+
+    def told(word: str, reason: str) -> State:
+        return State(guard.name, word, reason, guard.times, guard.what, guard.issue, guard.until)
+
+    if guard.off_by_user or guard.suspended:
+        return told("off by user", f"HF_MPS_GUARDS=-{guard.name}" if guard.off_by_user else "suspended")
+    if not registry.started():
+        return told("needless", "this PyTorch has no Metal device, or HF_MPS=0")
+    if guard.failure:
+        return told("failed", guard.failure)
+    if guard.times:
+        return told("acted", guard.lines[0])
+    waits = [module for module, names in INSTALLED_AFTER.items() if guard.name in names]
+    if not any(module in sys.modules for module in waits):
+        return told("waits", f"for the import of {' or '.join(waits)}")
+    from hf_mps.device.choice import metal
+
+    if not metal().value:
+        return told("needless", metal().reason)
+    verdict = guard.verdict()
+    return told("on" if verdict.value else "needless", verdict.reason)
+
+
+def _shown(state: State) -> str:
+    return f"acted {state.acted} times" if state.state == "acted" else state.state
