@@ -8,7 +8,8 @@ from __future__ import annotations
 import atexit
 
 from hf_mps.choice import Choice
-from hf_mps.fallback.ledger import Entry, Report, ledger
+from hf_mps.fallback.ledger import Entry, Report
+from hf_mps.fallback.ledger import ledger as _ledger
 from hf_mps.fallback.ledger import share as _share
 from hf_mps.fallback.notice import MetalFallbackWarning
 
@@ -42,14 +43,14 @@ def mode() -> Choice[str] | None:
 
 def report() -> Report:
     """What ran on the CPU since the layer was switched on (or since `reset`): print it, or read its `operators`."""
-    return ledger.report()
+    return _ledger.report()
 
 
 def reset() -> None:
     """Let the report begin anew."""
     from time import perf_counter
 
-    ledger.reset()
+    _ledger.reset()
     _share.restart(perf_counter())
 
 
@@ -85,4 +86,4 @@ def _register(wanted: str, limit: float) -> None:
     later.watch()
     _share.limit = limit
     _share.restart(perf_counter())
-    atexit.register(ledger.print_report)
+    atexit.register(_ledger.print_report)

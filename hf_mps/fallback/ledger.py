@@ -160,9 +160,10 @@ class Ledger:
     def print_report(self, since: Snapshot | None = None) -> None:
         """Print the table on stderr, where something fell back since the last table and the mode is not quiet."""
         calls = sum(slot.calls for slot in self._slots.values())
-        if calls > self._printed:
+        text = str(self.report(since)) if calls > self._printed else ""
+        if text:
             self._printed = calls
-            notice.say(str(self.report(since)))
+            notice.say(text)
 
 
 class Share:
