@@ -23,7 +23,7 @@ SHIMS: dict[str, tuple[str, ...]] = {
     "transformers.models.auto.processing_auto": ("auth_token",),
     "transformers.models.auto.tokenization_auto": ("auth_token",),
     "transformers.optimization": ("optimizer",),
-    "transformers.processing_utils": ("auth_token",),
+    "transformers.processing_utils": ("auth_token", "again"),
     "transformers.tokenization_utils_base": ("auth_token",),
     "transformers.trainer": ("trainer",),
     "transformers.trainer_seq2seq": ("trainer",),

@@ -36,17 +36,23 @@ class Repository:
 _TABLE: dict[str, dict[str, tuple[str, Any]]] = {
     "huggingface_hub": {"Repository": ("", Repository)},
     "transformers": {
-        "is_tf_available": ("nothing: there is only PyTorch", _never),
-        "is_flax_available": ("nothing: there is only PyTorch", _never),
-        "is_torch_tpu_available": ("is_torch_xla_available", "transformers.utils:is_torch_xla_available"),
+        "is_tf_available": ("is False, there is only PyTorch", _never),
+        "is_flax_available": ("is False, there is only PyTorch", _never),
+        "is_torch_tpu_available": (
+            "is_torch_xla_available takes its place",
+            "transformers.utils:is_torch_xla_available",
+        ),
     },
     "transformers.trainer_utils": {
         "EvaluationStrategy": ("", "transformers.trainer_utils:IntervalStrategy"),
     },
     "transformers.utils": {
-        "send_example_telemetry": ("nothing: examples report no use", _nothing),
-        "get_full_repo_name": ("huggingface_hub.get_full_repo_name", "huggingface_hub:get_full_repo_name"),
-        "is_offline_mode": ("huggingface_hub.is_offline_mode", "huggingface_hub:is_offline_mode"),
+        "send_example_telemetry": ("does nothing, examples report no use", _nothing),
+        "get_full_repo_name": (
+            "huggingface_hub.get_full_repo_name takes its place",
+            "huggingface_hub:get_full_repo_name",
+        ),
+        "is_offline_mode": ("huggingface_hub.is_offline_mode takes its place", "huggingface_hub:is_offline_mode"),
     },
 }
 
@@ -69,11 +75,10 @@ def _resolve(thing: Any) -> Any:
 
 def _told(name: str, instead: str, thing: Any) -> Callable[..., Any]:
     """The function that takes the place of `name`, saying so in one line when it is first called."""
-    words = instead if instead.startswith("nothing") else f"{instead} takes its place"
 
     @functools.wraps(_nothing)
     def call(*args: Any, **kwargs: Any) -> Any:
-        say(f"{name}: {words}")
+        say(f"{name}: {instead}")
         return _resolve(thing)(*args, **kwargs)
 
     call.__name__ = call.__qualname__ = name.rpartition(".")[2]

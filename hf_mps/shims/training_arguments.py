@@ -25,8 +25,7 @@ def apply(training_args: ModuleType) -> None:
             setattr(arguments, name, Gone(old))
     if not hasattr(arguments, "framework"):
         arguments.framework = "pt"  # always PyTorch's since transformers 5
-    if "__new__" not in arguments.__dict__:
-        arguments.__new__ = _new
+    around(arguments, "__new__", _new)
 
 
 def values_of(arguments: type) -> dict[str, Collection[str]]:
@@ -85,12 +84,12 @@ def _init(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> N
     return None
 
 
-def _new(cls: type, *args: Any, **kwargs: Any) -> Any:
+def _new(stock: Callable[..., Any], cls: type, *args: Any, **kwargs: Any) -> Any:
     # A dataclass that derives from TrainingArguments has an __init__ of its own, written after it was derived.
     for base in cls.__mro__:
         if "__init__" in base.__dict__ and hasattr(base, "__dataclass_fields__"):
             around(base, "__init__", _init)
-    return object.__new__(cls)
+    return stock(cls) if stock is object.__new__ else stock(cls, *args, **kwargs)
 
 
 def _what_stays(arguments: Any) -> str:
