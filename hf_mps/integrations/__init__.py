@@ -17,6 +17,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "lightning_fabric.connector": ("lightning",),
     "pytorch_lightning.trainer.connectors.accelerator_connector": ("lightning",),
     "transformers.trainer": ("guards", "fallback"),
+    "accelerate.launchers": ("fallback",),
     "accelerate.accelerator": ("guards",),
 }
 for _name in SHIMS:

@@ -1,11 +1,13 @@
 """transformers' Trainer tells what fell back: `fallback_seconds` in its logs, a table at the end of a training.
 
-What is known here is trainer.py: `log` gets the dictionary that goes to every callback and into the log history, and
-`train` is one training.
+What is known here is transformers' trainer.py: `log` gets the dictionary that goes to every callback and into the log
+history, and `train` is one training. And of accelerate's launchers.py, that it sets a variable of the user's.
 """
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable
 from time import perf_counter
 from types import ModuleType
@@ -14,13 +16,36 @@ from typing import Any
 from hf_mps.fallback.ledger import Report, ledger, share
 from hf_mps.integrations.patch import around
 
-REASON = "Trainer logs fallback_seconds and prints what fell back when a training ends"
+REASON = "Trainer logs fallback_seconds and prints what fell back when a training ends; the user's variable stays"
 
 
-def apply(trainer: ModuleType) -> None:
-    """Switch transformers.trainer on. Raises AttributeError where Trainer has no such method."""
-    around(trainer.Trainer, "log", _log)
-    around(trainer.Trainer, "train", _train)
+VARIABLE = "PYTORCH_ENABLE_MPS_FALLBACK"
+
+
+def apply(module: ModuleType) -> None:
+    """Switch transformers.trainer or accelerate.launchers on. Raises AttributeError where a function is not there."""
+    if module.__name__ == "accelerate.launchers":
+        around(module, "notebook_launcher", _notebook_launcher)
+        return
+    around(module.Trainer, "log", _log)
+    around(module.Trainer, "train", _train)
+
+
+def _notebook_launcher(stock: Callable[..., Any], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    # It sets the variable to 1, too late for this process and over the user's own value for its children.
+    given = os.environ.get(VARIABLE)
+    if given is None:
+        return stock(function, *args, **kwargs)
+
+    @functools.wraps(function)
+    def with_the_users(*its: Any, **more: Any) -> Any:
+        os.environ[VARIABLE] = given
+        return function(*its, **more)
+
+    try:
+        return stock(with_the_users, *args, **kwargs)
+    finally:
+        os.environ[VARIABLE] = given
 
 
 def of_training(trainer: Any) -> Report | None:

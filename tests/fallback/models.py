@@ -1,4 +1,4 @@
-"""Trains, ten times on one batch, one of three small models whose training needs operators that Metal lacks; prints JSON. See test_models.py.
+"""Trains one of three small models, ten times on one batch, that need operators Metal lacks; prints JSON.
 
 python models.py ctc|pissa|pool mps|cpu OUTPUT_DIR
 """

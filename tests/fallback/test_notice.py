@@ -145,8 +145,9 @@ def test_a_value_that_nobody_reads_is_refused_in_one_warning_and_costs_only_this
 
 def test_the_users_0_survives_accelerate(run_python) -> None:
     code = (
-        "import os, torch\nfrom accelerate import Accelerator\nprint(Accelerator().device.type)\n"
-        "print(os.environ['PYTORCH_ENABLE_MPS_FALLBACK'])\n"
+        "import os, torch\nfrom accelerate import Accelerator, notebook_launcher\nprint(Accelerator().device.type)\n"
+        "def show(): print(os.environ['PYTORCH_ENABLE_MPS_FALLBACK'])\n"
+        "show(); notebook_launcher(show, num_processes=1); show()\n"
     )
     done = run_python("-c", code, env={**WARN, "PYTORCH_ENABLE_MPS_FALLBACK": "0"})
-    assert done.stdout.split() == ["mps", "0"], done.stderr
+    assert done.stdout.splitlines() == ["mps", "0", "Launching training on MPS.", "0", "0"], done.stderr
