@@ -61,4 +61,4 @@ def state(guard: Guard) -> State:
 
 
 def _shown(state: State) -> str:
-    return f"acted {state.acted} times" if state.state == "acted" else state.state
+    return f"acted, {state.acted}x" if state.state == "acted" else state.state
