@@ -60,6 +60,8 @@ def test_it_trains_with_the_cpus_losses_and_the_ledger_names_what_is_lacking(run
     assert {name.partition(".")[0] for name in on_device["ledger"]} == EXPECTED[model]
     if model != "pissa":  # whose operator runs before the training
         assert all(seconds > 0 for seconds in on_device["fallback_seconds"])
+        assert {entry["operator"] for entry in on_device["for results.json"]} == set(on_device["ledger"])
+        assert all(entry["calls"] == 10 for entry in on_device["for results.json"])
     assert told.count("without a Metal kernel ran on the CPU") == 1, "one table, and not again at exit"
     assert on_cpu["ledger"] == []
 

@@ -43,6 +43,15 @@ def test_beyond_those_only_what_pytorch_itself_sends_to_the_cpu_or_turns_away() 
     assert more <= always_on_cpu | set(operators.REFUSE_METAL) | set(operators.MADE_OF_OTHERS)
 
 
+def test_every_kernel_that_only_sends_to_the_cpu_is_taken_over() -> None:
+    """All of Metal's kernels are asked here, as would take too long at each start."""
+    with register.suspended():
+        everything = torch._C._dispatch_get_all_op_names()
+        sent = {name for name in everything if operators.SENT_TO_CPU.search(torch._C._dispatch_dump(name))}
+    assert sent
+    assert sent <= set(fallback.registered())
+
+
 def test_what_training_meets_is_given() -> None:
     assert {
         "aten::_ctc_loss",
