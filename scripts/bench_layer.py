@@ -46,7 +46,7 @@ def main() -> int:
         # The order turns, or a steady drift would count for one of them.
         series = list(times)[number % 3 :] + list(times)[: number % 3]
         for name in series:
-            # Both switches for each, and a step that is not timed: the churn in heap and caches is not the layer's cost.
+            # Both switches for each, and a step untimed: the churn in heap and caches is not the layer's cost.
             for switch in (register.stop, register.start) if name == "on" else (register.start, register.stop):
                 switch()
             step()
