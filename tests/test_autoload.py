@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch  # the first start of this process
 
 import hf_mps.activate
 from hf_mps import autoload
@@ -109,9 +110,14 @@ def test_a_bug_of_ours_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines(monkeypatch) == ["hf_mps stays off: KeyError: 'a bug\\nin two lines'"]
 
 
-def test_a_second_start_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
+@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac refuses the simulated device")
+def test_loading_the_device_by_hand_before_torch_finds_the_work_done(run_python) -> None:
+    code = "from hf_mps import simulator; print(simulator.load().name, simulator.load().name)"
+    done = run_python("-W", "error", "-c", code)
+    assert (done.stdout, done.stderr) == ("m2-pro-16gb m2-pro-16gb\n", "")
 
+
+def test_a_second_start_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.backends.mps.is_available, list(sys.meta_path)
     assert lines(monkeypatch) == []
     assert (torch.backends.mps.is_available, list(sys.meta_path)) == before

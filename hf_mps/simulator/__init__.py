@@ -34,14 +34,14 @@ def load(profile: str | None = None) -> Profile:
     from hf_mps.simulator import profiles
 
     wanted = profiles.get(profile or "1")
+    import torch  # first: with HF_MPS_SIMULATE set, PyTorch's autoload comes through here and leaves the work done
+
     if _profile is not None:
         if wanted != _profile:
             raise UserError(
                 f"the simulated device {_profile.name} is loaded already; start a new process for {wanted.name}"
             )
         return _profile
-    import torch
-
     _refuse_real_metal(torch)
     _refuse_other_accelerators(torch)
     from hf_mps.device import machine
