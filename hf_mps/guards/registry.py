@@ -88,7 +88,13 @@ def acted() -> list[dict[str, object]]:
 
 
 def report() -> Report:
-    """Return every guard with its state and reason. Asks each whether the fault is there, which uses the device."""
+    """Return every guard with its state and reason. Asks each whether the fault is there, which uses the device.
+
+    Switches the layer on where nothing has yet, as any program that imports torch does.
+    """
+    from hf_mps.activate import activate
     from hf_mps.guards.states import Report, state
+
+    activate()
 
     return Report([state(get(name)) for name in NAMES])
