@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch  # noqa: F401  its autoload brings the device
 
 from hf_mps import guards
 from hf_mps.guards import notice
