@@ -47,7 +47,10 @@ def _no_trace() -> Iterator[None]:
             os.environ.pop(name, None)
         os.environ.update({name: before[name] for name in changed if name in before})
         pytest.fail(f"the test left environment variables changed: {', '.join(sorted(changed))}")
-    left = [t.name for t in threading.enumerate() if t.ident not in threads and not t.daemon and t.is_alive()]
+    started = [t for t in threading.enumerate() if t.ident not in threads and not t.daemon]
+    for thread in started:
+        thread.join(timeout=10)  # transformers loads weights with a pool that it does not wait for
+    left = [thread.name for thread in started if thread.is_alive()]
     assert not left, f"the test left threads running: {left}"
 
 
