@@ -25,9 +25,8 @@ def main(argv: Sequence[str] | None = None, *, program: str = "hf-mps") -> int:
     if given[:1] == ["run"] and given[1:] not in ([], ["--help"]):
         from hf_mps import run
 
-        return run.main(
-            given[1:]
-        )  # past the parser: every word behind the script is the script's, and so are its errors
+        # Past the parser: every word behind the script is the script's, and so are its errors.
+        return run.main(given[1:])
     codes: list[int] = []
 
     def command() -> None:

@@ -19,6 +19,4 @@ class F1(evaluate.Metric):  # type: ignore[misc]
     def _compute(
         self, predictions: Sequence[int], references: Sequence[int], average: str | None = None, pos_label: int = 1
     ) -> dict[str, float]:
-        kind = average or ("binary" if self.config_name == "default" else self.config_name)
-        value = scores.averaged("f1", predictions, references, average=kind, pos_label=pos_label)
-        return {"f1" if self.config_name == "default" else f"f1_{self.config_name}": value}
+        return scores.averaged_as("f1", self.config_name, predictions, references, average, pos_label)

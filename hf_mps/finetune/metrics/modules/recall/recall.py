@@ -19,6 +19,4 @@ class Recall(evaluate.Metric):  # type: ignore[misc]
     def _compute(
         self, predictions: Sequence[int], references: Sequence[int], average: str | None = None, pos_label: int = 1
     ) -> dict[str, float]:
-        kind = average or ("binary" if self.config_name == "default" else self.config_name)
-        value = scores.averaged("recall", predictions, references, average=kind, pos_label=pos_label)
-        return {"recall" if self.config_name == "default" else f"recall_{self.config_name}": value}
+        return scores.averaged_as("recall", self.config_name, predictions, references, average, pos_label)
