@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Any
 
 from transformers import TrainerCallback
 
 from hf_mps.errors import RunError
+from hf_mps.guards.nan_hidden import not_finite
 
 
 class FiniteLoss(TrainerCallback):  # type: ignore[misc]
-    """Stops the run (RunError) at the first logged loss or gradient norm that is no number.
-
-    Under fp16 the loss alone counts: a gradient norm may overflow there, and GradScaler skips that step.
-    """
+    """Stops the run (RunError) at the first logged loss or gradient norm that is no number, in a recipe's words."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        watched = ("loss", "eval_loss") if args.fp16 else ("loss", "eval_loss", "grad_norm")
-        for name in watched:
-            value = (logs or {}).get(name)
-            if value is not None and not math.isfinite(value):
-                raise RunError(
-                    f"{name} is {value} at step {state.global_step} of {state.max_steps};"
-                    f" next: a lower training.learning_rate (now {args.learning_rate:g}), or training.max_grad_norm=1"
-                )
+        found = not_finite(args, logs)
+        if found:
+            raise RunError(
+                f"{found} at step {state.global_step} of {state.max_steps};"
+                f" next: a lower training.learning_rate (now {args.learning_rate:g}), or training.max_grad_norm=1"
+            )
 
 
 class Stopwatch(TrainerCallback):  # type: ignore[misc]

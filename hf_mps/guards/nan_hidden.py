@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 from types import ModuleType
 from typing import Any
 
@@ -47,6 +48,19 @@ class NanHidden(Guard):
         trainer.add_callback(_stop_on_non_finite(self))
 
 
+def not_finite(args: Any, logs: dict[str, Any] | None) -> str | None:
+    """Name and value of the first loss or gradient norm in Trainer's `logs` that is no number ("loss is nan"), or None.
+
+    Under fp16 the losses alone count: a gradient norm may overflow there, and GradScaler skips that step.
+    """
+    watched = ("loss", "eval_loss") if args.fp16 else ("loss", "eval_loss", "grad_norm")
+    for name in watched:
+        value = (logs or {}).get(name)
+        if isinstance(value, Real) and not math.isfinite(value):
+            return f"{name} is {value}"
+    return None
+
+
 def _stop_on_non_finite(guard: Guard) -> Any:
     from transformers import TrainerCallback
 
@@ -54,15 +68,12 @@ def _stop_on_non_finite(guard: Guard) -> Any:
         """Ends the run at the first logged loss or gradient norm that is no number; checkpoints stay as they are."""
 
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-            # Under fp16 a gradient norm may overflow, and GradScaler skips that step.
-            watched = ("loss", "eval_loss") if args.fp16 else ("loss", "eval_loss", "grad_norm")
-            for name in watched if guard.on else ():
-                value = (logs or {}).get(name)
-                if isinstance(value, float) and not math.isfinite(value):
-                    raise RunError(
-                        f"{name} is {value} at step {state.global_step} of {state.max_steps}; next: a lower "
-                        f"learning_rate (now {args.learning_rate:g}), or {FILTER}=True to go on regardless"
-                    )
+            found = not_finite(args, logs) if guard.on else None
+            if found:
+                raise RunError(
+                    f"{found} at step {state.global_step} of {state.max_steps}; next: a lower "
+                    f"learning_rate (now {args.learning_rate:g}), or {FILTER}=True to go on regardless"
+                )
 
     return StopOnNonFinite()
 
