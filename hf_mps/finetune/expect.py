@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError, nearest
@@ -44,7 +44,7 @@ def in_words(order: Order) -> str:
     return ", ".join(parts)
 
 
-def refuse_unmeasured(order: Order, measured: Mapping[str, object]) -> None:
+def refuse_unmeasured(order: Order, measured: Collection[str]) -> None:
     """Raise UserError for a metric in `expect` that the run does not measure."""
     for metric in order.recipe.expect if applies(order).value else ():
         if metric not in measured:

@@ -52,7 +52,7 @@ def decide(recipe: Recipe, prepared: Prepared, chosen: Choice[str], output: Choi
 
     Raises UserError for an option that the device cannot honour.
     """
-    said = {key: value for key, value in recipe.training.items() if value is not None}
+    said = prepared.arguments_defaults | {key: value for key, value in recipe.training.items() if value is not None}
     refuse_impossible(said, chosen.value)
     choices: dict[str, Choice[Any]] = dict(prepared.choices)
     choices["precision"], mixed = _precision(said, chosen.value)

@@ -12,7 +12,6 @@ from hf_mps import settings
 from hf_mps.choice import Choice
 from hf_mps.errors import INTERRUPTED, RunError, UserError
 from hf_mps.finetune import checkpoint, data, expect, failures, folder, progress, recipe, tasks
-from hf_mps.finetune.metrics.catalogue import REPORTS
 from hf_mps.finetune.recipe import Order
 
 if TYPE_CHECKING:
@@ -66,8 +65,7 @@ def _prepare(order: Order, source: checkpoint.Checkpoint) -> tuple[Choice[str], 
     set_seed(order.recipe.seed)  # the new layers of the model are drawn while it is loaded
     rows = data.load(order.recipe.data, task.columns(order.recipe), order.recipe.seed)
     prepared = task.prepare(order.recipe, rows, source, device.value)
-    reported = {name: one for one in prepared.metrics.names for name in REPORTS[one]}
-    expect.refuse_unmeasured(order, reported)
+    expect.refuse_unmeasured(order, prepared.metrics.reported)
     sizes = " + ".join(f"{len(one.dataset)}" for one in rows.values())
     prepared.choices = {
         "data": Choice(f"{sizes} rows", f"train: {rows['train'].where}; validation: {rows['validation'].where}"),
@@ -99,7 +97,10 @@ def _train(order: Order, device: Choice[str], prepared: Prepared, output: Choice
         if not math.isfinite(trained.training_loss):
             raise RunError(f"the training loss is {trained.training_loss}; next: a lower training.learning_rate")
         measured = _measured(trainer)
-    trainer.save_model(str(folder.staging(output.value)))
+    if prepared.save is not None:
+        prepared.save(trainer, folder.staging(output.value))
+    else:
+        trainer.save_model(str(folder.staging(output.value)))
     folder.publish(output.value)
     record = records.make(order, plan, prepared, trainer, measured, watch, peak.result.value)
     files = report.write(output.value, record)
@@ -108,12 +109,12 @@ def _train(order: Order, device: Choice[str], prepared: Prepared, output: Choice
 
 
 def _trainer(plan: Plan, prepared: Prepared, callbacks: list[Any]) -> Any:
-    """transformers' own Trainer. Raises UserError for arguments that it refuses."""
+    """transformers' own Trainer, or the task's. Raises UserError for arguments that it refuses."""
     from transformers import Trainer, TrainingArguments
 
     try:
-        arguments = TrainingArguments(**plan.arguments)
-        trainer = Trainer(
+        arguments = (prepared.arguments or TrainingArguments)(**plan.arguments)
+        trainer = (prepared.trainer or Trainer)(
             model=prepared.model,
             args=arguments,
             train_dataset=prepared.train,
@@ -122,6 +123,7 @@ def _trainer(plan: Plan, prepared: Prepared, callbacks: list[Any]) -> Any:
             processing_class=prepared.processing_class,
             compute_metrics=prepared.compute_metrics,
             callbacks=callbacks,
+            **prepared.trainer_settings,
         )
     except (ValueError, TypeError, ImportError) as error:
         raise UserError(f"training: transformers refuses it: {str(error).strip().splitlines()[0]}") from error

@@ -2,30 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hf_mps.choice import Choice
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from hf_mps.finetune.metrics import Baseline
 
-    from hf_mps.finetune.metrics import Baseline, Metrics
+
+class Measures(Protocol):
+    """What the runner asks of a task's metrics; `hf_mps.finetune.metrics.Metrics` is one for a label a row."""
+
+    names: tuple[str, ...]
+    """As a recipe's `metrics` has them."""
+    main: str
+    """The number that judges the run, without `eval_`."""
+    greater_is_better: bool
+
+    @property
+    def reported(self) -> tuple[str, ...]:
+        """Every number that an evaluation reports, by the name that `expect` takes."""
 
 
 @dataclass
 class Prepared:
-    """A task ready for Trainer. `train` and `validation` hold the model's own columns alone, as Python numbers."""
+    """A task ready for Trainer. `train` and `validation` hold the model's own columns alone, as Python numbers.
 
-    train: Dataset
-    validation: Dataset
+    The fields from `trainer` on are for tasks that need more than transformers' plain Trainer on one label a row.
+    """
+
+    train: Any
+    validation: Any
     model: Any
     processing_class: Any
-    collator: Callable[[list[dict[str, Any]]], dict[str, Any]]
-    metrics: Metrics
-    compute_metrics: Callable[[Any], dict[str, float]]
+    collator: Callable[[list[Any]], Any] | None
+    metrics: Measures
+    compute_metrics: Callable[[Any], dict[str, float]] | None
     baseline: Baseline | None
     auto_class: str
     pipeline_tag: str
     choices: dict[str, Choice[Any]] = field(default_factory=dict)
+
+    trainer: Callable[..., Any] | None = None
+    """A subclass of transformers' Trainer, or what is called like one; None is Trainer itself."""
+    arguments: type[Any] | None = None
+    """A subclass of TrainingArguments; None is TrainingArguments itself. The task's `ARGUMENTS` names the same one."""
+    arguments_defaults: dict[str, Any] = field(default_factory=dict)
+    """Arguments that the task wants where the recipe's `training` does not say otherwise."""
+    trainer_settings: dict[str, Any] = field(default_factory=dict)
+    """Further keyword arguments of the trainer."""
+    token_counts: Sequence[int] | None = None
+    """The length in tokens of each training row, for the plan; None where rows have no tokens."""
+    predict: Callable[[Any], Iterable[Mapping[str, Any]]] | None = None
+    """Given the trainer after training: the rows of predictions.csv, the validation split in its order."""
+    figures: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, bytes]] | None = None
+    """Given those rows: further pictures as {file name: PNG}, a confusion matrix for instance."""
+    save: Callable[[Any, Path], None] | None = None
+    """Given the trainer and a folder: how the model is saved, where `trainer.save_model` is not enough."""
+    snippet: str | None = None
+    """Three lines of Python that load the model from `"."`; None is the auto class with its tokenizer."""

@@ -57,6 +57,7 @@ class Metrics:
         self._modules = tuple(modules)
         self.main = REPORTS[names[0]][0]
         self.greater_is_better = self.main not in LOWER_IS_BETTER
+        self.reported = tuple(dict.fromkeys(number for name in names for number in REPORTS[name]))
 
     def compute(self, predictions: Any, references: Any) -> dict[str, float]:
         """Return every metric of n predicted labels (or values, for regression) against n references.

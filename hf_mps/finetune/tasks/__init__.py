@@ -3,7 +3,13 @@
 A task's module offers
 - `Recipe`, its subclass of `hf_mps.finetune.recipe.Recipe`: its own keys, and the columns of its data;
 - `columns(recipe)`, the role of each column that it reads ({"text": "sentence1", …});
-- `prepare(recipe, rows, checkpoint, device)`, which returns `hf_mps.finetune.task.Prepared`.
+- `prepare(recipe, rows, checkpoint, device)`, which returns `hf_mps.finetune.task.Prepared`;
+- `smoke_rows(recipe, folder)`, a few generated rows of each split ({"train": […], "validation": […]}) under the names
+  of the recipe's own columns, as JSON holds them; files that rows name (images, sound) are written into `folder`;
+- `ARGUMENTS`, only where it trains with a subclass of TrainingArguments: its file's path inside site-packages and the
+  class ("transformers/training_args_seq2seq.py", "Seq2SeqTrainingArguments").
+
+What several tasks need stands beside this package (`labels`, `lengths`, `tokens`), not in one of them.
 
 Importing a task must not import torch: a recipe is validated without it.
 """
@@ -17,7 +23,7 @@ from typing import Any
 
 def names() -> list[str]:
     """The tasks there are, as a recipe names them."""
-    return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__))
+    return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__) if module.name[0] != "_")
 
 
 def module(task: str) -> Any:
