@@ -139,9 +139,9 @@ def show_recipe(
 
     def work() -> None:
         from hf_mps.finetune import catalogue
-        from hf_mps.finetune import recipe as recipe_module
+        from hf_mps.finetune import order
 
-        recipe_module.load(recipe)
+        order.load(recipe)
         print(catalogue.find(recipe).path.read_text(encoding="utf-8"), end="")
 
     return work

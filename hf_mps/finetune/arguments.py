@@ -1,21 +1,17 @@
-"""The fields of transformers' TrainingArguments, known without importing transformers or torch.
-
-The installed file is parsed, not imported: names, annotations and values are those of the version that will run.
-"""
+"""What a recipe's `training` section may say: fields of the task's training arguments, of their types and in range."""
 
 from __future__ import annotations
 
 import ast
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-from hf_mps.errors import UserError, nearest
+from hf_mps.errors import nearest
+from hf_mps.finetune.fields import TRAINING_ARGUMENTS, Field, Source, fields, types
 from hf_mps.translate import table
+
+__all__ = ["ELSEWHERE", "REMOVED", "TRAINING_ARGUMENTS", "Field", "Source", "fields", "problems"]
 
 # What took the place of a name that transformers 5 removed; used only where the installed version lacks the name.
 REMOVED = {name: old.instead for name, old in table.REMOVED.items()} | {
@@ -90,55 +86,32 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Field:
-    """A field of TrainingArguments: its name, its annotation as written, and its values where they are listed."""
+def problems(
+    training: Mapping[str, Any], source: Source | None = None, settled: Mapping[str, str] | None = None
+) -> list[tuple[str, str]]:
+    """What is wrong with a recipe's `training` section: pairs of a key and one clause; empty where all is well.
 
-    name: str
-    annotation: str
-    values: tuple[str, ...] = ()
-
-
-@lru_cache(maxsize=1)
-def fields() -> dict[str, Field]:
-    """Every field of the installed TrainingArguments by name.
-
-    Raises UserError where transformers is not installed or no longer keeps the class in training_args.py.
+    `source` is the class whose fields are allowed (None: TrainingArguments), `settled` names fields that the task says
+    itself, each with where. Raises UserError where the library of `source` is not installed.
     """
-    source = _package() / "training_args.py"
-    tree = ast.parse(source.read_text(encoding="utf-8"))
-    bodies = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    if "TrainingArguments" not in bodies:
-        raise UserError(f"{source} holds no TrainingArguments; next: pip install --upgrade hf-mps")
-    enums = _enums(tree) | _enums(ast.parse((_package() / "trainer_utils.py").read_text(encoding="utf-8")))
-    found = {}
-    for node in bodies["TrainingArguments"].body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            names = _names(node.annotation)
-            values = [value for name in names for value in enums.get(name, ())] or _choices(node.value)
-            found[node.target.id] = Field(node.target.id, ast.unparse(node.annotation), tuple(values))
-    return found
-
-
-def problems(training: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What is wrong with a recipe's `training` section: pairs of a key and one clause; empty where all is well."""
-    known = fields()
+    source = source or TRAINING_ARGUMENTS
+    known, elsewhere = fields(source), ELSEWHERE | dict(settled or {})
     found = []
     for key, value in training.items():
-        if key in ELSEWHERE:
-            found.append((key, f"is not set here: {ELSEWHERE[key]}"))
+        if key in elsewhere:
+            found.append((key, f"is not set here: {elsewhere[key]}"))
         elif key not in known:
-            found.append((key, _unknown(key, known)))
+            allowed = [name for name in known if name not in elsewhere]
+            found.append((key, _unknown(key, allowed, source[1])))
         elif value is not None and (problem := _mismatch(known[key], value)):
             found.append((key, problem))
     return found
 
 
-def _unknown(key: str, known: Mapping[str, Field]) -> str:
+def _unknown(key: str, allowed: list[str], kind: str) -> str:
     if key in REMOVED:
         return f"was removed in transformers 5; in its place: {REMOVED[key]}"
-    allowed = [name for name in known if name not in ELSEWHERE]
-    return f"is no field of TrainingArguments; allowed: its {len(allowed)} fields{nearest(key, allowed)}"
+    return f"is no field of {kind}; allowed: its {len(allowed)} fields{nearest(key, allowed)}"
 
 
 def _mismatch(field: Field, value: Any) -> str:
@@ -147,11 +120,11 @@ def _mismatch(field: Field, value: Any) -> str:
         if value in field.values:
             return ""
         return f"is '{value}'; allowed: {', '.join(field.values)}{nearest(value, field.values)}"
-    names = _names(ast.parse(field.annotation, mode="eval").body)
-    types = tuple(kind for name in names for kind in _TYPES.get(name, ()))
-    if not types or any(name not in _TYPES and not field.values and name != "Literal" for name in names):
+    names = types(ast.parse(field.annotation, mode="eval").body)
+    kinds = tuple(kind for name in names for kind in _TYPES.get(name, ()))
+    if not kinds or any(name not in _TYPES and not field.values and name != "Literal" for name in names):
         return ""  # a class of transformers' own: left to TrainingArguments, which checks it at the start of the run
-    fits = isinstance(value, types) and (not isinstance(value, bool) or bool in types)
+    fits = isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds)
     if fits or (value is False and "Literal" in names):
         return _out_of_range(field.name, value)
     allowed = " or ".join(name for name in names if name in _TYPES and name != "None")
@@ -168,50 +141,3 @@ def _out_of_range(name: str, value: Any) -> str:
     if name in LOWEST and value < LOWEST[name]:
         return f"is {value}; allowed: {LOWEST[name]} or more"
     return ""
-
-
-def _package() -> Path:
-    spec = find_spec("transformers")  # finds the folder without running the package's code
-    if spec is None or spec.origin is None:
-        raise UserError("transformers is not installed; next: pip install 'transformers>=5'")
-    return Path(spec.origin).parent
-
-
-def _names(annotation: ast.expr) -> list[str]:
-    """The names on the top level of a union: `dict[str, Any] | str | None` gives dict, str and None."""
-    if isinstance(annotation, ast.BinOp):
-        return _names(annotation.left) + _names(annotation.right)
-    if isinstance(annotation, ast.Subscript):
-        outer = _names(annotation.value)
-        if outer in (["Optional"], ["Union"]):
-            inner = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
-            return [name for part in inner for name in _names(part)] + (["None"] if outer == ["Optional"] else [])
-        return outer
-    if isinstance(annotation, ast.Constant):
-        return [str(annotation.value)]
-    return [annotation.id] if isinstance(annotation, ast.Name) else [ast.unparse(annotation)]
-
-
-def _enums(tree: ast.Module) -> dict[str, list[str]]:
-    """The string values of each Enum class in a module."""
-    return {
-        node.name: [
-            item.value.value
-            for item in node.body
-            if isinstance(item, ast.Assign)
-            and isinstance(item.value, ast.Constant)
-            and isinstance(item.value.value, str)
-        ]
-        for node in tree.body
-        if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith("Enum") for base in node.bases)
-    }
-
-
-def _choices(value: ast.expr | None) -> list[str]:
-    """The `choices` list in a field's metadata, where it is written out."""
-    for node in ast.walk(value) if value is not None else ():
-        if isinstance(node, ast.Dict):
-            for key, item in zip(node.keys, node.values, strict=True):
-                if isinstance(key, ast.Constant) and key.value == "choices" and isinstance(item, ast.List):
-                    return [str(choice.value) for choice in item.elts if isinstance(choice, ast.Constant)]
-    return []

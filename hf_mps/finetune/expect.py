@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError, nearest
-from hf_mps.finetune.recipe import Order
+from hf_mps.finetune.order import Order
 from hf_mps.finetune.report import Expectation
 
 # What the command line may change without making another run of it than the one that the promise was given for.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps import guards
 from hf_mps.finetune import expect
-from hf_mps.finetune.recipe import Order
+from hf_mps.finetune.order import Order
 from hf_mps.finetune.report import RunRecord
 from hf_mps.integrations.fallback import of_training
 

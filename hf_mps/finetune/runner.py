@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from hf_mps import settings
 from hf_mps.choice import Choice
 from hf_mps.errors import INTERRUPTED, RunError, UserError
-from hf_mps.finetune import checkpoint, data, expect, failures, folder, progress, recipe, tasks
-from hf_mps.finetune.recipe import Order
+from hf_mps.finetune import batches, checkpoint, data, expect, failures, folder, progress, tasks
+from hf_mps.finetune import order as orders
+from hf_mps.finetune.order import Order
 
 if TYPE_CHECKING:
     from hf_mps.finetune.plan import Plan
@@ -33,7 +34,7 @@ def run(name: str, overrides: Sequence[str] = ()) -> RunRecord:
     failed run (a full disk, a loss that is no number, a missed `expect`), both of one line.
     """
     settings.refuse_unknown()
-    order = recipe.load(name, overrides)
+    order = orders.load(name, overrides)
     data.check(order.recipe.data)
     source = checkpoint.resolve(order.recipe.model)
     where = folder.choose(order.name, order.recipe.output_dir)
@@ -65,10 +66,15 @@ def _prepare(order: Order, source: checkpoint.Checkpoint) -> tuple[Choice[str], 
     set_seed(order.recipe.seed)  # the new layers of the model are drawn while it is loaded
     rows = data.load(order.recipe.data, task.columns(order.recipe), order.recipe.seed)
     prepared = task.prepare(order.recipe, rows, source, device.value)
-    expect.refuse_unmeasured(order, prepared.metrics.reported)
+    for split in rows:
+        if split not in (*data.SPLITS, *prepared.further):
+            raise UserError(f"data names a split {split}, and {order.recipe.task} reads train and validation alone")
+    reported = prepared.metrics.reported
+    further = (f"{split}_{metric}" for split in prepared.further for metric in reported)
+    expect.refuse_unmeasured(order, (*reported, *further))
     sizes = " + ".join(f"{len(one.dataset)}" for one in rows.values())
     prepared.choices = {
-        "data": Choice(f"{sizes} rows", f"train: {rows['train'].where}; validation: {rows['validation'].where}"),
+        "data": Choice(f"{sizes} rows", "; ".join(f"{split}: {one.where}" for split, one in rows.items())),
         **prepared.choices,
     }
     return device, prepared
@@ -96,7 +102,7 @@ def _train(order: Order, device: Choice[str], prepared: Prepared, output: Choice
         trained = trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
         if not math.isfinite(trained.training_loss):
             raise RunError(f"the training loss is {trained.training_loss}; next: a lower training.learning_rate")
-        measured = _measured(trainer)
+        measured = _measured(trainer) | _further(trainer, prepared)
     if prepared.save is not None:
         prepared.save(trainer, folder.staging(output.value))
     else:
@@ -127,6 +133,8 @@ def _trainer(plan: Plan, prepared: Prepared, callbacks: list[Any]) -> Any:
         )
     except (ValueError, TypeError, ImportError) as error:
         raise UserError(f"training: transformers refuses it: {str(error).strip().splitlines()[0]}") from error
+    if plan.choices["sampling"].value == batches.ALIKE:
+        batches.hang_into(trainer, prepared)
     if arguments.device.type != plan.device.value:
         raise RuntimeError(f"Trainer took {arguments.device.type} where the plan says {plan.device.value}")
     return trainer
@@ -164,6 +172,16 @@ def _measured(trainer: Any) -> dict[str, float]:
         if entry.get("step") == kept and "eval_loss" in entry:
             return dict(entry)
     return dict(trainer.evaluate())
+
+
+def _further(trainer: Any, prepared: Prepared) -> dict[str, float]:
+    """The metrics of the further splits, `mismatched_accuracy` for instance; without Trainer's times."""
+    reported = (*prepared.metrics.reported, "loss")
+    found: dict[str, float] = {}
+    for split, features in prepared.further.items():
+        measured = trainer.predict(features, metric_key_prefix=split).metrics
+        found |= {f"{split}_{name}": measured[f"{split}_{name}"] for name in reported}
+    return found
 
 
 @contextmanager

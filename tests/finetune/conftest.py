@@ -11,9 +11,13 @@ from tiny import Command, Ended
 
 
 @pytest.fixture(scope="session")
-def _tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import sklearn  # noqa: F401  sets KMP_ variables when it is first imported, which no single test is to answer for
+def libraries() -> None:
+    """Imports scikit-learn, which sets KMP_ variables when it is first imported: no single test is to answer for it."""
+    import sklearn  # noqa: F401
 
+
+@pytest.fixture(scope="session")
+def _tiny_model(libraries: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.model(tmp_path_factory.mktemp("tiny") / "model")
 
 

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from hf_mps.errors import UserError
 from hf_mps.finetune import arguments
 
 
@@ -102,3 +103,39 @@ def test_a_wrong_value_is_refused_with_what_is_allowed(key: str, value: object, 
 )
 def test_a_right_value_passes(key: str, value: object) -> None:
     assert arguments.problems({key: value}) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("transformers", ("transformers/training_args_seq2seq.py", "Seq2SeqTrainingArguments")),
+        (
+            "sentence_transformers",
+            ("sentence_transformers/sentence_transformer/training_args.py", "SentenceTransformerTrainingArguments"),
+        ),
+        ("trl", ("trl/trainer/dpo_config.py", "DPOConfig")),
+        ("trl", ("trl/trainer/sft_config.py", "SFTConfig")),
+    ],
+)
+def test_a_subclass_has_the_fields_of_its_bases_and_its_own(
+    libraries: None, module: str, source: arguments.Source
+) -> None:
+    library = pytest.importorskip(module, reason=f"{module} is an optional dependency")
+    real = [field.name for field in dataclasses.fields(getattr(library, source[1]))]
+    assert set(arguments.fields(source)) == set(real)
+    assert arguments.problems({"learning_rate": 1e-4}, source) == []
+    words = f"is no field of {source[1]}; allowed: its "
+    assert arguments.problems({"learning_rat": 1}, source)[0][1].startswith(words)
+
+
+def test_what_a_task_settles_itself_is_refused_with_the_place_to_say_it() -> None:
+    source = ("transformers/training_args_seq2seq.py", "Seq2SeqTrainingArguments")
+    settled = {"predict_with_generate": "the task's metrics need the generated texts"}
+    assert arguments.problems({"predict_with_generate": False}, source, settled) == [
+        ("predict_with_generate", "is not set here: the task's metrics need the generated texts")
+    ]
+
+
+def test_a_library_that_is_not_installed_is_named_with_the_command() -> None:
+    with pytest.raises(UserError, match=r"^no_such_library is not installed; next: pip install no_such_library$"):
+        arguments.fields(("no_such_library/args.py", "Arguments"))

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from hf_mps.errors import UserError
-from hf_mps.finetune import catalogue, recipe
+from hf_mps.finetune import catalogue
+from hf_mps.finetune import order as orders
 
 PLAIN = {
     "task": "text-classification",
@@ -28,7 +29,7 @@ def write(folder: Path, content: Any) -> str:
 def refused(folder: Path, content: Any, *overrides: str) -> str:
     """The one line that refuses a recipe, with its folder taken out."""
     with pytest.raises(UserError) as error:
-        recipe.load(write(folder, content), overrides)
+        orders.load(write(folder, content), overrides)
     text = str(error.value)
     assert "\n" not in text
     return text.replace(f"{folder}/", "")
@@ -38,7 +39,7 @@ def test_every_recipe_that_comes_with_the_project_is_valid() -> None:
     names = [entry.name for entry in catalogue.entries()]
     assert {"quickstart", "glue/mrpc"} <= set(names)
     for name in names:
-        assert recipe.load(name).name == name
+        assert orders.load(name).name == name
 
 
 def test_every_recipe_opens_with_purpose_expectation_command_override_and_hardware() -> None:
@@ -55,7 +56,7 @@ def test_every_recipe_opens_with_purpose_expectation_command_override_and_hardwa
 
 
 def test_mrpc_is_as_hugging_face_documents_it() -> None:
-    order = recipe.load("glue/mrpc").recipe
+    order = orders.load("glue/mrpc").recipe
     assert (order.model, order.data.hub, order.data.config) == ("google-bert/bert-base-cased", "nyu-mll/glue", "mrpc")
     assert order.max_length == 128  # type: ignore[attr-defined]
     assert order.training == {"per_device_train_batch_size": 32, "learning_rate": 2e-5, "num_train_epochs": 3}
@@ -64,9 +65,9 @@ def test_mrpc_is_as_hugging_face_documents_it() -> None:
 def test_a_recipe_is_found_by_name_or_by_path_and_the_nearest_name_is_offered() -> None:
     for wrong, near in (("glue/mrcp", "glue/mrpc"), ("mrpc", "glue/mrpc"), ("quikstart", "quickstart")):
         with pytest.raises(UserError, match=f"^'{wrong}' is not a recipe; allowed: .*; did you mean '{near}'\\?$"):
-            recipe.load(wrong)
+            orders.load(wrong)
     with pytest.raises(UserError, match=r"^no/such.yaml: there is no such recipe file; next: hf-mps recipes list$"):
-        recipe.load("no/such.yaml")
+        orders.load("no/such.yaml")
 
 
 def test_an_unknown_key_is_refused_with_file_line_and_nearest_name(tmp_path: Path) -> None:
@@ -117,8 +118,8 @@ def test_a_malformed_recipe_is_refused(tmp_path: Path, content: str, line: str |
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        ({}, "data names no source; give exactly one of hub, files, generated"),
-        ({"hub": "a/b", "generated": "pairs"}, "data has hub and generated; give exactly one of hub, files, generated"),
+        ({}, "data names no source; give exactly one of hub, files, folder, generated"),
+        ({"hub": "a/b", "generated": "pairs"}, "data has hub and generated; give exactly one of hub, files, folder, generated"),
         (
             {"generated": "pairs", "config": "x"},
             "data has config, which belongs to hub, beside generated; leave config out",
@@ -140,13 +141,13 @@ def test_data_has_exactly_one_source(tmp_path: Path, data: dict[str, Any], probl
 
 def test_values_are_yaml_1_2(tmp_path: Path) -> None:
     overrides = ("training.learning_rate=2e-5", "training.eval_strategy=no", "training.weight_decay=1E-2", "seed=010")
-    order = recipe.load(write(tmp_path, PLAIN), overrides)
+    order = orders.load(write(tmp_path, PLAIN), overrides)
     assert order.recipe.training == {"learning_rate": 2e-5, "eval_strategy": "no", "weight_decay": 0.01}
     assert order.recipe.seed == 10
 
 
 def test_an_override_is_split_at_the_first_equals_sign(tmp_path: Path) -> None:
-    order = recipe.load(write(tmp_path, PLAIN), ["training.optim_args=a=1,b=2"])
+    order = orders.load(write(tmp_path, PLAIN), ["training.optim_args=a=1,b=2"])
     assert order.recipe.training["optim_args"] == "a=1,b=2"
 
 
@@ -171,19 +172,19 @@ def test_an_override_given_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_files_on_the_command_line_take_the_place_of_a_hub_data_set() -> None:
-    order = recipe.load("glue/mrpc", ["data.files.train=a.csv", "data.files.validation=b.csv"])
+    order = orders.load("glue/mrpc", ["data.files.train=a.csv", "data.files.validation=b.csv"])
     assert (order.recipe.data.hub, order.recipe.data.config, order.recipe.data.splits) == (None, None, None)
     assert order.recipe.data.files == {"train": "a.csv", "validation": "b.csv"}
     assert order.recipe.data.columns.text == "sentence1"  # type: ignore[attr-defined]
 
 
 def test_row_limits_go_with_the_data_that_they_were_for() -> None:
-    order = recipe.load("quickstart", ["data.hub=some/data"])
+    order = orders.load("quickstart", ["data.hub=some/data"])
     assert order.recipe.data.rows.train is None
 
 
 def test_paths_in_a_file_are_relative_to_it_and_those_of_the_command_line_are_not(tmp_path: Path) -> None:
-    order = recipe.load(write(tmp_path, PLAIN), ["data.files.validation=own.csv"])
+    order = orders.load(write(tmp_path, PLAIN), ["data.files.validation=own.csv"])
     assert order.recipe.data.files == {"train": str(tmp_path / "train.csv"), "validation": "own.csv"}
 
 

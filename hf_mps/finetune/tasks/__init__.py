@@ -7,7 +7,8 @@ A task's module offers
 - `smoke_rows(recipe, folder)`, a few generated rows of each split ({"train": […], "validation": […]}) under the names
   of the recipe's own columns, as JSON holds them; files that rows name (images, sound) are written into `folder`;
 - `ARGUMENTS`, only where it trains with a subclass of TrainingArguments: its file's path inside site-packages and the
-  class ("transformers/training_args_seq2seq.py", "Seq2SeqTrainingArguments").
+  class ("transformers/training_args_seq2seq.py", "Seq2SeqTrainingArguments");
+- `SETTLED`, only where it sets fields of those arguments itself: {field: where the recipe says it, or why not at all}.
 
 What several tasks need stands beside this package (`labels`, `lengths`, `tokens`), not in one of them.
 

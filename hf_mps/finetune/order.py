@@ -1,0 +1,186 @@
+"""A recipe as a person gave it, made ready to run: file and command line laid over each other, every mistake found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from hf_mps.errors import UserError, nearest
+from hf_mps.finetune import arguments, catalogue, document, tasks
+from hf_mps.finetune.document import Document, Values
+from hf_mps.finetune.recipe import SOURCES, Recipe
+
+# What the rows' source brings with it: dropped where the command line names another.
+OF_A_SOURCE = ("rows", "labels", "hold_out")
+HELD_OUT = 0.1
+
+
+@dataclass(frozen=True)
+class Order:
+    """A recipe ready to run: validated, with the name it goes by and the dotted keys that the command line changed.
+
+    `words` are the command line's own: the recipe and its overrides, as they were typed.
+    """
+
+    name: str
+    recipe: Recipe
+    changed: tuple[str, ...]
+    words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A mistake: who said it (`my.yaml:3`, `command line`), the dotted key, and what is wrong with it."""
+
+    where: str
+    key: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.key} {self.text}" if self.key else f"{self.where}: {self.text}"
+
+
+def load(name: str, overrides: Sequence[str] = ()) -> Order:
+    """Find the recipe called `name` (or the YAML file of that path), lay `overrides` over it and validate it.
+
+    Raises UserError, which says the file and line or the command line, the dotted key, what came and what is allowed.
+    """
+    entry = catalogue.find(name)
+    said = read(entry.path, overrides)
+    return Order(entry.name, validate(said), tuple(sorted(said.overridden)), (name, *overrides))
+
+
+def read(path: Path, overrides: Sequence[str] = ()) -> Document:
+    """What the file at `path` says with `overrides` laid over it. Raises UserError where either is malformed."""
+    said = document.read(path)
+    _anchor_paths(said.values, path.parent)
+    overrides = [_in_full(argument, said) for argument in overrides]
+    if isinstance(said.values.get("data"), dict):
+        _replace_source(said.values["data"], overrides)
+    document.override(said, overrides)
+    return said
+
+
+def validate(said: Document) -> Recipe:
+    """The recipe that `said` holds, in the class of its task. Raises UserError: the first problem, the others' keys."""
+    recipe, found = examine(said)
+    if recipe is None or found:
+        more = f" (also wrong: {', '.join(problem.key for problem in found[1:])})" if found[1:] else ""
+        raise UserError(f"{found[0]}{more}")
+    return recipe
+
+
+def examine(said: Document) -> tuple[Recipe | None, list[Problem]]:
+    """The recipe that `said` holds, or None, and everything that is wrong with it, in the order of its class's keys."""
+    try:
+        task = tasks.module(_task(said))
+    except UserError as error:
+        return None, [Problem(said.where("task"), "", str(error))]
+    recipe, problems = None, []
+    try:
+        recipe = task.Recipe.model_validate(said.values)
+    except ValidationError as error:
+        problems = [_in_words(details, task.Recipe) for details in error.errors()]
+    training = said.values.get("training")
+    if isinstance(training, dict):
+        source, settled = getattr(task, "ARGUMENTS", None), getattr(task, "SETTLED", None)
+        try:
+            wrong = arguments.problems({str(key): value for key, value in training.items()}, source, settled)
+        except UserError as error:  # the library whose arguments they are is not installed
+            wrong = [("", f"cannot be checked: {error}")]
+        problems += [(f"training.{key}" if key else "training", text) for key, text in wrong]
+    return recipe, [Problem(said.where(key), key, text) for key, text in problems]
+
+
+def _task(said: Document) -> str:
+    """The task that `said` names. Raises UserError without a place, where there is no such task."""
+    names, task = tasks.names(), said.values.get("task")
+    if not isinstance(task, str) or task not in names:
+        came = "is missing" if task is None else f"is {task!r}"
+        raise UserError(f"task {came}; allowed: {', '.join(names)}{nearest(str(task), names)}")
+    return task
+
+
+def _in_full(argument: str, said: Document) -> str:
+    """An override with the short names of one's own data in full: `data.train=` is a file, `data.text=` a column.
+
+    A key that the task's `data` has itself is never read as a column.
+    """
+    key, equals, value = argument.partition("=")
+    section, _, last = key.partition(".")
+    if section != "data" or "." in last or not equals or said.values.get("task") not in tasks.names():
+        return argument
+    known = tasks.module(said.values["task"]).Recipe.model_fields["data"].annotation.model_fields
+    if last in known:
+        return argument
+    if last in ("train", "validation", "test"):
+        return f"data.files.{last}={value}"
+    if "columns" in known and last in known["columns"].annotation.model_fields:
+        return f"data.columns.{last}={value}"
+    return argument
+
+
+def _anchor_paths(values: Values, folder: Path) -> None:
+    """Make paths in a recipe file relative to that file; those of the command line stay with the user's folder."""
+    data, model = values.get("data"), values.get("model")
+    if isinstance(data, dict) and isinstance(data.get("folder"), str):
+        data["folder"] = str(folder / data["folder"])
+    if isinstance(data, dict) and isinstance(data.get("files"), dict):
+        files = data["files"]
+        data["files"] = {split: str(folder / path) if isinstance(path, str) else path for split, path in files.items()}
+    if isinstance(model, str) and (folder / model).is_dir():
+        values["model"] = str(folder / model)
+
+
+def _replace_source(data: Values, overrides: Sequence[str]) -> None:
+    """Drop the recipe's source of data, and what belongs to it alone, where the command line names another.
+
+    A training file alone is split: a tenth of its rows becomes the validation split.
+    """
+    keys = {argument.partition("=")[0] for argument in overrides}
+    for source in SOURCES:
+        if not any(key == f"data.{source}" or key.startswith(f"data.{source}.") for key in keys):
+            continue
+        others = [other for other in SOURCES if other != source and other in data]
+        for other in others:
+            for key in (other, *SOURCES[other], *OF_A_SOURCE):
+                data.pop(key, None)
+    given = {key for key in keys if key.startswith("data.files")}
+    if given == {"data.files.train"} and "validation" not in (data.get("files") or {}):
+        data.setdefault("hold_out", HELD_OUT)
+
+
+def _in_words(details: ErrorDetails, kind: type[Recipe]) -> tuple[str, str]:
+    """A pydantic error as a dotted key and a clause that says what came and what is allowed."""
+    key = ".".join(str(part) for part in details["loc"] if part != "[key]") or "the recipe"
+    came = details.get("input")
+    if details["type"] == "extra_forbidden":
+        allowed = _allowed(kind, details["loc"][:-1])
+        return key, f"is not a key here; allowed: {', '.join(allowed)}{nearest(str(details['loc'][-1]), allowed)}"
+    if details["type"] == "missing":
+        return key, "is missing; give it"
+    if details["type"] == "value_error":
+        return key, str(details["ctx"]["error"])
+    if details["type"] == "literal_error":
+        values = details["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
+        return key, f"is {came!r}; allowed: {values}{nearest(str(came), values.split(', '))}"
+    text = details["msg"].removeprefix("Input should be ")
+    return key, f"is {came!r}; allowed: {text}" if not isinstance(came, dict) else f"is a section; allowed: {text}"
+
+
+def _allowed(kind: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    """The keys that the section at `location` knows."""
+    here: type[BaseModel] = kind
+    for part in location:
+        field = here.model_fields.get(str(part))
+        inner = [t for t in (field.annotation, *get_args(field.annotation)) if isinstance(t, type)] if field else []
+        sections = [t for t in inner if issubclass(t, BaseModel)]
+        if not sections:
+            break
+        here = sections[0]
+    return list(here.model_fields)
