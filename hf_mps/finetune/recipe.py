@@ -92,8 +92,10 @@ class Data(Section):
         if named is not None and "train" not in named:
             raise ValueError("names no train split; give one")
         if not self.has_validation and self.hold_out is None:
+            others = ", ".join(split for split in named or () if split != "train")
             raise ValueError(
                 "names no validation split; give one, or hold_out=0.1 to keep a tenth of the training rows for it"
+                + (f" ({others} is a further split, measured after training)" if others else "")
             )
         if self.has_validation and self.hold_out is not None:
             raise ValueError("has hold_out beside a validation split of its own; leave one of them out")

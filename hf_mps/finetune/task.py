@@ -46,6 +46,8 @@ class Prepared:
     pipeline_tag: str
     choices: dict[str, Choice[Any]] = field(default_factory=dict)
 
+    further: Mapping[str, Any] = field(default_factory=dict)
+    """Splits beside these two, like `validation`, by name: measured once, after training, as `NAME_metric`."""
     trainer: Callable[..., Any] | None = None
     """A subclass of transformers' Trainer, or what is called like one; None is Trainer itself."""
     arguments: type[Any] | None = None

@@ -130,7 +130,23 @@ def test_a_malformed_recipe_is_refused(tmp_path: Path, content: str, line: str |
             "data names no validation split; give one, or hold_out=0.1 to keep a tenth of the training rows for it",
         ),
         ({"generated": "pears"}, "data.generated is 'pears'; allowed: pairs; did you mean 'pairs'?"),
-        ({"files": {"train": "a", "dev": "b"}}, "data.files.dev is 'dev'; allowed: train, validation"),
+        (
+            {"files": {"train": "a", "dev": "b"}},
+            "data names no validation split; give one, or hold_out=0.1 to keep a tenth of the training rows for it"
+            " (dev is a further split, measured after training)",
+        ),
+        (
+            {"files": {"train": "a", "validation": "b", "Dev": "c"}},
+            "data names a split 'Dev'; allowed: small letters, digits and underscores",
+        ),
+        (
+            {"generated": "pairs", "field": "data"},
+            "data has field, which belongs to files, beside generated; leave field out",
+        ),
+        (
+            {"generated": "pairs", "splits": {"train": "a", "validation": "b"}},
+            "data has splits, which belongs to hub and folder, beside generated; leave splits out",
+        ),
         ({"generated": "pairs", "columns": {"text": "a", "label": "a"}}, None),
     ],
 )

@@ -64,7 +64,8 @@ def test_a_file_of_an_unknown_kind(finetune: Command) -> None:
     ended = finetune("my.yaml", "data.files.train=train.xlsx")
     assert (ended.code, ended.err) == (
         2,
-        "hf-mps: data.files.train: train.xlsx: cannot tell the format; allowed: .csv, .tsv, .json, .jsonl, .parquet\n",
+        "hf-mps: data.files.train: train.xlsx: cannot tell the format; allowed: .csv, .tsv, .json, .jsonl, .parquet,"
+        " .txt, .tokens\n",
     )
 
 

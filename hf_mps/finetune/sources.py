@@ -1,0 +1,236 @@
+"""Where rows come from: a hub data set, local files, a folder of images or sound, or this project's generator."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.errors import UserError, nearest
+from hf_mps.finetune import nested
+from hf_mps.finetune import recipe as recipes
+from hf_mps.finetune.quiet import datasets_silent
+from hf_mps.finetune.rows import Rows
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+BUILDERS = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".parquet": "parquet",
+    ".txt": "text",
+    ".tokens": "text",
+}
+NESTED = tuple(suffix for suffix, builder in BUILDERS.items() if builder == "json")
+# The folders that a split of a `data.folder` may lie in where `data.splits` does not say.
+FOLDERS = {"train": ("train", "training"), "validation": ("validation", "valid", "val", "dev", "eval", "test")}
+MEDIA = {"imagefolder": "images", "audiofolder": "sound"}
+NO_ROWS = "holds no rows; allowed: at least one"
+# What `pairs` makes where a recipe gives no `data.rows`.
+GENERATED = {"train": 2000, "validation": 500}
+
+
+def read(data: recipes.Data, split: str, seed: int) -> Rows:
+    """The rows of one split as their source has them, images and sound left undecoded. Raises UserError."""
+    sources = {"hub": _hub, "files": _file, "folder": _folder, "generated": _generated}
+    rows = sources[data.source](data, split, seed)
+    return rows.with_columns(_undecoded(rows.dataset))
+
+
+def split_folder(data: recipes.Data, split: str) -> Path:
+    """The folder of one split inside `data.folder`. Raises UserError where there is none, naming those that are."""
+    root = Path(data.folder or "").expanduser()
+    if data.splits:
+        names: tuple[str, ...] = (data.splits[split],)
+    else:
+        # Nothing but classes inside: the whole folder is the training split, of which a share is held out.
+        names = FOLDERS[split] + ((".",) if split == "train" and data.hold_out else ())
+    for name in names:
+        if (root / name).is_dir():
+            return root / name
+    inside = sorted(path.name for path in root.iterdir() if path.is_dir() and path.name[0] != ".")
+    way_on = "" if data.splits else "; or data.hold_out=0.1 to keep a tenth of the training rows for validation"
+    raise UserError(
+        f"data.folder: {data.folder} holds no folder {' or '.join(names)} for the {split} split; there are:"
+        f" {', '.join(inside) or 'none'}{nearest(names[0], inside)}{way_on}"
+    )
+
+
+def _file(data: recipes.Data, split: str, seed: int) -> Rows:
+    """One local file through the builder of its kind."""
+    assert data.files is not None
+    name = data.files[split]
+    path = Path(name).expanduser()
+    if data.field:
+        return Rows(nested.load(path, name, data.field), name, folder=path.parent)
+    builder = BUILDERS[path.suffix]
+    settings = _csv(path, name) if builder == "csv" else {}
+    dataset = _built(builder, name, path.suffix[1:], data_files={split: str(path.resolve())}, split=split, **settings)
+    return Rows(dataset, name, textual=builder == "csv", folder=path.parent)
+
+
+def _csv(path: Path, name: str) -> dict[str, Any]:
+    """How pandas is to read a csv or tsv."""
+    from datasets import Features, Value
+
+    # Text throughout: pandas would guess a type for every 10,000 rows anew, and take the word "null" for a gap.
+    return {
+        "features": Features({column: Value("string") for column in _header(path, name)}),
+        "keep_default_na": False,
+        "na_filter": False,
+        "sep": "\t" if path.suffix == ".tsv" else ",",
+        # A tab-separated file has no quoting (IANA text/tab-separated-values): GLUE's hold lone quotation marks.
+        "quoting": csv.QUOTE_NONE if path.suffix == ".tsv" else csv.QUOTE_MINIMAL,
+    }
+
+
+def _folder(data: recipes.Data, split: str, seed: int) -> Rows:
+    """The images or the sound of a folder, with the class that each lies in or the columns of its metadata file."""
+    place = split_folder(data, split)
+    files = sorted(str(path.resolve()) for path in place.rglob("*") if path.is_file() and path.name[0] != ".")
+    builder = _media(files)
+    if builder is None:
+        raise UserError(f"{place}: holds neither images nor sound; allowed: a folder for each class with files in it")
+    dataset = _built(builder, str(place), "a folder of " + MEDIA[builder], data_files={split: files}, split=split)
+    return Rows(dataset, str(place), folder=place)
+
+
+def _media(files: list[str]) -> str | None:
+    """The builder of `datasets` for the kind of file that is the most frequent; None where there is no such file."""
+    from datasets.packaged_modules.audiofolder.audiofolder import AudioFolder
+    from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
+
+    suffixes = [Path(file).suffix.lower() for file in files]
+    kinds = {"imagefolder": ImageFolder.EXTENSIONS, "audiofolder": AudioFolder.EXTENSIONS}
+    counts = {builder: sum(suffix in set(known) for suffix in suffixes) for builder, known in kinds.items()}
+    most = max(counts, key=lambda builder: counts[builder])
+    return most if counts[most] else None
+
+
+def _built(builder: str, name: str, kind: str, **settings: Any) -> Dataset:
+    """`load_dataset` of local files, with what it says of broken ones in one line."""
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetGenerationError
+
+    try:
+        with datasets_silent():
+            return load_dataset(builder, **settings)
+    except (DatasetGenerationError, ValueError, TypeError, KeyError) as error:
+        _raise_machine_failure(error)
+        if "corresponds to no data" in str(error):  # how `datasets` says that a split came out empty
+            raise UserError(f"{name}: {NO_ROWS}") from error
+        raise UserError(f"{name}: cannot be read as {kind}: {_innermost(error)}") from error
+
+
+def _hub(data: recipes.Data, split: str, seed: int) -> Rows:
+    """One split of a hub data set, from the cache where it is there."""
+    from datasets import load_dataset
+
+    from hf_mps.finetune.checkpoint import unreachable
+
+    assert data.hub is not None
+    there = (data.splits or {}).get(split, split)
+    where = " ".join(filter(None, (data.hub, data.config, there)))
+    try:
+        with datasets_silent():
+            dataset = load_dataset(data.hub, data.config, split=there, revision=data.revision)
+    except Exception as error:  # the hub's clients raise anything from ConnectionError to plain ValueError
+        _raise_machine_failure(error)
+        instead = "give files with data.files.train=PATH data.files.validation=PATH"
+        download = f"hf download {data.hub} --repo-type dataset"
+        raise UserError(unreachable(f"data {where}", download, instead, _innermost(error))) from error
+    local = Path(data.hub)
+    return Rows(dataset, where, folder=local if local.is_dir() else None)
+
+
+def _generated(data: recipes.Data, split: str, seed: int) -> Rows:
+    """The project's own paraphrase pairs, kept in the cache under their sizes, seed and the generator's source."""
+    from datasets import Dataset, NamedSplit
+
+    sizes = {name: getattr(data.rows, name) or GENERATED[name] for name in GENERATED}
+    dataset = Dataset.from_generator(
+        _pairs,
+        gen_kwargs={
+            "split": split,
+            "train": sizes["train"],
+            "validation": sizes["validation"],
+            "seed": seed,
+            "source": _pairs_source(),
+        },
+        split=NamedSplit(split),
+    )
+    return Rows(dataset, f"generated pairs, {split}")
+
+
+def _pairs(split: str, train: int, validation: int, seed: int, source: str) -> Iterator[dict[str, Any]]:
+    """The rows of one split; `source` is unused here, it makes `datasets` forget the rows of another generator."""
+    from hf_mps.finetune import pairs
+
+    yield from pairs.generate(rows_train=train, rows_dev=validation, seed=seed)[split]
+
+
+def _pairs_source() -> str:
+    """A digest of the generator's files."""
+    import hashlib
+
+    from hf_mps.finetune import pairs
+
+    digest = hashlib.sha256()
+    for path in sorted(
+        Path(place) for folder in pairs.__path__ for place in Path(folder).rglob("*") if place.is_file()
+    ):
+        if path.suffix != ".pyc":
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _undecoded(dataset: Dataset) -> Dataset:
+    """Columns of images and sound as {"bytes", "path"}: a task decodes them itself, once, with what it has."""
+    from datasets import Audio, Image
+
+    for column, kind in dataset.features.items():
+        if isinstance(kind, Image):
+            dataset = dataset.cast_column(column, Image(decode=False))
+        elif isinstance(kind, Audio):
+            dataset = dataset.cast_column(column, Audio(decode=False))
+    return dataset
+
+
+def _header(path: Path, name: str) -> list[str]:
+    """The column names of a csv or tsv. Raises UserError for no names, a name twice, or text that is not UTF-8."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            tabs = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+            header = next(tabs if path.suffix == ".tsv" else csv.reader(file), [])
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{name}: is not UTF-8 text (byte {error.start}); next: iconv -f latin1 -t utf-8 {name} > new.csv"
+        ) from error
+    except csv.Error as error:
+        raise UserError(f"{name}: cannot be read as {path.suffix[1:]}: {error}") from error
+    twice = [column for column in header if header.count(column) > 1]
+    if twice or not header:
+        raise UserError(
+            f"{name}: its first line " + (f"names the column '{twice[0]}' twice" if twice else "names no columns")
+        )
+    return header
+
+
+def _innermost(error: BaseException) -> str:
+    """The first line of the error that began a chain: `datasets` wraps what pandas or pyarrow said."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def _raise_machine_failure(error: Exception) -> None:
+    """Let a full disk and the like through: no fault of the data."""
+    from hf_mps.finetune.failures import in_words
+
+    if in_words(error) is not None and not isinstance(error, FileNotFoundError):
+        raise error
