@@ -59,9 +59,9 @@ def gradient(rows: int, length: int = 8) -> float:
 
 def test_a_large_batch_after_another_shape_has_gradients_far_too_large_with_the_hazard() -> None:
     with hazards.on("large-batch-grad"):
-        assert gradient(4097) == pytest.approx(0.5)
-        assert gradient(8) == pytest.approx(0.5)
-        assert gradient(4097) == pytest.approx(500)
+        assert gradient(4097) == pytest.approx(0.5, rel=1e-3)
+        assert gradient(8) == pytest.approx(0.5, rel=1e-3)
+        assert gradient(4097) == pytest.approx(500, rel=1e-3)
 
 
 def test_such_a_batch_is_warned_of_in_an_accelerate_loop() -> None:
@@ -83,5 +83,7 @@ def test_such_a_batch_is_warned_of_in_a_trainer(tmp_path: Path) -> None:
         row["input_ids"] = row["input_ids"][:1] * 16
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hf_mps.guards.large_batch_grad.TOKENS", 100)
+        run = loops.trainer(tmp_path, data=loops.rows()[:8] + long)
+        patch.setattr(run, "_get_train_sampler", lambda *_: torch.utils.data.SequentialSampler(run.train_dataset))
         with pytest.warns(GuardNotice, match="a batch of 8 x 16 tokens"):
-            loops.trained(tmp_path, data=loops.rows()[:8] + long, train_sampling_strategy="sequential")
+            run.train()
