@@ -9,6 +9,7 @@ from typing import Any
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
+from hf_mps.finetune import batches
 from hf_mps.finetune.recipe import Recipe
 from hf_mps.finetune.task import Prepared
 
@@ -63,6 +64,7 @@ def decide(recipe: Recipe, prepared: Prepared, chosen: Choice[str], output: Choi
     accumulation = said.get("gradient_accumulation_steps", 1)
     whole = f"; {accumulation} of them make a step of {batch.value * accumulation} rows" if accumulation > 1 else ""
     choices["batch"] = Choice(batch.value, batch.reason + whole)
+    choices["sampling"] = batches.decide(recipe, prepared.token_counts, batch.value)
     steps = _steps(said, len(prepared.train), batch.value, accumulation)
     choices["steps"] = steps
     defaults = {

@@ -214,11 +214,11 @@ def test_the_recipe_can_send_a_run_to_the_cpu(desk: Path, finetune: Command) -> 
     assert results(desk / "runs/my")["device"] == {"value": "cpu", "reason": "training.use_cpu in the recipe"}
 
 
-def test_metal_gets_few_shapes(desk: Path, finetune: Command) -> None:
+def test_batches_are_padded_to_a_list_of_lengths(desk: Path, finetune: Command) -> None:
     assert finetune("my.yaml", "max_length=64").code == 0
     lengths = results(desk / "runs/my")["choices"]["lengths"]
-    assert lengths["value"] == {"longest": 64, "padding": "longest", "multiple": 8}
-    assert lengths["reason"].startswith("at most 8 shapes: Metal compiles a graph for each new one (pytorch#181485); ")
+    assert lengths["value"] == {"longest": 64, "padding": "list", "shapes": [16], "multiple": None}
+    assert lengths["reason"].startswith("one shape: about 25% padding, where random batches of 8 padded to")
 
 
 def test_a_share_of_the_training_rows_can_be_held_out(desk: Path, finetune: Command) -> None:

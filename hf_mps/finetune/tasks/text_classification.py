@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError, nearest
-from hf_mps.finetune import labels, lengths, metrics
+from hf_mps.finetune import labels, lengths, metrics, tokens
 from hf_mps.finetune import recipe as recipes
-from hf_mps.finetune.lengths import Lengths
 from hf_mps.finetune.task import Prepared
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
 # Part of every cache key: raise it whenever `_tokenised` makes other features from the same rows.
-FEATURES = 1
+FEATURES = 2
 
 
 class Columns(recipes.Section):
@@ -46,21 +46,16 @@ class Data(recipes.Data):
     labels: list[str] | None = Field(default=None, min_length=2)
 
 
-class Recipe(recipes.Recipe):
-    """Adds the lengths, transformers' `problem_type`, and `config_overrides` for the model's configuration."""
+class Recipe(lengths.Padded):
+    """Adds transformers' `problem_type`, and `config_overrides` for the model's configuration."""
 
     task: Literal["text-classification"]
     data: Data
-    max_length: int | None = Field(default=None, ge=3)
-    padding: lengths.Padding | None = None
-    pad_to_multiple_of: int | None = Field(default=None, ge=1)
     problem_type: labels.ProblemType | None = None
     config_overrides: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _one_padding(self) -> Recipe:
-        if self.padding == "max_length" and self.pad_to_multiple_of is not None:
-            raise ValueError("has pad_to_multiple_of beside padding: max_length; leave one of them out")
+    def _no_names_of_numbers(self) -> Recipe:
         if self.problem_type == "regression" and self.data.labels:
             raise ValueError("has data.labels beside problem_type: regression; leave one of them out")
         return self
@@ -83,22 +78,20 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     measured = metrics.load(recipe.metrics or _metrics(found), num_labels=len(found.names) or None)
     tokenizer = checkpoint.tokenizer()
     config = _config(recipe, checkpoint, found)
-    length = lengths.decide(recipe.max_length, recipe.padding, recipe.pad_to_multiple_of, device, tokenizer, config)
-    choices: dict[str, Choice[Any]] = {"lengths": length, "labels": _labels(found)}
-    choices |= _pad_token(tokenizer, config)
-    content = _content(tokenizer)
-    features = {split: _tokenised(rows[split], tokenizer, content, length.value, found) for split in rows}
+    longest = lengths.limit(recipe, tokenizer, config)
+    lent = tokens.lend_pad_token(tokenizer, config)
+    content = tokens.digest(tokenizer)
+    features = {split: _tokenised(rows[split], tokenizer, content, longest, found) for split in rows}
+    counts = {split: tokens.counts(features[split]) for split in features}
+    length = lengths.decide(recipe, counts["train"], longest, others=itertools.chain(*counts.values()))
+    choices: dict[str, Choice[Any]] = {"lengths": length, "labels": _labels(found), **lent}
     model, choices["model"] = checkpoint.model(_auto_class(), config=config)
-    choices["lengths"] = Choice(
-        length.value, f"{length.reason}; {lengths.summary(_lengths(features['train']), length.value.longest)}"
-    )
-    pad = length.value
     return Prepared(
         train=features["train"],
         validation=features["validation"],
         model=model,
         processing_class=tokenizer,
-        collator=DataCollatorWithPadding(tokenizer, pad.padding, pad.longest, pad.multiple),
+        collator=length.value.collator(DataCollatorWithPadding(tokenizer), tokenizer),
         metrics=measured,
         compute_metrics=lambda evaluated: measured.compute(_predictions(evaluated, found), evaluated.label_ids),
         baseline=measured.baseline(
@@ -107,6 +100,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         auto_class=AUTO_CLASS,
         pipeline_tag="text-classification",
         choices=choices,
+        token_counts=counts["train"],
     )
 
 
@@ -146,79 +140,29 @@ def _config(recipe: Recipe, checkpoint: Checkpoint, found: labels.Labels) -> Any
     return config
 
 
-def _pad_token(tokenizer: Any, config: Any) -> dict[str, Choice[str]]:
-    """Lend a tokenizer that has no padding token the end-of-text token, as decoder checkpoints need."""
-    if tokenizer.pad_token is None:
-        if tokenizer.eos_token is None:
-            raise UserError("the model's tokenizer has neither a padding nor an end token, so rows cannot be batched")
-        tokenizer.pad_token = tokenizer.eos_token
-        config.pad_token_id = tokenizer.pad_token_id
-        return {
-            "pad_token": Choice(tokenizer.pad_token, "the tokenizer has none of its own; the end token takes its place")
-        }
-    return {}
-
-
-def _content(tokenizer: Any) -> str:
-    """A digest of all that a tokenizer does, taken before its first call.
-
-    The fingerprint that `Dataset.map` would take by itself is of the tokenizer's pickle, which changes with every call
-    (it remembers padding and truncation), so that nothing would be found again.
-    """
-    from datasets.fingerprint import Hasher
-
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    own = backend.to_str() if backend is not None else (tokenizer.get_vocab(), tokenizer.init_kwargs)
-    return str(Hasher.hash((type(tokenizer).__name__, own)))
-
-
-def _tokenised(rows: Rows, tokenizer: Any, content: str, length: Lengths, found: labels.Labels) -> Dataset:
-    """The features of one split, kept by `datasets` under a fingerprint of everything that they depend on."""
+def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, found: labels.Labels) -> Dataset:
+    """The features of one split."""
     from datasets import ClassLabel, Features, List, Value
-    from datasets.fingerprint import Hasher
 
     roles = [role for role in ("text", "text_pair") if role in rows.dataset.column_names]
-    for role in roles:
-        kind = getattr(rows.dataset.features[role], "dtype", "other")
-        if kind not in ("string", "large_string"):
-            raise UserError(
-                f"{rows.where}: data.columns.{role} names a column of type {kind}; allowed: a column of text"
-            )
-    parts = (
-        FEATURES,
-        rows.dataset._fingerprint,
-        content,
-        length.longest,
-        roles,
-        found.names,
-        found.keys,
-    )
+    tokens.refuse_other_than_text(rows, roles)
     inputs = tokenizer("a", "b" if len(roles) == 2 else None)
 
     def encode(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, Any]:
-        texts = [batch[role] for role in roles]
-        for role, column in zip(roles, texts, strict=True):
-            if None in column:
-                number = rows.number(indices[column.index(None)])
-                raise UserError(f"{rows.where}: row {number} has no {role}; allowed: a text in every row")
-        encoded = tokenizer(*texts, truncation=True, max_length=length.longest)
+        texts = [tokens.texts(rows, role, batch, indices) for role in roles]
+        encoded = tokenizer(*texts, truncation=True, max_length=longest)
         return {**encoded, "labels": [found.encode(raw) for raw in batch["label"]]}
 
     # Features said outright, and a new column for the ids: a `map` that overwrites a text column with integers casts
     # them back to text, and Metal refuses the float64 that a plain Python float would become on the way.
     label = ClassLabel(names=list(found.names)) if found.names else Value("float32")
-    return rows.dataset.map(
+    return tokens.mapped(
+        rows,
         encode,
-        batched=True,
-        with_indices=True,
-        remove_columns=rows.dataset.column_names,
+        content=content,
+        key=("text-classification", FEATURES, longest, roles, found.names, found.keys),
         features=Features({**{name: List(Value("int32")) for name in inputs}, "labels": label}),
-        new_fingerprint=Hasher.hash(parts),
     )
-
-
-def _lengths(features: Dataset) -> list[int]:
-    return [len(row) for row in features["input_ids"]]
 
 
 def _predictions(evaluated: Any, found: labels.Labels) -> Any:

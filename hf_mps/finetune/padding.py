@@ -1,0 +1,75 @@
+"""A collator around a collator: its batches padded up to a length of a list, whatever the task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+IGNORED = -100
+"""The label that transformers' losses leave out."""
+MAIN = ("input_ids", "input_values", "input_features", "inputs_embeds")
+DECODER = ("labels", "decoder_input_ids", "decoder_attention_mask")
+
+
+def fills(tokenizer: Any) -> dict[str, float]:
+    """What each column is padded with: the tokenizer's own fillers, and -100 for labels."""
+    pad = tokenizer.pad_token_id
+    return {
+        "input_ids": pad,
+        "attention_mask": 0,
+        "token_type_ids": tokenizer.pad_token_type_id,
+        "position_ids": 0,
+        "special_tokens_mask": 1,
+        "labels": IGNORED,
+        "decoder_input_ids": pad,
+        "decoder_attention_mask": 0,
+    }
+
+
+@dataclass
+class PadUp:
+    """Calls `inner` and pads what it returns: each tensor of the rows' width to `target(width)`.
+
+    The rows' width is the last dimension of the batch's main column (`input_ids`, shape (rows, width) or (rows,
+    choices, width)). Labels are padded where they are whole numbers of the rows' own shape; with `labels` given, they
+    and the decoder's columns are padded to `labels(their width)` instead. All other columns stay as they are.
+
+    Raises ValueError for a column of the rows' shape that `fills` does not know.
+    """
+
+    inner: Callable[[list[Any]], Any]
+    target: Callable[[int], int]
+    fills: Mapping[str, float]
+    side: str = "right"
+    labels: Callable[[int], int] | None = None
+
+    def __call__(self, features: list[Any]) -> Any:
+        batch = self.inner(features)
+        main = next(batch[name] for name in MAIN if name in batch)
+        own = DECODER if self.labels is not None else ()
+        for name, column in list(batch.items()):
+            if name in own:
+                assert self.labels is not None
+                # A decoder starts at its left end, whichever side its encoder's rows are padded on.
+                batch[name] = self._up(name, column, self.labels(column.shape[-1]), "right")
+            elif _token_level(name, column, main):
+                batch[name] = self._up(name, column, self.target(main.shape[-1]), self.side)
+        return batch
+
+    def _up(self, name: str, column: Any, width: int, side: str) -> Any:
+        missing = width - column.shape[-1]
+        if missing <= 0:
+            return column
+        if name not in self.fills:
+            raise ValueError(f"nothing is known to pad the column {name} with; known: {', '.join(self.fills)}")
+        from torch.nn.functional import pad
+
+        return pad(column, (0, missing) if side == "right" else (missing, 0), value=self.fills[name])
+
+
+def _token_level(name: str, column: Any, main: Any) -> bool:
+    if getattr(column, "shape", None) != main.shape:
+        return False
+    # Several float labels a row may be as many as it has tokens, and are no tokens.
+    return name != "labels" or not column.is_floating_point()

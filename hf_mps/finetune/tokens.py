@@ -1,0 +1,103 @@
+"""Texts to tokens, once: what a tokenizer makes of a split is kept by `datasets` and found again by the next run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.choice import Choice
+from hf_mps.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset, Features
+
+    from hf_mps.finetune.data import Rows
+
+TEXT = ("string", "large_string")
+
+
+def digest(tokenizer: Any) -> str:
+    """A digest of all that a tokenizer does, to be taken before its first call and handed to `mapped`.
+
+    The fingerprint that `Dataset.map` would take by itself is of the tokenizer's pickle, which changes with every call
+    (it remembers padding and truncation), so that nothing would be found again.
+    """
+    from datasets.fingerprint import Hasher
+
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    own = backend.to_str() if backend is not None else (tokenizer.get_vocab(), tokenizer.init_kwargs)
+    return str(Hasher.hash((type(tokenizer).__name__, own, getattr(tokenizer, "chat_template", None))))
+
+
+def mapped(
+    rows: Rows,
+    encode: Callable[..., Mapping[str, Any]],
+    *,
+    content: str,
+    key: Sequence[Any],
+    features: Features | None = None,
+    **settings: Any,
+) -> Dataset:
+    """`encode(batch, indices)` over the rows, by batches, in place of their columns; made once and then found again.
+
+    What `encode` returns must depend on nothing but the rows, the tokenizer (`content`, from `digest`) and `key`, which
+    holds the task's name, a version that its author raises when the features change, and every setting that `encode`
+    reads, as plain values. `features` says the columns' types outright (or they are guessed from the first batch, where
+    a column without a value has none). `settings` are further arguments of `datasets.Dataset.map`.
+    """
+    from datasets.fingerprint import Hasher
+
+    return rows.dataset.map(
+        encode,
+        batched=True,
+        with_indices=True,
+        remove_columns=rows.dataset.column_names,
+        features=features,
+        new_fingerprint=Hasher.hash((rows.dataset._fingerprint, content, *key)),
+        **settings,
+    )
+
+
+def refuse_other_than_text(rows: Rows, roles: Sequence[str]) -> None:
+    """Raise UserError where the column of one of `roles` holds no text."""
+    for role in roles:
+        kind = getattr(rows.dataset.features[role], "dtype", "other")
+        if kind not in TEXT:
+            raise UserError(
+                f"{rows.where}: data.columns.{role} names a column of type {kind}; allowed: a column of text"
+            )
+
+
+def texts(rows: Rows, role: str, batch: Mapping[str, list[Any]], indices: Sequence[int]) -> list[str]:
+    """The column of `role` in a batch of `encode`.
+
+    Raises UserError, with the row's number, for a row without a text.
+    """
+    column = batch[role]
+    if None in column:
+        number = rows.number(indices[column.index(None)])
+        raise UserError(f"{rows.where}: row {number} has no {role}; allowed: a text in every row")
+    return column
+
+
+def counts(features: Dataset, column: str = "input_ids") -> list[int]:
+    """The length of each row's list in `column`."""
+    import pyarrow.compute
+
+    table = features.with_format("arrow")[:]
+    return [int(number) for number in pyarrow.compute.list_value_length(table[column]).to_pylist()]
+
+
+def lend_pad_token(tokenizer: Any, config: Any) -> dict[str, Choice[str]]:
+    """Lend a tokenizer that has no padding token its end token, as decoder checkpoints need; the choice to be shown.
+
+    Raises UserError where it has neither.
+    """
+    if tokenizer.pad_token is not None:
+        return {}
+    if tokenizer.eos_token is None:
+        raise UserError("the model's tokenizer has neither a padding nor an end token, so rows cannot be batched")
+    tokenizer.pad_token = tokenizer.eos_token
+    config.pad_token_id = tokenizer.pad_token_id
+    reason = "the tokenizer has none of its own; the end token takes its place"
+    return {"pad_token": Choice(tokenizer.pad_token, reason)}
