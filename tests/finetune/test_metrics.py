@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import math
 import random
 import warnings
@@ -218,26 +219,61 @@ socket.socket.connect = socket.socket.connect_ex = socket.create_connection = so
 """
 
 
+# What each metric that does not compare one number a row is tried with: predictions, references, and what they score.
+EXAMPLES: dict[str, tuple[list[Any], list[Any], dict[str, float]]] = {
+    "squad": (
+        [{"id": "a", "prediction_text": "The cat."}, {"id": "b", "prediction_text": "a dog"}],
+        [
+            {"id": "a", "answers": {"text": ["cat"], "answer_start": [0]}},
+            {"id": "b", "answers": {"text": ["old dog", "bird"], "answer_start": [0, 4]}},
+        ],
+        {"exact_match": 50.0, "f1": 100 * (1 + 2 / 3) / 2},
+    ),
+    "squad_v2": (
+        [{"id": "a", "prediction_text": ""}, {"id": "b", "prediction_text": "dog"}],
+        [
+            {"id": "a", "answers": {"text": [], "answer_start": []}},
+            {"id": "b", "answers": {"text": ["cat"], "answer_start": [0]}},
+        ],
+        {"exact": 50.0, "f1": 50.0, "HasAns_exact": 0.0, "HasAns_f1": 0.0, "NoAns_exact": 100.0, "NoAns_f1": 100.0},
+    ),
+    "wer": (["the cat sat"], ["the cat sat down"], {"wer": 0.25}),
+    "cer": (["cat"], ["cats"], {"cer": 0.25}),
+    "sts": ([0.1, 0.2, 0.4], [1.0, 2.0, 4.0], {"spearman_cosine": 1.0, "pearson_cosine": 1.0}),
+    "retrieval": ([1, 2, 11], [1, 1, 1], {"cosine_accuracy@1": 1 / 3, "cosine_mrr@10": 0.5}),
+}
+
+
+def example(name: str) -> tuple[list[Any], list[Any], dict[str, float]]:
+    """Predictions and references for the metric, and its values as another library has them."""
+    if name in EXAMPLES:
+        return EXAMPLES[name]
+    predictions, references = [0, 1, 1, 0], [0, 1, 0, 0]
+    names = ["pearsonr", "spearmanr"] if name == "glue/stsb" else [name]
+    return predictions, references, {each: (LABELS | VALUES)[each](references, predictions) for each in names}
+
+
 def test_evaluate_itself_loads_every_module_from_its_folder_without_a_network(
     run_python: Callable[..., Any], tmp_path: Path
 ) -> None:
     program = (
         NO_NETWORK
         + """
-import evaluate
-for folder in sys.argv[1:]:
-    config = "stsb" if folder.endswith("glue") else None
-    print(evaluate.load(folder, config).compute(predictions=[0, 1, 1, 0], references=[0, 1, 0, 0]))
+import evaluate, json
+for folder, config, predictions, references in json.loads(sys.argv[1]):
+    print(evaluate.load(folder, config).compute(predictions=predictions, references=references))
 """
     )
-    done = run_python("-c", program, *folders(), env={"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "HF_MPS": "0"})
-    assert done.returncode == 0, done.stderr
-    references, predictions = [0, 1, 0, 0], [0, 1, 1, 0]
-    alone = {path.name: [path.name] for path in folders()} | {"glue": ["pearsonr", "spearmanr"]}
-    assert [ast.literal_eval(line) for line in done.stdout.splitlines()] == [
-        {name: pytest.approx((LABELS | VALUES)[name](references, predictions)) for name in names}
-        for names in alone.values()
+    examples = [example("glue/stsb" if path.name == "glue" else path.name) for path in folders()]
+    cases = [
+        (str(path), "stsb" if path.name == "glue" else None, *given[:2])
+        for path, given in zip(folders(), examples, strict=True)
     ]
+    home = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "HF_MPS": "0"}
+    done = run_python("-c", program, json.dumps(cases), env=home)
+    assert done.returncode == 0, done.stderr
+    values = [ast.literal_eval(line) for line in done.stdout.splitlines()]
+    assert values == [pytest.approx(expected) for _, _, expected in examples]
 
 
 def test_loading_needs_no_network_and_no_writable_home(run_python: Callable[..., Any], tmp_path: Path) -> None:
@@ -246,14 +282,17 @@ def test_loading_needs_no_network_and_no_writable_home(run_python: Callable[...,
     program = (
         NO_NETWORK
         + """
+import json
 from hf_mps.finetune import metrics
+examples = json.loads(sys.argv[1])
 for name in metrics.available():
-    metrics.load([name]).compute([0, 1, 1, 0], [0, 1, 0, 0])
+    metrics.load([name]).compute(*examples.get(name, ([0, 1, 1, 0], [0, 1, 0, 0])))
 print(metrics.load(["glue/mrpc"]).compute([0, 1, 1], [0, 1, 0]))
 """
     )
     home = {"HOME": str(nowhere / "home"), "HF_HOME": str(nowhere / "hf"), "HF_HUB_OFFLINE": None, "HF_MPS": "0"}
-    done = run_python("-c", program, env=home)
+    given = json.dumps({name: values[:2] for name, values in EXAMPLES.items()})
+    done = run_python("-c", program, given, env=home)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "{'f1': 0.6666666666666666, 'accuracy': 0.6666666666666666}\n"
     assert done.stderr == ""

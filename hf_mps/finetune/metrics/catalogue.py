@@ -36,9 +36,15 @@ REPORTS: dict[str, tuple[str, ...]] = {
         f"glue/{task}": ("accuracy",)
         for task in ("sst2", "mnli", "mnli_matched", "mnli_mismatched", "qnli", "rte", "wnli")
     },
+    "squad": ("f1", "exact_match"),
+    "squad_v2": ("f1", "exact", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"),
+    "sts": ("spearman_cosine", "pearson_cosine"),
+    "retrieval": ("cosine_accuracy@1", "cosine_mrr@10"),
+    "wer": ("wer",),
+    "cer": ("cer",),
 }
 TWO_LABELS = ("f1", "precision", "recall")
-LOWER_IS_BETTER = ("mse",)
+LOWER_IS_BETTER = ("mse", "wer", "cer")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,119 @@
+"""Answers in a text from the logits of its overlapping windows: exact n-best lists, and the answer that there is none.
+
+Imports numpy alone, so that the formulas can be tested without a model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+
+NOWHERE = -1
+"""The character offset of a token that does not belong to the text: the question, special tokens, padding."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """A piece of a text as the model saw it.
+
+    `start_logits` and `end_logits` have shape (width,); `starts` and `ends` are the characters at which each token
+    begins and ends in the whole text (NOWHERE outside of it), shape (tokens,) with tokens at most width. `null` is the
+    place of the token that stands for "no answer here".
+    """
+
+    start_logits: Any
+    end_logits: Any
+    starts: Any
+    ends: Any
+    null: int
+
+
+@dataclass(frozen=True)
+class Span:
+    """Characters `start` to `end` (exclusive) of a text; `score` is the sum of its two logits."""
+
+    start: int
+    end: int
+    score: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a text answers: `text` is empty where it answers nothing, and `start` is then -1.
+
+    `probability` is the softmax over the n-best spans (and "no answer" where that was allowed). `null_margin` is the
+    score of "no answer" less that of the best span: above the threshold, the text answers nothing.
+    """
+
+    text: str
+    start: int
+    probability: float
+    null_margin: float
+    spans: tuple[Span, ...]
+
+
+def best(window: Window, count: int, longest: int) -> list[Span]:
+    """The `count` best spans of a window, at most `longest` tokens long, best first: exactly, every span is scored.
+
+    A span begins and ends in the text. Of equal scores the earlier, then the shorter span comes first.
+    """
+    starts, ends = numpy.asarray(window.starts), numpy.asarray(window.ends)
+    width = len(starts)
+    inside = starts != NOWHERE
+    first = numpy.where(inside, numpy.asarray(window.start_logits, dtype=numpy.float64)[:width], -numpy.inf)
+    last = numpy.where(inside, numpy.asarray(window.end_logits, dtype=numpy.float64)[:width], -numpy.inf)
+    # Row `more` holds the spans of `more` further tokens: all that a span can be, in longest x width sums.
+    sums = numpy.full((min(longest, width), width), -numpy.inf)
+    for more in range(len(sums)):
+        sums[more, : width - more] = first[: width - more] + last[more:]
+    flat = numpy.where(numpy.isnan(sums), -numpy.inf, sums).ravel()
+    taken = min(count, flat.size)
+    worst = numpy.partition(flat, flat.size - taken)[flat.size - taken]
+    # All that equal the worst of them: which of those a partition keeps is not defined.
+    places = numpy.flatnonzero((flat >= worst) & (flat > -numpy.inf)).tolist()
+    found = [(-flat[place], place % width, place // width) for place in places]
+    found.sort()
+    return [Span(int(starts[at]), int(ends[at + more]), float(-score)) for score, at, more in found[:count]]
+
+
+def answer(
+    text: str,
+    windows: Iterable[Window],
+    *,
+    count: int = 20,
+    longest: int = 30,
+    nothing: bool = False,
+    threshold: float = 0.0,
+) -> Answer:
+    """What `text` answers, from all of its windows: the best of the `count` best spans of each.
+
+    `longest` is in tokens. With `nothing`, the answer may be that there is none (SQuAD 2.0): where the null score, the
+    least over the windows, passes the best span by more than `threshold`. The same rule as transformers' run_qa.py; its
+    n-best list, though, combines the 20 best starts with the 20 best ends, and this one is exact.
+    """
+    seen: dict[tuple[int, int], Span] = {}
+    null = math.inf
+    for window in windows:
+        null = min(null, float(window.start_logits[window.null]) + float(window.end_logits[window.null]))
+        for span in best(window, count, longest):
+            place = (span.start, span.end)
+            if place not in seen or seen[place].score < span.score:
+                seen[place] = span
+    ordered = sorted(seen.values(), key=lambda span: (-span.score, span.start, span.end))[:count]
+    if not ordered:
+        return Answer("", -1, 1.0, math.inf, ())
+    margin = null - ordered[0].score
+    shares = _softmax([span.score for span in ordered] + ([null] if nothing else []))
+    if nothing and margin > threshold:
+        return Answer("", -1, shares[-1], margin, tuple(ordered))
+    return Answer(text[ordered[0].start : ordered[0].end], ordered[0].start, shares[0], margin, tuple(ordered))
+
+
+def _softmax(scores: Sequence[float]) -> list[float]:
+    highest = max(scores)
+    powers = [math.exp(score - highest) for score in scores]
+    return [power / sum(powers) for power in powers]
