@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 import hf_mps
+from hf_mps.configure.command import config
+from hf_mps.doctor.command import doctor
 from hf_mps.errors import UserError, run_command
 
 Work = Callable[[], None]
@@ -113,6 +115,10 @@ def run(
     Needed where PyTorch does not load hf_mps itself (TORCH_DEVICE_BACKEND_AUTOLOAD=0) and for launchers.
     """
     raise AssertionError("main() runs it")
+
+
+app.command()(config)
+app.command()(doctor)
 
 
 @recipes.command("list")

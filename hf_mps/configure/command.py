@@ -1,0 +1,31 @@
+"""The command line of `hf-mps config`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+
+def config(
+    config_file: Annotated[
+        str | None,
+        typer.Option("--config_file", metavar="PATH", help="Default: where accelerate launch looks for it."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing: take every default.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Change nothing; exit 1 where a repair is due.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Ask nothing and print one JSON object.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show a failure's whole traceback.")] = False,
+) -> Callable[[], None]:
+    """Write or repair Accelerate's configuration for this Mac.
+
+    Shows what changes and why, and keeps a backup; a file that it does not understand stays as it is.
+    """
+
+    def work() -> None:
+        from hf_mps import configure
+
+        configure.run(config_file, yes=yes, check=check, json=json)
+
+    return work

@@ -1,0 +1,51 @@
+"""`hf-mps doctor`: is this machine ready to train on Metal, and if not, what to type.
+
+Every finding that is not well ends in a command or a link.
+"""
+
+from __future__ import annotations
+
+from hf_mps.doctor.finding import Finding
+from hf_mps.errors import RunError
+
+SECTIONS = ("machine", "metal", "memory", "versions", "environment", "guards")
+
+
+def examine() -> dict[str, list[Finding]]:
+    """Look at everything, section by section; imports torch and uses the device. Never raises for what it finds."""
+    from hf_mps import activate
+    from hf_mps.doctor import environment, guards, machine, memory, metal, versions
+
+    # What switches the layer on may itself refuse a variable: the environment's section says so.
+    refused = _refusal(activate.activate)
+    return {
+        "machine": machine.examine(),
+        "metal": metal.examine(),
+        "memory": memory.examine(),
+        "versions": versions.examine(),
+        "environment": environment.examine(refused),
+        "guards": guards.examine(),
+    }
+
+
+def run(*, json: bool = False) -> None:
+    """Print the report. Raises RunError (exit 1), which counts the problems, where there is one."""
+    from hf_mps.doctor import report
+
+    found = examine()
+    report.print_report(found, json=json)
+    problems = [finding for findings in found.values() for finding in findings if finding.state == "problem"]
+    if problems:
+        names = ", ".join(dict.fromkeys(finding.name for finding in problems))
+        raise RunError(f"doctor: {len(problems)} to mend: {names}; next: {problems[0].next}")
+
+
+def _refusal(work: object) -> str:
+    from hf_mps.errors import UserError
+
+    try:
+        assert callable(work)
+        work()
+    except UserError as error:
+        return str(error)
+    return ""

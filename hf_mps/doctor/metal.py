@@ -1,0 +1,85 @@
+"""Metal: what PyTorch was built with, what it finds, and whether real work on the device comes out right."""
+
+from __future__ import annotations
+
+from hf_mps.device import choice, facts, machine, probe
+from hf_mps.doctor.finding import Finding, note, ok, problem
+from hf_mps.errors import UserError
+
+APPLE = "https://developer.apple.com/metal/pytorch/"
+
+
+def examine() -> list[Finding]:
+    """The build, PyTorch's own answer, Apple's verification, the probe, the dtypes, and the device of a run."""
+    readings = probe.read(machine.present())
+    found = [_built(readings)]
+    if readings.built:
+        found.append(_found(readings))
+    passed = probe.metal()
+    if readings.built and readings.found:
+        found.append(_apple())
+    if passed.value:
+        found.append(ok("probe", passed.reason))
+        found += _dtypes()
+    else:
+        found.append(problem("probe", *_apart(passed.reason)))
+    found.append(_chosen())
+    return found
+
+
+def _built(readings: probe.Readings) -> Finding:
+    if readings.built:
+        return ok("built", f"PyTorch {readings.torch} is built with Metal")
+    return problem("built", *_apart(probe.verdict(readings).reason))
+
+
+def _found(readings: probe.Readings) -> Finding:
+    if readings.found:
+        return ok("found", "PyTorch finds a Metal device")
+    says = "PyTorch finds no Metal device"
+    if readings.machine.macos_at_least(*probe.OLDEST_MACOS):
+        says += "; its error blames the macOS version also where a sandbox or a session without the GPU is the reason"
+    return problem("found", says, "https://github.com/pytorch/pytorch/issues/167679")
+
+
+def _apple() -> Finding:
+    """What Apple's page asks to be run: a tensor of ones on the device."""
+    import torch
+
+    try:
+        ones = torch.ones(1, device="mps")
+        shown = str(ones)
+        value = ones.item()
+    except Exception as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        return problem("Apple's verification", f'torch.ones(1, device="mps") fails: {first}', APPLE)
+    if value != 1.0:
+        return problem("Apple's verification", f'torch.ones(1, device="mps") holds {value}', APPLE)
+    return ok("Apple's verification", f'torch.ones(1, device="mps") prints {shown}')
+
+
+def _dtypes() -> list[Finding]:
+    found = []
+    for name, usable in facts.dtypes("mps").items():
+        if usable.value:
+            found.append(ok(name, usable.reason))
+        else:
+            link = "https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/mps/EmptyTensor.cpp"
+            found.append(note(name, usable.reason, link if name == "float64" else "pip install --upgrade torch"))
+    return found
+
+
+def _chosen() -> Finding:
+    try:
+        chosen = choice.choose()
+    except UserError as error:
+        return problem("device of a run", str(error), "unset HF_MPS_DEVICE")
+    if chosen.value == "mps":
+        return ok("device of a run", str(chosen))
+    return note("device of a run", str(chosen), "hf-mps doctor, once what stands above is mended")
+
+
+def _apart(reason: str) -> tuple[str, str]:
+    """A probe's sentence as what it says and, behind its last semicolon, what to do."""
+    says, _, advice = reason.rpartition("; ")
+    return (says, advice) if says else (reason, APPLE)

@@ -1,0 +1,28 @@
+"""The doctor's findings for people and for programs."""
+
+from __future__ import annotations
+
+import json as jsons
+from collections.abc import Mapping, Sequence
+
+import hf_mps
+from hf_mps.doctor.finding import Finding
+from hf_mps.finetune.files import plain
+
+SIGNS = {"ok": " ", "note": "·", "problem": "!"}
+
+
+def print_report(found: Mapping[str, Sequence[Finding]], *, json: bool) -> None:
+    """Print every section: a line a finding, and below what is not well the command or link that goes on."""
+    if json:
+        well = not any(each.state == "problem" for findings in found.values() for each in findings)
+        print(jsons.dumps(plain({"hf_mps": hf_mps.__version__, "ready": well, "findings": found}), indent=2))
+        return
+    print(f"hf-mps {hf_mps.__version__} doctor")
+    width = max(len(each.name) for findings in found.values() for each in findings)
+    for section, findings in found.items():
+        print(f"\n{section}")
+        for each in findings:
+            print(f"{SIGNS[each.state]} {each.name:<{width}}  {each.says}".rstrip())
+            if each.next:
+                print(f"  {'':<{width}}  next: {each.next}")

@@ -1,0 +1,116 @@
+"""The stack's versions, what they need of each other, and the problems known for exactly these versions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import metadata
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from hf_mps.device import machine
+from hf_mps.doctor.finding import Finding, note, ok, problem
+
+OPTIONAL = ("lightning", "peft", "trl", "sentence-transformers", "safetensors", "tokenizers", "huggingface-hub")
+ISSUES = "https://github.com/pytorch/pytorch/issues"
+
+
+@dataclass(frozen=True)
+class Known:
+    """A problem of some versions of a package on Metal; `macos` is the oldest macOS that has it, `chips` its GPUs."""
+
+    package: str
+    versions: str
+    says: str
+    link: str
+    guard: str = ""
+    macos: int = 0
+    chips: tuple[str, ...] = ()
+
+
+# Read in the threads behind the links; what a guard of ours already cures is a note, the others are problems.
+KNOWN = (
+    Known(
+        "torch",
+        ">=2.8,<2.9",
+        "F.linear is wrong on non-contiguous tensors",
+        f"{ISSUES}/161640",
+        guard="non-contiguous",
+    ),
+    Known(
+        "torch",
+        ">=2.8,<2.13",
+        "fused Adam, AdamW and SGD apply the steps that fp16's GradScaler wants skipped",
+        f"{ISSUES}/186360",
+        guard="fp16-fused-adam",
+    ),
+    Known(
+        "torch",
+        "<2.13",
+        "torch.compile gives wrong LayerNorm results",
+        f"{ISSUES}/191976",
+    ),
+    Known(
+        "torch",
+        ">=2.7,<2.14",
+        "matrix products that sum over more than 32768 values come out wrong, gradients of large batches among them",
+        f"{ISSUES}/193487",
+        guard="large-batch-grad",
+        chips=("Apple M1", "Apple M2"),
+    ),
+    Known(
+        "torch",
+        ">=2.8,<2.14",
+        "MPSGraph of macOS 26 gives other results than that of macOS 15 for some models (SAM2)",
+        "https://github.com/actions/runner-images/issues/14380",
+        macos=26,
+    ),
+    Known(
+        "accelerate",
+        ">=0",
+        "sets PYTORCH_ENABLE_MPS_FALLBACK after PyTorch has read it, so that it has no effect",
+        "https://github.com/huggingface/accelerate/issues/3294",
+        guard="the fallback",
+    ),
+)
+
+
+def examine() -> list[Finding]:
+    """Every package of the stack with its version; what does not fit; the known problems of these versions."""
+    needed = [Requirement(line) for line in metadata.requires("hf-mps") or ()]
+    wanted = {each.name: each for each in needed if each.marker is None}
+    found = [_installed(name, wanted.get(name)) for name in (*wanted, *OPTIONAL)]
+    return [each for each in found if each is not None] + _known()
+
+
+def _installed(name: str, wanted: Requirement | None) -> Finding | None:
+    version = _version(name)
+    if version is None:
+        return problem(name, "not installed", f"pip install '{wanted}'") if wanted else None
+    if wanted and not wanted.specifier.contains(version, prereleases=True):
+        return problem(name, f"{version}; hf_mps needs {wanted.specifier}", f"pip install --upgrade '{wanted}'")
+    return ok(name, version)
+
+
+def _known() -> list[Finding]:
+    here = machine.present()
+    found = []
+    for each in KNOWN:
+        version = _version(each.package)
+        if version is None or not SpecifierSet(each.versions).contains(version, prereleases=True):
+            continue
+        if each.macos and not here.macos_at_least(each.macos):
+            continue
+        if each.chips and not here.chip.startswith(each.chips):
+            continue
+        says = f"{each.package} {version}: {each.says}"
+        cured = f" (cured here by {each.guard})" if each.guard else ""
+        found.append(note("known problem", says + cured, each.link))
+    return found
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
