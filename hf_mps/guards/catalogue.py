@@ -35,6 +35,14 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "float64-columns",
         "one-device",
     ),
+    "accelerate.utils.memory": ("oom-text",),
 }
+# Lightning comes under two names, and its modules of each.
+for _lightning in ("lightning.pytorch", "pytorch_lightning"):
+    INSTALLED_AFTER |= {
+        f"{_lightning}.strategies.strategy": ("large-batch-grad", "float64-columns"),
+        f"{_lightning}.trainer.connectors.checkpoint_connector": ("lightning-rng",),
+        f"{_lightning}.utilities.memory": ("oom-text",),
+    }
 
 NAMES: tuple[str, ...] = tuple(dict.fromkeys(name for names in INSTALLED_AFTER.values() for name in names))

@@ -1,54 +1,33 @@
-"""What a guard is, and the way in which one is put around a function of somebody else's."""
+"""What a guard is."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from types import ModuleType
-from typing import Any
-
 from hf_mps.choice import Choice
 from hf_mps.guards import notice
+from hf_mps.installed import Installed, around
+
+__all__ = ["Guard", "around"]
 
 
-class Guard:
+class Guard(Installed):
     """A known hazard and what is done about it; a subclass fills in the four sentences and the two methods.
 
-    A guard acts only where `on` is true, and only on tensors of the device `mps`.
+    A guard acts only where `on` is true, and only on tensors of the device `mps`. `name` is as HF_MPS_GUARDS, the
+    simulator's hazards and METAL.md call it.
     """
 
-    name: str
-    """As HF_MPS_GUARDS, the simulator's hazards and METAL.md call it."""
-    what: str
-    """The hazard in one sentence, without a final full stop."""
     issue: str
     """The upstream issue, or the place in the library's source."""
     until: str
     """When this file can be deleted."""
 
     def __init__(self) -> None:
-        self.off_by_user = False
-        self.suspended = 0
-        self.failure: str | None = None
-        self.times = 0
-        self.lines: list[str] = []
+        super().__init__()
         self._verdict: Choice[bool] | None = None
 
     def applies(self) -> Choice[bool]:
         """Whether the installed libraries have the fault, and how that is known; may use the device."""
         raise NotImplementedError
-
-    def install(self, module: ModuleType) -> None:
-        """Put the guard into `module`, as the catalogue names it; touches no device."""
-        raise NotImplementedError
-
-    def switched(self, on: bool) -> None:
-        """Called when the guard is suspended or resumed; for guards that leave more than wrappers behind."""
-
-    @property
-    def on(self) -> bool:
-        """Whether the guard may act: not switched off by the user, not suspended."""
-        return not self.off_by_user and not self.suspended
 
     @property
     def needed(self) -> bool:
@@ -62,40 +41,10 @@ class Guard:
         return self._verdict
 
     def forget(self) -> None:
-        """Ask `applies` anew when next needed, and begin to count again."""
+        """Also ask `applies` anew when next needed."""
+        super().forget()
         self._verdict = None
-        self.times = 0
-        self.lines.clear()
 
-    def acted(self, line: str, *, aloud: bool = True) -> None:
-        """Note that the guard did something, and say it in one line, each distinct line once.
-
-        Not `aloud` is for what changes nothing that the user asked for: it stands in the report and in results.json.
-        """
-        self.times += 1
-        if line in self.lines:
-            return
-        self.lines.append(line)
-        if aloud:
-            notice.say(f"{line} ({self.name}: {self.issue})")
-
-
-def around(guard: Guard, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Replace `owner.name` by a function that calls `wrapper(stock, *arguments)` while the guard is on.
-
-    Several guards may be put around one function; the same guard a second time does nothing. Raises AttributeError
-    where the library has no such function.
-    """
-    stock = owner.__dict__[name] if name in owner.__dict__ else getattr(owner, name)
-    guards = getattr(stock, "hf_mps_guards", ())
-    if guard.name in guards:
-        return
-
-    @functools.wraps(stock)
-    def replacement(*args: Any, **kwargs: Any) -> Any:
-        if guard.on:
-            return wrapper(stock, *args, **kwargs)
-        return stock(*args, **kwargs)
-
-    replacement.hf_mps_guards = (*guards, guard.name)  # type: ignore[attr-defined]
-    setattr(owner, name, replacement)
+    def say(self, line: str) -> None:
+        """Tell the user, with the upstream issue behind it."""
+        notice.say(line if self.failure else f"{line} ({self.name}: {self.issue})")

@@ -39,8 +39,8 @@ def parameters(guard: Guard, module: ModuleType, look: Callable[[list[Any]], Non
 def batches(guard: Guard, module: ModuleType, change: Callable[[Any], Any]) -> None:
     """Let `change` replace each batch of CPU tensors that is about to be moved to the device.
 
-    In accelerate's data loaders, which Trainer has too (`module` accelerate.accelerator), and in Trainer's own move of
-    what did not come through one (`module` transformers.trainer).
+    In accelerate's data loaders, which Trainer has too (`module` accelerate.accelerator), in Trainer's own move of
+    what did not come through one (`module` transformers.trainer), and in Lightning's (`module` …strategies.strategy).
     """
 
     def sent(stock: Callable[..., Any], batch: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
@@ -51,8 +51,16 @@ def batches(guard: Guard, module: ModuleType, change: Callable[[Any], Any]) -> N
     def prepared(stock: Callable[..., Any], trainer: Any, inputs: Any) -> Any:
         return stock(trainer, change(inputs) if trainer.args.device.type == "mps" else inputs)
 
+    def by_lightning(
+        stock: Callable[..., Any], strategy: Any, batch: Any, device: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        there = device or strategy.root_device
+        return stock(strategy, change(batch) if there.type == "mps" else batch, device, *args, **kwargs)
+
     if module.__name__ == "transformers.trainer":
         around(guard, module.Trainer, "_prepare_inputs", prepared)
+    elif hasattr(module, "Strategy"):
+        around(guard, module.Strategy, "batch_to_device", by_lightning)
     else:
         import accelerate.data_loader
 

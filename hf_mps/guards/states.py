@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 
-from hf_mps.guards import registry
-from hf_mps.guards.catalogue import INSTALLED_AFTER
 from hf_mps.guards.guard import Guard
+from hf_mps.guards.registry import GUARDS
+from hf_mps.installed import table, waits_for
 
 
 @dataclass(frozen=True)
@@ -30,9 +29,7 @@ class Report:
     guards: list[State]
 
     def __str__(self) -> str:
-        width = max(len(each.name) for each in self.guards)
-        states = max(len(_shown(each)) for each in self.guards)
-        return "\n".join(f"{each.name:<{width}}  {_shown(each):<{states}}  {each.reason}" for each in self.guards)
+        return table((each.name, _shown(each), each.reason) for each in self.guards)
 
 
 def state(guard: Guard) -> State:
@@ -43,15 +40,14 @@ def state(guard: Guard) -> State:
 
     if guard.off_by_user or guard.suspended:
         return told("off by user", f"HF_MPS_GUARDS=-{guard.name}" if guard.off_by_user else "suspended")
-    if not registry.started():
+    if not GUARDS.started():
         return told("needless", "this PyTorch has no Metal device, or HF_MPS=0")
     if guard.failure:
         return told("failed", guard.failure)
     if guard.times:
         return told("acted", guard.lines[0])
-    waits = [module for module, names in INSTALLED_AFTER.items() if guard.name in names]
-    if not any(module in sys.modules for module in waits):
-        return told("waits", f"for the import of {' or '.join(waits)}")
+    if waiting := waits_for(GUARDS, guard.name):
+        return told("waits", waiting)
     from hf_mps.device.choice import metal
 
     if not metal().value:

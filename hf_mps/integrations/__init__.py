@@ -4,21 +4,24 @@ Nothing here imports a library: `watch.start` notes the modules below, and the f
 executed, or at once where it was imported before.
 """
 
+from hf_mps.guards.catalogue import INSTALLED_AFTER
 from hf_mps.shims import SHIMS
 
 # Module of a library -> the files of this package that know its insides, applied in this order.
 ROOMS: dict[str, tuple[str, ...]] = {
     "accelerate.state": ("accelerate",),
-    "transformers.training_args": ("transformers", "guards"),
+    "transformers.training_args": ("transformers",),
     "lightning.fabric.accelerators.mps": ("lightning",),
     "lightning.fabric.connector": ("lightning",),
     "lightning.pytorch.trainer.connectors.accelerator_connector": ("lightning",),
     "lightning_fabric.accelerators.mps": ("lightning",),
     "lightning_fabric.connector": ("lightning",),
     "pytorch_lightning.trainer.connectors.accelerator_connector": ("lightning",),
-    "transformers.trainer": ("guards", "fallback"),
+    "transformers.trainer": ("fallback",),
     "accelerate.launchers": ("fallback",),
-    "accelerate.accelerator": ("guards",),
 }
+for _name in INSTALLED_AFTER:
+    if _name != "torch":
+        ROOMS[_name] = (*ROOMS.get(_name, ()), "guards")
 for _name in SHIMS:
     ROOMS[_name] = (*ROOMS.get(_name, ()), "shims")

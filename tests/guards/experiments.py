@@ -9,12 +9,11 @@ import copy
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 from hf_mps.errors import RunError
-from tests.guards import loops
+from tests.guards import lightning_loops, loops
 
 Experiment = Callable[[Path], bool]
 
@@ -232,11 +231,9 @@ def float32_norms(folder: Path) -> bool:
 
 def lightning_loop(folder: Path) -> bool:
     """Lightning trains transposed weights as it trains others."""
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # Lightning sets it when imported, and leaves it
-        import lightning.pytorch
+    pl = lightning_loops.library()
 
-    class Plain(lightning.pytorch.LightningModule):  # type: ignore[misc, name-defined]
+    class Plain(pl.LightningModule):  # type: ignore[misc]
         def __init__(self, weight: Tensor) -> None:
             super().__init__()
             self.weight = nn.Parameter(weight)
@@ -247,16 +244,10 @@ def lightning_loop(folder: Path) -> bool:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.Adam(self.parameters(), lr=0.1)
 
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
     found = []
     for weight in (torch.ones(3, 4).t(), torch.ones(4, 3)):
         model = Plain(weight)
-        run = lightning.pytorch.Trainer(max_steps=2, default_root_dir=folder, **quiet)
+        run = lightning_loops.trainer(pl, folder, max_steps=2)
         run.fit(model, torch.utils.data.DataLoader([torch.ones(4)] * 2))
         found.append(loops.weights(model))
     return loops.close(*found)
@@ -292,9 +283,15 @@ def numeric_lstm(folder: Path) -> bool:
     return abs(analytic - numeric) < 0.02 * abs(numeric)
 
 
+def resumed_lightning(folder: Path) -> bool:
+    """A Lightning run resumed from the end of its first epoch is the unbroken one, dropout and shuffling on."""
+    return all(lightning_loops.resumed(name, folder / name) for name in lightning_loops.NAMES)
+
+
 EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     "checkpoint-rng": (checkpointed_gradients, reentrant_checkpoint, checkpointed_trainer),
     "resume-rng": (resumed_trainer, resumed_accelerator),
+    "lightning-rng": (resumed_lightning,),
     "fp16-fused-adam": (overflowed_step, fp16_trainer, fp16_accelerator),
     "non-contiguous": (transposed_loop, transposed_trainer, transposed_accelerator, lightning_loop),
     "mixed-dtypes": (float32_norms,),
