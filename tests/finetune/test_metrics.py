@@ -237,6 +237,11 @@ EXAMPLES: dict[str, tuple[list[Any], list[Any], dict[str, float]]] = {
         ],
         {"exact": 50.0, "f1": 50.0, "HasAns_exact": 0.0, "HasAns_f1": 0.0, "NoAns_exact": 100.0, "NoAns_f1": 100.0},
     ),
+    "seqeval": (
+        [["O", "O"]],
+        [["O", "O"]],
+        {"overall_precision": 0.0, "overall_recall": 0.0, "overall_f1": 0.0, "overall_accuracy": 1.0},
+    ),
     "wer": (["the cat sat"], ["the cat sat down"], {"wer": 0.25}),
     "cer": (["cat"], ["cats"], {"cer": 0.25}),
     "sts": ([0.1, 0.2, 0.4], [1.0, 2.0, 4.0], {"spearman_cosine": 1.0, "pearson_cosine": 1.0}),

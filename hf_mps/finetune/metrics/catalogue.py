@@ -40,11 +40,22 @@ REPORTS: dict[str, tuple[str, ...]] = {
     "squad_v2": ("f1", "exact", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"),
     "sts": ("spearman_cosine", "pearson_cosine"),
     "retrieval": ("cosine_accuracy@1", "cosine_mrr@10"),
+    "seqeval": ("overall_f1", "overall_precision", "overall_recall", "overall_accuracy"),
     "wer": ("wer",),
     "cer": ("cer",),
+    "rouge": ("rougeL", "rouge1", "rouge2", "rougeLsum"),
+    "sacrebleu": ("sacrebleu",),
+    "bleu": ("bleu",),
+    "chrf": ("chrf",),
+}
+# Metrics that a task computes itself, from sums over tokens or pairs that no list of answers holds.
+OWN: dict[str, tuple[str, ...]] = {
+    "perplexity": ("perplexity",),
+    "rewards/accuracies": ("rewards/accuracies",),
+    "rewards/margins": ("rewards/margins",),
 }
 TWO_LABELS = ("f1", "precision", "recall")
-LOWER_IS_BETTER = ("mse", "wer", "cer")
+LOWER_IS_BETTER = ("mse", "wer", "cer", "perplexity")
 
 
 @dataclass(frozen=True)
@@ -100,25 +111,25 @@ class Metrics:
 
 
 def available() -> list[str]:
-    """Every name that `load` takes, sorted."""
-    return sorted(REPORTS)
+    """Every name that a recipe's `metrics` may have, sorted: those that `load` takes, and those of single tasks."""
+    return sorted({**REPORTS, **OWN})
 
 
 def load(names: Sequence[str], *, num_labels: int | None = None) -> Metrics:
     """Load metrics by name, `accuracy`, `f1`, `f1/macro`, `glue/mrpc`, …; the first of them judges the run.
 
-    `available` lists the names. With `num_labels` a two-label metric on more labels is refused now, not after the first
+    `REPORTS` has the names. With `num_labels` a two-label metric on more labels is refused now, not after the first
     epoch. Touches neither the network nor evaluate's caches. Raises UserError for an unknown name or an empty list.
     """
     if isinstance(names, str):
         names = [names]
     if not names:
-        raise UserError(f"metrics is empty; allowed: {', '.join(available())}")
+        raise UserError(f"metrics is empty; allowed: {', '.join(sorted(REPORTS))}")
     wanted = list(dict.fromkeys(names))
     for name in wanted:
         if name not in REPORTS:
             raise UserError(
-                f"'{name}' is not a metric it knows; allowed: {', '.join(available())}{nearest(name, REPORTS)}"
+                f"'{name}' is not a metric it knows; allowed: {', '.join(sorted(REPORTS))}{nearest(name, REPORTS)}"
             )
         if name in TWO_LABELS and num_labels is not None and num_labels > 2:
             raise UserError(f"{name} is for two labels and this data has {num_labels}: {other_averages(name)}")
@@ -151,9 +162,14 @@ def _module(name: str) -> Any:
 
 
 def _column(values: Any) -> list[Any]:
-    """A list of Python numbers from a sequence or an array of shape (n,) or (n, 1). Raises ValueError otherwise."""
+    """A list of Python numbers from a sequence or an array of shape (n,) or (n, 1); rows of tags are left as they are.
+
+    Raises ValueError for another shape.
+    """
     import numpy
 
+    if isinstance(values, list) and values and isinstance(values[0], list) and all(map(_is_tags, values)):
+        return values
     array = numpy.asarray(values)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
@@ -161,3 +177,7 @@ def _column(values: Any) -> list[Any]:
         raise ValueError(f"metrics take one number a row, not an array of shape {array.shape}")
     column: list[Any] = array.tolist()
     return column
+
+
+def _is_tags(row: Any) -> bool:
+    return isinstance(row, list) and all(isinstance(tag, str) for tag in row)
