@@ -1,0 +1,176 @@
+"""What the layer puts into other people's libraries: things with a name, which can be off, suspended and counted.
+
+Guards and sentinels are such things; each kind has a registry of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+from hf_mps.errors import UserError, nearest
+
+
+class Installed:
+    """One thing of its kind; a subclass has the sentences about it, `install`, and how it says what it did."""
+
+    name: str
+    """As the kind's environment variable calls it."""
+    what: str
+    """The danger in one sentence, without a final full stop."""
+
+    def __init__(self) -> None:
+        self.off_by_user = False
+        self.suspended = 0
+        self.failure: str | None = None
+        self.times = 0
+        self.lines: list[str] = []
+
+    def install(self, module: ModuleType) -> None:
+        """Put it into `module`, as the catalogue names it; touches no device."""
+        raise NotImplementedError
+
+    def say(self, line: str) -> None:
+        """Tell the user, in the words of the kind."""
+        raise NotImplementedError
+
+    def switched(self, on: bool) -> None:
+        """Called when it is suspended or resumed; for those that leave more than wrappers behind."""
+
+    @property
+    def on(self) -> bool:
+        """Whether it may act: not switched off by the user, not suspended."""
+        return not self.off_by_user and not self.suspended
+
+    def forget(self) -> None:
+        """Begin to count again."""
+        self.times = 0
+        self.lines.clear()
+
+    def acted(self, line: str, *, aloud: bool = True) -> None:
+        """Note that it did something, and say it in one line, each distinct line once.
+
+        Not `aloud` is for what changes nothing that the user asked for: it stands in the report and in results.json.
+        """
+        self.times += 1
+        if line in self.lines:
+            return
+        self.lines.append(line)
+        if aloud:
+            self.say(line)
+
+
+def around(thing: Installed, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    """Replace `owner.name` by a function that calls `wrapper(stock, *arguments)` while the thing is on.
+
+    Several may be put around one function; the same one a second time does nothing. Raises AttributeError where the
+    library has no such function.
+    """
+    stock = owner.__dict__[name] if name in owner.__dict__ else getattr(owner, name)
+    names = getattr(stock, "hf_mps_installed", ())
+    if thing.name in names:
+        return
+
+    @functools.wraps(stock)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        if thing.on:
+            return wrapper(stock, *args, **kwargs)
+        return stock(*args, **kwargs)
+
+    replacement.hf_mps_installed = (*names, thing.name)  # type: ignore[attr-defined]
+    setattr(owner, name, replacement)
+
+
+T = TypeVar("T", bound=Installed)
+
+
+class Registry(Generic[T]):
+    """All things of one kind in this process: which are on, and what they did.
+
+    `package` holds a file for each, its name with underscores, with the thing itself in the file's `attribute`;
+    `after` names for each module of a library what is installed once that was imported.
+    """
+
+    def __init__(self, kind: str, package: str, attribute: str, after: Mapping[str, tuple[str, ...]]) -> None:
+        self.kind = kind
+        self.after = after
+        self.names = tuple(dict.fromkeys(name for names in after.values() for name in names))
+        self._package, self._attribute = package, attribute
+        self._things: dict[str, T] = {}
+        self._off: frozenset[str] = frozenset()
+        self._started = False
+
+    def start(self, off: frozenset[str] = frozenset()) -> None:
+        """Install those that concern torch itself; `off` names those that the user wants off. Once in a process.
+
+        Those that concern a library follow when it is imported (hf_mps.integrations).
+        """
+        if self._started:
+            return
+        self._started, self._off = True, off
+        self.install(sys.modules["torch"])
+
+    def started(self) -> bool:
+        """Whether they were switched on in this process."""
+        return self._started
+
+    def install(self, module: ModuleType) -> None:
+        """Install what the catalogue names for `module`; one that fails costs itself alone, in one notice."""
+        for name in self.after.get(module.__name__, ()) if self._started else ():
+            thing = self.get(name)
+            if thing.off_by_user:
+                continue
+            try:
+                thing.install(module)
+            except Exception as error:
+                thing.failure = f"does not know this version of {module.__name__}: {type(error).__name__}: {error}"
+                thing.say(f"the {self.kind} {name} is not on: it {thing.failure}")
+
+    def get(self, name: str) -> T:
+        """Return one by its name. Raises UserError for one that there is not."""
+        if name not in self.names:
+            raise UserError(f"{name} is no {self.kind}; there are {', '.join(self.names)}{nearest(name, self.names)}")
+        if name not in self._things:
+            thing: T = getattr(importlib.import_module(f"{self._package}.{name.replace('-', '_')}"), self._attribute)
+            thing.off_by_user = name in self._off
+            self._things[name] = thing
+        return self._things[name]
+
+    @contextmanager
+    def suspend(self, *names: str) -> Iterator[None]:
+        """Switch single ones off for a while, or all where no name is given. Raises UserError for a wrong name."""
+        things = [self.get(name) for name in names or self.names]
+        for thing in things:
+            thing.suspended += 1
+            thing.switched(False)
+        try:
+            yield
+        finally:
+            for thing in things:
+                thing.suspended -= 1
+                thing.switched(thing.on)
+
+    def that_acted(self) -> list[T]:
+        """Those that did something in this process, in the catalogue's order."""
+        loaded = (self._things[name] for name in self.names if name in self._things)
+        return [thing for thing in loaded if thing.times]
+
+
+def waits_for(registry: Registry[Any], name: str) -> str | None:
+    """In words which imports `name` waits for, or None where one of its modules is there."""
+    modules = [module for module, names in registry.after.items() if name in names]
+    if any(module in sys.modules for module in modules):
+        return None
+    return f"for the import of {' or '.join(modules)}"
+
+
+def table(rows: Iterable[tuple[str, str, str]]) -> str:
+    """Name, state and reason of each, a line each, in columns."""
+    rows = list(rows)
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    return "\n".join(f"{name:<{widths[0]}}  {state:<{widths[1]}}  {reason}" for name, state, reason in rows)
