@@ -15,7 +15,7 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "huge-embedding",
         "mixed-dtypes",
     ),
-    "transformers.training_args": ("nan-hidden", "pin-memory"),
+    "transformers.training_args": ("nan-hidden", "pin-memory", "half-precision"),
     "transformers.trainer": (
         "resume-rng",
         "large-batch-grad",
@@ -34,6 +34,7 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "large-batch-grad",
         "float64-columns",
         "one-device",
+        "half-precision",
     ),
     "accelerate.utils.memory": ("oom-text",),
 }
@@ -41,6 +42,7 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
 for _lightning in ("lightning.pytorch", "pytorch_lightning"):
     INSTALLED_AFTER |= {
         f"{_lightning}.strategies.strategy": ("large-batch-grad", "float64-columns"),
+        f"{_lightning}.trainer.connectors.accelerator_connector": ("half-precision",),
         f"{_lightning}.trainer.connectors.checkpoint_connector": ("lightning-rng",),
         f"{_lightning}.utilities.memory": ("oom-text",),
     }

@@ -1,0 +1,97 @@
+"""bf16 and fp16 train where they can, and are refused in one sentence where they cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import TrainingArguments
+from transformers.utils import import_utils
+
+from hf_mps import guards
+from hf_mps.errors import UserError
+from tests.guards import lightning_loops, loops
+
+NEEDS_MACOS = "bf16 cannot be used on mps: it needs macOS 14.0 or newer; this is macOS "
+
+
+@pytest.fixture
+def macos_13(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A Mac whose Metal has no bfloat16, which everybody asks torch for."""
+    monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda major, minor: (major, minor) < (14, 0))
+    import_utils.is_torch_bf16_gpu_available.cache_clear()
+    yield
+    import_utils.is_torch_bf16_gpu_available.cache_clear()
+
+
+@pytest.fixture
+def fp16() -> None:
+    """Skips where accelerate itself has no fp16 on mps (1.10)."""
+    if "accelerate" in guards.get("half-precision").verdict().reason:
+        pytest.skip("this accelerate has no fp16 on mps")
+
+
+@pytest.mark.usefixtures("macos_13")
+def test_training_arguments_say_what_bf16_needs(tmp_path: Path) -> None:
+    with guards.suspended("half-precision"), pytest.raises(ValueError, match="Your setup doesn't support bf16/gpu"):
+        TrainingArguments(str(tmp_path), bf16=True)
+    with pytest.raises(UserError, match=f"^bf16=True: {NEEDS_MACOS}.*; next: ") as refusal:
+        TrainingArguments(str(tmp_path), bf16=True)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.usefixtures("macos_13")
+def test_bf16_on_the_cpu_is_another_matter(tmp_path: Path) -> None:
+    assert TrainingArguments(str(tmp_path), bf16=True, use_cpu=True).bf16
+
+
+@pytest.mark.usefixtures("macos_13")
+def test_accelerate_says_it_too_and_can_be_asked_again() -> None:
+    with pytest.raises(UserError, match=f"^mixed_precision=bf16: {NEEDS_MACOS}"):
+        loops.new_accelerator(mixed_precision="bf16")
+    from accelerate import Accelerator
+
+    assert Accelerator(mixed_precision="no").mixed_precision == "no"
+
+
+@pytest.mark.usefixtures("macos_13")
+@pytest.mark.parametrize("name", lightning_loops.NAMES)
+def test_lightning_says_it_too(name: str, tmp_path: Path) -> None:
+    pl = lightning_loops.library(name)
+    with pytest.raises(UserError, match=f"^precision=bf16-mixed: {NEEDS_MACOS}"):
+        lightning_loops.trainer(pl, tmp_path, precision="bf16-mixed")
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
+def test_lightning_s_autocast_is_metal_s(precision: str, tmp_path: Path) -> None:
+    pl = lightning_loops.library()
+    plugin = lightning_loops.trainer(pl, tmp_path, precision=precision).precision_plugin
+    assert plugin.device == "mps"
+    assert (plugin.scaler is None) == (precision == "bf16-mixed")
+
+
+def test_one_whose_autocast_is_cuda_s_is_given_metal_s(tmp_path: Path) -> None:
+    """As Lightning before 2.6 has it."""
+    pl = lightning_loops.library()
+    module: Any = __import__(f"{pl.__name__}.trainer.connectors.accelerator_connector", fromlist=["x"])
+    old = type("Old", (), {"_precision_flag": "16-mixed", "_accelerator_flag": "mps"})()
+    cuda = module.MixedPrecision("16-mixed", "cuda", torch.amp.GradScaler("cpu"))
+    plugin = guards.get("half-precision")._plugin(lambda connector: cuda, old)
+    assert (plugin.device, plugin.scaler._device) == ("mps", "mps")
+    assert "would ask CUDA for it" in guards.get("half-precision").lines[0]
+
+
+@pytest.mark.usefixtures("fp16")
+def test_what_can_be_had_trains(tmp_path: Path) -> None:
+    for name in ("bf16", "fp16"):
+        loops.trained(tmp_path, max_steps=1, **{name: True})
+    assert not guards.get("half-precision").times
+
+
+def test_fp16_names_the_accelerate_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guards.get("half-precision"), "_fp16", False)  # as accelerate 1.10 is found
+    with pytest.raises(UserError, match=r"^mixed_precision=fp16: .*needs accelerate 1.11 or newer; .*next: bf16, or"):
+        loops.new_accelerator(mixed_precision="fp16")
