@@ -87,19 +87,27 @@ def finetune(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the recipe with other values.")
     ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Train anew, beside an earlier run of the same recipe, never over it.")
+    ] = False,
+    smoke: Annotated[
+        bool,
+        typer.Option("--smoke", help="Try the recipe out in a minute: a tiny model of its architecture, made-up rows."),
+    ] = False,
     version: Version = False,
     debug: Debug = False,
 ) -> Work:
     """Fine-tune a model as a recipe says.
 
-    Keys are dotted and values are YAML: training.learning_rate=2e-5 data.files.train=my.csv. The run's files are in
-    output_dir, by default runs/RECIPE.
+    Keys are dotted and values are YAML: training.learning_rate=2e-5. Data of your own needs no file of keys:
+    data.train=my.csv data.text=body data.label=topic. The run's files are in output_dir, by default runs/RECIPE; the
+    same command goes on with a run that was stopped.
     """
 
     def work() -> None:
         from hf_mps.finetune import runner
 
-        runner.run(recipe, overrides or [])
+        runner.run(recipe, overrides or [], fresh=fresh, smoke=smoke)
 
     return work
 

@@ -1,53 +1,94 @@
-"""Where a run writes: a folder of its own, never one that holds another run."""
+"""Where a run writes: a folder of its own, never one that holds another run, held against a second run of the same."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from hf_mps.choice import Choice
 from hf_mps.errors import UserError
+from hf_mps.finetune import stored
 from hf_mps.finetune.failures import checkpoints
+from hf_mps.finetune.order import Order
 
 RUNS = Path("runs")
 STAGING = ".saving"
+RESULTS = "results.json"
+# What makes a folder a model to `from_pretrained`, by kind of model: moved in last of all.
+LAST = ("config.json", "adapter_config.json", "modules.json")
 
 
-def choose(name: str, output_dir: str | None) -> Choice[Path]:
-    """Return a folder that is not used yet: `output_dir`, or `runs/NAME` with a number behind where a run lies there.
+@dataclass(frozen=True)
+class Place:
+    """The folder of a run and why it is this one; `checkpoint` is where an unfinished run of the same goes on from."""
 
-    A folder that the user named and that holds anything is refused (UserError), because a run elsewhere than asked for
-    would be a surprise; the default steps aside.
+    path: Path
+    reason: str
+    named: bool
+    checkpoint: Path | None = None
+    finished: bool = False
+
+
+def choose(order: Order, *, fresh: bool = False) -> Place:
+    """The folder for a run of `order`: that of the same recipe's run where there is one, otherwise one not used yet.
+
+    By default that is `runs/NAME`, with a number behind where a run of another recipe lies there. `fresh` never goes on
+    with a run. Raises UserError for a folder that the user named and that holds anything else, and for an unfinished
+    run of a recipe that has changed since.
     """
-    if output_dir is not None:
-        path = Path(output_dir).expanduser()
-        if _used(path):
-            raise UserError(_in_use(path))
-        return Choice(path, "output_dir in the recipe")
-    path = RUNS / name
-    if path.exists():
-        return Choice(_beside(path), f"{path} holds another run, which stays as it is")
-    return Choice(path, "the default: runs/ and the recipe's name")
+    named = order.recipe.output_dir
+    first = Path(named).expanduser() if named is not None else RUNS / order.name
+    there = [path for path in (_numbered(first) if named is None else [first]) if _used(path)]
+    if fresh:
+        reason = f"--fresh: beside {first}" if there else "--fresh"
+        return Place(_beside(first) if there else first, reason, named is not None)
+    for path in reversed(there):
+        differs = stored.differences(path, order)
+        if differs == []:
+            return _same(path, named is not None)
+        unfinished = differs is not None and not (path / RESULTS).exists()
+        if unfinished or (named is not None and differs):
+            raise UserError(_changed(path, differs or []))
+    if named is not None and there:
+        raise UserError(_in_use(first))
+    if there:
+        return Place(_beside(first), f"{first} holds another run, which stays as it is", named=False)
+    return Place(
+        first, "output_dir in the recipe" if named else "the default: runs/ and the recipe's name", bool(named)
+    )
 
 
-def claim(choice: Choice[Path], *, named: bool) -> Choice[Path]:
-    """Make the chosen folder, with the hidden one for files in the making, and return it.
+@contextmanager
+def claimed(place: Place) -> Iterator[Path]:
+    """Make the folder of `place`, with the hidden one for files in the making, and hold it while the context lasts.
 
-    Another run may have taken it in between: the default steps aside, a folder that the user named is refused.
-    Raises UserError for that, and where the folder cannot be made.
+    Another run may have taken it in between: the default steps aside, a folder that the user named is refused, and so
+    is an unfinished run that goes on elsewhere. Raises UserError for that, and where the folder cannot be made.
     """
-    path = choice.value
+    path = place.path
     while True:
         try:
-            path.mkdir(parents=True, exist_ok=named)
-            staging(path).mkdir()  # the claim: of two runs at the same moment only one makes it
-            return Choice(path, choice.reason)
-        except FileExistsError:
-            if named:
-                raise UserError(_in_use(path)) from None
-            path = _beside(path)
+            path.mkdir(parents=True, exist_ok=True)
+            lock = _lock(path)
+            if lock is not None and (place.named or place.checkpoint or not _used(path)):
+                shutil.rmtree(staging(path), ignore_errors=True)  # of a run that was killed
+                staging(path).mkdir()
+                break
         except OSError as error:
             raise UserError(f"output_dir {path}: cannot be made: {error.strerror}") from error
+        if lock is not None:
+            os.close(lock)
+        if place.named or place.checkpoint:
+            raise UserError(f"output_dir {path}: a run is going on in it; next: --fresh, or another output_dir")
+        path = _beside(path)
+    try:
+        yield path
+    finally:
+        os.close(lock)
 
 
 def staging(output: Path) -> Path:
@@ -56,9 +97,9 @@ def staging(output: Path) -> Path:
 
 
 def publish(output: Path) -> None:
-    """Move every file of the staging folder into the run's own, `config.json` last: a model without it is no model."""
+    """Move every file of the staging folder into the run's own, the configuration last: a model begins with it."""
     staged = staging(output)
-    for file in sorted(staged.iterdir(), key=lambda path: (path.name == "config.json", path.name)):
+    for file in sorted(staged.iterdir(), key=lambda path: (path.name in LAST, path.name)):
         file.replace(output / file.name)
     staged.rmdir()
 
@@ -70,9 +111,33 @@ def tidy(output: Path) -> list[Path]:
         if path not in whole:
             shutil.rmtree(path, ignore_errors=True)
     shutil.rmtree(staging(output), ignore_errors=True)
-    if output.is_dir() and not any(output.iterdir()):
+    if output.is_dir() and {path.name for path in output.iterdir()} <= {stored.FILE}:
+        (output / stored.FILE).unlink(missing_ok=True)
         output.rmdir()
     return whole
+
+
+def _same(path: Path, named: bool) -> Place:
+    """The folder of a run of the same recipe: finished, to be gone on with, or killed before its first checkpoint."""
+    if (path / RESULTS).exists():
+        return Place(path, "this recipe's finished run", named, finished=True)
+    whole = checkpoints(path)
+    if whole:
+        return Place(path, f"this recipe's run goes on from {whole[-1].name}", named, whole[-1])
+    return Place(path, "this recipe's run left no checkpoint there and begins again", True)
+
+
+def _lock(path: Path) -> int | None:
+    """Hold the folder until the descriptor is closed or the process ends, however it ends; None where it is held."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except OSError:  # a network file system without locks
+        return descriptor
+    return descriptor
 
 
 def _used(path: Path) -> bool:
@@ -81,6 +146,21 @@ def _used(path: Path) -> bool:
 
 def _in_use(path: Path) -> str:
     return f"output_dir {path} is in use already, and a run never writes over another; next: output_dir={_beside(path)}"
+
+
+def _changed(path: Path, differs: list[str]) -> str:
+    shown = ", ".join(differs[:4]) + (f", … {len(differs)} in all" if len(differs) > 4 else "")
+    state = "a finished" if (path / RESULTS).exists() else "an unfinished"
+    way_on = f"the recipe as it was, or --fresh, which trains beside it in {_beside(path)}"
+    return f"{path} holds {state} run of a recipe that has changed since: {shown}; next: {way_on}"
+
+
+def _numbered(path: Path) -> list[Path]:
+    """The folder itself, NAME-2, NAME-3, … as far as they are there."""
+    found = [path]
+    while (there := path.with_name(f"{path.name}-{len(found) + 1}")).exists():
+        found.append(there)
+    return found
 
 
 def _beside(path: Path) -> Path:

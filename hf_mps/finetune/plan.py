@@ -11,11 +11,14 @@ from hf_mps.choice import Choice
 from hf_mps.errors import UserError
 from hf_mps.finetune import batches
 from hf_mps.finetune.recipe import Recipe
+from hf_mps.finetune.refusals import refuse_early_stopping, refuse_impossible
 from hf_mps.finetune.task import Prepared
 
 SAID = "the recipe says so"
 BATCH = 32
 ROWS_SHOWN = 50
+# The rows that a person reads first.
+FIRST = ("model", "data", "device", "precision", "batch", "lengths", "steps")
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,9 @@ class Plan:
     arguments: dict[str, Any]
 
     def shown(self) -> dict[str, Choice[Any]]:
-        """Every choice with the device first, as the header and results.json have them."""
-        return {"device": self.device, **self.choices}
+        """Every choice, as the header and results.json have them."""
+        every = {"device": self.device, **self.choices}
+        return {name: every[name] for name in (*FIRST, *every) if name in every}
 
 
 def device(recipe: Recipe) -> Choice[str]:
@@ -49,12 +53,13 @@ def device(recipe: Recipe) -> Choice[str]:
 
 
 def decide(recipe: Recipe, prepared: Prepared, chosen: Choice[str], output: Choice[Path]) -> Plan:
-    """Settle everything that TrainingArguments needs for `prepared` on the device `chosen`.
+    """Settle everything that the training arguments need for `prepared` on the device `chosen`.
 
     Raises UserError for an option that the device cannot honour.
     """
     said = prepared.arguments_defaults | {key: value for key, value in recipe.training.items() if value is not None}
     refuse_impossible(said, chosen.value)
+    refuse_early_stopping(said, recipe.early_stopping_patience)
     choices: dict[str, Choice[Any]] = dict(prepared.choices)
     choices["precision"], mixed = _precision(said, chosen.value)
     batch = Choice(
@@ -72,7 +77,7 @@ def decide(recipe: Recipe, prepared: Prepared, chosen: Choice[str], output: Choi
         "per_device_train_batch_size": batch.value,
         "per_device_eval_batch_size": max(batch.value, BATCH),
         **_cadence(said, steps.value, choices),
-        **_kept_model(said, prepared, choices),
+        **_kept_model(said, prepared, recipe.early_stopping_patience, choices),
         **_device_settings(said, chosen.value, choices),
         "report_to": "none",
     }
@@ -82,29 +87,6 @@ def decide(recipe: Recipe, prepared: Prepared, chosen: Choice[str], output: Choi
     ours["use_cpu"] = chosen.value == "cpu"
     choices["output"] = Choice(str(output.value), output.reason)
     return Plan(chosen, choices, defaults | said | ours)
-
-
-def refuse_impossible(said: dict[str, Any], device_type: str) -> None:
-    """Raise UserError for an option of `training` that the present device would ignore or cannot do."""
-    where = f"the device is {device_type}"
-    if said.get("tf32") and device_type != "cuda":
-        raise UserError(f"training.tf32: it is a mode of NVIDIA's tensor cores and {where}; leave it out")
-    if said.get("use_liger_kernel") and device_type != "cuda":
-        raise UserError(f"training.use_liger_kernel: its kernels are for CUDA and {where}; leave it out")
-    if said.get("dataloader_pin_memory") and device_type != "cuda":
-        raise UserError(
-            f"training.dataloader_pin_memory: only CUDA copies from pinned memory and {where}; leave it out"
-        )
-    resumed = said.get("resume_from_checkpoint")
-    if resumed is not None and not (Path(resumed).expanduser() / "trainer_state.json").is_file():
-        raise UserError(
-            f"training.resume_from_checkpoint: {resumed} is no whole checkpoint; allowed: a run's checkpoint-N folder"
-        )
-    optimizer = str(said.get("optim", ""))
-    if device_type == "mps" and any(word in optimizer for word in ("8bit", "paged", "bnb", "4bit")):
-        raise UserError(
-            f"training.optim={optimizer}: its kernels are for CUDA and {where}; allowed: adamw_torch, sgd, adafactor, …"
-        )
 
 
 def _why(said: dict[str, Any], key: str, reason: str) -> str:
@@ -165,18 +147,24 @@ def _cadence(said: dict[str, Any], steps: int, choices: dict[str, Choice[Any]]) 
     return settled
 
 
-def _kept_model(said: dict[str, Any], prepared: Prepared, choices: dict[str, Choice[Any]]) -> dict[str, Any]:
+def _kept_model(
+    said: dict[str, Any], prepared: Prepared, patience: int | None, choices: dict[str, Choice[Any]]
+) -> dict[str, Any]:
     """Which weights end up in the output folder, and by what the best ones are told."""
     metric = said.get("metric_for_best_model", prepared.metrics.main)
-    if said.get("load_best_model_at_end"):
-        choices["kept_model"] = Choice(f"best by {metric}", SAID)
+    best = said.get("load_best_model_at_end", patience is not None)
+    if patience is not None:
+        choices["early_stopping"] = Choice(f"after {patience} evaluations without a better {metric}", SAID)
+    if best:
+        reason = SAID if "load_best_model_at_end" in said else "early_stopping_patience in the recipe: the best so far"
+        choices["kept_model"] = Choice(f"best by {metric}", reason)
     else:
         reason = "the default: the validation rows pick nothing, so their score is fair"
         choices["kept_model"] = Choice("last", _why(said, "load_best_model_at_end", reason))
-    compared = said.get("load_best_model_at_end") or said.get("save_strategy") == "best"
-    if not compared or "metric_for_best_model" in said:
-        return {}
-    return {"metric_for_best_model": metric, "greater_is_better": prepared.metrics.greater_is_better}
+    settled: dict[str, Any] = {"load_best_model_at_end": True} if best else {}
+    if (best or said.get("save_strategy") == "best") and "metric_for_best_model" not in said:
+        settled |= {"metric_for_best_model": metric, "greater_is_better": prepared.metrics.greater_is_better}
+    return settled
 
 
 def _device_settings(said: dict[str, Any], device_type: str, choices: dict[str, Choice[Any]]) -> dict[str, Any]:

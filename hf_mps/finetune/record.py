@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hf_mps import guards
 from hf_mps.finetune import expect
@@ -12,23 +11,25 @@ from hf_mps.finetune.report import RunRecord
 from hf_mps.integrations.fallback import of_training
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.callbacks import Stopwatch
     from hf_mps.finetune.plan import Plan
+    from hf_mps.finetune.predictions import Written
     from hf_mps.finetune.task import Prepared
+    from hf_mps.finetune.training import Trained
 
 # Trainer's figures about an evaluation, beside the metrics of the model.
 NOT_METRICS = ("epoch", "step", "runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 
 
-def make(
-    order: Order, plan: Plan, prepared: Prepared, trainer: Any, measured: Mapping[str, Any], watch: Stopwatch, peak: int
-) -> RunRecord:
-    """The record of a run whose kept weights scored `measured` (Trainer's names); `peak` in bytes."""
-    metrics = {name.removeprefix("eval_"): value for name, value in measured.items()}
-    metrics = {name: value for name, value in metrics.items() if name not in NOT_METRICS}
+def make(order: Order, plan: Plan, prepared: Prepared, trained: Trained, written: Written) -> RunRecord:
+    """The record of a run whose training ended as `trained` and left `written` beside the model."""
+    trainer, watch = trained.trainer, trained.watch
+    metrics = {name.removeprefix("eval_"): value for name, value in trained.measured.items()}
+    metrics = {name: value for name, value in metrics.items() if not name.endswith(NOT_METRICS)}
     order_of_report = sorted(metrics, key=lambda name: (name != prepared.metrics.main, name == "loss"))
     metrics = {name: metrics[name] for name in order_of_report}
     recipe = order.recipe
+    fell_back = of_training(trainer)
+    fallback = fell_back.as_dict()["operators"] if fell_back else []
     steps = trainer.state.global_step - watch.first_step
     # The last batch of an epoch may be short: rows seen are counted in epochs, and Trainer's epoch is a fraction.
     epochs = (trainer.state.epoch or 0.0) * steps / max(1, trainer.state.global_step)
@@ -44,8 +45,9 @@ def make(
         train_seconds=watch.seconds,
         samples_per_second=epochs * len(prepared.train) / watch.seconds if watch.seconds > 0 else 0.0,
         baseline=prepared.baseline,
-        peak_memory=peak,
-        fallback=fell_back.as_dict()["operators"] if (fell_back := of_training(trainer)) else [],
+        peak_memory=trained.peak,
+        fallback=fallback,
+        unexpected_fallback=[one["operator"] for one in fallback if one["operator"] not in recipe.fallback],
         guards=guards.acted(),
         expectation=expect.judge(order, metrics),
         model=recipe.model,
@@ -54,6 +56,9 @@ def make(
         dataset_name=_dataset_words(order),
         pipeline_tag=prepared.pipeline_tag,
         auto_class=prepared.auto_class,
+        snippet=prepared.snippet,
+        predictions=written.predictions.name if written.predictions else None,
+        pictures=[picture.name for picture in written.pictures],
     )
 
 

@@ -1,17 +1,19 @@
-"""Runs a recipe: rows, features, plan, transformers' Trainer, and the files that it leaves."""
+"""Runs a recipe: rows, features, plan, training, and the files that it leaves."""
 
 from __future__ import annotations
 
-import math
+import json
+import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps import settings
 from hf_mps.choice import Choice
 from hf_mps.errors import INTERRUPTED, RunError, UserError
-from hf_mps.finetune import batches, checkpoint, data, expect, failures, folder, progress, tasks
+from hf_mps.finetune import checkpoint, data, expect, failures, folder, progress, stored, tasks
 from hf_mps.finetune import order as orders
 from hf_mps.finetune.order import Order
 
@@ -22,125 +24,123 @@ if TYPE_CHECKING:
 
 
 class Interrupted(RunError):
-    """A Ctrl-C, told with the checkpoints that are kept. Exit 130, as a shell reports it."""
+    """A Ctrl-C or SIGTERM, told with the checkpoints that are kept. Exits as a shell reports the signal, 130 or 143."""
 
-    exit_code = INTERRUPTED
+    def __init__(self, words: str, exit_code: int = INTERRUPTED) -> None:
+        super().__init__(words)
+        self.exit_code = exit_code
 
 
-def run(name: str, overrides: Sequence[str] = ()) -> RunRecord:
+@dataclass(frozen=True)
+class Planned:
+    """All that is known before a training: the task's part and the plan, made of a recipe that was found possible."""
+
+    order: Order
+    prepared: Prepared
+    plan: Plan
+
+
+def run(name: str, overrides: Sequence[str] = (), *, fresh: bool = False, smoke: bool = False) -> dict[str, Any]:
     """Run the recipe called `name` with `overrides` laid over it, and return what its results.json says.
 
-    Prints a header, step lines and a closing table on stdout. Raises UserError for what the user gave, RunError for a
-    failed run (a full disk, a loss that is no number, a missed `expect`), both of one line.
+    An unfinished run of the same recipe is gone on with; a finished one is told of and not repeated. `fresh` trains
+    anew beside it. `smoke` trains a tiny model of the same architecture on generated rows, in a folder that is gone
+    afterwards unless `output_dir` names one. Prints a header, step lines and a closing table on stdout. Raises
+    UserError for what the user gave, RunError for a failed run (a full disk, a loss that is no number, a missed
+    `expect`), both of one line.
     """
     settings.refuse_unknown()
     order = orders.load(name, overrides)
+    if smoke:
+        from hf_mps.finetune import smoke as smokes
+
+        with smokes.order(order) as small:
+            return train(small, fresh=True, keep=False)
+    return train(order, fresh=fresh)
+
+
+def train(order: Order, *, fresh: bool = False, keep: bool = True) -> dict[str, Any]:
+    """Run `order` as `run` does; without `keep` the recipe is not stored, so that nothing goes on with the run."""
     data.check(order.recipe.data)
     source = checkpoint.resolve(order.recipe.model)
-    where = folder.choose(order.name, order.recipe.output_dir)
+    place = folder.choose(order, fresh=fresh)
+    if place.finished:
+        return _finished(order, place)
     from hf_mps import activate
+    from hf_mps.finetune import awake
     from hf_mps.finetune.quiet import no_bars
 
     activate.activate()
-    with no_bars():
-        with _told(None):
-            device, prepared = _prepare(order, source)
-        output = folder.claim(where, named=order.recipe.output_dir is not None)
-        with _told(output.value):
-            record = _train(order, device, prepared, output)
-    if record.expectation is not None and not record.expectation.met:
-        came = record.metrics[record.expectation.metric]
-        raise RunError(f"expected {record.expectation}, with {came:.4f}; the model is in {output.value}")
-    return record
+    with no_bars(), awake.held(), ExitStack() as held:
+        with _told(order, None):
+            device, prepared = prepare(order, source)
+        output = held.enter_context(folder.claimed(place))
+        with _told(order, output):
+            if keep:
+                stored.store(output, order)
+            record = _train(_plan(order, device, prepared, output, place), place, output)
+    from hf_mps.finetune import report
+
+    results = report.results(record)
+    _judge(results, output)
+    return results
 
 
-def _prepare(order: Order, source: checkpoint.Checkpoint) -> tuple[Choice[str], Prepared]:
+def prepare(order: Order, source: checkpoint.Checkpoint) -> tuple[Choice[str], Prepared]:
     """The device and the task's part: all that can be refused before a folder is made."""
     from transformers import set_seed
 
     from hf_mps.finetune import plan
+    from hf_mps.finetune.refusals import refuse_impossible
 
     device = plan.device(order.recipe)
-    plan.refuse_impossible(order.recipe.training, device.value)
+    refuse_impossible(order.recipe.training, device.value)
     task = tasks.module(order.recipe.task)
     set_seed(order.recipe.seed)  # the new layers of the model are drawn while it is loaded
     rows = data.load(order.recipe.data, task.columns(order.recipe), order.recipe.seed)
     prepared = task.prepare(order.recipe, rows, source, device.value)
-    for split in rows:
-        if split not in (*data.SPLITS, *prepared.further):
-            raise UserError(f"data names a split {split}, and {order.recipe.task} reads train and validation alone")
-    reported = prepared.metrics.reported
-    further = (f"{split}_{metric}" for split in prepared.further for metric in reported)
-    expect.refuse_unmeasured(order, (*reported, *further))
+    expect.refuse_unmeasured(order, prepared.metrics.reported)
     sizes = " + ".join(f"{len(one.dataset)}" for one in rows.values())
-    prepared.choices = {
-        "data": Choice(f"{sizes} rows", "; ".join(f"{split}: {one.where}" for split, one in rows.items())),
-        **prepared.choices,
-    }
+    where = "; ".join(f"{split}: {one.where}" for split, one in rows.items())
+    prepared.choices = {"data": Choice(f"{sizes} rows", where), **prepared.choices}
     return device, prepared
 
 
-def _train(order: Order, device: Choice[str], prepared: Prepared, output: Choice[Path]) -> RunRecord:
-    """Plan, train, measure, save and report."""
-    from hf_mps.device.memory import Peak
+def _plan(order: Order, device: Choice[str], prepared: Prepared, output: Path, place: folder.Place) -> Planned:
+    from hf_mps.finetune import awake
     from hf_mps.finetune import plan as plans
-    from hf_mps.finetune import record as records
-    from hf_mps.finetune import report
-    from hf_mps.finetune.callbacks import FiniteLoss, Stopwatch
-    from hf_mps.finetune.interrupt import CtrlC
 
-    plan = plans.decide(order.recipe, prepared, device, output)
-    watch, peak, ctrl_c = Stopwatch(), Peak(device.value), CtrlC()
-    trainer = _trainer(plan, prepared, [watch, FiniteLoss(), ctrl_c])
-    _header(order, plan)
-    lines = progress.StepLines(
-        memory=lambda: (peak.sample(), peak.result.value),
-        main_metric=prepared.metrics.main,
-        greater_is_better=prepared.metrics.greater_is_better,
-    )
-    with peak, lines.attach(trainer), ctrl_c:
-        trained = trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
-        if not math.isfinite(trained.training_loss):
-            raise RunError(f"the training loss is {trained.training_loss}; next: a lower training.learning_rate")
-        measured = _measured(trainer) | _further(trainer, prepared)
+    plan = plans.decide(order.recipe, prepared, device, Choice(output, place.reason))
+    if (sleep := awake.decide()) is not None:
+        plan.choices["sleep"] = Choice("held off" if sleep.value else "not held off", sleep.reason)
+    return Planned(order, prepared, plan)
+
+
+def _train(planned: Planned, place: folder.Place, output: Path) -> RunRecord:
+    """Train, measure, save and report."""
+    from hf_mps.finetune import predictions, report, training
+    from hf_mps.finetune import record as records
+    from hf_mps.finetune.callbacks import Stopwatch
+
+    order, prepared, plan = planned.order, planned.prepared, planned.plan
+    watch = Stopwatch()
+    trainer = training.make(plan, prepared, watch, order.recipe.early_stopping_patience)
+    header(order, plan)
+    trained = training.train(plan, prepared, trainer, watch, place.checkpoint)
     if prepared.save is not None:
-        prepared.save(trainer, folder.staging(output.value))
+        prepared.save(trainer, folder.staging(output))
     else:
-        trainer.save_model(str(folder.staging(output.value)))
-    folder.publish(output.value)
-    record = records.make(order, plan, prepared, trainer, measured, watch, peak.result.value)
-    files = report.write(output.value, record)
-    _table(record, [output.value, *files])
+        trainer.save_model(str(folder.staging(output)))
+    folder.publish(output)
+    written = predictions.write(output, prepared, trainer)
+    record = records.make(order, plan, prepared, trained, written)
+    files = report.write(output, record)
+    _table(record, [output, *files, *written.files])
     return record
 
 
-def _trainer(plan: Plan, prepared: Prepared, callbacks: list[Any]) -> Any:
-    """transformers' own Trainer, or the task's. Raises UserError for arguments that it refuses."""
-    from transformers import Trainer, TrainingArguments
-
-    try:
-        arguments = (prepared.arguments or TrainingArguments)(**plan.arguments)
-        trainer = (prepared.trainer or Trainer)(
-            model=prepared.model,
-            args=arguments,
-            train_dataset=prepared.train,
-            eval_dataset=prepared.validation,
-            data_collator=prepared.collator,
-            processing_class=prepared.processing_class,
-            compute_metrics=prepared.compute_metrics,
-            callbacks=callbacks,
-            **prepared.trainer_settings,
-        )
-    except (ValueError, TypeError, ImportError) as error:
-        raise UserError(f"training: transformers refuses it: {str(error).strip().splitlines()[0]}") from error
-    if plan.choices["sampling"].value == batches.ALIKE:
-        batches.hang_into(trainer, prepared)
-    if arguments.device.type != plan.device.value:
-        raise RuntimeError(f"Trainer took {arguments.device.type} where the plan says {plan.device.value}")
-    return trainer
-
-
-def _header(order: Order, plan: Plan) -> None:
+def header(order: Order, plan: Plan) -> None:
+    """Print what was decided, each with its reason."""
     words = {"True": "on", "False": "off"}
     rows = []
     for name, choice in plan.shown().items():
@@ -152,6 +152,12 @@ def _header(order: Order, plan: Plan) -> None:
 
 
 def _table(record: RunRecord, files: Sequence[Path]) -> None:
+    notes = []
+    if record.fallback:
+        names = [entry["operator"] for entry in record.fallback]
+        needed = [name for name in names if name not in record.unexpected_fallback]
+        notes += [("on the CPU", f"{', '.join(needed)}, as the recipe names them")] if needed else []
+        notes += [("unexpected", f"{', '.join(record.unexpected_fallback)} ran on the CPU")] if needed != names else []
     progress.final_table(
         record.metrics,
         baseline=record.baseline.metrics if record.baseline else None,
@@ -160,32 +166,34 @@ def _table(record: RunRecord, files: Sequence[Path]) -> None:
         seconds=record.train_seconds,
         samples_per_second=record.samples_per_second,
         peak_memory=record.peak_memory,
+        notes=notes,
         files=files,
     )
 
 
-def _measured(trainer: Any) -> dict[str, float]:
-    """The metrics of the weights that are kept: of the evaluation that saw them, or of a new one."""
-    state = trainer.state
-    kept = state.best_global_step if trainer.args.load_best_model_at_end else state.global_step
-    for entry in reversed(state.log_history):
-        if entry.get("step") == kept and "eval_loss" in entry:
-            return dict(entry)
-    return dict(trainer.evaluate())
+def _finished(order: Order, place: folder.Place) -> dict[str, Any]:
+    """Tell of a run that is done already, as it ended. Raises RunError where it missed what the recipe expects."""
+    results: dict[str, Any] = json.loads((place.path / folder.RESULTS).read_text(encoding="utf-8"))
+    metric, value = results["main_metric"], results["metrics"].get(results["main_metric"])
+    scored = f" ({metric} {value:.4f})" if value is not None else ""
+    again = shlex.join(["hf-mps", "finetune", *order.words, "--fresh"])
+    print(f"{place.path} holds this recipe's finished run{scored}; to train again beside it: {again}")
+    _judge(results, place.path)
+    return results
 
 
-def _further(trainer: Any, prepared: Prepared) -> dict[str, float]:
-    """The metrics of the further splits, `mismatched_accuracy` for instance; without Trainer's times."""
-    reported = (*prepared.metrics.reported, "loss")
-    found: dict[str, float] = {}
-    for split, features in prepared.further.items():
-        measured = trainer.predict(features, metric_key_prefix=split).metrics
-        found |= {f"{split}_{name}": measured[f"{split}_{name}"] for name in reported}
-    return found
+def _judge(results: dict[str, Any], output: Path) -> None:
+    """Raise RunError where the run missed what the recipe promises."""
+    from hf_mps.finetune.report import Expectation
+
+    promised = results["expectation"]
+    if promised is not None and not promised["met"]:
+        came = results["metrics"][promised["metric"]]
+        raise RunError(f"expected {Expectation(**promised)}, with {came:.4f}; the model is in {output}")
 
 
 @contextmanager
-def _told(output: Path | None) -> Iterator[None]:
+def _told(order: Order, output: Path | None) -> Iterator[None]:
     """Turn a Ctrl-C and a failure of the machine into one line that names the checkpoints which are kept.
 
     What was half-written is removed, and the run's folder with it where nothing is left inside.
@@ -193,7 +201,10 @@ def _told(output: Path | None) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        raise Interrupted(f"interrupted{_kept(output)}") from error
+        code, step = getattr(error, "exit_code", INTERRUPTED), getattr(error, "step", None)
+        kept = _kept(output)
+        on = f"; to go on: {shlex.join(['hf-mps', 'finetune', *order.words])}" if "kept:" in kept else ""
+        raise Interrupted(f"interrupted{f' at step {step}' if step is not None else ''}{kept}{on}", code) from error
     except RunError as error:
         raise RunError(f"{error}{_kept(output)}") from error
     except UserError:

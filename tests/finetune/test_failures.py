@@ -5,10 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,10 +14,7 @@ from pathlib import Path
 import pytest
 from tiny import Command, Ended
 
-from hf_mps.errors import UserError
-from hf_mps.finetune import failures, folder
-
-MODULE = ("-m", "hf_mps.finetune", "my.yaml")
+from hf_mps.finetune import failures
 
 
 def leftovers(run: Path) -> list[str]:
@@ -100,32 +95,6 @@ def test_a_file_that_cannot_be_written_whole_leaves_nothing_half_written(desk: P
     assert not (desk / "runs" / "my").exists()
 
 
-def test_ctrl_c_ends_the_run_and_names_the_checkpoints(desk: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, *MODULE, "training.num_train_epochs=500"],
-        env=environment(desk),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    first = desk / "runs" / "my" / "checkpoint-12" / "trainer_state.json"
-    deadline = time.monotonic() + 120
-    while not first.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    kept = failures.checkpoints(desk / "runs" / "my")
-    assert kept
-    named = ", ".join(str(path.relative_to(desk)) for path in kept)
-    told = [line for line in err.splitlines() if "GuardNotice" not in line and not line.startswith(" ")]
-    assert told == [f"hf-mps: interrupted; kept: {named}"]
-    assert leftovers(desk / "runs" / "my") == []
-    from transformers import AutoModelForSequenceClassification
-
-    AutoModelForSequenceClassification.from_pretrained(kept[-1])
-
-
 def test_ctrl_c_before_training_says_so(desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     from hf_mps.finetune import data
 
@@ -135,27 +104,6 @@ def test_ctrl_c_before_training_says_so(desk: Path, finetune: Command, monkeypat
     monkeypatch.setattr(data, "load", interrupted)
     assert finetune("my.yaml") == (130, "", "hf-mps: interrupted\n")
     assert not (desk / "runs").exists()
-
-
-def test_a_ctrl_c_that_python_drops_is_raised_again() -> None:
-    from hf_mps.finetune.interrupt import CtrlC
-
-    ctrl_c = CtrlC()
-
-    class Careless:
-        def __del__(self) -> None:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.01)
-
-    with ctrl_c:
-        sys.unraisablehook, hook = (lambda _: None), sys.unraisablehook
-        try:
-            Careless()
-        finally:
-            sys.unraisablehook = hook
-        with pytest.raises(KeyboardInterrupt):
-            ctrl_c.on_step_end(None, None, None)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_loss_that_is_no_number_stops_the_run(desk: Path, finetune: Command) -> None:
@@ -202,18 +150,3 @@ def test_an_error_wrapped_in_another_is_found() -> None:
     outer.__cause__ = OSError(errno.ENOSPC, "x")
     assert failures.in_words(outer) == "no space is left on the disk"
     assert failures.in_words(ValueError("something else")) is None
-
-
-def test_two_runs_that_start_together_take_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    first, second = folder.choose("glue/mrpc", None), folder.choose("glue/mrpc", None)
-    assert first == second
-    assert folder.claim(first, named=False).value == Path("runs/glue/mrpc")
-    assert folder.claim(second, named=False).value == Path("runs/glue/mrpc-2")
-
-
-def test_two_runs_that_start_together_cannot_share_a_named_folder(tmp_path: Path) -> None:
-    first = folder.choose("glue/mrpc", str(tmp_path / "mine"))
-    folder.claim(first, named=True)
-    with pytest.raises(UserError, match=f"^output_dir {tmp_path}/mine is in use already, .* next: .*/mine-2$"):
-        folder.claim(first, named=True)

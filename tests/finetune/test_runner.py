@@ -96,9 +96,9 @@ def test_a_second_run_goes_beside_the_first_and_tokenises_nothing(
         return call(self, text, *others, **settings)
 
     monkeypatch.setattr(BertTokenizerFast, "__call__", counted)
-    ended = finetune("my.yaml")
+    ended = finetune("my.yaml", "--fresh")
     assert ended.code == 0
-    assert "runs/my holds another run, which stays as it is" in ended.out
+    assert "--fresh: beside runs/my" in ended.out
     assert (desk / "runs/my/results.json").read_bytes() == first
     assert results(desk / "runs/my-2")["metrics"] == json.loads(first)["metrics"]
     # The two calls ask which columns a row has.

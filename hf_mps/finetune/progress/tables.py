@@ -38,10 +38,11 @@ def final_table(
     seconds: float | None = None,
     samples_per_second: float | None = None,
     peak_memory: int | None = None,
+    notes: Sequence[tuple[str, str]] = (),
     files: Sequence[str | Path] = (),
     stream: TextIO | None = None,
 ) -> None:
-    """Print how a run ended: metrics against the baseline, training seconds, samples/s, peak bytes, files.
+    """Print how a run ended: metrics against the baseline, training seconds, samples/s, peak bytes, notes, files.
 
     Whatever is None or empty leaves no line. Default stream: stdout.
     """
@@ -53,15 +54,16 @@ def final_table(
     cost = [duration(seconds)] if seconds is not None else []
     cost += [f"{samples_per_second:.1f} samples/s"] if samples_per_second is not None else []
     cost += [f"{memory(peak_memory)} at peak"] if peak_memory is not None else []
-    notes: Rows = [("baseline", baseline_is)] if baseline and baseline_is else []
-    notes += [("expected", str(expectation))] if expectation else []
-    notes += [("training", ", ".join(cost))] if cost else []
-    notes += [("written" if not index else "", str(file)) for index, file in enumerate(files)]
+    below: Rows = [("baseline", baseline_is)] if baseline and baseline_is else []
+    below += [("expected", str(expectation))] if expectation else []
+    below += [("training", ", ".join(cost))] if cost else []
+    below += notes
+    below += [("written" if not index else "", str(file)) for index, file in enumerate(files)]
     if console := terminal(stream):
-        _draw_final(console, cells, notes, failed=expectation is not None and not expectation.met)
+        _draw_final(console, cells, below, failed=expectation is not None and not expectation.met)
         return
     heads: Rows = [("metric", "this run", "baseline" if baseline else "")]
-    for line in [*aligned(heads + cells, right=(1, 2)), *aligned(notes)]:
+    for line in [*aligned(heads + cells, right=(1, 2)), *aligned(below)]:
         say(stream, line)
 
 

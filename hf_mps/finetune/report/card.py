@@ -22,6 +22,8 @@ def card(record: RunRecord) -> str:
         "## Results",
         _results(record),
         f"![Loss, {record.main_metric} and learning rate over the training steps](training.png)",
+        *[f"![{_cell(_caption(name))}]({name})" for name in record.pictures],
+        *([_answers(record.predictions, record.split)] if record.predictions else []),
         "## Use",
         'In this folder, or with the model\'s hub id in place of `"."`:',
         _fenced("python", _snippet(record)),
@@ -107,8 +109,16 @@ def _results(record: RunRecord) -> str:
     return "\n\n".join([table, *notes])
 
 
+def _caption(name: str) -> str:
+    return name.rpartition(".")[0].replace("_", " ").capitalize()
+
+
+def _answers(name: str, split: str) -> str:
+    return f"[{name}]({name}) holds the model's answer to each row of the {_cell(split)} split."
+
+
 def _snippet(record: RunRecord) -> str:
-    return (
+    return record.snippet or (
         f"from transformers import {record.auto_class}, AutoTokenizer\n"
         f'model = {record.auto_class}.from_pretrained(".")\n'
         'tokenizer = AutoTokenizer.from_pretrained(".")'

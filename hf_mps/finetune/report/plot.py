@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hf_mps.finetune.progress.rows import evaluated
@@ -46,18 +46,27 @@ Panel = tuple[str, str, str, list[tuple[str, Series]]]
 
 def draw(record: RunRecord) -> bytes:
     """Return the run's picture as PNG bytes, 1650 pixels wide; what was not logged leaves its panel out."""
+    small = _small_panels(record.log_history)
+
+    def paint(figure: Any) -> None:
+        _draw_panels(figure, record, small)
+        _head(figure, record)
+
+    return png((11, 7 if small else 4.9), paint)
+
+
+def png(inches: tuple[float, float], paint: Callable[[Any], None], **settings: Any) -> bytes:
+    """A page in the house's style as PNG bytes, 150 pixels to the inch; `paint` draws on its empty Figure."""
     from matplotlib import style
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     # A user's matplotlibrc must not change the page, and Figure (not pyplot) leaves their session alone.
     with warnings.catch_warnings(), style.context(["default", STYLE]):
-        warnings.simplefilter("ignore")  # a recipe's name in letters that the font lacks
-        small = _small_panels(record.log_history)
-        figure = Figure(figsize=(11, 7 if small else 4.9), dpi=150, facecolor="white")
+        warnings.simplefilter("ignore")  # names in letters that the font lacks
+        figure = Figure(figsize=inches, dpi=150, facecolor="white", **settings)
         FigureCanvasAgg(figure)
-        _draw_panels(figure, record, small)
-        _head(figure, record)
+        paint(figure)
         picture = io.BytesIO()
         figure.savefig(picture, format="png", metadata={"Software": None})
     return picture.getvalue()

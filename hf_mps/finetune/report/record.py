@@ -57,6 +57,8 @@ class RunRecord:
     peak_memory: int | None = None
     """Bytes; None where the device cannot tell."""
     fallback: list[dict[str, Any]] = field(default_factory=list)
+    unexpected_fallback: list[str] = field(default_factory=list)
+    """The operators among them that the recipe does not name."""
     guards: list[Any] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=lambda: versions())
     expectation: Expectation | None = None
@@ -74,6 +76,11 @@ class RunRecord:
     auto_class: str = "AutoModelForSequenceClassification"
     """The class of transformers that loads the model, shown in the card's snippet."""
     language: str | None = None
+    snippet: str | None = None
+    """Three lines that load the model from `"."`; None is the auto class with its tokenizer."""
+    predictions: str | None = None
+    """The name of the file of predictions, and of the task's pictures."""
+    pictures: list[str] = field(default_factory=list)
 
     @property
     def model_words(self) -> str:
@@ -113,7 +120,9 @@ def results(record: RunRecord) -> dict[str, Any]:
     - `baseline`: {"what": str, "metrics": {name: number}} or null
     - `expectation`: {"metric": str, "low": number | null, "high": number | null, "met": bool} or null
     - `train_seconds`, `samples_per_second`: numbers; `peak_memory_bytes`: int or null
-    - `fallback`: [object]; `guards`: [{"name": str, "times": int, "lines": [str], "issue": str}]
+    - `fallback`: [object]; `unexpected_fallback`: [str]
+    - `predictions`: str or null; `pictures`: [str], files beside this one
+    - `guards`: [{"name": str, "times": int, "lines": [str], "issue": str}]
     - `log_history`: [object], the Trainer's, one for each logging step or evaluation
     - `versions`: {name: str}
     """
@@ -133,6 +142,9 @@ def results(record: RunRecord) -> dict[str, Any]:
         "samples_per_second": record.samples_per_second,
         "peak_memory_bytes": record.peak_memory,
         "fallback": record.fallback,
+        "unexpected_fallback": record.unexpected_fallback,
+        "predictions": record.predictions,
+        "pictures": record.pictures,
         "guards": record.guards,
         "log_history": record.log_history,
         "versions": record.versions,

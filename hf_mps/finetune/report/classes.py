@@ -1,0 +1,78 @@
+"""Pictures of what a classifier answered, from the rows of predictions.csv: a confusion matrix, or a scatter of values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hf_mps.finetune.report.plot import BLUE, INK, QUIET, png
+
+Rows = Sequence[Mapping[str, Any]]
+# More classes than this are too many to read: those with the most mistakes are shown.
+SHOWN = 24
+# Up to so many classes each cell has its number.
+NUMBERED = 16
+LONGEST_NAME = 24
+
+
+def confusion(pairs: Sequence[tuple[str, str]], names: Sequence[str]) -> dict[str, bytes]:
+    """confusion_matrix.png of (truth, answer) pairs over the classes `names`, in their order.
+
+    A cell holds the number of pairs, its shade the share of its row's truth. Of more than SHOWN classes those with the
+    most mistakes are shown, and the title says so.
+    """
+    counts = Counter(pairs)
+    shown = _most_mistaken(counts, names)
+    table = [[counts[truth, answer] for answer in shown] for truth in shown]
+    title = "Validation rows by class"
+    if len(shown) < len(names):
+        title += f": the {len(shown)} of {len(names)} classes with the most mistakes"
+
+    def paint(figure: Any) -> None:
+        axes = figure.add_subplot()
+        shares = [[count / max(1, sum(row)) for count in row] for row in table]
+        axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+        for down, row in enumerate(table if len(shown) <= NUMBERED else ()):
+            for across, count in enumerate(row):
+                colour = "white" if shares[down][across] > 0.5 else INK if count else QUIET
+                axes.text(across, down, f"{count}", ha="center", va="center", color=colour, fontsize=9)
+        labels = [_short(name) for name in shown]
+        crowded = len(shown) > 4 or max(map(len, labels)) > 10
+        axes.set_xticks(range(len(shown)), labels, rotation=45 if crowded else 0, ha="right" if crowded else "center")
+        axes.set_yticks(range(len(shown)), labels)
+        axes.set(title=title, xlabel="answered", ylabel="truth")
+        axes.grid(visible=False)
+
+    side = 3.6 + 0.34 * len(shown)
+    return {"confusion_matrix.png": png((side + 1, side), paint, layout="constrained")}
+
+
+def scatter(truths: Sequence[float], answers: Sequence[float]) -> dict[str, bytes]:
+    """values.png: each answered value over the truth, with the line on which they are equal."""
+
+    def paint(figure: Any) -> None:
+        axes = figure.add_subplot()
+        low, high = min([*truths, *answers]), max([*truths, *answers])
+        axes.plot([low, high], [low, high], color=QUIET, linewidth=1, linestyle="--", label="equal")
+        axes.scatter(truths, answers, s=8, color=BLUE, alpha=0.35, linewidths=0)
+        axes.set(title="Answered over true values, validation rows", xlabel="truth", ylabel="answered")
+        axes.legend(loc="upper left")
+
+    return {"values.png": png((6, 5.4), paint, layout="constrained")}
+
+
+def _most_mistaken(counts: Mapping[tuple[str, str], int], names: Sequence[str]) -> list[str]:
+    if len(names) <= SHOWN:
+        return list(names)
+    mistakes: Counter[str] = Counter()
+    for (truth, answer), count in counts.items():
+        if truth != answer:
+            mistakes.update({truth: count, answer: count})
+    kept = sorted(names, key=lambda name: -mistakes[name])[:SHOWN]
+    return [name for name in names if name in set(kept)]
+
+
+def _short(name: str) -> str:
+    short = name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
+    return short.replace("$", r"\$")  # matplotlib reads a pair of dollars as a formula

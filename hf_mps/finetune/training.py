@@ -1,0 +1,94 @@
+"""A training from its plan to the numbers that its kept weights reach: transformers' Trainer, or the task's own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.errors import RunError, UserError
+from hf_mps.finetune import batches, progress
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.callbacks import Stopwatch
+    from hf_mps.finetune.plan import Plan
+    from hf_mps.finetune.task import Prepared
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished training: its trainer, what Trainer measured of the kept weights, its clock and its peak in bytes."""
+
+    trainer: Any
+    measured: dict[str, float]
+    watch: Stopwatch
+    peak: int
+
+
+def train(plan: Plan, prepared: Prepared, trainer: Any, watch: Stopwatch, checkpoint: Path | None) -> Trained:
+    """Train, from `checkpoint` on where there is one, and measure; prints a line for each logging step.
+
+    Raises RunError for a loss that is no number, Stopped where a signal ends it.
+    """
+    from hf_mps.device.memory import Peak
+    from hf_mps.finetune.interrupt import Interruption
+
+    peak, interruption = Peak(plan.device.value), Interruption()
+    interruption.trainer = trainer
+    trainer.add_callback(interruption)
+    lines = progress.StepLines(
+        memory=lambda: (peak.sample(), peak.result.value),
+        main_metric=prepared.metrics.main,
+        greater_is_better=prepared.metrics.greater_is_better,
+    )
+    start = str(checkpoint) if checkpoint is not None else trainer.args.resume_from_checkpoint
+    with peak, lines.attach(trainer), interruption:
+        trained = trainer.train(resume_from_checkpoint=start)
+        if not math.isfinite(trained.training_loss):
+            raise RunError(f"the training loss is {trained.training_loss}; next: a lower training.learning_rate")
+        measured = _measured(trainer)
+        for name, dataset in prepared.further.items():
+            measured |= trainer.evaluate(eval_dataset=dataset, metric_key_prefix=name)
+    return Trained(trainer, measured, watch, peak.result.value)
+
+
+def make(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int | None) -> Any:
+    """The trainer of a plan. Raises UserError for arguments that transformers refuses."""
+    from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
+
+    from hf_mps.finetune.callbacks import FiniteLoss
+
+    callbacks: list[Any] = [watch, FiniteLoss()]
+    if patience is not None:
+        callbacks.append(EarlyStoppingCallback(early_stopping_patience=patience))
+    try:
+        arguments = (prepared.arguments or TrainingArguments)(**plan.arguments)
+        trainer = (prepared.trainer or Trainer)(
+            model=prepared.model,
+            args=arguments,
+            train_dataset=prepared.train,
+            eval_dataset=prepared.validation,
+            data_collator=prepared.collator,
+            processing_class=prepared.processing_class,
+            compute_metrics=prepared.compute_metrics,
+            callbacks=callbacks,
+            **prepared.trainer_settings,
+        )
+    except (ValueError, TypeError, ImportError) as error:
+        raise UserError(f"training: transformers refuses it: {str(error).strip().splitlines()[0]}") from error
+    if plan.choices["sampling"].value == batches.ALIKE:
+        batches.hang_into(trainer, prepared)
+    if arguments.device.type != plan.device.value:
+        raise RuntimeError(f"Trainer took {arguments.device.type} where the plan says {plan.device.value}")
+    return trainer
+
+
+def _measured(trainer: Any) -> dict[str, float]:
+    """The metrics of the weights that are kept: of the evaluation that saw them, or of a new one."""
+    state = trainer.state
+    kept = state.best_global_step if trainer.args.load_best_model_at_end else state.global_step
+    for entry in reversed(state.log_history):
+        if entry.get("step") == kept and "eval_loss" in entry:
+            return dict(entry)
+    return dict(trainer.evaluate())
