@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hf_mps.errors import UserError, nearest
 from hf_mps.finetune import recipe as recipes
@@ -60,7 +60,7 @@ def load(data: recipes.Data, columns: Mapping[str, str], seed: int) -> dict[str,
     """
     found = {split: _narrow(sources.read(data, split, seed), columns) for split in wanted(data)}
     if data.hold_out:
-        found |= _held_out(found["train"], data.hold_out, seed)
+        found |= _held_out(found["train"], data.hold_out, seed, data.KEPT_TOGETHER)
     for split, rows in found.items():
         limit = data.rows.train if split == "train" else data.rows.validation
         if limit and limit < len(rows.dataset):
@@ -92,15 +92,29 @@ def _flattened(dataset: Dataset, columns: Mapping[str, str]) -> Dataset:
     return dataset.flatten(max_depth=depth + 1) if depth else dataset
 
 
-def _held_out(rows: Rows, share: float, seed: int) -> dict[str, Rows]:
-    """Split the training rows in two, seeded. Raises UserError where one side would be empty."""
+def _held_out(rows: Rows, share: float, seed: int, together: str | None) -> dict[str, Rows]:
+    """Split the training rows in two, seeded. Raises UserError where one side would be empty.
+
+    Rows with one value in column `together` stand on one side: the validation split then ends with the group that
+    reaches its share.
+    """
     count = len(rows.dataset)
-    kept_back = round(count * share)
-    if not 0 < kept_back < count:
-        raise UserError(f"{rows.where}: data.hold_out={share} of {count} rows leaves one split without rows")
-    order = _shuffled(count, seed)
-    validation = rows.sample(sorted(order[:kept_back]), f"{rows.where} (held out)")
-    return {"train": rows.sample(sorted(order[kept_back:])), "validation": validation}
+    wanted = round(count * share)
+    groups: dict[Any, list[int]] = {}
+    for number, value in enumerate(rows.dataset[together] if together else range(count)):
+        groups.setdefault(value, []).append(number)
+    members, order = list(groups.values()), _shuffled(len(groups), seed)
+    kept_back: list[int] = []
+    taken = 0
+    while len(kept_back) < wanted and taken < len(order):
+        kept_back += members[order[taken]]
+        taken += 1
+    if taken in (0, len(order)):
+        of = f" in {len(groups)} groups of one {together}" if together else ""
+        raise UserError(f"{rows.where}: data.hold_out={share} of {count} rows{of} leaves one split without rows")
+    rest = [number for place in order[taken:] for number in members[place]]
+    validation = rows.sample(sorted(kept_back), f"{rows.where} (held out)")
+    return {"train": rows.sample(sorted(rest)), "validation": validation}
 
 
 def _shuffled(count: int, seed: int) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -42,6 +42,9 @@ class Data(Section):
     validation (test, mismatched, …) are measured once, after training. `hold_out` is the share of the training rows
     (0 to 1) that becomes the validation split where the data has none.
     """
+
+    KEPT_TOGETHER: ClassVar[str | None] = None
+    """The role of a column whose equal values never stand on both sides of `hold_out`."""
 
     hub: str | None = None
     config: str | None = None

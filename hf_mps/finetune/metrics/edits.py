@@ -37,8 +37,9 @@ def cer(predictions: Sequence[str], references: Sequence[str]) -> float:
 
     Raises ValueError where the references hold no character.
     """
-    spaced = [[" ".join(text.split()) for text in texts] for texts in (predictions, references)]
-    return _rate(*spaced, "character")
+    return _rate(
+        [" ".join(text.split()) for text in predictions], [" ".join(text.split()) for text in references], "character"
+    )
 
 
 def _rate(predictions: Sequence[Any], references: Sequence[Any], unit: str) -> float:

@@ -1,0 +1,98 @@
+"""Pictures of what a model answered: each a page of two panels, from the rows of predictions.csv."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hf_mps.finetune.report.plot import BLUE, INK, ORANGE, QUIET, STYLE
+
+Rows = Sequence[Mapping[str, Any]]
+# Lengths in words up to which each has a bar of its own; longer ones share the last.
+WORDS = 12
+
+
+def answers(rows: Rows) -> dict[str, bytes]:
+    """answers.png of `question`, `prediction`, `truth`, `f1` (0 to 1): F1 by the truth's length, and both lengths."""
+    by_length: dict[int, list[float]] = {}
+    for row in rows:
+        by_length.setdefault(_words(row["truth"].split(" | ")[0]), []).append(float(row["f1"]))
+    predicted = Counter(_words(row["prediction"]) for row in rows)
+    lengths = range(WORDS + 1)
+
+    def draw(left: Any, right: Any) -> None:
+        known = sorted(by_length)
+        means = [100 * sum(by_length[length]) / len(by_length[length]) for length in known]
+        left.bar(known, means, color=BLUE)
+        for length, mean in zip(known, means, strict=True):
+            left.annotate(len(by_length[length]), (length, mean), ha="center", va="bottom", fontsize=7, color=QUIET)
+        left.set(title="F1 by the length of the truth", xlabel="words (with the number of questions)", ylim=(0, 105))
+        right.bar(
+            [length - 0.2 for length in lengths],
+            [len(by_length.get(n, ())) for n in lengths],
+            0.4,
+            color=INK,
+            label="truth",
+        )
+        right.bar([n + 0.2 for n in lengths], [predicted[n] for n in lengths], 0.4, color=ORANGE, label="prediction")
+        right.set(title="How long answers are", xlabel=f"words (0: no answer; {WORDS}: as many or more)")
+        right.legend()
+
+    return {"answers.png": _page(draw)}
+
+
+def similarities(rows: Rows) -> dict[str, bytes]:
+    """similarities.png of `cosine` and `score`: one over the other; empty where rows have no score."""
+    pairs = [(float(row["score"]), float(row["cosine"])) for row in rows if "score" in row]
+    if not pairs:
+        return {}
+    scores, cosines = zip(*pairs, strict=True)
+
+    def draw(left: Any, right: Any) -> None:
+        left.scatter(scores, cosines, s=8, color=BLUE, alpha=0.35, linewidths=0)
+        left.set(title="Cosine over the given score", xlabel="score", ylabel="cosine")
+        middle = sorted(scores)[len(scores) // 2]
+        lower = [cosine for score, cosine in pairs if score <= middle]
+        upper = [cosine for score, cosine in pairs if score > middle]
+        right.hist([lower, upper], bins=20, color=[ORANGE, BLUE], label=[f"score to {middle:g}", f"above {middle:g}"])
+        right.set(title="Cosines of the unlike and the like half", xlabel="cosine")
+        right.legend()
+
+    return {"similarities.png": _page(draw)}
+
+
+def transcripts(rows: Rows) -> dict[str, bytes]:
+    """transcripts.png of `seconds`, `wer`: errors over the length of the sound, and how many rows have how many."""
+    seconds = [float(row["seconds"]) for row in rows]
+    rates = [float(row["wer"]) for row in rows]
+
+    def draw(left: Any, right: Any) -> None:
+        left.scatter(seconds, rates, s=10, color=BLUE, alpha=0.4, linewidths=0)
+        left.set(title="Word error rate over the length", xlabel="seconds", ylabel="word error rate", ylim=(0, None))
+        right.hist([min(rate, 1.0) for rate in rates], bins=20, range=(0, 1), color=ORANGE)
+        right.set(title="Rows by their word error rate", xlabel="word error rate (1: as many or more)")
+
+    return {"transcripts.png": _page(draw)}
+
+
+def _page(draw: Callable[[Any, Any], None]) -> bytes:
+    """Two panels side by side, as PNG, 1650 pixels wide, in the style of training.png."""
+    from matplotlib import style
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with warnings.catch_warnings(), style.context(["default", STYLE]):
+        warnings.simplefilter("ignore")  # letters that the font lacks
+        figure = Figure(figsize=(11, 4.2), dpi=150, facecolor="white", layout="constrained")
+        FigureCanvasAgg(figure)
+        draw(*figure.subplots(1, 2))
+        content = io.BytesIO()
+        figure.savefig(content, format="png")
+    return content.getvalue()
+
+
+def _words(text: str) -> int:
+    return min(len(text.split()), WORDS)

@@ -1,0 +1,228 @@
+"""Question answering: a question and a text, to the piece of the text that answers it, or to none."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from hf_mps.choice import Choice
+from hf_mps.finetune import lengths, metrics, pictures, tokens, windows
+from hf_mps.finetune import recipe as recipes
+from hf_mps.finetune.metrics import answers as scoring
+from hf_mps.finetune.spans import Answer, Window, answer
+from hf_mps.finetune.task import Prepared
+from hf_mps.finetune.windows import Cut
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.checkpoint import Checkpoint
+    from hf_mps.finetune.data import Rows
+
+AUTO_CLASS = "AutoModelForQuestionAnswering"
+LONGEST = 384
+"""Tokens of a window where the recipe does not say: transformers' run_qa.py has as many."""
+
+
+class Columns(recipes.Section):
+    """The columns of the data by their roles; `answers` holds SQuAD's text and answer_start, `id` may be left out."""
+
+    context: str = "context"
+    question: str = "question"
+    answers: str = "answers"
+    id: str | None = None
+
+    @model_validator(mode="after")
+    def _apart(self) -> Columns:
+        named = [column for column in (self.context, self.question, self.answers, self.id) if column]
+        if len(set(named)) < len(named):
+            raise ValueError(f"names one column for two roles ({', '.join(named)}); give each role a column of its own")
+        return self
+
+
+class Data(recipes.Data):
+    """Adds the columns. Of held-out rows, all questions about one text stand on the same side."""
+
+    KEPT_TOGETHER: ClassVar[str | None] = "context"
+    columns: Columns = Columns()
+
+
+class Recipe(lengths.Padded):
+    """Adds the settings of transformers' run_qa.py, under its names, `max_length` being its max_seq_length.
+
+    A text too long for one window is cut into several that share `doc_stride` tokens. `version_2_with_negative` allows
+    questions without an answer (SQuAD 2.0); where it is not given, the training rows tell.
+    `null_score_diff_threshold`: how far the score of no answer must pass the best answer's.
+    """
+
+    task: Literal["question-answering"]
+    data: Data
+    doc_stride: int = Field(default=128, ge=0)
+    max_answer_length: int = Field(default=30, ge=1)
+    n_best_size: int = Field(default=20, ge=1)
+    version_2_with_negative: bool | None = None
+    null_score_diff_threshold: float = 0.0
+
+    @model_validator(mode="after")
+    def _room(self) -> Recipe:
+        longest = self.max_length or LONGEST
+        if self.doc_stride >= longest:
+            raise ValueError(f"has doc_stride {self.doc_stride}; allowed: less than max_length, {longest}")
+        return self
+
+
+def columns(recipe: Recipe) -> dict[str, str]:
+    """The role of each column that the task reads."""
+    named = recipe.data.columns
+    roles = {"context": named.context, "question": named.question, "answers": named.answers}
+    return {**roles, **({"id": named.id} if named.id else {})}
+
+
+def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
+    """Make windows, model, collator and metrics from the rows of both splits.
+
+    Raises UserError for answers, lengths or a checkpoint that cannot be used.
+    """
+    import transformers
+
+    windows.check({split: rows[split] for split in ("train", "validation")})
+    negative = _negative(recipe, rows)
+    measured = metrics.load(recipe.metrics or ["squad_v2" if negative.value else "squad"])
+    tokenizer, config = checkpoint.tokenizer(), checkpoint.config()
+    windows.refuse_slow(tokenizer, checkpoint.said)
+    longest = lengths.limit(recipe, tokenizer, config, default=LONGEST)
+    lent = tokens.lend_pad_token(tokenizer, config)
+    cut = Cut(tokenizer, tokens.digest(tokenizer), longest, recipe.doc_stride, negative.value)
+    found = {split: cut.windows(rows[split]) for split in ("train", "validation")}
+    counts = {split: tokens.counts(found[split]) for split in found}
+    length = lengths.decide(recipe, counts["train"], longest, others=counts["validation"])
+    choices: dict[str, Choice[Any]] = {
+        "lengths": length,
+        "windows": windows.summary(found, rows, recipe.doc_stride),
+        "questions_without_answer": negative,
+        **lent,
+    }
+    model, choices["model"] = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
+    asked = _Asked(recipe, rows["validation"], found["validation"], measured, negative.value)
+    return Prepared(
+        train=found["train"].select_columns(cut.columns),
+        validation=found["validation"].select_columns(cut.columns),
+        model=model,
+        processing_class=tokenizer,
+        collator=length.value.collator(transformers.DataCollatorWithPadding(tokenizer), tokenizer),
+        metrics=measured,
+        compute_metrics=lambda evaluated: asked.score(asked.answers(evaluated.predictions)),
+        baseline=asked.baseline(),
+        auto_class=AUTO_CLASS,
+        pipeline_tag="question-answering",
+        choices=choices,
+        trainer_settings={"preprocess_logits_for_metrics": _two_logits},
+        token_counts=counts["train"],
+        predict=lambda trainer: asked.rows(asked.answers(trainer.predict(trainer.eval_dataset).predictions)),
+        figures=pictures.answers,
+    )
+
+
+def smoke_rows(recipe: Recipe, folder: Any) -> dict[str, list[dict[str, Any]]]:
+    """Questions about short generated texts, some of which answer nothing where the recipe allows that."""
+    named = recipe.data.columns
+    made = []
+    for person, place, thing in itertools.product(
+        ("Ada", "Kofi", "Mina", "Ravi"), ("Lagos", "Oslo", "Lima", "Kyoto"), ("kite", "drum", "map")
+    ):
+        text = f"{person} lives in {place}. {person} bought a {thing} there. The {thing} was old."
+        truth = {"text": [place], "answer_start": [text.index(place)]}
+        if recipe.version_2_with_negative and thing == "map":
+            truth = {"text": [], "answer_start": []}
+        question = f"Where does {person} live?" if truth["text"] else f"Who sold the {thing}?"
+        made.append({named.context: text, named.question: question, named.answers: truth})
+        if named.id:
+            made[-1][named.id] = f"q{len(made)}"
+    return {"train": made[:32], "validation": made[32:]}
+
+
+def _negative(recipe: Recipe, rows: Mapping[str, Rows]) -> Choice[bool]:
+    """Whether a question may have no answer."""
+    empty = {split: windows.unanswered(rows[split]) for split in ("train", "validation")}
+    if recipe.version_2_with_negative is None:
+        some = len(empty["train"])
+        return Choice(bool(some), f"{some} of {len(rows['train'].dataset)} training rows have no answer")
+    if not recipe.version_2_with_negative:
+        windows.refuse_unanswered(rows, empty)
+    return Choice(recipe.version_2_with_negative, "version_2_with_negative in the recipe")
+
+
+def _two_logits(logits: Any, labels: Any) -> Any:
+    """Start and end alone: encoders with a decoder return hidden states behind them, too many to be kept."""
+    return tuple(logits[:2])
+
+
+class _Asked:
+    """The questions of the validation split, and what the logits of their windows answer."""
+
+    def __init__(self, recipe: Recipe, rows: Rows, found: Any, measured: metrics.Metrics, negative: bool) -> None:
+        self._recipe = recipe
+        self._measured = measured
+        self._negative = negative
+        self._contexts: list[str] = rows.dataset["context"][:]
+        self._questions: list[str] = rows.dataset["question"][:]
+        self._truths = windows.truths(rows)
+        named = "id" in rows.dataset.column_names
+        count = len(self._contexts)
+        self._ids = [str(one) for one in rows.dataset["id"]] if named else [str(rows.number(n)) for n in range(count)]
+        self._places = found.select_columns(["row", "starts", "ends", "null"]).with_format("numpy")
+
+    def answers(self, logits: Sequence[Any]) -> list[Answer]:
+        """The answer to each question; `logits` are start and end, each of shape (windows, width)."""
+        return [
+            answer(
+                self._contexts[row],
+                (window for _, window in pieces),
+                count=self._recipe.n_best_size,
+                longest=self._recipe.max_answer_length,
+                nothing=self._negative,
+                threshold=self._recipe.null_score_diff_threshold,
+            )
+            for row, pieces in itertools.groupby(self._windows(logits), key=lambda pair: pair[0])
+        ]
+
+    def _windows(self, logits: Sequence[Any]) -> Iterator[tuple[int, Window]]:
+        for place, start, end in zip(self._places, *logits, strict=True):
+            yield int(place["row"]), Window(start, end, place["starts"], place["ends"], int(place["null"]))
+
+    def score(self, answers: Sequence[Answer]) -> dict[str, float]:
+        """The metrics of an answer to every question."""
+        return self._score([one.text for one in answers])
+
+    def _score(self, texts: Sequence[str]) -> dict[str, float]:
+        # Numbered here: the ids of a user's own rows need not differ.
+        predictions = [{"id": str(number), "prediction_text": text} for number, text in enumerate(texts)]
+        references = [
+            {"id": str(number), "answers": {"text": truths, "answer_start": [0] * len(truths)}}
+            for number, truths in enumerate(self._truths)
+        ]
+        return self._measured.compute(predictions, references)
+
+    def baseline(self) -> metrics.Baseline:
+        """What the text's first sentence scores, or no answer at all where that is allowed."""
+        if self._negative:
+            return metrics.Baseline("always answers that there is no answer", self._score([""] * len(self._truths)))
+        firsts = [context.partition(". ")[0] for context in self._contexts]
+        return metrics.Baseline("always answers with the first sentence of the text", self._score(firsts))
+
+    def rows(self, answers: Sequence[Answer]) -> Iterator[dict[str, Any]]:
+        """The rows of predictions.csv."""
+        for number, one in enumerate(answers):
+            truths = self._truths[number]
+            yield {
+                "id": self._ids[number],
+                "question": self._questions[number],
+                "prediction": one.text,
+                "truth": " | ".join(dict.fromkeys(truths)),
+                "exact_match": scoring.exact_match(one.text, truths),
+                "f1": round(scoring.f1(one.text, truths), 4),
+                "probability": round(one.probability, 4),
+                "start": one.start,
+                **({"null_score_diff": round(one.null_margin, 4)} if self._negative else {}),
+            }

@@ -1,0 +1,189 @@
+"""Questions with their texts, cut into overlapping windows of tokens, and where the answer stands in each."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.choice import Choice
+from hf_mps.errors import UserError
+from hf_mps.finetune import tokens
+from hf_mps.finetune.spans import NOWHERE
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from hf_mps.finetune.rows import Rows
+
+# Part of every cache key: raise it whenever `Cut.windows` makes other features from the same rows.
+FEATURES = 1
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How rows are cut: windows of at most `longest` tokens, question included, two neighbours sharing `stride` tokens.
+
+    `content` is the tokenizer's digest; `negative` whether a question may have no answer.
+    """
+
+    tokenizer: Any
+    content: str
+    longest: int
+    stride: int
+    negative: bool
+
+    @property
+    def columns(self) -> list[str]:
+        """What the model takes: the tokenizer's columns, and the first and last token of the answer."""
+        return [*self.tokenizer("a", "b"), "start_positions", "end_positions"]
+
+    def windows(self, rows: Rows) -> Dataset:
+        """A row for each window, those of a question in a row: `columns`, and for the answers `row` (the question's
+        number), `starts` and `ends` (the characters of each token in the text, NOWHERE outside) and `null`, the token
+        that says "no answer here".
+
+        Raises UserError for a row without a text, an answer that is not where it should be, a question too long.
+        """
+        from datasets import Features, List, Value
+
+        lists = [*self.tokenizer("a", "b"), "starts", "ends"]
+        numbers = ["start_positions", "end_positions", "row", "null"]
+        return tokens.mapped(
+            rows,
+            lambda batch, indices: self._encode(rows, batch, indices),
+            content=self.content,
+            key=("question-answering", FEATURES, self.longest, self.stride, self.tokenizer.padding_side),
+            features=Features(
+                {**{name: List(Value("int32")) for name in lists}, **{name: Value("int64") for name in numbers}}
+            ),
+        )
+
+    def _encode(self, rows: Rows, batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
+        # Some of SQuAD's questions begin with blanks, which alone could fill a window.
+        questions = [text.strip() for text in tokens.texts(rows, "question", batch, indices)]
+        contexts = tokens.texts(rows, "context", batch, indices)
+        self._refuse_long(rows, questions, indices)
+        last = self.tokenizer.padding_side == "right"
+        encoded = self.tokenizer(
+            *((questions, contexts) if last else (contexts, questions)),
+            truncation="only_second" if last else "only_first",
+            max_length=self.longest,
+            stride=self.stride,
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
+        offsets, sources = encoded.pop("offset_mapping"), encoded.pop("overflow_to_sample_mapping")
+        made: dict[str, list[Any]] = {name: [] for name in ("starts", "ends", "null", "row")}
+        made |= {"start_positions": [], "end_positions": []}
+        spans = [
+            _first(rows, context, value, index)
+            for context, value, index in zip(contexts, batch["answers"], indices, strict=True)
+        ]
+        for number, source in enumerate(sources):
+            inside = [part == int(last) for part in encoded.sequence_ids(number)]
+            starts = [pair[0] if here else NOWHERE for pair, here in zip(offsets[number], inside, strict=True)]
+            ends = [pair[1] if here else NOWHERE for pair, here in zip(offsets[number], inside, strict=True)]
+            null = self._null(encoded["input_ids"][number])
+            found = place(starts, ends, spans[source]) or (null, null)
+            for name, value in zip(made, (starts, ends, null, indices[source], *found), strict=True):
+                made[name].append(value)
+        return {**encoded, **made}
+
+    def _null(self, ids: Sequence[int]) -> int:
+        """The place of the token that answers "nothing": [CLS], as BERT has it, or the first."""
+        for token in (self.tokenizer.cls_token_id, self.tokenizer.bos_token_id):
+            if token is not None and token in ids:
+                return list(ids).index(token)
+        return 0
+
+    def _refuse_long(self, rows: Rows, questions: list[str], indices: Sequence[int]) -> None:
+        room = self.longest - self.tokenizer.num_special_tokens_to_add(pair=True)
+        cut = self.tokenizer(questions, add_special_tokens=False)["input_ids"]
+        for question, index in zip(cut, indices, strict=True):
+            if room - len(question) <= self.stride:
+                raise UserError(
+                    f"{rows.where}: row {rows.number(index)}: the question has {len(question)} tokens, which leaves"
+                    f" {max(0, room - len(question))} of {self.longest} for the text; allowed: more than doc_stride,"
+                    f" {self.stride}; next: a larger max_length or a smaller doc_stride"
+                )
+
+
+def place(starts: Sequence[int], ends: Sequence[int], span: tuple[int, int] | None) -> tuple[int, int] | None:
+    """The first and last token of the characters `span` of the text, None where a window does not hold all of it."""
+    if span is None:
+        return None
+    first = next((number for number, start in enumerate(starts) if start != NOWHERE), len(starts))
+    last = next((number for number in reversed(range(len(starts))) if starts[number] != NOWHERE), -1)
+    if first > last or starts[first] > span[0] or ends[last] < span[1]:
+        return None
+    begin = bisect_right(starts, span[0], first, last + 1) - 1
+    end = bisect_left(ends, span[1], first, last + 1)
+    return (begin, end) if begin <= end else (begin, begin)
+
+
+def check(rows: Mapping[str, Rows]) -> None:
+    """Raise UserError where questions and texts are no text, or answers are not of SQuAD's form."""
+    for split in rows.values():
+        tokens.refuse_other_than_text(split, ["context", "question"])
+        kind = split.dataset.features["answers"]
+        names = set(getattr(kind, "feature", kind) or ()) if not isinstance(kind, dict) else set(kind)
+        if not {"text", "answer_start"} <= names:
+            raise UserError(
+                f"{split.where}: data.columns.answers names a column of {kind}; allowed: SQuAD's"
+                ' {"text": [...], "answer_start": [...]} or a list of {"text", "answer_start"}'
+            )
+
+
+def refuse_slow(tokenizer: Any, said: str) -> None:
+    """Raise UserError for a tokenizer that does not tell which characters a token stands for."""
+    if not getattr(tokenizer, "is_fast", False):
+        raise UserError(f"model {said}: its tokenizer gives no character offsets; allowed: one with a tokenizer.json")
+
+
+def truths(rows: Rows) -> list[list[str]]:
+    """The answers of each question, in the order of the rows."""
+    return [_answers(value)[0] for value in rows.dataset["answers"]]
+
+
+def unanswered(rows: Rows) -> list[int]:
+    """The numbers of the rows without an answer."""
+    return [number for number, texts in enumerate(truths(rows)) if not texts]
+
+
+def refuse_unanswered(rows: Mapping[str, Rows], empty: Mapping[str, Sequence[int]]) -> None:
+    """Raise UserError for the first row without an answer."""
+    for split, numbers in empty.items():
+        if numbers:
+            row = rows[split].number(numbers[0])
+            raise UserError(f"{rows[split].where}: row {row} has no answer; allowed with version_2_with_negative=true")
+
+
+def summary(found: Mapping[str, Dataset], rows: Mapping[str, Rows], stride: int) -> Choice[str]:
+    """How many windows there are, to be shown."""
+    told = " + ".join(str(len(dataset)) for dataset in found.values())
+    questions = " + ".join(str(len(rows[split].dataset)) for split in found)
+    shared = f"a text too long for one goes on in the next, with {stride} tokens of overlap"
+    return Choice(told, f"of {questions} questions; {shared}")
+
+
+def _answers(value: Any) -> tuple[list[str], list[int]]:
+    """Texts and places of SQuAD's two forms: a dict of lists, or a list of dicts; None where there is nothing."""
+    if isinstance(value, dict):
+        return list(value["text"] or ()), list(value["answer_start"] or ())
+    return [one["text"] for one in value or ()], [one["answer_start"] for one in value or ()]
+
+
+def _first(rows: Rows, context: str, value: Any, index: int) -> tuple[int, int] | None:
+    """The characters of the first answer, None for none. Raises UserError where the text there is another."""
+    texts, starts = _answers(value)
+    if not texts:
+        return None
+    start, end = starts[0], starts[0] + len(texts[0])
+    if context[start:end] != texts[0] or not texts[0]:
+        raise UserError(
+            f"{rows.where}: row {rows.number(index)}: the text at answer_start {start} is '{context[start:end]}', not"
+            f" '{texts[0]}'; allowed: the place of the answer in the text, counted in characters from 0"
+        )
+    return start, end
