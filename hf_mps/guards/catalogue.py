@@ -14,6 +14,7 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "lstm-dropout",
         "huge-embedding",
         "mixed-dtypes",
+        "memory-budget",
     ),
     "transformers.training_args": ("nan-hidden", "pin-memory", "half-precision"),
     "transformers.trainer": (
@@ -24,6 +25,8 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "pin-memory",
         "cuda-optimizer",
         "memory-metrics",
+        "memory-budget",
+        "shape-growth",
     ),
     "accelerate.accelerator": (
         "resume-rng",
@@ -35,13 +38,15 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "float64-columns",
         "one-device",
         "half-precision",
+        "memory-budget",
+        "shape-growth",
     ),
     "accelerate.utils.memory": ("oom-text",),
 }
 # Lightning comes under two names, and its modules of each.
 for _lightning in ("lightning.pytorch", "pytorch_lightning"):
     INSTALLED_AFTER |= {
-        f"{_lightning}.strategies.strategy": ("large-batch-grad", "float64-columns"),
+        f"{_lightning}.strategies.strategy": ("large-batch-grad", "float64-columns", "memory-budget", "shape-growth"),
         f"{_lightning}.trainer.connectors.accelerator_connector": ("half-precision",),
         f"{_lightning}.trainer.connectors.checkpoint_connector": ("lightning-rng",),
         f"{_lightning}.utilities.memory": ("oom-text",),

@@ -225,6 +225,42 @@ def _large_batch_grad() -> Any:
     return kernels({"linear_backward": backward})
 
 
+@contextmanager
+def _shape_growth() -> Iterator[None]:
+    """pytorch#132596: what a result of a new shape needed stays with the allocator, as no other shape can use it.
+
+    Here for linear layers, and eight times over: a model has many more operators than these.
+    """
+    import torch
+
+    kept: dict[Any, Any] = {}
+
+    def linear(input: Any, weight: Any, bias: Any = None) -> Any:
+        found = torch.nn.functional.linear(host(input), host(weight), bias if bias is None else host(bias))
+        if found.shape not in kept:
+            kept[found.shape] = torch.empty(8, *found.shape, device="mps")
+        return found.to("mps")
+
+    stock = {name: getattr(torch.mps, name) for name in ("empty_cache", "current_allocated_memory")}
+
+    def empty_cache() -> None:
+        kept.clear()
+        stock["empty_cache"]()
+
+    def current_allocated_memory() -> int:  # what is idle is with the driver alone
+        return int(stock["current_allocated_memory"]()) - sum(block.nbytes for block in kept.values())
+
+    torch.mps.empty_cache = empty_cache
+    torch.mps.current_allocated_memory = current_allocated_memory
+    try:
+        with kernels({"linear": linear}):
+            yield
+    finally:
+        kept.clear()
+        torch.mps.empty_cache = stock["empty_cache"]
+        torch.mps.current_allocated_memory = stock["current_allocated_memory"]
+
+
 HAZARDS: dict[str, Callable[[], Any]] = {
     "non-blocking": _non_blocking,
     "fp16-fused-adam": _fp16_fused_adam,
@@ -234,4 +270,5 @@ HAZARDS: dict[str, Callable[[], Any]] = {
     "lstm-dropout": _lstm_dropout,
     "huge-embedding": _huge_embedding,
     "large-batch-grad": _large_batch_grad,
+    "shape-growth": _shape_growth,
 }

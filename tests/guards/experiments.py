@@ -300,10 +300,38 @@ def resumed_lightning(folder: Path) -> bool:
     return all(lightning_loops.resumed(name, folder / name) for name in lightning_loops.NAMES)
 
 
+def growing(wide: int = 400) -> list[dict[str, Tensor]]:
+    """Batches that are each a little longer than the one before."""
+    return [{"x": torch.ones(8, 8 * length, wide)} for length in range(1, 41)]
+
+
+def many_shapes(folder: Path) -> bool:
+    """A loop trains over forty lengths in twenty megabytes, of which the longest needs six."""
+    share = 20e6 / torch.mps.recommended_max_memory()
+    accelerator = loops.new_accelerator()
+    loader = accelerator.prepare(torch.utils.data.DataLoader(growing(), batch_size=None))
+    layer = nn.Linear(400, 16).to("mps")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hf_mps.guards.shape_growth.SHARE", share / 10)
+        torch.mps.empty_cache()
+        torch.mps.set_per_process_memory_fraction(share)
+        try:
+            for batch in loader:
+                layer(batch["x"]).square().mean().backward()
+        except RuntimeError as error:
+            if "MPS backend out of memory" not in str(error):
+                raise
+            return False
+        finally:
+            torch.mps.set_per_process_memory_fraction(1.7)
+    return True
+
+
 EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     "checkpoint-rng": (checkpointed_gradients, reentrant_checkpoint, checkpointed_trainer),
     "resume-rng": (resumed_trainer, resumed_accelerator),
     "lightning-rng": (resumed_lightning,),
+    "shape-growth": (many_shapes,),
     "fp16-fused-adam": (overflowed_step, fp16_trainer, fp16_accelerator),
     "non-contiguous": (transposed_loop, transposed_trainer, transposed_accelerator, lightning_loop),
     "mixed-dtypes": (float32_norms,),

@@ -1,0 +1,113 @@
+"""Memory: a limit within the machine, a word before it swaps, and the cache given back; the user's own word stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from hf_mps import guards
+from hf_mps.device import machine
+from hf_mps.guards import GuardNotice
+from hf_mps.guards.memory_budget import VARIABLES
+from tests.guards import loops
+
+
+@pytest.fixture(autouse=True)
+def limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """The limits that were set, each in place of the one before; PyTorch's own afterwards."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    found: list[float] = []
+    stock = torch.mps.set_per_process_memory_fraction
+    monkeypatch.setattr(torch.mps, "set_per_process_memory_fraction", lambda share: (found.append(share), stock(share)))
+    yield found
+    stock(1.7)
+
+
+def optimizer() -> None:
+    torch.optim.SGD([nn.Parameter(torch.ones(2, device="mps"))])
+
+
+def batches(shapes: list[tuple[int, int]]) -> int:
+    """Send batches of these shapes through an Accelerate loader; returns how many came out."""
+    rows = [{"input_ids": torch.ones(shape, dtype=torch.long)} for shape in shapes]
+    return len(list(loops.new_accelerator().prepare(torch.utils.data.DataLoader(rows, batch_size=None))))
+
+
+def test_the_limit_is_the_machine_s_memory_and_is_set_once(limits: list[float]) -> None:
+    optimizer()
+    optimizer()
+    share = machine.present().memory / torch.mps.recommended_max_memory()
+    assert limits == [pytest.approx(share)]
+    assert share < 1.7
+    (line,) = guards.get("memory-budget").lines
+    assert line == (
+        "the limit of GPU memory is the machine's: PyTorch would take up to 18.1 GiB; the machine has 16.0 GiB, "
+        "of which 10.7 GiB are recommended"
+    )
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_a_limit_of_the_user_s_stays(name: str, limits: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "1.2")
+    optimizer()
+    assert limits == []
+    assert guards.get("memory-budget").verdict().reason == f"{name}=1.2 is the user's word"
+
+
+def test_an_optimizer_on_the_cpu_changes_nothing(limits: list[float]) -> None:
+    torch.optim.SGD([nn.Parameter(torch.ones(2))])
+    assert limits == []
+
+
+def test_a_process_near_the_recommended_maximum_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_mps.device.memory.driver", lambda device: int(10.5 * 2**30))
+    monkeypatch.setattr("hf_mps.guards.memory_budget.EVERY", 0.0)
+    with pytest.warns(GuardNotice, match=r"holds 10\.5 GiB of GPU memory, and macOS recommends at most 10\.7 GiB"):
+        assert batches([(2, 3)] * 3) == 3
+    assert guards.get("memory-budget").times == 1
+
+
+def test_a_machine_without_memory_left_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_mps.device.memory.driver", lambda device: 5 * 2**30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2**28))
+    with pytest.warns(GuardNotice, match=r"0\.2 GiB of 16\.0 GiB are left, with 5\.0 GiB held here: soon macOS swaps"):
+        batches([(2, 3)])
+
+
+def test_figures_are_asked_for_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("hf_mps.device.memory.driver", lambda device: asked.append(device) or 0)
+    batches([(2, 3)] * 50)
+    assert len(asked) <= 3
+
+
+def test_many_shapes_are_told_of_once_with_what_to_do() -> None:
+    with pytest.warns(GuardNotice, match=r"16 different shapes of batches so far: .*pad_to_multiple_of=64"):
+        batches([(2, length) for length in range(1, 20)])
+    assert len([line for line in guards.get("shape-growth").lines if "different shapes" in line]) == 1
+
+
+def test_few_shapes_and_little_idle_memory_are_left_alone() -> None:
+    emptied: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.mps, "empty_cache", lambda: emptied.append(1))
+        batches([(2, length % 4 + 1) for length in range(40)])
+    assert not emptied
+    assert not guards.get("shape-growth").times
+
+
+def test_a_torch_that_can_forget_its_graphs_does() -> None:
+    calls: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hf_mps.guards.shape_growth.SHARE", -1.0)
+        patch.setattr(torch.mps, "clear_graph_cache", lambda: calls.append("graphs"), raising=False)
+        patch.setattr(torch.mps, "empty_cache", lambda: calls.append("blocks"))
+        batches([(2, 3), (2, 4), (2, 4)])
+    assert calls == ["blocks", "graphs"]
