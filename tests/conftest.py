@@ -25,9 +25,14 @@ if not ON_A_MAC:
     os.environ["HF_MPS_SIMULATE"] = "1"
 
 
-# Set by pytest for each test, by transformers when its modeling code is first imported, and by accelerate when it picks
-# the device mps: none of them by what a test does.
-NOT_OURS = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "PYTORCH_ENABLE_MPS_FALLBACK"}
+# Set by pytest for each test, by transformers when its modeling code is first imported, by accelerate when it picks
+# the device mps, and by lightning when it is imported: none of them by what a test does.
+NOT_OURS = {
+    "PYTEST_CURRENT_TEST",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "PYTORCH_ENABLE_MPS_FALLBACK",
+    "PYTORCH_NVML_BASED_CUDA_CHECK",
+}
 
 
 def _environment() -> dict[str, str]:

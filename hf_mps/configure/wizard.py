@@ -88,15 +88,14 @@ def _settle(existing: Existing | None, *, yes: bool) -> dict[str, Choice[Any]]:
     """Each answer with its reason: a file's own where it has one that holds, then the user's."""
     from hf_mps.device import precision
 
-    said = existing.values if existing else {}
+    said = repairs.apply(existing.values, repairs.find(existing.values)) if existing else {}
     metal = Choice(False, "train on the Metal GPU; Trainer, Accelerate and Lightning then agree on mps")
     if not yes and not _confirm("Train on the Metal GPU (no: on the CPU)?", default=True):
         metal = Choice(True, "your answer; set HF_MPS_DEVICE=cpu as well, or TrainingArguments stays on mps")
     default = precision.default("mps")
     chosen = Choice(SHOWN_AS.get(default.value, default.value), default.reason)
-    kept = said.get("mixed_precision")
-    if kept in PRECISIONS and not any(each.key == "mixed_precision" for each in repairs.find(said)):
-        chosen = Choice(kept, "the file says so")
+    if existing:
+        chosen = Choice(said["mixed_precision"] or "no", "the file says so")
     if not yes:
         chosen = _ask_precision(chosen)
     return {

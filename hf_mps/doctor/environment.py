@@ -108,7 +108,7 @@ def _accelerate() -> list[Finding]:
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "y", "on", "t"):
         says = "sends Accelerate to the CPU while TrainingArguments stays on mps"
         found.append(
-            problem("ACCELERATE_USE_CPU", says, "unset ACCELERATE_USE_CPU, or HF_MPS_DEVICE=cpu for all three")
+            problem("ACCELERATE_USE_CPU", says, "unset ACCELERATE_USE_CPU (HF_MPS_DEVICE=cpu moves all three)")
         )
     return found
 

@@ -1,0 +1,372 @@
+"""`hf-mps doctor`: each sentence about an absent or broken Metal, said where that condition was made."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from hf_mps import doctor
+from hf_mps.cli import main
+from hf_mps.configure import file
+from hf_mps.device import machine, probe
+from hf_mps.doctor import environment, guards, memory, metal, versions
+from hf_mps.doctor import machine as machines
+from hf_mps.doctor.finding import Finding
+
+GIB = 2**30
+APPLE = "https://developer.apple.com/metal/pytorch/"
+
+Pretend = Callable[..., None]
+
+
+@pytest.fixture
+def pretend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pretend]:
+    """Be another machine, with another PyTorch: `built`, `found`, and what the trial on the device does."""
+    monkeypatch.setattr(probe, "_known", None)
+
+    def be(
+        *,
+        chip: str = "Apple M2",
+        macos: str | None = "15.6",
+        system: str = "Darwin",
+        processor: str = "arm64",
+        built: bool = True,
+        found: bool = True,
+        trial: Callable[[], bool] = lambda: True,
+        rosetta: bool = False,
+        virtual: bool = False,
+    ) -> None:
+        here = machine.Machine(system, processor, chip, 16 * GIB, macos=macos, rosetta=rosetta, virtual=virtual)
+        monkeypatch.setattr(machine, "_pretended", here)
+        monkeypatch.setattr(torch.backends.mps, "is_built", lambda: built)
+        monkeypatch.setattr(torch.mps, "device_count", lambda: int(found))
+        monkeypatch.setattr(probe, "_trial", trial)
+
+    yield be
+    probe._known = None
+
+
+@pytest.fixture(autouse=True)
+def _no_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever configuration of Accelerate this machine has is not the test's."""
+    monkeypatch.setattr(file, "default_place", lambda: tmp_path / "default_config.yaml")
+
+
+def named(found: list[Finding], name: str) -> Finding:
+    (one,) = [each for each in found if each.name == name]
+    return one
+
+
+def fail(text: str) -> Callable[[], bool]:
+    def trial() -> bool:
+        raise RuntimeError(text)
+
+    return trial
+
+
+def test_a_ready_mac(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert "Apple's verification" in out
+    assert """torch.ones(1, device="mps") prints tensor([1.], device='mps:0')""" in out
+    assert "Metal passed its probe on Apple M" in out
+    assert "device of a run" in out
+    assert "\nguards\n" in out
+
+
+def test_json_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["ready"] is True
+    assert list(told["findings"]) == list(doctor.SECTIONS)
+    assert set(told["findings"]["metal"][0]) == {"name", "state", "says", "next"}
+
+
+def test_no_mac(pretend: Pretend, capsys: pytest.CaptureFixture[str]) -> None:
+    pretend(system="Linux", chip="AMD EPYC", processor="x86_64", macos=None, built=False, found=False)
+    assert main(["doctor"]) == 1
+    ended = capsys.readouterr()
+    assert "! computer" in ended.out
+    assert "Linux on AMD EPYC: no Mac, so there is no Metal" in ended.out
+    assert ended.err == (
+        "hf-mps: doctor: 3 to mend: computer, built, probe; "
+        "next: HF_MPS_SIMULATE=1 gives this machine a simulated Metal device\n"
+    )
+
+
+def test_every_finding_that_is_not_well_tells_what_to_do(pretend: Pretend) -> None:
+    pretend(macos="13.6", found=False)
+    for findings in doctor.examine().values():
+        for each in findings:
+            assert bool(each.next) == (each.state != "ok"), each
+
+
+def test_python_under_rosetta(pretend: Pretend) -> None:
+    pretend(processor="x86_64", rosetta=True, built=False, found=False)
+    found = machines.examine()
+    python = named(found, "python")
+    assert python.state == "problem"
+    assert python.says.endswith("platform says x86_64, the kernel says that the process is translated by Rosetta")
+    assert python.next == "arch -arm64 python3 -m venv metal"
+    assert named(found, "computer").says == "a Mac with Apple silicon: Apple M2"
+
+
+def test_an_intel_mac(pretend: Pretend) -> None:
+    pretend(processor="x86_64", chip="Intel(R) Core(TM) i9", built=False, found=False)
+    computer = named(machines.examine(), "computer")
+    assert computer.says == (
+        "a Mac with an Intel processor (Intel(R) Core(TM) i9): PyTorch has no release for it after 2.2.2, so none for "
+        "an AMD GPU in it"
+    )
+    built = named(metal.examine(), "built")
+    assert (built.state, built.next) == ("problem", "to train on the CPU: HF_MPS_DEVICE=cpu")
+
+
+def test_a_virtual_mac_is_named(pretend: Pretend) -> None:
+    pretend(virtual=True, chip="Apple M1 (Virtual)")
+    assert named(machines.examine(), "computer").says.endswith("Apple M1 (Virtual), in a virtual machine")
+
+
+def test_an_old_macos(pretend: Pretend) -> None:
+    pretend(macos="13.6", found=False)
+    macos = named(machines.examine(), "macos")
+    assert (macos.state, macos.next) == ("problem", "softwareupdate --list")
+    assert macos.says == "macOS 13.6; PyTorch's Metal backend needs 14.0 or newer"
+    refused = named(metal.examine(), "probe")
+    assert refused.says == "macOS 13.6 is too old: PyTorch's Metal backend needs macOS 14.0 or newer"
+    assert refused.next == "look for an update: softwareupdate --list"
+
+
+def test_a_macos_that_the_kernel_does_not_tell(pretend: Pretend) -> None:
+    pretend(macos=None)
+    assert named(machines.examine(), "macos").next == "sw_vers -productVersion"
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_command_line_tools(there: bool, pretend: Pretend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend()
+    answer = tmp_path / "xcode-select"
+    answer.write_text(f"#!/bin/sh\n{'echo /Library/Developer/CommandLineTools' if there else 'exit 2'}\n")
+    answer.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    tools = named(machines.examine(), "command-line tools")
+    if there:
+        assert (tools.state, tools.says) == ("ok", "/Library/Developer/CommandLineTools")
+    else:
+        assert (tools.state, tools.next) == ("note", "xcode-select --install")
+
+
+def test_tools_that_hang_are_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(*_: object, **__: object) -> None:
+        raise subprocess.TimeoutExpired("xcode-select", 10)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    assert machines.tools() is None
+
+
+def test_a_torch_without_metal(pretend: Pretend) -> None:
+    pretend(built=False, found=False)
+    built = named(metal.examine(), "built")
+    assert built.state == "problem"
+    assert built.says.endswith("is built without Metal, though this is a Mac with Apple M2")
+    assert built.next == "install the official build: pip install --force-reinstall torch"
+
+
+def test_a_process_that_sees_no_gpu(pretend: Pretend) -> None:
+    pretend(found=False)
+    found = metal.examine()
+    assert named(found, "found").says == (
+        "PyTorch finds no Metal device; its error blames the macOS version also where a sandbox or a session without "
+        "the GPU is the reason"
+    )
+    assert named(found, "found").next == "https://github.com/pytorch/pytorch/issues/167679"
+    assert named(found, "probe").next == "see what the Mac has: system_profiler SPDisplaysDataType"
+    assert not [each for each in found if each.name == "Apple's verification"]
+
+
+def test_a_gpu_that_fails_at_its_first_use(pretend: Pretend, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(virtual=True, trial=fail("MPS backend out of memory"))
+
+    def refuse(*_: object, **__: object) -> torch.Tensor:
+        raise RuntimeError("MPS backend out of memory (MPS allocated: 0 bytes)")
+
+    monkeypatch.setattr(torch, "ones", refuse)
+    found = metal.examine()
+    apple = named(found, "Apple's verification")
+    assert (apple.state, apple.next) == ("problem", APPLE)
+    assert apple.says == 'torch.ones(1, device="mps") fails: MPS backend out of memory (MPS allocated: 0 bytes)'
+    failed = named(found, "probe")
+    assert "this is a virtual machine whose Metal GPU fails at its first use" in failed.says
+    assert failed.next == "to train on the CPU: HF_MPS_DEVICE=cpu"
+    assert named(found, "device of a run").state == "note"
+
+
+def test_a_gpu_that_computes_wrong(pretend: Pretend) -> None:
+    pretend(trial=lambda: False)
+    wrong = named(metal.examine(), "probe")
+    assert wrong.says.startswith("a matrix product computed on Apple M2's Metal GPU differs from the CPU's")
+    assert wrong.next == "look for a system update: softwareupdate --list"
+
+
+def test_a_tensor_of_ones_that_holds_something_else(pretend: Pretend, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend()
+    monkeypatch.setattr(torch, "ones", lambda *_, **__: torch.zeros(1))
+    apple = named(metal.examine(), "Apple's verification")
+    assert (apple.state, apple.says) == ("problem", 'torch.ones(1, device="mps") holds 0.0')
+
+
+def test_memory_and_swap(monkeypatch: pytest.MonkeyPatch, pretend: Pretend) -> None:
+    pretend()
+    now, swap = psutil.virtual_memory(), psutil.swap_memory()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: now._replace(available=2 * GIB))
+    monkeypatch.setattr(psutil, "swap_memory", lambda: swap._replace(used=3 * GIB))
+    found = memory.examine()
+    assert named(found, "memory").says == (
+        "16.00 GiB in all, 2.00 GiB free for programs: a training will be pushed into swap early"
+    )
+    assert named(found, "swap").says == "3.00 GiB are swapped out already: training slows down many times"
+
+
+def test_versions_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = metadata.version
+
+    def version(name: str) -> str:
+        if name == "evaluate":
+            raise metadata.PackageNotFoundError(name)
+        return {"transformers": "4.57.1"}.get(name, real(name))
+
+    monkeypatch.setattr(metadata, "version", version)
+    found = versions.examine()
+    assert named(found, "transformers").says == "4.57.1; hf_mps needs >=5"
+    assert named(found, "transformers").next == "pip install --upgrade 'transformers>=5'"
+    assert (named(found, "evaluate").says, named(found, "evaluate").state) == ("not installed", "problem")
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "chip", "macos", "links"),
+    [
+        ("2.8.0", "Apple M4", "15.6", ["161640", "186360", "191976"]),
+        ("2.12.1", "Apple M2 Pro", "15.6", ["186360", "191976", "193487"]),
+        ("2.13.0", "Apple M4", "26.1", ["14380"]),
+        ("2.14.0", "Apple M2", "26.1", []),
+    ],
+)
+def test_known_problems_are_those_of_exactly_these_versions(
+    torch_version: str, chip: str, macos: str, links: list[str], pretend: Pretend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(chip=chip, macos=macos)
+    real = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: torch_version if name == "torch" else real(name))
+    known = [each for each in versions.examine() if each.name == "known problem" and "torch " in each.says]
+    assert [each.next.rpartition("/")[2] for each in known] == links
+
+
+FALLBACK, NOT_ONE = "PYTORCH_ENABLE_MPS_FALLBACK", "PYTORCH_MPS_FALLBACK"
+HIGH, LOW = "PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO"
+DEVICE, USE_CPU = "ACCELERATE_TORCH_DEVICE", "ACCELERATE_USE_CPU"
+VISIBLE, AUTOLOAD = "CUDA_VISIBLE_DEVICES", "TORCH_DEVICE_BACKEND_AUTOLOAD"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "state", "says", "advice"),
+    [
+        (FALLBACK, "true", "problem", "is a value that nobody reads", ""),
+        (FALLBACK, "1", "note", "hf_mps falls back without it", ""),
+        (FALLBACK, "0", "note", "is an error", ""),
+        (NOT_ONE, "1", "problem", f"PyTorch reads no variable of this name; did you mean '{FALLBACK}'?", ""),
+        (HIGH, "0.0", "problem", "0 lifts the limit", ""),
+        (HIGH, "1.0", "problem", "1 is below the low watermark, 1.4", f"{LOW}=1"),
+        (HIGH, "2.5", "problem", "far into swap", ""),
+        (HIGH, "much", "problem", "much is no number", ""),
+        (
+            DEVICE,
+            "cpu",
+            "note",
+            "lets TrainingArguments and Lightning follow",
+            "HF_MPS_DEVICE=cpu says it to all three",
+        ),
+        (
+            USE_CPU,
+            "true",
+            "problem",
+            "while TrainingArguments stays on mps",
+            f"unset {USE_CPU} (HF_MPS_DEVICE=cpu moves all three)",
+        ),
+        (VISIBLE, "0", "note", "nobody reads it on a Mac", ""),
+        (AUTOLOAD, "0", "problem", "hf_mps is not on in plain scripts", "hf-mps run script.py"),
+    ],
+)
+def test_a_variable(
+    name: str, value: str, state: str, says: str, advice: str, pretend: Pretend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend()
+    monkeypatch.setenv(name, value)
+    finding = named(environment.examine(), name)
+    assert (finding.state, finding.next) == (state, advice or f"unset {name}")
+    assert says in finding.says
+
+
+def test_two_switches_that_contradict_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_MPS_DEVICE", "cpu")
+    monkeypatch.setenv(DEVICE, "mps")
+    finding = named(environment.examine(), DEVICE)
+    assert (finding.state, finding.next) == ("problem", f"unset {DEVICE}")
+    assert finding.says == "mps contradicts HF_MPS_DEVICE=cpu, which wins"
+
+
+def test_a_watermark_pair_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "1.0")
+    monkeypatch.setenv("PYTORCH_MPS_LOW_WATERMARK_RATIO", "0.8")
+    assert named(environment.examine(), "PYTORCH_MPS_HIGH_WATERMARK_RATIO").state == "ok"
+
+
+def test_a_package_that_is_not_installed_serves_no_plain_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: [])
+    assert named(environment.examine(), "autoload").next == "pip install hf-mps"
+
+
+@pytest.mark.parametrize(
+    ("text", "state", "advice"),
+    [
+        ("use_cpu: true\ndistributed_type: 'NO'\n", "problem", "hf-mps config"),
+        ("distributed_type: MPS\n", "problem", "hf-mps config"),
+        ("distributed_type: 'NO'\nuse_cpu: false\n", "ok", ""),
+    ],
+)
+def test_accelerates_configuration(text: str, state: str, advice: str, tmp_path: Path) -> None:
+    file.default_place().write_text(text, encoding="utf-8")
+    found = named(environment.examine(), "accelerate config")
+    assert (found.state, found.next) == (state, advice)
+
+
+def test_a_configuration_for_other_machines_is_a_note(tmp_path: Path) -> None:
+    file.default_place().write_text("distributed_type: FSDP\n", encoding="utf-8")
+    found = named(environment.examine(), "accelerate config")
+    assert found.state == "note"
+    assert found.next.startswith("hf-mps config --config_file ")
+
+
+def test_guards_that_failed_or_were_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hf_mps.guards import registry
+
+    guard = registry.get("non-blocking")
+    monkeypatch.setattr(guard, "failure", "does not know this version of torch")
+    with registry.suspended("checkpoint-rng"):
+        found = guards.examine()
+    assert named(found, "non-blocking").state == "problem"
+    assert named(found, "non-blocking").says == "failed: does not know this version of torch"
+    assert named(found, "checkpoint-rng").state == "note"
+    assert named(found, "checkpoint-rng").says.startswith("off: suspended; ")
+
+
+def test_a_variable_that_nobody_knows_is_the_first_thing_said(run_python) -> None:
+    ended = run_python("-m", "hf_mps.doctor", env={"HF_MPS_DEVISE": "mps"})
+    assert ended.returncode == 1
+    assert "HF_MPS_DEVISE is no variable of hf_mps" in ended.stdout + ended.stderr

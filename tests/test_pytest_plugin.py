@@ -1,0 +1,74 @@
+"""The pytest plugin, in somebody else's suite: a folder with a test file and nothing of ours."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+SUITE = """
+import pytest
+import torch
+
+
+def test_device(metal_device):
+    assert (torch.ones(2, device=metal_device) + 1).sum().item() == 4
+
+
+@pytest.mark.metal
+def test_marked():
+    assert torch.backends.mps.is_available()
+
+
+def test_falls(fallback_ledger):
+    torch.mode(torch.ones(4, 4, device="mps"))
+
+
+def test_allowed(fallback_ledger):
+    fallback_ledger.allow("aten::mode")
+    torch.mode(torch.ones(4, 4, device="mps"))
+    assert [each.operator for each in fallback_ledger.report().operators] == ["aten::mode"]
+
+
+def test_native(fallback_ledger, metal_device):
+    torch.ones(4, 4, device=metal_device).softmax(-1)
+
+
+def test_plain():
+    pass
+"""
+OPTIONS = ("-m", "pytest", "-rA", "-p", "no:cacheprovider", "-W", "ignore")
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    (tmp_path / "test_theirs.py").write_text(SUITE, encoding="utf-8")
+    return tmp_path
+
+
+def test_a_suite_runs_on_the_simulated_device(suite: Path, run_python: Run) -> None:
+    ended = run_python(*OPTIONS, "--simulated-metal=m1-8gb", cwd=suite, env={"HF_MPS_SIMULATE": None})
+    assert "simulated Metal device m1-8gb: mps (Metal passed its probe on Apple M1, macOS 14.7)" in ended.stdout
+    for passed in ("test_device", "test_marked", "test_allowed", "test_native", "test_plain"):
+        assert f"PASSED test_theirs.py::{passed}\n" in ended.stdout
+    assert "FAILED test_theirs.py::test_falls" in ended.stdout
+    assert "ran on the CPU, having no Metal kernel: aten::mode (calls: 1)" in ended.stdout
+    assert ended.returncode == 1
+
+
+def test_without_the_option_what_needs_metal_is_skipped_with_the_reason(suite: Path, run_python: Run) -> None:
+    ended = run_python(*OPTIONS, cwd=suite, env={"HF_MPS_SIMULATE": None, "HF_MPS_DEVICE": "cpu"})
+    assert ended.returncode == 0
+    assert "1 passed, 5 skipped" in ended.stdout
+    assert "needs Metal: HF_MPS_DEVICE=cpu switches Metal off" in ended.stdout
+
+
+def test_an_unknown_profile_ends_in_one_line(suite: Path, run_python: Run) -> None:
+    ended = run_python(*OPTIONS, "--simulated-metal=m1-9gb", cwd=suite, env={"HF_MPS_SIMULATE": None})
+    assert ended.returncode == 4
+    assert ended.stderr.startswith("ERROR: --simulated-metal=m1-9gb: is no device profile; allowed: 1, m1-8gb, ")
+    assert ended.stderr.rstrip().endswith("did you mean 'm1-8gb'?")
