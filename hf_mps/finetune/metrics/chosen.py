@@ -6,23 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hf_mps.errors import UserError, nearest
-from hf_mps.finetune.metrics.catalogue import LOWER_IS_BETTER, OWN
+from hf_mps.finetune.metrics.catalogue import LOWER_IS_BETTER, OWN, REPORTS
 
 
-@dataclass(frozen=True)
+@dataclass
 class Chosen:
-    """Metrics by name; `reported` are the numbers that an evaluation must give, the first of which judges the run."""
+    """Metrics by name; `reported` are the numbers that an evaluation must give, `main`, the first, judges the run."""
 
     names: tuple[str, ...]
     reported: tuple[str, ...]
-
-    @property
-    def main(self) -> str:
-        return self.reported[0]
-
-    @property
-    def greater_is_better(self) -> bool:
-        return self.main not in LOWER_IS_BETTER
+    main: str
+    greater_is_better: bool
 
     def of(self, values: Mapping[str, float]) -> dict[str, float]:
         """Only the numbers that were asked for, in their order."""
@@ -41,4 +35,6 @@ def choose(asked: Sequence[str] | None, allowed: Sequence[str], task: str) -> Ch
                 f"metrics has '{name}', which {task} does not compute; allowed: {', '.join(allowed)}"
                 f"{nearest(name, allowed)}"
             )
-    return Chosen(names, tuple(number for name in names for number in OWN[name]))
+    numbers = REPORTS | OWN
+    reported = tuple(number for name in names for number in numbers[name])
+    return Chosen(names, reported, reported[0], reported[0] not in LOWER_IS_BETTER)

@@ -1,0 +1,68 @@
+"""Columns of conversations, in the shapes that data sets have them: a list of messages, or Alpaca's three columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import model_validator
+
+from hf_mps.errors import UserError
+from hf_mps.finetune import chat
+from hf_mps.finetune import recipe as recipes
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.data import Rows
+
+ALPACA = ("instruction", "input", "output", "system")
+
+
+class Columns(recipes.Section):
+    """Either `messages`, or `instruction` and `output` with, where the data has them, `input` and `system`."""
+
+    messages: str | None = None
+    instruction: str | None = None
+    input: str | None = None
+    output: str | None = None
+    system: str | None = None
+
+    @model_validator(mode="after")
+    def _one_shape(self) -> Columns:
+        alpaca = [role for role in ALPACA if getattr(self, role)]
+        if self.messages and alpaca:
+            raise ValueError(f"has messages beside {', '.join(alpaca)}; give one or the other")
+        if alpaca and not (self.instruction and self.output):
+            raise ValueError(f"has {', '.join(alpaca)}; give instruction and output, or messages")
+        return self
+
+    def roles(self) -> dict[str, str]:
+        """The role of each column that is read; `messages` by that name where nothing is said."""
+        said = {role: name for role in ("messages", *ALPACA) if (name := getattr(self, role))}
+        return said or {"messages": "messages"}
+
+
+def read(rows: Rows, row: Mapping[str, Any], index: int) -> list[dict[str, str]]:
+    """The conversation of one row. Raises UserError, naming the row, for a row that holds none."""
+    try:
+        if "messages" in row:
+            return chat.messages(row["messages"])
+        for role in ("instruction", "output"):
+            if not isinstance(row[role], str):
+                raise chat.Misfit(f"has no {role}; allowed: a text in every row")
+        return chat.instruction(row["instruction"], row.get("input"), row["output"], row.get("system"))
+    except chat.Misfit as error:
+        raise unusable(rows, index, error) from error
+
+
+def unusable(rows: Rows, index: int, why: chat.Misfit) -> UserError:
+    """The error for a row whose conversation cannot be used."""
+    return UserError(f"{rows.where}: row {rows.number(index)} {why}")
+
+
+def smoke_row(columns: Columns, question: str, answer: str) -> dict[str, Any]:
+    """A row under the recipe's own columns."""
+    if "messages" in (roles := columns.roles()):
+        said = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        return {roles["messages"]: said}
+    values = {"instruction": question, "input": "", "output": answer, "system": ""}
+    return {column: values[role] for role, column in roles.items()}

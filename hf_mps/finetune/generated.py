@@ -1,0 +1,45 @@
+"""What a decoder model answers to prompts, greedily, after training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from hf_mps.finetune import recipe as recipes
+from hf_mps.finetune.quiet import errors_only
+
+BATCH = 8
+
+
+class Generate(recipes.Section):
+    """For predictions.csv: to how many validation rows the model answers, and with at most how many tokens."""
+
+    rows: int = Field(default=16, ge=0)
+    max_new_tokens: int = Field(default=128, ge=1)
+
+
+def answers(trainer: Any, tokenizer: Any, prompts: Sequence[str], said: Generate) -> Iterator[str]:
+    """The answer to each prompt, without special tokens: greedy, so that the same weights answer the same.
+
+    Prompts are cut on their left to what the model has positions for beside the answer.
+    """
+    model = trainer.model
+    positions = getattr(model.config, "max_position_embeddings", None) or 2**31
+    room = max(1, positions - said.max_new_tokens)
+    model.eval()
+    for start in range(0, len(prompts), BATCH):
+        ids = [one[-room:] for one in tokenizer(list(prompts[start : start + BATCH]), add_special_tokens=False)["input_ids"]]
+        # The answer goes on from the last token of each prompt, so padding stands on the left.
+        batch = tokenizer.pad({"input_ids": ids}, padding_side="left", return_tensors="pt").to(model.device)
+        with errors_only():
+            found = model.generate(
+                **batch,
+                max_new_tokens=min(said.max_new_tokens, positions - batch["input_ids"].shape[1]) or 1,
+                do_sample=False,
+                num_beams=1,
+                pad_token_id=tokenizer.pad_token_id,
+                use_cache=True,
+            )
+        yield from tokenizer.batch_decode(found[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)

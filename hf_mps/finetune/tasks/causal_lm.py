@@ -1,0 +1,86 @@
+"""Causal language modelling: a model learns to continue texts, which are joined and cut into blocks of one length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hf_mps.finetune import blocks, language, tokens
+from hf_mps.finetune.metrics.chosen import choose
+from hf_mps.finetune.task import Prepared
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from hf_mps.finetune.checkpoint import Checkpoint
+    from hf_mps.finetune.data import Rows
+
+METRICS = ("perplexity", "accuracy")
+
+
+class Recipe(language.Recipe):
+    """`max_length` is the length of a block in tokens."""
+
+    task: Literal["causal-lm"]
+    data: blocks.Data
+
+
+def columns(recipe: Recipe) -> dict[str, str]:
+    """The role of each column that the task reads."""
+    return {"text": recipe.data.columns.text}
+
+
+def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
+    """Make blocks, model, collator and metrics. Raises UserError for rows or a checkpoint that cannot be used."""
+    from hf_mps.finetune.token_trainer import TokenTrainer, measured
+
+    chosen = choose(recipe.metrics, METRICS, recipe.task)
+    loaded = language.load(recipe, checkpoint)
+    # What ends a text of the tokenizer's own does not stand in the middle of a longer one.
+    around = blocks.Frame(blocks.frame(loaded.tokenizer).before, ())
+    features = {split: blocks.make(recipe.data, rows[split], loaded, around) for split in rows}
+    counts = {split: tokens.counts(features[split]) for split in features}
+    length, loaded.choices["blocks"] = blocks.decide(recipe, recipe.data, counts, loaded.longest)
+    model = language.model(recipe, checkpoint, loaded)
+    defaults, baseline = language.untrained(recipe)
+    return Prepared(
+        train=features["train"],
+        validation=features["validation"],
+        further=language.further(features),
+        model=model,
+        processing_class=loaded.tokenizer,
+        collator=length.value.collator(language.Labelled(loaded.tokenizer), loaded.tokenizer),
+        metrics=chosen,
+        compute_metrics=lambda evaluated: measured(evaluated.predictions, chosen),
+        baseline=baseline,
+        auto_class=language.AUTO_CLASS,
+        pipeline_tag="text-generation",
+        choices={"lengths": length, **loaded.choices},
+        trainer=TokenTrainer,
+        arguments_defaults=defaults,
+        trainer_settings={"untrained": baseline},
+        token_counts=counts["train"],
+        predict=lambda trainer: predicted(trainer, features["validation"], loaded.tokenizer),
+        **language.saved(recipe),
+    )
+
+
+def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Generated sentences, four to a row."""
+    return blocks.smoke_rows(recipe.data, recipe.seed)
+
+
+def predicted(trainer: Any, features: Dataset, tokenizer: Any) -> Iterator[dict[str, Any]]:
+    """Each validation block with the number of its predicted tokens, their mean loss, perplexity and accuracy."""
+    from hf_mps.finetune.token_trainer import perplexity
+
+    for row, (total, count, right) in zip(features, trainer.predict(features).predictions.tolist(), strict=True):
+        count = max(count, 1.0)
+        yield {
+            "text": tokenizer.decode(row["input_ids"]),
+            "tokens": int(count),
+            "loss": total / count,
+            "perplexity": perplexity(total / count),
+            "accuracy": right / count,
+        }

@@ -1,0 +1,134 @@
+"""Masked language modelling: a model learns to fill gaps, in texts that are joined and cut into blocks of one length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from hf_mps.choice import Choice
+from hf_mps.errors import UserError
+from hf_mps.finetune import blocks, language, lengths, tokens
+from hf_mps.finetune.metrics.chosen import choose
+from hf_mps.finetune.task import Prepared
+from hf_mps.finetune.tasks.causal_lm import METRICS, predicted
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from hf_mps.finetune.checkpoint import Checkpoint
+    from hf_mps.finetune.data import Rows
+
+AUTO_CLASS = "AutoModelForMaskedLM"
+# Part of every cache key: raise it whenever `_masked_once` makes other gaps from the same blocks.
+FEATURES = 1
+
+
+class Recipe(lengths.Padded):
+    """Adds the share of tokens that are to be predicted, and whether all pieces of a word are masked together."""
+
+    task: Literal["masked-lm"]
+    data: blocks.Data
+    mlm_probability: float = Field(default=0.15, gt=0, lt=1)
+    whole_word_mask: bool = False
+
+
+@dataclass
+class Gaps:
+    """Draws gaps anew for training rows; rows that carry their labels keep the gaps that they have."""
+
+    drawn: Any
+    kept: Any
+
+    def __call__(self, features: list[Any]) -> Any:
+        return self.kept(features) if "labels" in features[0] else self.drawn(features)
+
+
+def columns(recipe: Recipe) -> dict[str, str]:
+    """The role of each column that the task reads."""
+    return {"text": recipe.data.columns.text}
+
+
+def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
+    """Make blocks, model, collator and metrics. Raises UserError for rows or a checkpoint that cannot be used."""
+    from transformers import AutoModelForMaskedLM
+
+    from hf_mps.finetune.token_trainer import TokenTrainer, measured
+
+    chosen = choose(recipe.metrics, METRICS, recipe.task)
+    loaded = language.load(recipe, checkpoint)
+    if loaded.tokenizer.mask_token is None:
+        raise UserError(f"model {recipe.model}: its tokenizer has no mask token; allowed: a model such as BERT's")
+    around = blocks.frame(loaded.tokenizer)
+    features = {split: blocks.make(recipe.data, rows[split], loaded, around) for split in rows}
+    counts = {split: tokens.counts(features[split]) for split in features}
+    for split in features:
+        if split != "train":
+            features[split] = _masked_once(recipe, features[split], loaded)
+    length, loaded.choices["blocks"] = blocks.decide(recipe, recipe.data, counts, loaded.longest)
+    model, loaded.choices["model"] = checkpoint.model(AutoModelForMaskedLM, config=loaded.config)
+    loaded.choices["gaps"] = Choice(
+        f"{recipe.mlm_probability:.0%} of the {'words' if recipe.whole_word_mask else 'tokens'}",
+        "drawn anew in each epoch of training, once for all evaluations, so that these can be compared",
+    )
+    defaults, baseline = language.untrained(recipe)
+    return Prepared(
+        train=features["train"],
+        validation=features["validation"],
+        further=language.further(features),
+        model=model,
+        processing_class=loaded.tokenizer,
+        collator=length.value.collator(
+            Gaps(_drawing(recipe, loaded.tokenizer), language.Labelled(loaded.tokenizer)), loaded.tokenizer
+        ),
+        metrics=chosen,
+        compute_metrics=lambda evaluated: measured(evaluated.predictions, chosen),
+        baseline=baseline,
+        auto_class=AUTO_CLASS,
+        pipeline_tag="fill-mask",
+        choices={"lengths": length, **loaded.choices},
+        trainer=TokenTrainer,
+        arguments_defaults=defaults,
+        trainer_settings={"untrained": baseline, "causal": False},
+        token_counts=counts["train"],
+        predict=lambda trainer: predicted(trainer, features["validation"], loaded.tokenizer),
+    )
+
+
+def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Generated sentences, four to a row."""
+    return blocks.smoke_rows(recipe.data, recipe.seed)
+
+
+def _drawing(recipe: Recipe, tokenizer: Any, seed: int | None = None) -> Any:
+    """transformers' collator that draws gaps: 80 % the mask token, 10 % another token, 10 % the token itself.
+
+    Those shares are BERT's (arXiv 1810.04805, section 3.1) and the collator's defaults.
+    """
+    from transformers import DataCollatorForLanguageModeling
+
+    return DataCollatorForLanguageModeling(
+        tokenizer, mlm_probability=recipe.mlm_probability, whole_word_mask=recipe.whole_word_mask, seed=seed
+    )
+
+
+def _masked_once(recipe: Recipe, features: Dataset, loaded: language.Loaded) -> Dataset:
+    """The blocks of an evaluated split with gaps drawn from the recipe's seed, the same in every evaluation and run."""
+    from datasets.fingerprint import Hasher
+
+    draw = _drawing(recipe, loaded.tokenizer, recipe.seed)
+
+    def gaps(batch: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+        made = [draw([{"input_ids": ids}]) for ids in batch["input_ids"]]
+        return {name: [one[name][0].tolist() for one in made] for name in ("input_ids", "labels")}
+
+    said = ("gaps", FEATURES, recipe.mlm_probability, recipe.whole_word_mask, recipe.seed, loaded.content)
+    return features.map(
+        gaps,
+        batched=True,
+        features=language.labelled(),
+        new_fingerprint=Hasher.hash((features._fingerprint, *said)),
+    )

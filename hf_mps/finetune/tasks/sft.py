@@ -1,0 +1,149 @@
+"""Supervised fine-tuning of an instruction model: it learns the assistant's words in conversations, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hf_mps.choice import Choice
+from hf_mps.errors import UserError
+from hf_mps.finetune import chat, conversations, generated, language, lengths, tokens
+from hf_mps.finetune import recipe as recipes
+from hf_mps.finetune.metrics.chosen import choose
+from hf_mps.finetune.padding import IGNORED
+from hf_mps.finetune.task import Prepared
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from hf_mps.finetune.checkpoint import Checkpoint
+    from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.language import Loaded
+
+METRICS = ("perplexity", "accuracy")
+# Part of every cache key: raise it whenever `_tokenised` makes other features from the same rows.
+FEATURES = 1
+ASK = "Say it in other words: "
+
+
+class Data(recipes.Data):
+    """Adds the columns of the conversations."""
+
+    columns: conversations.Columns = conversations.Columns()
+
+
+class Recipe(language.Recipe):
+    """Adds the chat template (`plain`, or a Jinja file; the tokenizer's own where nothing is said) and predictions."""
+
+    task: Literal["sft"]
+    data: Data
+    chat_template: str | None = None
+    generate: generated.Generate = generated.Generate()
+
+
+def columns(recipe: Recipe) -> dict[str, str]:
+    """The role of each column that the task reads."""
+    return recipe.data.columns.roles()
+
+
+def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
+    """Make features, model, collator and metrics. Raises UserError for rows or a checkpoint that cannot be used."""
+    from hf_mps.finetune.token_trainer import TokenTrainer, measured
+
+    chosen = choose(recipe.metrics, METRICS, recipe.task)
+    loaded = language.load(recipe, checkpoint)
+    template = chat.template(loaded.tokenizer, recipe.chat_template)
+    loaded.content = tokens.digest(loaded.tokenizer)
+    features = {split: _tokenised(rows[split], loaded) for split in rows}
+    counts = {split: tokens.counts(features[split]) for split in features}
+    length = lengths.decide(recipe, counts["train"], loaded.longest, others=[n for c in counts.values() for n in c])
+    loaded.choices |= {"chat_template": template, "learned": _learned(rows, features)}
+    model = language.model(recipe, checkpoint, loaded)
+    defaults, baseline = language.untrained(recipe)
+    return Prepared(
+        train=features["train"],
+        validation=features["validation"],
+        further=language.further(features),
+        model=model,
+        processing_class=loaded.tokenizer,
+        collator=length.value.collator(language.Labelled(loaded.tokenizer), loaded.tokenizer),
+        metrics=chosen,
+        compute_metrics=lambda evaluated: measured(evaluated.predictions, chosen),
+        baseline=baseline,
+        auto_class=language.AUTO_CLASS,
+        pipeline_tag="text-generation",
+        choices={"lengths": length, **loaded.choices},
+        trainer=TokenTrainer,
+        arguments_defaults=defaults,
+        trainer_settings={"untrained": baseline},
+        token_counts=counts["train"],
+        predict=lambda trainer: _answered(trainer, rows["validation"], loaded.tokenizer, recipe.generate),
+        **language.saved(recipe),
+    )
+
+
+def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Generated sentences, each to be said in other words."""
+    from hf_mps.finetune import pairs
+
+    return {
+        split: [conversations.smoke_row(recipe.data.columns, ASK + r["sentence1"], r["sentence2"]) for r in some]
+        for split, some in pairs.generate(rows_train=48, rows_dev=16, seed=recipe.seed).items()
+    }
+
+
+def _tokenised(rows: Rows, loaded: Loaded) -> Dataset:
+    """The conversations of one split, labels -100 but for the assistant's words.
+
+    Rows are cut to the longest length; one of which no word of the assistant is left teaches nothing and is left out.
+    """
+    tokenizer, longest = loaded.tokenizer, loaded.longest
+    if not getattr(tokenizer, "is_fast", False):
+        raise UserError("the model's tokenizer is no fast one (tokenizer.json), so words cannot be found in its tokens")
+
+    def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
+        kept: dict[str, list[list[int]]] = {"input_ids": [], "labels": []}
+        for place, index in enumerate(indices):
+            row = {role: column[place] for role, column in batch.items()}
+            try:
+                found = chat.encode(tokenizer, conversations.read(rows, row, index))
+            except chat.Misfit as error:
+                raise conversations.unusable(rows, index, error) from error
+            ids, words = found.input_ids[:longest], found.words[:longest]
+            # The first token has nothing before it that it could be predicted from.
+            if any(words[1:]):
+                kept["input_ids"].append(ids)
+                kept["labels"].append([one if said else IGNORED for one, said in zip(ids, words, strict=True)])
+        return kept
+
+    key = ("sft", FEATURES, longest)
+    features = tokens.mapped(rows, encode, content=loaded.content, key=key, features=language.labelled())
+    if len(features) == 0:
+        raise UserError(f"{rows.where}: no row holds a word of the assistant within max_length {longest}; give a longer one")
+    return features
+
+
+def _learned(rows: Mapping[str, Rows], features: Mapping[str, Dataset]) -> Choice[str]:
+    """In words how much of the conversations is learned, and what was left out."""
+    import numpy
+
+    labels = numpy.concatenate([numpy.asarray(row) for row in features["train"].with_format("numpy")["labels"]])
+    share = float((labels != IGNORED).mean())
+    left = {split: len(rows[split].dataset) - len(features[split]) for split in features}
+    told = ", ".join(f"{count} {split} rows" for split, count in left.items() if count)
+    out = f"; left out, their prompt alone is max_length or longer: {told}" if told else ""
+    return Choice("the assistant's words", f"{share:.0%} of the training tokens; the others are read, not learned{out}")
+
+
+def _answered(trainer: Any, rows: Rows, tokenizer: Any, said: generated.Generate) -> Iterator[dict[str, Any]]:
+    """The first validation rows: the prompt of the last answer, the answer in the data, and the model's own."""
+    prompts, truths = [], []
+    for index in range(min(said.rows, len(rows.dataset))):
+        conversation = conversations.read(rows, rows.dataset[index], index)
+        last = max(place for place, message in enumerate(conversation) if message["role"] == "assistant")
+        prompts.append(chat.render(tokenizer, conversation[:last], prompt=True))
+        truths.append(conversation[last]["content"])
+    answers = generated.answers(trainer, tokenizer, prompts, said)
+    for prompt, truth, answer in zip(prompts, truths, answers, strict=True):
+        yield {"prompt": prompt, "reference": truth, "generated": answer}

@@ -1,0 +1,133 @@
+"""transformers' Trainer with an evaluation over tokens: losses summed, never averaged by batches, logits never kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy
+import torch
+from transformers import Trainer
+
+from hf_mps.finetune.loss import chunked, heads
+from hf_mps.finetune.metrics.catalogue import Baseline
+from hf_mps.finetune.metrics.chosen import Chosen
+from hf_mps.finetune.padding import IGNORED
+
+
+class TokenTrainer(Trainer):  # type: ignore[misc]
+    """Trainer for models that predict tokens; its evaluations give sums for each row in place of logits.
+
+    `causal` tells models whose logits at one place are for the next token from masked ones. `untrained` is a baseline
+    without numbers: the evaluation before the first step (`eval_on_start`) fills it.
+    """
+
+    def __init__(self, *arguments: Any, causal: bool = True, untrained: Baseline | None = None, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._causal = causal
+        self._untrained = untrained
+
+    def prediction_step(
+        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[Any, Any, Any]:
+        """The batch's loss a token, and for each row (loss summed, tokens, tokens rightly predicted), float32 (B, 3)."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            sums = row_sums(model, inputs, causal=self._causal)
+        loss = sums[:, 0].sum() / sums[:, 1].sum().clamp(min=1)
+        return loss, None if prediction_loss_only else sums, None if prediction_loss_only else sums[:, 1]
+
+    def evaluate(self, *arguments: Any, **settings: Any) -> dict[str, float]:
+        measured: dict[str, float] = super().evaluate(*arguments, **settings)
+        if self._untrained is not None and not self._untrained.metrics:
+            # A run that goes on from a checkpoint finds what its first part logged.
+            before = next((entry for entry in self.state.log_history if entry.get("step") == 0), {})
+            self._untrained.metrics.update(
+                {name.removeprefix("eval_"): value for name, value in before.items() if _is_metric(name, value)}
+            )
+        return measured
+
+
+def row_sums(model: Any, inputs: Mapping[str, Any], *, causal: bool) -> Any:
+    """For each row of a batch: (loss summed over its labelled tokens, their number, those rightly predicted).
+
+    `inputs` are the model's own on its device, with `labels` of shape (B, T), -100 where nothing is to be predicted.
+    Returns float32 (B, 3). Where the model takes its loss in chunks, so are these sums, and no logits are made whole.
+    """
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    loss = getattr(inner, "loss_function", None)
+    if not isinstance(loss, heads.Loss):
+        logits = model(**{name: value for name, value in inputs.items() if name != "labels"}).logits
+        return _sums(*_tokens(logits, None, None, _targets(inputs["labels"], causal)))
+    watching = Watching(**{field.name: getattr(loss, field.name) for field in fields(loss)})
+    inner.loss_function = watching
+    try:
+        model(**inputs)
+    finally:
+        inner.loss_function = loss
+    return watching.sums
+
+
+@dataclass
+class Watching(heads.Loss):
+    """Stands in for a model's loss for one pass without gradients, and keeps the sums of each row."""
+
+    sums: Any = None
+
+    def __call__(self, logits: Any, labels: Any, *others: Any, **more: Any) -> Any:
+        weight, bias = (self.head.weight, self.head.bias) if self.head.deferred else (None, None)
+        self.sums = _sums(*_tokens(logits, weight, bias, _targets(labels, self.shifted)))
+        return self.sums[:, 0].sum()
+
+
+def _targets(labels: Any, causal: bool) -> Any:
+    """What each place predicts: the next place's label for a causal model, nothing at the last one."""
+    return torch.nn.functional.pad(labels, (0, 1), value=IGNORED)[..., 1:] if causal else labels
+
+
+def _tokens(given: Any, weight: Any, bias: Any, targets: Any) -> tuple[Any, Any, Any]:
+    """Each place's loss (float32, 0 without a label), whether it is rightly predicted, whether it has a label; (B, T).
+
+    `given` are logits, or hidden states where the head's `weight` is given. Some places at a time: one chunk's logits
+    are all there is in float32. Every place, labelled or not: Metal compiles a graph for each new shape (pytorch#181485).
+    """
+    flat, truth = given.flatten(0, -2), targets.flatten()
+    losses, right = [], []
+    size = max(1, chunked.CHUNK // (4 * len(weight if weight is not None else given[0, 0])))
+    for start in range(0, len(truth), size):
+        part, wanted = flat[start : start + size], truth[start : start + size]
+        logits = part if weight is None else torch.nn.functional.linear(part, weight, bias)
+        losses.append(torch.nn.functional.cross_entropy(logits.float(), wanted, ignore_index=IGNORED, reduction="none"))
+        right.append(logits.argmax(-1) == wanted)  # -100 is no token: a place without a label is never right
+    return torch.cat(losses).view_as(targets), torch.cat(right).view_as(targets), targets != IGNORED
+
+
+def _sums(losses: Any, right: Any, counted: Any) -> Any:
+    return torch.stack([one.float().sum(-1) for one in (losses, counted, right)], dim=-1)
+
+
+def measured(sums: Any, chosen: Chosen) -> dict[str, float]:
+    """The numbers of a whole split from its rows' sums, shape (rows, 3), as `row_sums` gives them.
+
+    The loss is that of the mean token, which takes the place of Trainer's mean of batches; perplexity is its exponential.
+    """
+    total, tokens, right = numpy.asarray(sums, dtype=numpy.float64).sum(axis=0)
+    tokens = max(tokens, 1.0)
+    loss = total / tokens
+    values = {"perplexity": perplexity(loss), "accuracy": right / tokens}
+    return {"loss": float(loss), **chosen.of(values)}
+
+
+def perplexity(loss: float) -> float:
+    """The exponential of a mean loss a token in nats; infinite where it is no float any more."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
+
+
+def _is_metric(name: str, value: Any) -> bool:
+    timing = ("_runtime", "_per_second", "_time")
+    return name.startswith("eval_") and not name.endswith(timing) and isinstance(value, (int, float))
