@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hf_mps.choice import Choice
 from hf_mps.errors import UserError, nearest
 from hf_mps.finetune.data import Rows
 
@@ -45,18 +46,19 @@ def key(raw: Any) -> str:
 
 
 def decide(
-    train: Rows, validation: Rows, given: Sequence[str] | None = None, problem_type: ProblemType | None = None
+    train: Rows, others: Iterable[Rows], given: Sequence[str] | None = None, problem_type: ProblemType | None = None
 ) -> Labels:
-    """Decide what column `label` of both splits means; the training rows say which labels there are.
+    """Decide what column `label` of every split means; the training rows say which labels there are.
 
     `given` are class names in the order of their ids. Raises UserError, naming file, row and label, for a row without a
     label and for a label that is not in the set, and where fewer than two classes are left.
     """
+    splits = (train, *others)
     named = getattr(train.dataset.features["label"], "names", None)
     seen = _distinct(train)
     if problem_type == "regression" or (problem_type is None and not given and not named and _numbers(train, seen)):
         why = "problem_type in the recipe" if problem_type else "the labels are numbers with a decimal point"
-        _check_numbers((train, validation))
+        _check_numbers(splits)
         return Labels((), {}, why)
     if classes := given or named:
         labels = _named(classes, train, seen, "data.labels in the recipe" if given else "the data set names them")
@@ -65,10 +67,35 @@ def decide(
         labels = Labels(
             tuple(ordered), {name: number for number, name in enumerate(ordered)}, f"found in {train.where}"
         )
-    _check_classes((train, validation), labels)
+    _check_classes(splits, labels)
     if len(labels.names) < 2:
         raise UserError(f"{train.where}: every row has the label '{labels.names[0]}'; allowed: two labels or more")
     return labels
+
+
+def described(found: Labels) -> Choice[str]:
+    """The labels in words, with how they were found, as a header has them."""
+    if not found.names:
+        return Choice("regression", found.reason)
+    shown = ", ".join(found.names[:SHOWN]) + (", …" if len(found.names) > SHOWN else "")
+    return Choice(f"{len(found.names)} classes: {shown}", found.reason)
+
+
+def configure(config: Any, names: Sequence[str], overrides: Mapping[str, Any] | None = None) -> Any:
+    """Give a model's configuration the classes `names` (none: one number a row) and a recipe's `config_overrides`.
+
+    Raises UserError for an override that is no key of the configuration.
+    """
+    known = config.to_dict()
+    for name, value in (overrides or {}).items():
+        if name not in known:
+            raise UserError(f"config_overrides.{name} is no key of {type(config).__name__}{nearest(name, known)}")
+        setattr(config, name, value)
+    config.num_labels = len(names) or 1
+    if names:
+        config.id2label = dict(enumerate(names))
+        config.label2id = {name: number for number, name in enumerate(names)}
+    return config
 
 
 def _named(classes: Sequence[str], train: Rows, seen: Iterable[Any], reason: str) -> Labels:

@@ -7,5 +7,6 @@
 from __future__ import annotations
 
 from hf_mps.finetune.metrics.catalogue import Baseline, Metrics, available, load
+from hf_mps.finetune.metrics.labels import of_labels
 
-__all__ = ["Baseline", "Metrics", "available", "load"]
+__all__ = ["Baseline", "Metrics", "available", "load", "of_labels"]

@@ -16,7 +16,8 @@ from hf_mps.errors import UserError, nearest
 MODULES = Path(__file__).parent / "modules"
 
 # What each name reports; the first judges a run, so GLUE's pairs list F1 first: MRPC's results are compared by it.
-REPORTS: dict[str, tuple[str, ...]] = {
+# These compare one label or value a row.
+OF_LABELS: dict[str, tuple[str, ...]] = {
     "accuracy": ("accuracy",),
     "matthews_correlation": ("matthews_correlation",),
     "pearsonr": ("pearsonr",),
@@ -36,6 +37,9 @@ REPORTS: dict[str, tuple[str, ...]] = {
         f"glue/{task}": ("accuracy",)
         for task in ("sst2", "mnli", "mnli_matched", "mnli_mismatched", "qnli", "rte", "wnli")
     },
+}
+REPORTS: dict[str, tuple[str, ...]] = {
+    **OF_LABELS,
     "squad": ("f1", "exact_match"),
     "squad_v2": ("f1", "exact", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"),
     "sts": ("spearman_cosine", "pearson_cosine"),
@@ -93,8 +97,13 @@ class Metrics:
             values |= module.compute(predictions=answers, references=truths)
         return values
 
-    def baseline(self, references: Any, *, train: Any, regression: bool = False) -> Baseline:
-        """Return what one constant answer scores on `references`: the majority label of `train`, or its mean."""
+    def baseline(
+        self, references: Any, *, train: Any, regression: bool = False, names: Sequence[str] = ()
+    ) -> Baseline:
+        """Return what one constant answer scores on `references`: the majority label of `train`, or its mean.
+
+        `names` are the classes by their ids, for the words.
+        """
         seen = _column(train)
         if not seen:
             raise UserError("the training data is empty: there is no majority label to compare with")
@@ -105,7 +114,8 @@ class Metrics:
         else:
             # The smaller label wins a tie, so that the order of the rows does not matter.
             answer, count = min(Counter(seen).items(), key=lambda item: (-item[1], item[0]))
-            what = f"always answers {answer}, the label of {count / len(seen):.1%} of the training rows"
+            said = names[answer] if names else answer
+            what = f"always answers {said}, the label of {count / len(seen):.1%} of the training rows"
         truths = _column(references)
         return Baseline(what, self.compute([answer] * len(truths), truths))
 

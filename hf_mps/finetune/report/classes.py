@@ -1,4 +1,4 @@
-"""Pictures of what a classifier answered, from the rows of predictions.csv: a confusion matrix, or a scatter of values."""
+"""Pictures of what a classifier answered, from the rows of predictions.csv: a confusion matrix or a scatter."""
 
 from __future__ import annotations
 

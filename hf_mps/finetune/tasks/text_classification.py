@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from hf_mps.choice import Choice
-from hf_mps.errors import UserError, nearest
-from hf_mps.finetune import labels, lengths, metrics, tokens
+from hf_mps.finetune import data as sources
+from hf_mps.finetune import labels, lengths, metrics, samples, tokens, verdicts
 from hf_mps.finetune import recipe as recipes
 from hf_mps.finetune.task import Prepared
 
@@ -67,47 +69,62 @@ def columns(recipe: Recipe) -> dict[str, str]:
     return {"text": named.text, **({"text_pair": named.text_pair} if named.text_pair else {}), "label": named.label}
 
 
+def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Sentences with words of their class; where there is a second text, the label tells how the two are related."""
+    draw, named = random.Random(recipe.seed), recipe.data.columns
+    names = recipe.data.labels
+    kinds = len(names) if names else 2
+
+    def row(kind: int) -> dict[str, Any]:
+        first = draw.randrange(kinds) if named.text_pair else kind
+        made: dict[str, Any] = {named.text: samples.sentence(draw, first)}
+        if named.text_pair:
+            made[named.text_pair] = samples.sentence(draw, (first + kind) % kinds)
+        label = 2.5 * kind if recipe.problem_type == "regression" else samples.named(names, kind)
+        return made | {named.label: label}
+
+    rows = samples.splits((*sources.wanted(recipe.data), "validation"))
+    return {split: [row(kind) for kind in samples.classes(count, kinds, draw)] for split, count in rows.items()}
+
+
 def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
-    """Make features, model, collator and metrics from the rows of both splits.
+    """Make features, model, collator and metrics from the rows of every split.
 
     Raises UserError for labels, lengths, a configuration or a checkpoint that cannot be used.
     """
-    from transformers import DataCollatorWithPadding
+    import transformers
 
-    found = labels.decide(rows["train"], rows["validation"], recipe.data.labels, recipe.problem_type)
-    measured = metrics.load(recipe.metrics or _metrics(found), num_labels=len(found.names) or None)
+    others = [rows[split] for split in rows if split != "train"]
+    found = labels.decide(rows["train"], others, recipe.data.labels, recipe.problem_type)
+    measured = metrics.of_labels(recipe.metrics or _metrics(found), recipe.task, len(found.names) or None)
     tokenizer = checkpoint.tokenizer()
-    config = _config(recipe, checkpoint, found)
+    config = labels.configure(checkpoint.config(), found.names, recipe.config_overrides)
+    config.problem_type = found.problem_type
     longest = lengths.limit(recipe, tokenizer, config)
     lent = tokens.lend_pad_token(tokenizer, config)
     content = tokens.digest(tokenizer)
     features = {split: _tokenised(rows[split], tokenizer, content, longest, found) for split in rows}
     counts = {split: tokens.counts(features[split]) for split in features}
     length = lengths.decide(recipe, counts["train"], longest, others=itertools.chain(*counts.values()))
-    choices: dict[str, Choice[Any]] = {"lengths": length, "labels": _labels(found), **lent}
-    model, choices["model"] = checkpoint.model(_auto_class(), config=config)
+    model, told = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
     return Prepared(
         train=features["train"],
         validation=features["validation"],
+        further={split: features[split] for split in features if split not in sources.SPLITS},
         model=model,
         processing_class=tokenizer,
-        collator=length.value.collator(DataCollatorWithPadding(tokenizer), tokenizer),
+        collator=length.value.collator(transformers.DataCollatorWithPadding(tokenizer), tokenizer),
         metrics=measured,
-        compute_metrics=lambda evaluated: measured.compute(_predictions(evaluated, found), evaluated.label_ids),
-        baseline=measured.baseline(
-            features["validation"]["labels"], train=features["train"]["labels"], regression=not found.names
-        ),
+        compute_metrics=lambda evaluated: measured.compute(_answers(evaluated, found), evaluated.label_ids),
+        baseline=_baseline(measured, features, found),
         auto_class=AUTO_CLASS,
         pipeline_tag="text-classification",
-        choices=choices,
+        choices={"lengths": length, "labels": labels.described(found), **lent, "model": told},
+        trainer_settings={"preprocess_logits_for_metrics": verdicts.logits_alone},
         token_counts=counts["train"],
+        predict=lambda trainer: _predicted(rows["validation"], trainer.predict(features["validation"]), found),
+        figures=lambda predicted: _figures(predicted, found),
     )
-
-
-def _auto_class() -> Any:
-    import transformers
-
-    return getattr(transformers, AUTO_CLASS)
 
 
 def _metrics(found: labels.Labels) -> list[str]:
@@ -117,34 +134,20 @@ def _metrics(found: labels.Labels) -> list[str]:
     return ["accuracy", "f1" if len(found.names) == 2 else "f1/macro"]
 
 
-def _labels(found: labels.Labels) -> Choice[str]:
-    if not found.names:
-        return Choice("regression", found.reason)
-    shown = ", ".join(found.names[: labels.SHOWN]) + (", …" if len(found.names) > labels.SHOWN else "")
-    return Choice(f"{len(found.names)} classes: {shown}", found.reason)
-
-
-def _config(recipe: Recipe, checkpoint: Checkpoint, found: labels.Labels) -> Any:
-    """The checkpoint's configuration with the classes of the data, and the recipe's `config_overrides`."""
-    config = checkpoint.config()
-    known = config.to_dict()
-    for name, value in recipe.config_overrides.items():
-        if name not in known:
-            raise UserError(f"config_overrides.{name} is no key of {type(config).__name__}{nearest(name, known)}")
-        setattr(config, name, value)
-    config.problem_type = found.problem_type
-    config.num_labels = len(found.names) or 1
-    if found.names:
-        config.id2label = dict(enumerate(found.names))
-        config.label2id = {name: number for number, name in enumerate(found.names)}
-    return config
+def _baseline(measured: metrics.Metrics, features: dict[str, Dataset], found: labels.Labels) -> metrics.Baseline:
+    return measured.baseline(
+        features["validation"]["labels"],
+        train=features["train"]["labels"],
+        regression=not found.names,
+        names=found.names,
+    )
 
 
 def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, found: labels.Labels) -> Dataset:
     """The features of one split."""
     from datasets import ClassLabel, Features, List, Value
 
-    roles = [role for role in ("text", "text_pair") if role in rows.dataset.column_names]
+    roles = _texts(rows)
     tokens.refuse_other_than_text(rows, roles)
     inputs = tokenizer("a", "b" if len(roles) == 2 else None)
 
@@ -165,8 +168,27 @@ def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, found: la
     )
 
 
-def _predictions(evaluated: Any, found: labels.Labels) -> Any:
+def _texts(rows: Rows) -> list[str]:
+    return [role for role in ("text", "text_pair") if role in rows.dataset.column_names]
+
+
+def _answers(evaluated: Any, found: labels.Labels) -> Any:
     """Class ids, or numbers for regression, from logits of shape (rows, classes); shape (rows,)."""
-    logits = evaluated.predictions
-    logits = logits[0] if isinstance(logits, tuple) else logits  # some models return hidden states behind the logits
+    logits = verdicts.first(evaluated.predictions)
     return logits.argmax(axis=-1) if found.names else logits.squeeze(-1)
+
+
+def _predicted(rows: Rows, evaluated: Any, found: labels.Labels) -> list[dict[str, Any]]:
+    """The rows of predictions.csv."""
+    inputs = list(rows.dataset.select_columns(_texts(rows)))
+    if found.names:
+        return verdicts.rows(inputs, evaluated.label_ids, verdicts.first(evaluated.predictions), found.names)
+    numbers = zip(inputs, evaluated.label_ids, _answers(evaluated, found), strict=True)
+    return [{**given, "label": float(truth), "prediction": float(answer)} for given, truth, answer in numbers]
+
+
+def _figures(predicted: Sequence[Mapping[str, Any]], found: labels.Labels) -> Mapping[str, bytes]:
+    from hf_mps.finetune.report import classes
+
+    pairs = [(row["label"], row["prediction"]) for row in predicted]
+    return classes.confusion(pairs, found.names) if found.names else classes.scatter(*zip(*pairs, strict=True))

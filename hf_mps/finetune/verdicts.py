@@ -1,0 +1,40 @@
+"""What a classifier's logits say of each row: the class, its probability, and the rows of predictions.csv."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def first(predictions: Any) -> Any:
+    """The logits alone: some models return hidden states behind them."""
+    return predictions[0] if isinstance(predictions, tuple) else predictions
+
+
+def logits_alone(logits: Any, _labels: Any) -> Any:
+    """Trainer's `preprocess_logits_for_metrics`: hidden states behind the logits are not gathered, they fill memory."""
+    return first(logits)
+
+
+def probabilities(logits: Any) -> Any:
+    """The softmax over the last dimension in float64, of logits of any shape."""
+    import numpy
+
+    values = numpy.asarray(logits, dtype=numpy.float64)
+    powers = numpy.exp(values - values.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def rows(inputs: Sequence[Mapping[str, Any]], truths: Sequence[int], logits: Any, names: Sequence[str]) -> list[Row]:
+    """Each row's inputs, its true class, the answered class and the answer's probability.
+
+    `logits` has shape (rows, classes), `truths` holds class ids.
+    """
+    shares = probabilities(logits)
+    answers = shares.argmax(axis=-1)
+    return [
+        {**given, "label": names[truth], "prediction": names[answer], "probability": round(float(share[answer]), 4)}
+        for given, truth, answer, share in zip(inputs, truths, answers, shares, strict=True)
+    ]
