@@ -15,6 +15,7 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "huge-embedding",
         "mixed-dtypes",
         "memory-budget",
+        "fork-workers",
     ),
     "transformers.training_args": ("nan-hidden", "pin-memory", "half-precision"),
     "transformers.trainer": (
@@ -25,6 +26,7 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "pin-memory",
         "cuda-optimizer",
         "memory-metrics",
+        "fork-workers",
         "memory-budget",
         "shape-growth",
     ),

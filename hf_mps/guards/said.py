@@ -8,6 +8,9 @@ from typing import Any
 
 _NOTE = "_hf_mps_given"
 
+FILTER = "logging_nan_inf_filter"
+"""Trainer's argument that hides losses which are no numbers: who gives it wants to go on in spite of them."""
+
 
 def remember(training_arguments: Any) -> None:
     """Let the class, and every subclass of it, note the keywords that its objects are made with. Once.

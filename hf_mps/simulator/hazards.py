@@ -261,6 +261,30 @@ def _shape_growth() -> Iterator[None]:
         torch.mps.current_allocated_memory = stock["current_allocated_memory"]
 
 
+@contextmanager
+def _fork_workers() -> Iterator[None]:
+    """pytorch#178037: a process forked from one that uses Metal hangs in it; it ends at once here."""
+    import os
+
+    global _fork_watched
+    if not _fork_watched:
+        os.register_at_fork(after_in_child=_end_forked)
+        _fork_watched = True
+    yield
+
+
+_fork_watched = False
+
+
+def _end_forked() -> None:
+    import os
+
+    import torch
+
+    if "fork-workers" in _active and torch.mps.driver_allocated_memory():
+        os._exit(1)
+
+
 HAZARDS: dict[str, Callable[[], Any]] = {
     "non-blocking": _non_blocking,
     "fp16-fused-adam": _fp16_fused_adam,
@@ -271,4 +295,5 @@ HAZARDS: dict[str, Callable[[], Any]] = {
     "huge-embedding": _huge_embedding,
     "large-batch-grad": _large_batch_grad,
     "shape-growth": _shape_growth,
+    "fork-workers": _fork_workers,
 }

@@ -327,11 +327,35 @@ def many_shapes(folder: Path) -> bool:
     return True
 
 
+def worked(train: Callable[[], object]) -> bool:
+    """Whether a training came to its end, with the workers that it started."""
+    try:
+        train()
+    except RuntimeError as error:
+        if "exited unexpectedly" not in str(error):
+            raise
+        return False
+    return True
+
+
+def workers_of_trainer(folder: Path) -> bool:
+    """Trainer with two workers, after its model lies on the device."""
+    return worked(lambda: loops.trained(folder, dataloader_num_workers=2, max_steps=1))
+
+
+def workers_of_a_loader(folder: Path) -> bool:
+    """A plain loader with a worker, after something lies on the device."""
+    held = torch.ones(1, device="mps")
+    loader = torch.utils.data.DataLoader(loops.rows(), num_workers=1, collate_fn=len)
+    return worked(lambda: next(iter(loader))) and bool(held)
+
+
 EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     "checkpoint-rng": (checkpointed_gradients, reentrant_checkpoint, checkpointed_trainer),
     "resume-rng": (resumed_trainer, resumed_accelerator),
     "lightning-rng": (resumed_lightning,),
     "shape-growth": (many_shapes,),
+    "fork-workers": (workers_of_trainer, workers_of_a_loader),
     "fp16-fused-adam": (overflowed_step, fp16_trainer, fp16_accelerator),
     "non-contiguous": (transposed_loop, transposed_trainer, transposed_accelerator, lightning_loop),
     "mixed-dtypes": (float32_norms,),

@@ -14,8 +14,9 @@ from hf_mps.guards.checkpoint_rng import CheckpointRng
 from hf_mps.simulator import hazards
 from tests.guards.experiments import EXPERIMENTS, Experiment
 
+MARKS = {"workers_of_trainer": pytest.mark.slow}  # each worker imports transformers
 TABLE = [
-    pytest.param(name, experiment, id=f"{name}: {experiment.__name__}")
+    pytest.param(name, experiment, id=f"{name}: {experiment.__name__}", marks=MARKS.get(experiment.__name__, ()))
     for name, experiments in EXPERIMENTS.items()
     for experiment in experiments
 ]
