@@ -27,7 +27,8 @@ class Activation:
             return [Part("hf_mps", False, "HF_MPS=0")]
         from hf_mps.device import gate
 
-        return [Part("torch.backends.mps.is_available", True, gate.REASON), _fallback, _guards, *_libraries()]
+        torch_itself = Part("torch.backends.mps.is_available", True, gate.REASON)
+        return [torch_itself, _fallback, _guards, _sentinels, *_libraries()]
 
     def lines(self) -> list[str]:
         """Return the chosen device and each part, a line each. Probes Metal; raises what `device.choose` raises."""
@@ -39,6 +40,7 @@ class Activation:
 _on = False
 _fallback = Part("fallback", False, "this PyTorch has no Metal device")
 _guards = Part("guards", False, "this PyTorch has no Metal device")
+_sentinels = Part("sentinels", False, "this PyTorch has no Metal device")
 
 
 def is_on() -> bool:
@@ -71,6 +73,8 @@ def _switch_on() -> None:
     gate.install()
     if torch.mps.device_count() > 0 or "HF_MPS_GUARDS" in os.environ:
         _start_guards(metal=torch.mps.device_count() > 0)
+    if torch.mps.device_count() > 0 or "HF_MPS_SENTINELS" in os.environ:
+        _start_sentinels(metal=torch.mps.device_count() > 0)
     watch.start()
     _on = True
     if torch.mps.device_count() > 0 or "HF_MPS_FALLBACK" in os.environ:
@@ -99,24 +103,45 @@ def _start_fallback(*, metal: bool) -> None:
 def _start_guards(*, metal: bool) -> None:
     """Guard torch now and the libraries when they are imported; a name that nobody knows switches nothing off."""
     global _guards
+    off = _switched_off("guard")
+    if metal:
+        from hf_mps.guards import catalogue, registry
+
+        registry.start(off)
+        count = f"{len(catalogue.NAMES) - len(off)} known hazards of Metal{_without(off)}"
+        _guards = Part("guards", True, f"{count}; hf_mps.guards.report() lists them")
+
+
+def _start_sentinels(*, metal: bool) -> None:
+    """Look at torch's trainings from now on; a name that nobody knows switches nothing off."""
+    global _sentinels
+    off = _switched_off("sentinel")
+    if metal:
+        from hf_mps.sentinels import catalogue, registry
+
+        registry.start(off)
+        count = f"{len(catalogue.NAMES) - len(off)} signs of a wrong training{_without(off)}"
+        _sentinels = Part("sentinels", True, f"{count}; hf_mps.sentinels.report() lists them")
+
+
+def _switched_off(kind: str) -> frozenset[str]:
+    """The guards or sentinels that the user wants off; none where the variable has a name that there is not."""
+    if f"HF_MPS_{kind.upper()}S" not in os.environ:  # spares the others the reading
+        return frozenset()
     from hf_mps import settings
     from hf_mps.errors import UserError
-    from hf_mps.guards import catalogue
 
-    off: frozenset[str] = frozenset()
     try:
-        off = settings.guards_off() if "HF_MPS_GUARDS" in os.environ else off
+        return settings.guards_off() if kind == "guard" else settings.sentinels_off()
     except UserError as error:
         from hf_mps.autoload import warn
 
-        warn(f"{error}; every guard stays on")
-    if metal:
-        from hf_mps.guards import registry
+        warn(f"{error}; every {kind} stays on")
+        return frozenset()
 
-        registry.start(off)
-        count = len(catalogue.NAMES) - len(off)
-        without = f", without {', '.join(sorted(off))}" if off else ""
-        _guards = Part("guards", True, f"{count} known hazards of Metal{without}; hf_mps.guards.report() lists them")
+
+def _without(off: frozenset[str]) -> str:
+    return f", without {', '.join(sorted(off))}" if off else ""
 
 
 def _enabled() -> bool:
@@ -134,7 +159,7 @@ def _libraries() -> list[Part]:
 
     parts = []
     for library in dict.fromkeys(room for rooms in ROOMS.values() for room in rooms):
-        if library in ("guards", "fallback"):  # parts that are more than what they do to libraries
+        if library in ("guards", "sentinels", "fallback"):  # parts that are more than what they do to libraries
             continue
         states = [state for (_, room), state in watch.applied.items() if room == library]
         failed = next((state for state in states if state != "on"), None)

@@ -13,6 +13,7 @@ KNOWN = {
     "HF_MPS_FALLBACK": "warn, quiet, error or rescue: what an operator without a Metal kernel does",
     "HF_MPS_FALLBACK_SHARE": "0 to 1: the share of the time above which fallbacks are warned of; default 0.1",
     "HF_MPS_GUARDS": "-name,-name: guards against known hazards that are to be off",
+    "HF_MPS_SENTINELS": "-name,-name: sentinels, which look for signs of a wrong training, that are to be off",
     "HF_MPS_SIMULATE": "1 or a profile name: a simulated Metal device",
 }
 DEVICES = ("mps", "cuda", "cpu")
@@ -76,23 +77,34 @@ def guards_off() -> frozenset[str]:
     """The guards that HF_MPS_GUARDS switches off, as `-name,-name`. Raises UserError for a name that there is not."""
     from hf_mps.guards.catalogue import NAMES
 
-    value = os.environ.get("HF_MPS_GUARDS", "")
-    off = set()
-    for word in filter(None, (part.strip() for part in value.split(","))):
-        name = word.removeprefix("-")
-        if name not in NAMES:
-            known = ", ".join(NAMES)
-            raise UserError(f"HF_MPS_GUARDS={value}: {name} is no guard; there are {known}{nearest(name, NAMES)}")
-        if name == word:
-            raise UserError(f"HF_MPS_GUARDS={value}: guards are on by themselves; -{name} switches one off")
-        off.add(name)
-    return frozenset(off)
+    return _switched_off("HF_MPS_GUARDS", "guard", NAMES)
+
+
+def sentinels_off() -> frozenset[str]:
+    """The sentinels that HF_MPS_SENTINELS switches off, as `-name,-name`. Raises UserError as `guards_off`."""
+    from hf_mps.sentinels.catalogue import NAMES
+
+    return _switched_off("HF_MPS_SENTINELS", "sentinel", NAMES)
 
 
 def simulate() -> str | None:
     """The profile that HF_MPS_SIMULATE asks for ("1" is the default profile), or None where unset or 0."""
     value = os.environ.get("HF_MPS_SIMULATE", "").strip()
     return None if value in ("", "0") else value
+
+
+def _switched_off(variable: str, kind: str, names: tuple[str, ...]) -> frozenset[str]:
+    value = os.environ.get(variable, "")
+    off = set()
+    for word in filter(None, (part.strip() for part in value.split(","))):
+        name = word.removeprefix("-")
+        if name not in names:
+            known = ", ".join(names)
+            raise UserError(f"{variable}={value}: {name} is no {kind}; there are {known}{nearest(name, names)}")
+        if name == word:
+            raise UserError(f"{variable}={value}: {kind}s are on by themselves; -{name} switches one off")
+        off.add(name)
+    return frozenset(off)
 
 
 def refuse_unknown() -> None:

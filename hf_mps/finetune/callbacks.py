@@ -7,20 +7,20 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from hf_mps.errors import RunError
-from hf_mps.guards.nan_hidden import not_finite
+from hf_mps.sentinels.non_finite import refuse
 
 
 class FiniteLoss(TrainerCallback):  # type: ignore[misc]
-    """Stops the run (RunError) at the first logged loss or gradient norm that is no number, in a recipe's words."""
+    """Stops the run (RunError) at the first logged loss or gradient norm that is no number, in a recipe's words.
+
+    On every device, and in the sentinel's place.
+    """
+
+    stops_on_non_finite = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        found = not_finite(args, logs)
-        if found:
-            raise RunError(
-                f"{found} at step {state.global_step} of {state.max_steps};"
-                f" next: a lower training.learning_rate (now {args.learning_rate:g}), or training.max_grad_norm=1"
-            )
+        lower = f"a lower training.learning_rate (now {args.learning_rate:g})"
+        refuse(args, state, logs, f"{lower}, or training.max_grad_norm=1")
 
 
 class Stopwatch(TrainerCallback):  # type: ignore[misc]

@@ -4,7 +4,8 @@ Nothing here imports a library: `watch.start` notes the modules below, and the f
 executed, or at once where it was imported before.
 """
 
-from hf_mps.guards.catalogue import INSTALLED_AFTER
+from hf_mps.guards import catalogue as guards
+from hf_mps.sentinels import catalogue as sentinels
 from hf_mps.shims import SHIMS
 
 # Module of a library -> the files of this package that know its insides, applied in this order.
@@ -20,8 +21,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "transformers.trainer": ("fallback",),
     "accelerate.launchers": ("fallback",),
 }
-for _name in INSTALLED_AFTER:
-    if _name != "torch":
-        ROOMS[_name] = (*ROOMS.get(_name, ()), "guards")
+for _room, _modules in (("guards", guards.INSTALLED_AFTER), ("sentinels", sentinels.INSTALLED_AFTER)):
+    for _name in _modules:
+        if _name != "torch":
+            ROOMS[_name] = (*ROOMS.get(_name, ()), _room)
 for _name in SHIMS:
     ROOMS[_name] = (*ROOMS.get(_name, ()), "shims")

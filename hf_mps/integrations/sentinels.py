@@ -1,0 +1,14 @@
+"""Brings the sentinels of hf_mps.sentinels to the modules of libraries that they look at."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from hf_mps.sentinels import registry
+
+REASON = "signs of a wrong training are looked for: hf_mps.sentinels.report()"
+
+
+def apply(module: ModuleType) -> None:
+    """Install the sentinels for one module; does nothing where they were not switched on (no Metal)."""
+    registry.install(module)

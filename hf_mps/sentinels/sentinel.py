@@ -1,0 +1,40 @@
+"""What a sentinel is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from hf_mps.guards import notice
+from hf_mps.installed import Installed
+
+
+class SentinelNotice(UserWarning):
+    """A sentinel of hf_mps saw something that a right training does not show."""
+
+
+class Sentinel(Installed):
+    """Looks at every training on the device `mps`, whatever its loop; a subclass fills in the sentences and `look`.
+
+    `what` says what it looks for. It speaks once for each training, in one line.
+    """
+
+    why: str
+    """When it speaks, and whether it stops the run, with the reason; no final full stop."""
+
+    def install(self, module: ModuleType) -> None:
+        """See what trainings show (`stream`); a subclass adds what it needs of other modules."""
+        from hf_mps.sentinels.stream import STREAM
+
+        STREAM.show(self, module)
+
+    def look(self, series: Any, losses: Sequence[tuple[int, float]], norms: Sequence[tuple[int, float]]) -> None:
+        """See new losses and gradient norms of one training (a `stream.Series`), each with its optimizer step."""
+
+    def before_update(self, series: Any, optimizer: Any) -> None:
+        """See one of the first `stream.FIRST` optimizer steps, with its gradients, before the weights change."""
+
+    def say(self, line: str) -> None:
+        """Tell the user, with the way to switch the sentinel off."""
+        notice.say(f"{line} (sentinel; HF_MPS_SENTINELS=-{self.name} switches it off)", SentinelNotice)
