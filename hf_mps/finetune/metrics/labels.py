@@ -8,10 +8,16 @@ from hf_mps.finetune.metrics.catalogue import OF_LABELS, Metrics, load
 from hf_mps.finetune.metrics.chosen import choose
 
 
-def of_labels(names: Sequence[str], task: str, num_labels: int | None = None) -> Metrics:
-    """Load metrics that compare one label or value a row; the first of them judges the run.
+OF_VALUES = ("pearsonr", "spearmanr", "mse", "glue/stsb")
 
-    Raises UserError for a metric of another kind (of texts, spans, …), and as `load`.
+
+def of_labels(names: Sequence[str], task: str, num_labels: int) -> Metrics:
+    """Load metrics that compare one label a row, or one value a row where `num_labels` is 0; the first judges the run.
+
+    Raises UserError for a metric of another kind (of texts, of classes where there are values, …), and as `load`.
     """
-    choose(names, tuple(OF_LABELS), task)
-    return load(names, num_labels=num_labels)
+    if num_labels:
+        choose(names, tuple(OF_LABELS), task)
+        return load(names, num_labels=num_labels)
+    choose(names, OF_VALUES, f"{task} with labels that are numbers (regression)")
+    return load(names)

@@ -96,7 +96,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
 
     others = [rows[split] for split in rows if split != "train"]
     found = labels.decide(rows["train"], others, recipe.data.labels, recipe.problem_type)
-    measured = metrics.of_labels(recipe.metrics or _metrics(found), recipe.task, len(found.names) or None)
+    measured = metrics.of_labels(recipe.metrics or _metrics(found), recipe.task, len(found.names))
     tokenizer = checkpoint.tokenizer()
     config = labels.configure(checkpoint.config(), found.names, recipe.config_overrides)
     config.problem_type = found.problem_type
