@@ -1,0 +1,152 @@
+"""Cross-entropy over a large vocabulary, some rows at a time: the logits never stand in memory whole.
+
+A batch of 4 x 512 tokens over 151,936 words makes 1.2 GB of float32 logits, and the plain loss holds three tensors of
+that size at once (logits or their log-softmax, and two gradients). Here each chunk's gradient is taken as soon as its
+loss is, in place over its logits, so that one chunk is all there is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_mps.finetune.loss.tied import Shared
+from hf_mps.finetune.padding import IGNORED
+
+# Bytes of one chunk's logits in float32: enough rows to keep a GPU busy, and to make the head's gradient, which is read
+# and written once a chunk, little of the work.
+CHUNK = 128 * 2**20
+# float16 cannot hold the small probabilities of a large vocabulary: its gradients are taken this much larger, a power
+# of two, which changes no digit.
+HALF_SCALE = 1024.0
+
+
+def cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    num_items: Tensor | int | None = None,
+    ignore_index: int = IGNORED,
+    shared: Shared | None = None,
+) -> Tensor:
+    """The cross-entropy of `hidden @ weight.T + bias` against `labels`, in float32, as a scalar that can be derived.
+
+    `hidden` is (…, width), `labels` (…), `weight` (words, width), `bias` (words) or None. The mean over the labels that
+    are not `ignore_index`, or, with `num_items`, their sum divided by it: as `fixed_cross_entropy` of transformers 5
+    has it (loss/loss_utils.py). Equal to it, gradients included, to float32 rounding; under autocast the matrix
+    products are done in autocast's dtype, as a linear layer's are. With `shared`, which a tied embedding has joined,
+    the gradient of `weight` goes there.
+    """
+    rows, targets = hidden.flatten(0, -2), labels.flatten().to(hidden.device)
+    counted = targets != ignore_index
+    count = counted.sum() if num_items is None else num_items
+    if hidden.device.type != "mps":
+        # Rows without a label cost nothing. On Metal it would wait for the GPU and make a new shape at every step.
+        kept = counted.nonzero().squeeze(1)
+        if len(kept) < len(targets):
+            rows, targets = rows[kept], targets[kept]
+    derive = torch.is_grad_enabled()
+    total: Tensor = _Chunked.apply(rows, weight, bias, targets, ignore_index, derive, shared)  # type: ignore[no-untyped-call]
+    return total / (count.to(total.device) if isinstance(count, Tensor) else count)
+
+
+class _Chunked(torch.autograd.Function):
+    """The sum of the rows' losses; the gradients of a sum are known before anything is asked backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        ignore_index: int,
+        derive: bool,
+        shared: Shared | None,
+    ) -> Tensor:
+        wanted = [derive and needed for needed in ctx.needs_input_grad[:3]]
+        kind = torch.get_autocast_dtype(rows.device.type) if torch.is_autocast_enabled(rows.device.type) else rows.dtype
+        with torch.autocast(rows.device.type, enabled=False):
+            total, ctx.gradients = _walk(rows, weight, bias, targets, ignore_index, wanted, kind)
+        ctx.kinds = (rows.dtype, weight.dtype, bias.dtype if bias is not None else None)
+        # Only a gradient that flows on through the rows reaches the embedding.
+        ctx.shared = shared if shared is not None and shared.joined and wanted[0] else None
+        return total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        if ctx.gradients is None:
+            raise RuntimeError("the chunked loss goes backward once: its gradients are scaled where they stand")
+        # In place: another copy of the head's gradient would cost what was saved.
+        found = [one.mul_(upstream) if one is not None else None for one in ctx.gradients]
+        ctx.gradients = None
+        if ctx.shared is not None:
+            ctx.shared.gradient, found[1] = found[1], None
+        found = [one.to(kind) if one is not None else None for one, kind in zip(found, ctx.kinds, strict=True)]
+        return (*found, None, None, None, None)
+
+
+def _walk(
+    rows: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    ignore_index: int,
+    wanted: list[bool],
+    kind: torch.dtype,
+) -> tuple[Tensor, list[Tensor | None]]:
+    """The summed loss and the gradients of rows, weight and bias (None where not `wanted`), divided by nothing."""
+    scale = HALF_SCALE if kind == torch.float16 else 1.0
+    head, words = weight.to(kind), len(weight)
+    total = torch.zeros((), dtype=torch.float32, device=rows.device)
+    of_rows = torch.empty_like(rows, dtype=torch.float32 if scale > 1 else rows.dtype) if wanted[0] else None
+    of_weight = torch.zeros_like(weight, dtype=torch.float32) if wanted[1] else None
+    of_bias = torch.zeros_like(weight[:, 0], dtype=torch.float32) if wanted[2] else None
+    size = max(1, CHUNK // (4 * words))
+    for start in range(0, len(rows), size):
+        part, target = rows[start : start + size].to(kind), targets[start : start + size]
+        logits = torch.nn.functional.linear(part, head, None if bias is None else bias.to(kind)).float()
+        losses, gradient = _rows(logits, target, ignore_index, derive=any(wanted))
+        total += losses
+        if of_bias is not None:
+            of_bias += gradient.sum(0)
+        gradient = gradient.mul_(scale).to(kind) if kind != torch.float32 else gradient
+        if of_rows is not None:
+            of_rows[start : start + size] = gradient @ head
+        if of_weight is not None:
+            _add_product(of_weight, gradient, part)
+    if scale > 1:
+        for one in (of_rows, of_weight):
+            if one is not None:
+                one.div_(scale)
+    return total, [of_rows, of_weight, of_bias]
+
+
+def _rows(logits: Tensor, target: Tensor, ignore_index: int, derive: bool) -> tuple[Tensor, Tensor]:
+    """The summed loss of a chunk, and its gradient by the logits (rows, words), which takes their place in memory."""
+    counted = target != ignore_index
+    place = target.where(counted, 0).unsqueeze(1)
+    logits -= logits.amax(1, keepdim=True)
+    right = logits.gather(1, place).squeeze(1)
+    logits.exp_()
+    sums = logits.sum(1, keepdim=True)
+    losses = ((sums.squeeze(1).log() - right) * counted).sum()
+    if derive:
+        logits /= sums
+        logits.scatter_add_(1, place, torch.full_like(place, -1, dtype=logits.dtype))
+        logits *= counted.unsqueeze(1)
+    return losses, logits
+
+
+def _add_product(total: Tensor, gradient: Tensor, part: Tensor) -> None:
+    """`total += gradient.T @ part` (words, width) without a second tensor of that size, added up in float32."""
+    if part.dtype == total.dtype:
+        total.addmm_(gradient.t(), part)
+        return
+    size = max(1, CHUNK // (4 * part.shape[1]))
+    for start in range(0, len(total), size):
+        total[start : start + size] += gradient[:, start : start + size].t() @ part
