@@ -38,6 +38,13 @@ class Checkpoint:
         with errors_only():
             return self._load("configuration", AutoConfig.from_pretrained)
 
+    def feature_extractor(self) -> Any:
+        """Load what turns sound into the model's input. Raises UserError where it is not there or cannot be read."""
+        from transformers import AutoFeatureExtractor
+
+        with errors_only():
+            return self._load("feature extractor", AutoFeatureExtractor.from_pretrained)
+
     def model(self, auto_class: Any, **settings: Any) -> tuple[Any, Choice[str]]:
         """Load the weights in float32 into `auto_class`, and return the model with what is new in it.
 

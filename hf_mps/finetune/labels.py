@@ -86,16 +86,21 @@ def configure(config: Any, names: Sequence[str], overrides: Mapping[str, Any] | 
 
     Raises UserError for an override that is no key of the configuration.
     """
-    known = config.to_dict()
-    for name, value in (overrides or {}).items():
-        if name not in known:
-            raise UserError(f"config_overrides.{name} is no key of {type(config).__name__}{nearest(name, known)}")
-        setattr(config, name, value)
+    override(config, overrides or {})
     config.num_labels = len(names) or 1
     if names:
         config.id2label = dict(enumerate(names))
         config.label2id = {name: number for number, name in enumerate(names)}
     return config
+
+
+def override(config: Any, overrides: Mapping[str, Any]) -> None:
+    """Lay a recipe's `config_overrides` over a model's configuration. Raises UserError for what is no key of it."""
+    known = config.to_dict()
+    for name, value in overrides.items():
+        if name not in known:
+            raise UserError(f"config_overrides.{name} is no key of {type(config).__name__}{nearest(name, known)}")
+        setattr(config, name, value)
 
 
 def _named(classes: Sequence[str], train: Rows, seen: Iterable[Any], reason: str) -> Labels:

@@ -1,0 +1,113 @@
+"""The alphabet of a speech recogniser: which letters there are, and how texts are brought to them."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hf_mps.choice import Choice
+from hf_mps.errors import UserError
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.checkpoint import Checkpoint
+    from hf_mps.finetune.rows import Rows
+
+Case = Literal["lower", "upper", "keep"]
+DELIMITER, UNKNOWN, PAD = "|", "[UNK]", "[PAD]"
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """A CTC `tokenizer`, the `case` that texts are brought to, the characters `ignored`, and why."""
+
+    tokenizer: Any
+    case: Case
+    ignored: str
+    choices: dict[str, Choice[Any]]
+
+    def clean(self, text: str) -> str:
+        """`text` as the model is to spell it."""
+        return cleaned(text, self.case, self.ignored)
+
+
+def cleaned(text: str, case: Case, ignored: str) -> str:
+    """`text` without the `ignored` characters and surplus white space, in `case`."""
+    kept = " ".join(text.translate(dict.fromkeys(map(ord, ignored))).split())
+    return {"lower": kept.lower(), "upper": kept.upper(), "keep": kept}[case]
+
+
+def decide(recipe: Any, rows: Mapping[str, Rows], checkpoint: Checkpoint, config: Any) -> Spelling:
+    """The vocabulary and the case of the recipe (`vocabulary`, `letter_case`, `chars_to_ignore`), or what suits.
+
+    Raises UserError for a checkpoint without letters where the recipe asks for them, and for texts without any.
+    """
+    tuned = any(name.endswith("ForCTC") for name in getattr(config, "architectures", None) or ())
+    reason = "vocabulary in the recipe"
+    if recipe.vocabulary is None:
+        told = "was fine-tuned for recognition" if tuned else "was not fine-tuned for recognition"
+        reason = f"the checkpoint {told}"
+    ignored = "".join(recipe.chars_to_ignore)
+    if recipe.vocabulary == "checkpoint" or (recipe.vocabulary is None and tuned):
+        return _known(recipe, rows, checkpoint.tokenizer(), ignored, reason)
+    case: Case = recipe.letter_case or "lower"
+    why = "letter_case in the recipe" if recipe.letter_case else "the default for a new vocabulary"
+    alphabet = _letters(cleaned(text or "", case, ignored) for text in rows["train"].dataset["text"])
+    if not alphabet:
+        raise UserError(f"{rows['train'].where}: no text has a letter; allowed: texts that are to be recognised")
+    tokenizer = _tokenizer(alphabet)
+    choices = {"vocabulary": Choice(_shown(alphabet), f"the letters of the training texts: {reason}")}
+    spelling = Spelling(tokenizer, case, ignored, {**choices, "letter_case": Choice(case, why)})
+    return _told_unknown(spelling, rows)
+
+
+def _known(recipe: Any, rows: Mapping[str, Rows], tokenizer: Any, ignored: str, reason: str) -> Spelling:
+    """The checkpoint's letters, and the case that they are in."""
+    known = {token for token in tokenizer.get_vocab() if len(token) == 1 and token != tokenizer.word_delimiter_token}
+    large, small = any(letter.isupper() for letter in known), any(letter.islower() for letter in known)
+    suits: Case = "keep" if large == small else "upper" if large else "lower"
+    case: Case = recipe.letter_case or suits
+    why = "letter_case in the recipe" if recipe.letter_case else "the case of the vocabulary"
+    choices = {"vocabulary": Choice(_shown(sorted(known)), f"the checkpoint's: {reason}")}
+    return _told_unknown(Spelling(tokenizer, case, ignored, {**choices, "letter_case": Choice(case, why)}), rows)
+
+
+def _told_unknown(spelling: Spelling, rows: Mapping[str, Rows]) -> Spelling:
+    """Say which characters of the data the vocabulary lacks: they are learned and measured as one unknown sign."""
+    vocabulary = spelling.tokenizer.get_vocab()
+    texts = (text or "" for split in rows.values() for text in split.dataset["text"])
+    missing = [one for one in _letters(map(spelling.clean, texts)) if one not in vocabulary]
+    if missing:
+        reason = f"not in the vocabulary, each is {spelling.tokenizer.unk_token}; chars_to_ignore leaves them out"
+        spelling.choices["unknown_letters"] = Choice(_shown(missing), reason)
+    return spelling
+
+
+def _letters(texts: Iterable[str]) -> list[str]:
+    return sorted({letter for text in texts for letter in text} - {" "})
+
+
+def _shown(alphabet: list[str]) -> str:
+    return "".join(alphabet[:60]) + ("…" if len(alphabet) > 60 else "")
+
+
+def _tokenizer(alphabet: list[str]) -> Any:
+    """A CTC tokenizer of these letters, the word delimiter, and signs for unknown letters and the blank."""
+    from transformers import Wav2Vec2CTCTokenizer
+
+    ids = {token: number for number, token in enumerate([DELIMITER, *(a for a in alphabet if a != DELIMITER)])}
+    ids |= {UNKNOWN: len(ids), PAD: len(ids) + 1}
+    with tempfile.TemporaryDirectory(prefix="hf-mps-letters-") as folder:
+        path = Path(folder, "vocab.json")
+        path.write_text(json.dumps(ids, ensure_ascii=False), encoding="utf-8")
+        return Wav2Vec2CTCTokenizer(
+            str(path),
+            unk_token=UNKNOWN,
+            pad_token=PAD,
+            bos_token=None,
+            eos_token=None,
+            word_delimiter_token=DELIMITER,
+        )

@@ -1,0 +1,245 @@
+"""Speech recognition: sound to text, by connectionist temporal classification over an encoder such as wav2vec 2.0."""
+
+from __future__ import annotations
+
+import math
+import struct
+import wave
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, model_validator
+
+from hf_mps.choice import Choice
+from hf_mps.errors import UserError
+from hf_mps.finetune import audio, labels, letters, metrics, pictures, tokens
+from hf_mps.finetune import recipe as recipes
+from hf_mps.finetune.metrics import edits
+from hf_mps.finetune.task import Prepared
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.checkpoint import Checkpoint
+    from hf_mps.finetune.data import Rows
+
+AUTO_CLASS = "AutoModelForCTC"
+# Part of every cache key: raise it whenever `_encoded` makes other features from the same rows.
+FEATURES = 1
+
+
+class Columns(recipes.Section):
+    """The columns of the data by their roles: `audio` holds a path, relative to its file, or the bytes of a file."""
+
+    audio: str = "audio"
+    text: str = "text"
+
+    @model_validator(mode="after")
+    def _apart(self) -> Columns:
+        if self.audio == self.text:
+            raise ValueError(f"names one column for two roles ({self.audio}); give each role a column of its own")
+        return self
+
+
+class Data(recipes.Data):
+    """Adds the columns."""
+
+    columns: Columns = Columns()
+
+
+class Recipe(recipes.Recipe):
+    """Adds what becomes of text and sound, after transformers' run_speech_recognition_ctc.py, and under its names.
+
+    `vocabulary`: the letters of the training texts (`data`) or those that the checkpoint knows; where it is not given,
+    the checkpoint's if it was fine-tuned for recognition. `letter_case`: what texts are brought to; where it is not
+    given, what suits the vocabulary. Training rows longer than `max_duration_in_seconds` are left out.
+    """
+
+    task: Literal["speech-recognition"]
+    data: Data
+    vocabulary: Literal["data", "checkpoint"] | None = None
+    letter_case: Literal["lower", "upper", "keep"] | None = None
+    chars_to_ignore: list[str] = Field(default_factory=list)
+    max_duration_in_seconds: float = Field(default=20.0, gt=0)
+    freeze_feature_encoder: bool = True
+    config_overrides: dict[str, Any] = Field(default_factory=dict)
+
+
+def columns(recipe: Recipe) -> dict[str, str]:
+    """The role of each column that the task reads."""
+    return {"audio": recipe.data.columns.audio, "text": recipe.data.columns.text}
+
+
+def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
+    """Make features, model, collator and metrics from the rows of both splits.
+
+    Raises UserError for sound, text, a configuration or a checkpoint that cannot be used.
+    """
+    import transformers
+
+    audio.library()
+    for split in rows.values():
+        tokens.refuse_other_than_text(split, ["text"])
+    measured = metrics.load(recipe.metrics or ["wer", "cer"])
+    config, extractor = checkpoint.config(), _extractor(checkpoint)
+    spelling = letters.decide(recipe, rows, checkpoint, config)
+    choices = dict(spelling.choices)
+    tokenizer = spelling.tokenizer
+    choices["ctc"] = _configure(config, recipe, tokenizer)
+    found = {split: _encoded(rows[split], spelling, extractor.sampling_rate) for split in ("train", "validation")}
+    counts = {split: found[split]["samples"][:] for split in found}
+    kept = {"train": _short(rows["train"], counts["train"], recipe, extractor.sampling_rate, choices)}
+    kept["validation"] = list(range(len(counts["validation"])))
+    hop = getattr(config, "inputs_to_logits_ratio", 320)
+    frames = {split: [-(-counts[split][row] // hop) for row in kept[split]] for split in found}
+    length = audio.durations(recipe, frames["train"], frames["validation"], hop, extractor.sampling_rate)
+    choices["lengths"] = length
+    model, choices["model"] = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
+    if recipe.freeze_feature_encoder:
+        model.freeze_feature_encoder()
+        choices["feature_encoder"] = Choice("frozen", "its filters are learned in pretraining; freeze_feature_encoder")
+    sounds = {split: audio.Sounds(rows[split], found[split]["labels"][:], kept[split], extractor) for split in found}
+    heard = _Heard(rows["validation"], counts["validation"], tokenizer, model, spelling, extractor.sampling_rate)
+    widest = max(map(len, found["train"]["labels"][:]))
+    return Prepared(
+        train=sounds["train"],
+        validation=sounds["validation"],
+        model=model,
+        processing_class=_processor(extractor, tokenizer),
+        collator=length.value.collator(audio.collator(extractor, widest)),
+        metrics=measured,
+        compute_metrics=lambda evaluated: measured.compute(heard.texts(evaluated.predictions), heard.truths),
+        baseline=metrics.Baseline("answers nothing", measured.compute([""] * len(heard.truths), heard.truths)),
+        auto_class=AUTO_CLASS,
+        pipeline_tag="automatic-speech-recognition",
+        choices=choices,
+        trainer_settings={"preprocess_logits_for_metrics": _best_letters},
+        token_counts=frames["train"],
+        predict=lambda trainer: heard.rows(heard.texts(trainer.predict(trainer.eval_dataset).predictions)),
+        figures=pictures.transcripts,
+        snippet=(
+            "from transformers import pipeline\n"
+            'recognise = pipeline("automatic-speech-recognition", model=".")\n'
+            "# recognise(array)['text'], of 16,000 samples a second in a numpy array"
+        ),
+    )
+
+
+def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Words spelled in tones, a tone for a letter, as wav files in `folder`."""
+    named = recipe.data.columns
+    words = ("abba", "baa", "cab", "dad", "add", "bad", "cad", "dab")
+    rows = []
+    for number in range(24):
+        text = f"{words[number % 8]} {words[number // 8]}"
+        path = folder / f"{number}.wav"
+        with wave.open(str(path), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(8000)
+            for letter in text:
+                pitch = 0 if letter == " " else 300 + 200 * (ord(letter) - ord("a"))
+                tone = (int(9000 * math.sin(2 * math.pi * pitch * time / 8000)) for time in range(800))
+                file.writeframes(b"".join(struct.pack("<h", sample) for sample in tone))
+        rows.append({named.audio: str(path), named.text: text})
+    return {"train": rows[:16], "validation": rows[16:]}
+
+
+def _extractor(checkpoint: Checkpoint) -> Any:
+    extractor = checkpoint.feature_extractor()
+    if extractor.model_input_names[0] != "input_values":
+        raise UserError(
+            f"model {checkpoint.said}: it takes {extractor.model_input_names[0]}; allowed: models that take the wave"
+            " itself, such as wav2vec2, hubert, wavlm, sew"
+        )
+    return extractor
+
+
+def _processor(extractor: Any, tokenizer: Any) -> Any:
+    from transformers import Wav2Vec2Processor
+
+    return Wav2Vec2Processor(feature_extractor=extractor, tokenizer=tokenizer)
+
+
+def _configure(config: Any, recipe: Recipe, tokenizer: Any) -> Choice[str]:
+    """Set what CTC needs; the recipe's `config_overrides` win."""
+    config.vocab_size = len(tokenizer)
+    config.pad_token_id = tokenizer.pad_token_id
+    config.ctc_loss_reduction = "mean"
+    # A text of more letters than the sound has frames has no path: its loss would be infinite, and is left out.
+    config.ctc_zero_infinity = True
+    config.layerdrop = 0.0
+    labels.override(config, recipe.config_overrides)
+    reason = "mean over the batch, rows with more letters than frames left out, no layer dropped"
+    return Choice(f"{config.vocab_size} letters and signs", reason)
+
+
+def _encoded(rows: Rows, spelling: letters.Spelling, rate: int) -> Any:
+    """`labels` (the letters' ids) and `samples` (at `rate`) of each row."""
+    from datasets import Features, List, Value
+
+    def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
+        texts = [spelling.clean(text) for text in tokens.texts(rows, "text", batch, indices)]
+        if "" in texts:
+            number = rows.number(indices[texts.index("")])
+            raise UserError(f"{rows.where}: row {number} has no letters in its text; allowed: some in every row")
+        return {
+            "labels": spelling.tokenizer(texts)["input_ids"],
+            "samples": [audio.samples(rows, index, rate) for index in indices],
+        }
+
+    return tokens.mapped(
+        rows,
+        encode,
+        content=tokens.digest(spelling.tokenizer),
+        key=("speech-recognition", FEATURES, spelling.case, spelling.ignored, rate),
+        features=Features({"labels": List(Value("int32")), "samples": Value("int64")}),
+    )
+
+
+def _short(rows: Rows, counts: Sequence[int], recipe: Recipe, rate: int, choices: dict[str, Choice[Any]]) -> list[int]:
+    """The numbers of the training rows that are short enough. Raises UserError where none is."""
+    most = recipe.max_duration_in_seconds
+    kept = [row for row, count in enumerate(counts) if count <= most * rate]
+    if not kept:
+        shortest = min(counts) / rate
+        raise UserError(
+            f"{rows.where}: every row is longer than max_duration_in_seconds, {most:g}; the shortest has {shortest:.1f}"
+        )
+    if len(kept) < len(counts):
+        choices["left_out"] = Choice(f"{len(counts) - len(kept)} training rows", f"longer than {most:g} seconds")
+    return kept
+
+
+def _best_letters(logits: Any, labels: Any) -> Any:
+    """The likeliest letter of each frame, chosen on the device: logits would be the vocabulary's size as large."""
+    return (logits[0] if isinstance(logits, tuple) else logits).argmax(dim=-1)
+
+
+class _Heard:
+    """The validation rows, and what the frames' letters spell."""
+
+    def __init__(
+        self, rows: Rows, counts: Sequence[int], tokenizer: Any, model: Any, spelling: letters.Spelling, rate: int
+    ) -> None:
+        self._rows = rows
+        self._seconds = [count / rate for count in counts]
+        self._frames = [int(model._get_feat_extract_output_lengths(count)) for count in counts]
+        self._tokenizer = tokenizer
+        self.truths = [spelling.clean(text) for text in rows.dataset["text"]]
+
+    def texts(self, letter_ids: Any) -> list[str]:
+        """The text of each row: `letter_ids` has shape (rows, frames); frames of padding spell nothing."""
+        own = [ids[:count] for ids, count in zip(letter_ids, self._frames, strict=True)]
+        return [str(text) for text in self._tokenizer.batch_decode(own)]
+
+    def rows(self, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """The rows of predictions.csv."""
+        for number, (text, truth) in enumerate(zip(texts, self.truths, strict=True)):
+            yield {
+                "row": self._rows.number(number),
+                "seconds": round(self._seconds[number], 2),
+                "prediction": text,
+                "truth": truth,
+                "wer": round(edits.wer([text], [truth]), 4),
+                "cer": round(edits.cer([text], [truth]), 4),
+            }
