@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from hf_mps.choice import Choice
 from hf_mps.errors import UserError, nearest
 from hf_mps.finetune import arguments, catalogue, document, tasks
 from hf_mps.finetune.document import Document, Values
@@ -24,13 +25,15 @@ HELD_OUT = 0.1
 class Order:
     """A recipe ready to run: validated, with the name it goes by and the dotted keys that the command line changed.
 
-    `words` are the command line's own: the recipe and its overrides, as they were typed.
+    `words` are the command line's own: the recipe and its overrides, as they were typed. `smoke` says what a smoke run
+    has in place of the recipe's model, None for a real run.
     """
 
     name: str
     recipe: Recipe
     changed: tuple[str, ...]
     words: tuple[str, ...] = ()
+    smoke: Choice[str] | None = None
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ SAID = "the recipe says so"
 BATCH = 32
 ROWS_SHOWN = 50
 # The rows that a person reads first.
-FIRST = ("model", "data", "device", "precision", "batch", "lengths", "steps")
+FIRST = ("smoke", "model", "data", "device", "precision", "batch", "lengths", "steps")
 
 
 @dataclass(frozen=True)

@@ -52,10 +52,15 @@ def run(name: str, overrides: Sequence[str] = (), *, fresh: bool = False, smoke:
     settings.refuse_unknown()
     order = orders.load(name, overrides)
     if smoke:
+        from hf_mps import activate
         from hf_mps.finetune import smoke as smokes
 
+        activate.activate()
         with smokes.order(order) as small:
-            return train(small, fresh=True, keep=False)
+            results = train(small, keep=False)
+        if order.recipe.output_dir is None:
+            print("smoke run ended well; its files are gone (output_dir=PATH keeps them)")
+        return results
     return train(order, fresh=fresh)
 
 
@@ -111,6 +116,8 @@ def _plan(order: Order, device: Choice[str], prepared: Prepared, output: Path, p
     from hf_mps.finetune import plan as plans
 
     plan = plans.decide(order.recipe, prepared, device, Choice(output, place.reason))
+    if order.smoke is not None:
+        plan.choices["smoke"] = order.smoke
     if (sleep := awake.decide()) is not None:
         plan.choices["sleep"] = Choice("held off" if sleep.value else "not held off", sleep.reason)
     return Planned(order, prepared, plan)

@@ -1,0 +1,111 @@
+"""A recipe tried out from end to end in less than a minute, with no network: `hf-mps finetune RECIPE --smoke`.
+
+The task, the columns, the options and the files of the run are the recipe's own. The model is a tiny one of the same
+architecture with random weights, the tokenizer is trained on the spot, and the rows are the task's made-up ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hf_mps.choice import Choice
+from hf_mps.errors import UserError
+from hf_mps.finetune import tasks
+from hf_mps.finetune.order import OF_A_SOURCE, Order
+from hf_mps.finetune.recipe import SOURCES
+from hf_mps.finetune.smoke import families
+
+STEPS = 6
+BATCH = 4
+# What a few steps need; the command line's own words win over them.
+TRAINING = {
+    "max_steps": STEPS,
+    "per_device_train_batch_size": BATCH,
+    "per_device_eval_batch_size": BATCH,
+    "logging_steps": 1,
+    "eval_strategy": "epoch",
+    "save_strategy": "epoch",
+    "report_to": "none",
+}
+DROPPED = ("num_train_epochs", "eval_steps", "eval_delay", "save_steps", "warmup_steps", "resume_from_checkpoint")
+
+
+@contextmanager
+def order(whole: Order) -> Iterator[Order]:
+    """The order of a smoke run of `whole`, with its model and rows in a folder that lasts as long as the context.
+
+    Raises UserError where the recipe's task makes up no rows, or no rule says which architecture its model is.
+    """
+    from hf_mps.finetune.quiet import errors_only, no_bars
+    from hf_mps.finetune.smoke import model
+
+    task = tasks.module(whole.recipe.task)
+    if not hasattr(task, "smoke_rows"):
+        raise UserError(f"--smoke: the task {whole.recipe.task} makes up no rows")
+    family = families.find(whole.recipe)
+    with tempfile.TemporaryDirectory(prefix="hf-mps-smoke-") as place, _cache(Path(place) / "cache"):
+        folder = Path(place)
+        rows = task.smoke_rows(whole.recipe, folder)
+        with no_bars(), errors_only():
+            model.write(family, folder / "model", list(texts(rows["train"])), whole.recipe.seed)
+        files = {split: str(_jsonl(folder / f"{split}.jsonl", lines)) for split, lines in rows.items()}
+        yield dataclasses.replace(
+            whole,
+            recipe=type(whole.recipe).model_validate(_values(whole, files, folder)),
+            smoke=Choice(
+                f"a tiny {family.name}", "--smoke shows that everything runs, on made-up rows: no score counts"
+            ),
+        )
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Every text inside rows, however deep."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from texts(list(value.values()))
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from texts(item)
+
+
+def _values(whole: Order, files: dict[str, str], folder: Path) -> dict[str, Any]:
+    """The recipe's keys with the smoke run's model, files and training in place of its own."""
+    values = whole.recipe.model_dump(exclude_none=True, exclude_defaults=True)
+    data = {key: value for key, value in values["data"].items() if key not in SOURCES}
+    for key in (*(key for keys in SOURCES.values() for key in keys), *(set(OF_A_SOURCE) - {"labels"})):
+        data.pop(key, None)
+    said = values.get("training", {})
+    training = {key: value for key, value in said.items() if key not in DROPPED} | TRAINING
+    training["gradient_accumulation_steps"] = min(2, said.get("gradient_accumulation_steps", 1))
+    for key in whole.changed:
+        section, _, name = key.partition(".")
+        if section == "training" and name in said:
+            training[name] = said[name]
+    values.pop("expect", None)
+    values.setdefault("output_dir", str(folder / "run"))
+    return values | {"model": str(folder / "model"), "data": data | {"files": files}, "training": training}
+
+
+def _jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    path.write_text("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@contextmanager
+def _cache(folder: Path) -> Iterator[None]:
+    """Let `datasets` keep what it reads in `folder`, so that a smoke run leaves nothing in the user's cache."""
+    import datasets
+
+    before = datasets.config.HF_DATASETS_CACHE
+    datasets.config.HF_DATASETS_CACHE = folder
+    try:
+        yield
+    finally:
+        datasets.config.HF_DATASETS_CACHE = before
