@@ -43,6 +43,7 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "memory-budget",
         "shape-growth",
     ),
+    "accelerate.launchers": ("one-device",),
     "accelerate.utils.memory": ("oom-text",),
 }
 # Lightning comes under two names, and its modules of each.

@@ -20,6 +20,8 @@ class Guard(Installed):
     """The upstream issue, or the place in the library's source."""
     until: str
     """When this file can be deleted."""
+    trying = 0
+    """How many trials run now: what a trial makes is no training, and no guard has to look at it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +39,11 @@ class Guard(Installed):
     def verdict(self) -> Choice[bool]:
         """Return what `applies` found, asked on the first call."""
         if self._verdict is None:
-            self._verdict = self.applies()
+            Guard.trying += 1
+            try:
+                self._verdict = self.applies()
+            finally:
+                Guard.trying -= 1
         return self._verdict
 
     def forget(self) -> None:

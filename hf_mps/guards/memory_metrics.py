@@ -50,8 +50,10 @@ class MemoryMetrics(Guard):
     def _stop(self, stock: Any, tracker: Any, stage: str) -> None:
         from hf_mps.device.memory import Peak
 
-        # A stage can be over before its thread has begun: what is held now is its peak then.
+        # A stage can be over before its thread has begun: what is held now is its peak then, here and on the CPU.
         peak = tracker.__dict__.pop(_PEAK, None) or Peak("mps")
+        if getattr(tracker, "cur_stage", None) == stage and not hasattr(tracker, "cpu_mem_used_peak"):
+            tracker.cpu_mem_used_peak = tracker.cpu_mem_used()
         peak.sample()
         stock(tracker, stage)
         figures = (getattr(tracker, "gpu", None) or {}).get(stage, {})

@@ -32,8 +32,23 @@ class OneDevice(Guard):
         return Choice(False, "this process is alone")
 
     def install(self, module: ModuleType) -> None:
-        """Put it around PartialState.__init__."""
-        around(self, module.PartialState, "__init__", self._state_made)
+        """Put it around PartialState.__init__ and around notebook_launcher, which starts processes itself."""
+        if module.__name__ == "accelerate.launchers":
+            around(self, module, "notebook_launcher", self._launch)
+        else:
+            around(self, module.PartialState, "__init__", self._state_made)
+
+    def _launch(
+        self, stock: Any, function: Any, args: Any = (), num_processes: int | None = None, *more: Any, **kwargs: Any
+    ) -> Any:
+        if (num_processes or 1) > 1 and _takes_metal():
+            self.acted("several processes on one Metal device were refused", aloud=False)
+            raise UserError(
+                f"notebook_launcher(num_processes={num_processes}): there is one Metal device, and every process would "
+                f"train the whole model on it; next: num_processes=1, and gradient_accumulation_steps="
+                f"{num_processes} for the same batch"
+            )
+        return stock(function, args, num_processes, *more, **kwargs)
 
     def _state_made(self, stock: Any, state: Any, cpu: bool = False, **kwargs: Any) -> None:
         several = _processes()

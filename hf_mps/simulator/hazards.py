@@ -248,7 +248,7 @@ def _shape_growth() -> Iterator[None]:
         stock["empty_cache"]()
 
     def current_allocated_memory() -> int:  # what is idle is with the driver alone
-        return int(stock["current_allocated_memory"]()) - sum(block.nbytes for block in kept.values())
+        return int(stock["current_allocated_memory"]() - sum(block.nbytes for block in kept.values()))
 
     torch.mps.empty_cache = empty_cache
     torch.mps.current_allocated_memory = current_allocated_memory

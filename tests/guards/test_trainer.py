@@ -189,6 +189,15 @@ def test_several_processes_on_the_one_device_are_refused(way: str, run_python: A
     assert "went on" in unguarded.stdout or "`MASTER_ADDR` env was not set" in unguarded.stderr
 
 
+def test_a_notebook_s_launcher_starts_one_process_and_not_several() -> None:
+    from accelerate import notebook_launcher
+
+    ran: list[int] = []
+    with pytest.raises(UserError, match=r"num_processes=2\): there is one Metal device, .*accumulation_steps=2 for"):
+        notebook_launcher(ran.append, (1,), 2)
+    assert ran == []
+
+
 def test_several_processes_on_the_cpu_are_not(run_python: Any) -> None:
     done = run_python("-c", SEVERAL, "accelerate", env={"WORLD_SIZE": "1", "HF_MPS_DEVICE": "cpu"})
     assert "went on" in done.stdout, done.stderr
