@@ -1,0 +1,173 @@
+"""Rows of one length for language models, with nothing or little of them padding.
+
+`Blocks` is one stream of tokens cut into equal rows, as language models are pretrained: texts run into each other.
+`Packed` lays whole examples side by side, none of which sees another: positions start anew with each, and attention is
+block-diagonal, which transformers 5 makes of such positions where there is neither an attention mask nor a cache
+(masking_utils.py, `find_packed_sequence_indices`). Both are data sets whose rows need no more than
+`default_data_collator`; both give Metal one shape.
+"""
+
+from __future__ import annotations
+
+import inspect
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.choice import Choice
+from hf_mps.errors import UserError
+from hf_mps.finetune.padding import IGNORED
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+# Where rows padded to the longest would hold less padding than this share, there is nothing to pack.
+WORTH = 0.05
+# The lengths of the two examples that a model is tried with.
+TRIED = (5, 3)
+
+
+class Blocks:
+    """The rows of `features["input_ids"]` one after the other, cut into blocks of `length` tokens, labels the same.
+
+    What is left over at the end, less than a block, is `left` tokens and not used. Raises UserError where there is not
+    one block.
+    """
+
+    def __init__(self, features: Dataset, length: int, where: str = "the data") -> None:
+        import numpy
+
+        column = features.with_format("arrow")[:]["input_ids"].combine_chunks()
+        stream = column.flatten().to_numpy(zero_copy_only=False).astype(numpy.int64)
+        whole = len(stream) // length
+        if not whole:
+            raise UserError(
+                f"{where} makes {len(stream)} tokens, less than one block of {length}; next: max_length={len(stream)}"
+            )
+        self.left = len(stream) - whole * length
+        self._blocks = stream[: whole * length].reshape(whole, length)
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        block = self._blocks[number]
+        return {"input_ids": block, "labels": block}
+
+
+class Packed:
+    """Whole examples, as many in a row of `capacity` tokens as fit; every row filled up to it with `filler`.
+
+    `features` has `input_ids` and, unless all tokens count, `labels` (IGNORED where they do not), both lists of one
+    length and at most `capacity` long. The first token of an example is no label: what stands before it is another's.
+    """
+
+    def __init__(self, features: Dataset, counts: Sequence[int], capacity: int, filler: int) -> None:
+        kept = [name for name in ("input_ids", "labels") if name in features.column_names]
+        self._features = features.select_columns(kept)
+        self._capacity = capacity
+        self._filler = filler
+        self.rows = best_fit(counts, capacity)
+        self.waste = 1 - sum(counts) / (len(self.rows) * capacity)
+        """The share of padding, 0 to 1."""
+        self.examples = len(counts) / len(self.rows)
+        """Examples in a row, on average."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, number: int) -> dict[str, list[int]]:
+        found = self._features[self.rows[number]]
+        row: dict[str, list[int]] = {"input_ids": [], "labels": [], "position_ids": []}
+        for ids, labels in zip(found["input_ids"], found.get("labels", found["input_ids"]), strict=True):
+            row["input_ids"] += ids
+            row["labels"] += [IGNORED, *labels[1:]]
+            row["position_ids"] += range(len(ids))
+        rest = self._capacity - len(row["input_ids"])
+        row["input_ids"] += [self._filler] * rest
+        row["labels"] += [IGNORED] * rest
+        row["position_ids"] += range(rest)
+        return row
+
+    def batch(self, examples: int) -> int:
+        """How many rows hold about `examples` examples: the batch that leaves a step as many as it had."""
+        return max(1, round(examples / self.examples))
+
+
+def best_fit(counts: Sequence[int], capacity: int) -> list[list[int]]:
+    """Place examples of `counts` tokens into rows of `capacity`: the longest first, each where least room remains.
+
+    Best-fit decreasing, which needs asymptotically at most 11/9 of the fewest rows possible. Returns the examples'
+    numbers by rows. Raises ValueError for an example that is longer than a row.
+    """
+    rows: list[list[int]] = []
+    open_rows: list[tuple[int, int]] = []  # (room, row), in order
+    for number in sorted(range(len(counts)), key=lambda number: -counts[number]):
+        count = counts[number]
+        if count > capacity:
+            raise ValueError(f"example {number} has {count} tokens, more than a row of {capacity}")
+        place = bisect_left(open_rows, (count, -1))
+        if place < len(open_rows):
+            room, row = open_rows.pop(place)
+        else:
+            room, row = capacity, len(rows)
+            rows.append([])
+        rows[row].append(number)
+        if room > count:
+            insort(open_rows, (room - count, row))
+    return rows
+
+
+def decide(speedups: bool, said: bool | None, model: Any, counts: Sequence[int], capacity: int) -> Choice[bool]:
+    """Whether examples of `counts` tokens are packed into rows of `capacity`; `said` is the recipe's word or None.
+
+    Raises UserError where the recipe says so and `model` lets packed examples see each other.
+    """
+    if said is False or (said is None and not speedups):
+        return Choice(False, "packing in the recipe" if said is False else "speedups is false in the recipe")
+    unfit = unfitness(model)
+    if said:
+        if unfit:
+            raise UserError(f"packing is true, and {unfit}; next: packing=false")
+        return Choice(True, "packing in the recipe")
+    if unfit:
+        return Choice(False, unfit)
+    rows = best_fit(counts, capacity)
+    padded = 1 - sum(counts) / (len(counts) * max(counts))
+    if padded < WORTH:
+        return Choice(False, f"the examples are of one length: {padded:.0%} padding without packing")
+    waste = 1 - sum(counts) / (len(rows) * capacity)
+    told = f"{len(counts)} examples in {len(rows)} rows of {capacity} tokens, {waste:.1%} padding"
+    return Choice(True, f"{told}; none sees another")
+
+
+def unfitness(model: Any) -> str:
+    """Why examples may not be packed for `model`, or an empty string: two short ones are tried, packed and alone."""
+    import torch
+
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if "position_ids" not in inspect.signature(inner.forward).parameters:
+        return f"{type(inner).__name__} takes no position_ids, so that packed examples would see each other"
+    words, device = inner.get_input_embeddings().weight.shape[0], inner.device
+    first, second = (torch.arange(1, count + 1, device=device).remainder(words).flip(0)[None] for count in TRIED)
+    packed = torch.cat([first, second], 1)
+    positions = torch.tensor([[*range(TRIED[0]), *range(TRIED[1])]], device=device)
+    training = inner.training
+    inner.eval()
+    try:
+        with torch.no_grad():
+            together = inner(input_ids=packed, position_ids=positions, use_cache=False).logits[:, TRIED[0] :].float()
+            alone = inner(input_ids=second, use_cache=False).logits.float()
+    finally:
+        inner.train(training)
+    tolerance = 1e-3 if inner.dtype == torch.float32 else 5e-2
+    if torch.allclose(together, alone, rtol=tolerance, atol=tolerance * float(alone.abs().max())):
+        return ""
+    return f"{type(inner).__name__} lets packed examples see each other"
+
+
+def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A batch of `Blocks` or `Packed` rows, with no cache asked for: one would switch the block-diagonal mask off."""
+    from transformers import default_data_collator
+
+    return {**default_data_collator(list(rows)), "use_cache": False}
