@@ -13,7 +13,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,7 +47,7 @@ PYTHON_KERNEL = re.compile(rb'mps_lib\.impl\(\s*"(aten::[\w.]+)"')
 COMPOSITE_KEYS = {"CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd"}
 SETS = ("native", "composite", "missing", "python")
 # To be raised when what is stored means something else than before.
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,15 @@ class Table:
 
     `native` has a Metal kernel, `composite` is made of other operators and has none of its own, `missing` has neither
     and raises NotImplementedError on a Mac, `python` has a kernel that torch registers from Python. No operator is in
-    two sets; ALWAYS_ON_CPU and ONLY_AN_ERROR are in none.
+    two sets; ALWAYS_ON_CPU and ONLY_AN_ERROR are in none. `ends_in` maps a composite form of a structured operator to
+    the out= form that it calls: of "aten::lgamma" it is "aten::lgamma.out" that has a kernel or has none.
     """
 
     native: frozenset[str]
     composite: frozenset[str]
     missing: frozenset[str]
     python: frozenset[str]
+    ends_in: Mapping[str, str] = field(default_factory=dict)
 
     def kind(self, name: str) -> Kind:
         """What `name` ("aten::add.Tensor") is on Metal: "cpu" is ALWAYS_ON_CPU.
@@ -134,7 +136,14 @@ def parse(content: bytes, python: bytes = b"") -> Table:
         if kinds.get(name) != "native":
             kinds.pop(name, None)
     kinds.update({found.decode(): "python" for found in PYTHON_KERNEL.findall(python)})
-    return Table(**{kind: frozenset(name for name, own in kinds.items() if own == kind) for kind in SETS})
+    ends_in = {
+        name: f"aten::{entry['structured_delegate']}"
+        for name, entry in entries.items()
+        if entry.get("structured_delegate") and kinds.get(name) == "composite"
+    }
+    return Table(
+        **{kind: frozenset(name for name, own in kinds.items() if own == kind) for kind in SETS}, ends_in=ends_in
+    )
 
 
 def _kind(entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) -> Kind:
@@ -175,7 +184,7 @@ def _stored(path: Path) -> Table | None:
     """What `_store` wrote, or None where the file cannot be read or is not whole: then it is made anew."""
     try:
         sets = json.loads(path.read_bytes())
-        return Table(**{kind: frozenset(sets[kind]) for kind in SETS})
+        return Table(**{kind: frozenset(sets[kind]) for kind in SETS}, ends_in=dict(sets["ends_in"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -186,7 +195,7 @@ def _store(made: Table, name: str) -> None:
         folder, _ = cache.writable("")
         handle, path = tempfile.mkstemp(dir=folder, prefix=".operators-")
         with os.fdopen(handle, "w") as file:
-            json.dump({kind: sorted(getattr(made, kind)) for kind in SETS}, file)
+            json.dump({**{kind: sorted(getattr(made, kind)) for kind in SETS}, "ends_in": made.ends_in}, file)
         Path(path).replace(folder / name)
     except OSError:
         return

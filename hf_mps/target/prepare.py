@@ -1,0 +1,129 @@
+"""A target's training step: in real size without weights, or with weights on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.choice import Choice
+from hf_mps.errors import UserError
+from hf_mps.finetune import checkpoint, data, smoke, tasks
+from hf_mps.target import batch, known
+from hf_mps.target.find import Target
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.task import Prepared
+    from hf_mps.target.step import TrainingStep
+
+MADE_UP = Choice("made up", "a few rows of the task's own: it is their shapes that count")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A recipe's parts before a trainer is made of them; `facts` say what stands in for what, and why."""
+
+    recipe: Any
+    prepared: Prepared
+    facts: dict[str, Choice[Any]]
+
+
+@contextmanager
+def weightless(target: Target) -> Iterator[Parts]:
+    """The parts of `target` with its model in real size on the device meta, over made-up rows.
+
+    Raises UserError where nothing tells the model's configuration, and what its task refuses.
+    """
+    from hf_mps.finetune.quiet import errors_only, no_bars
+    from hf_mps.target.weightless import Weightless
+
+    with smoke.order(target.order) as small, no_bars(), errors_only():
+        size, told = known.config(target.order.recipe)
+        recipe = small.recipe.model_copy(update={"training": target.order.recipe.training})
+        source = Weightless(target.order.recipe.model, small.recipe.model, local=True, size=size)
+        prepared = _prepare(recipe, source, "mps")
+        count = sum(parameter.numel() for parameter in prepared.model.parameters())
+        model = Choice(f"{told.value}, {count / 1e6:,.1f} M parameters", told.reason)
+        yield Parts(recipe, prepared, {**target.facts, "model": model, "rows": MADE_UP})
+
+
+@contextmanager
+def with_weights(target: Target, device: str) -> Iterator[Parts]:
+    """The parts of `target` with its own model and rows, or where those cannot be had, with small stand-ins.
+
+    Raises UserError for what its task refuses.
+    """
+    from hf_mps.finetune.quiet import errors_only, no_bars
+
+    order = target.order
+    with no_bars(), errors_only():
+        try:
+            data.check(order.recipe.data)
+            source = checkpoint.resolve(order.recipe.model)
+            source.config()
+            prepared = _prepare(order.recipe, source, device)
+        except UserError as error:
+            if not _out_of_reach(error):
+                raise
+        else:
+            yield Parts(order.recipe, prepared, {**target.facts, "model": prepared.choices["model"]})
+            return
+        with small(target, device) as parts:
+            yield parts
+
+
+@contextmanager
+def small(target: Target, device: str) -> Iterator[Parts]:
+    """The parts of a smoke run of `target`: a tiny model of the same architecture with random weights, made-up rows."""
+    from hf_mps.finetune.quiet import errors_only, no_bars
+
+    with smoke.order(target.order) as order, no_bars(), errors_only():
+        prepared = _prepare(order.recipe, checkpoint.resolve(order.recipe.model), device)
+        model = Choice(target.order.recipe.model, "a tiny model of the same architecture, with random weights")
+        yield Parts(order.recipe, prepared, {**target.facts, "model": model, "rows": MADE_UP})
+
+
+def step(
+    parts: Parts, device: Choice[str], *, fake: bool, changes: Mapping[str, Any] | None = None, **shape: Any
+) -> TrainingStep:
+    """The training step of `parts`; `shape` is `shape_batches`'s. Raises UserError for what the runner refuses."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from hf_mps.target.step import make
+
+    made = make(parts.recipe, parts.prepared, device, fake=FakeTensorMode() if fake else None, changes=changes)
+    made.facts = {**parts.facts, **made.facts}
+    shape_batches(made, parts.prepared, **shape)
+    return made
+
+
+def shape_batches(
+    made: TrainingStep, prepared: Prepared, *, rows: int | None = None, length: int | None = None
+) -> None:
+    """Give the step its batches: `rows` (default: the plan's) of `length` tokens (default: as the rows are)."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    arguments, mode = made.trainer.args, made.fake
+    size = rows or arguments.per_device_train_batch_size
+    each = range(arguments.gradient_accumulation_steps)
+    found = [dict(batch.collate(prepared, made.trainer, size, length, first=size * number)) for number in each]
+    if mode is not None:
+        found = tree_map(lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf, found)
+    made.batches = found
+
+
+def _prepare(recipe: Any, source: checkpoint.Checkpoint, device: str) -> Prepared:
+    from transformers import set_seed
+
+    task = tasks.module(recipe.task)
+    set_seed(recipe.seed)
+    rows = data.load(recipe.data, task.columns(recipe), recipe.seed)
+    found: Prepared = task.prepare(recipe, rows, source, device)
+    return found
+
+
+def _out_of_reach(error: UserError) -> bool:
+    """Whether something of the hub cannot be had, as opposed to something said wrongly."""
+    return "is not in the local cache" in str(error) or "cannot be had from the hub" in str(error)

@@ -1,0 +1,70 @@
+"""A model without weights: its configuration in real size, its parameters fake tensors on the device."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.choice import Choice
+from hf_mps.finetune.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+
+@dataclass(frozen=True)
+class Weightless(Checkpoint):
+    """A checkpoint whose architecture is `size`, a configuration; `place` is a tiny one with its tokenizer."""
+
+    size: Any = None
+
+    def config(self) -> Any:
+        """A configuration of its own for each caller, who may change it."""
+        return copy.deepcopy(self.size)
+
+    def tokenizer(self, **settings: Any) -> Any:
+        """The tiny model's tokenizer, which takes rows as long as the real model's."""
+        found = super().tokenizer(**settings)
+        found.model_max_length = int(getattr(self.size, "max_position_embeddings", None) or 2**30)
+        return found
+
+    def model(self, auto_class: Any, **settings: Any) -> tuple[Any, Choice[str]]:
+        """The architecture in float32 (or `dtype`) on the device meta, where a tensor has a shape and no memory."""
+        import torch
+
+        config = settings.get("config") or self.config()
+        dtype = settings.get("dtype", torch.float32)
+        with torch.device("meta"):
+            model = auto_class.from_config(config, dtype=dtype)
+        count = sum(parameter.numel() for parameter in model.parameters())
+        return model, Choice(
+            self.said, f"{type(model).__name__}, {count / 1e6:.1f} M parameters, without their weights"
+        )
+
+
+def place(models: Iterable[Any], mode: FakeTensorMode, device: str) -> None:
+    """Put the parameters and buffers of `models` on `device` as fake tensors of `mode`; shared ones stay shared.
+
+    The models then take every `.to()` as done: PyTorch cannot exchange a fake parameter in place
+    (torch.utils.swap_tensors, "has weakref associated with it").
+    """
+    import torch
+
+    made: dict[int, tuple[Any, Any]] = {}  # with the former tensor, so that its id is not given away
+
+    def fake(tensor: Any) -> Any:
+        if id(tensor) not in made:
+            with mode:
+                new: Any = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+            if isinstance(tensor, torch.nn.Parameter):
+                new = torch.nn.Parameter(new, tensor.requires_grad)
+            made[id(tensor)] = (new, tensor)
+        return made[id(tensor)][0]
+
+    for model in models:
+        for module in model.modules():
+            for tensors in (module._parameters, module._buffers):
+                tensors.update({name: tensor if tensor is None else fake(tensor) for name, tensor in tensors.items()})
+        object.__setattr__(model, "to", lambda *args, whole=model, **kwargs: whole)
