@@ -18,8 +18,12 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "fork-workers",
     ),
     "transformers.training_args": ("nan-hidden", "pin-memory", "half-precision"),
+    "transformers.trainer_utils": ("torn-checkpoint",),
     "transformers.trainer": (
         "resume-rng",
+        "resume-loss",
+        "atomic-checkpoint",
+        "torn-checkpoint",
         "large-batch-grad",
         "nan-hidden",
         "float64-columns",
@@ -32,6 +36,8 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
     ),
     "accelerate.accelerator": (
         "resume-rng",
+        "atomic-checkpoint",
+        "torn-checkpoint",
         "non-contiguous",
         "layernorm-frozen",
         "huge-embedding",
@@ -42,7 +48,9 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "half-precision",
         "memory-budget",
         "shape-growth",
+        "compile",
     ),
+    "transformers.modeling_utils": ("attention",),
     "accelerate.launchers": ("one-device",),
     "accelerate.utils.memory": ("oom-text",),
 }

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from hf_mps.choice import Choice
+from hf_mps.guards.code import words
 from hf_mps.guards.guard import Guard, around
 
 FILE = "mps_rng_state.pth"
@@ -43,7 +44,7 @@ class ResumeRng(Guard):
             around(self, module, "load_accelerator_state", self._accelerator_loads)
 
     def _lacks(self, library: str, saving: Callable[..., Any]) -> bool:
-        self._found[library] = _names_mps(saving)
+        self._found[library] = any("mps" in word for word in words(saving))
         self._verdict = None
         return not self._found[library]
 
@@ -84,14 +85,6 @@ class ResumeRng(Guard):
             torch.mps.set_rng_state(torch.load(folder / FILE, weights_only=True, map_location="cpu"))
         else:
             self.acted(f"{folder} holds no {FILE}: the resumed run draws other random numbers than an unbroken one")
-
-
-def _names_mps(function: Callable[..., Any]) -> bool:
-    import inspect
-
-    code: CodeType = inspect.unwrap(function).__code__
-    words = [*code.co_names, *(each for each in code.co_consts if isinstance(each, str) and len(each) < 40)]
-    return any("mps" in word for word in words)
 
 
 def _accelerate_device() -> str:

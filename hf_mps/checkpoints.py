@@ -1,0 +1,188 @@
+"""Checkpoint folders: whether one is whole, and how one appears whole or not at all. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_HIDDEN = re.compile(r"^\.(?P<name>.+)\.(?P<kind>saving|replaced)-(?P<process>\d+)$")
+_TORCH = {".pt", ".pth", ".bin", ".pkl"}
+_active: set[Path] = set()
+
+
+def torn(folder: Path, last: str) -> str | None:
+    """What is wrong with the files of a checkpoint, in a clause, or None for a whole one.
+
+    `last` is a pattern of the file that its library writes last. Looked at are: whether that is there; whether JSON
+    can be read and every shard is there; whether a safetensors file is as long as its header says, and whether a torch
+    file, an archive with its directory at the end, has that. The bytes of the tensors are not read, so that 10 GB take
+    milliseconds: a bit that changed on the disk is not found, a write that was cut short is.
+    """
+    if not any(folder.glob(last)):
+        return f"{last.replace('*', '0')} is missing"
+    for file in sorted(path for path in folder.iterdir() if path.is_file()):
+        try:
+            wrong = _wrong(file)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            wrong = f"it cannot be read ({str(error).strip() or type(error).__name__})"
+        if wrong:
+            return f"{file.name}: {wrong}"
+    return None
+
+
+def _wrong(file: Path) -> str | None:
+    """What is wrong with one file; a kind that is not known is not judged."""
+    if file.suffix == ".json":
+        content = json.loads(file.read_bytes())
+        shards = set(content["weight_map"].values()) if file.name.endswith(".index.json") else set()
+        missing = sorted(name for name in shards if not (file.parent / name).is_file())
+        return f"{missing[0]} is missing" if missing else None
+    if file.suffix == ".safetensors":
+        return _wrong_safetensors(file)
+    if file.suffix in _TORCH:
+        with file.open("rb") as opened:
+            start = opened.read(2)
+            if not start:
+                return "it is empty"
+            if start == b"PK":  # torch's own format; older ones have no end that could be looked for
+                try:
+                    zipfile.ZipFile(opened).close()
+                except zipfile.BadZipFile:
+                    return "its end is missing"
+    return None
+
+
+def _wrong_safetensors(file: Path) -> str | None:
+    """By the format's own description: 8 bytes of length, a JSON header with offsets, the tensors."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if length + 8 > size:
+            return f"it ends after {size:,} bytes, in its header"
+        header = json.loads(opened.read(length))
+    due = (
+        8
+        + length
+        + max((each["data_offsets"][1] for name, each in header.items() if name != "__metadata__"), default=0)
+    )
+    return f"it ends after {size:,} of {due:,} bytes" if size < due else None
+
+
+def can_stage(target: Path) -> bool:
+    """Whether a folder made beside `target` could take its place: the parent can be written, on the same disk."""
+    parent = next((each for each in target.parents if each.exists()), None)
+    return parent is not None and os.access(parent, os.W_OK) and not os.path.ismount(target)
+
+
+@contextmanager
+def staged(target: Path, last: str, levels: int = 1) -> Iterator[Path]:
+    """Give a hidden folder for the files of `target`, which takes its name, on the disk, when the block has ended.
+
+    It is called as the last `levels` parts of `target` are, inside one beside the highest of them. Where `target` is
+    there and holds more than is written now, the files are moved into it one by one, `last` (a pattern) last of all.
+    An exception leaves `target` as it was. Raises OSError for a full disk or a folder that cannot be written.
+    """
+    root = target.parents[levels - 1]
+    root.mkdir(parents=True, exist_ok=True)
+    sweep(root)
+    outer = root / f".{target.name}.saving-{os.getpid()}"
+    stage = outer / target.relative_to(root)
+    _active.add(outer)
+    try:
+        stage.parent.mkdir(parents=True, exist_ok=True)
+        yield stage
+        if stage.is_dir():
+            _publish(stage, target, last)
+    finally:
+        shutil.rmtree(outer, ignore_errors=True)
+        _active.discard(outer)
+
+
+def sweep(folder: Path) -> None:
+    """Remove from `folder` what killed processes left there; what one of them had set aside goes back to its place."""
+    for path in folder.glob(".*-*") if folder.is_dir() else ():
+        found = _HIDDEN.match(path.name)
+        if found is None or path in _active or _lives(int(found["process"])):
+            continue
+        if found["kind"] == "replaced" and not (folder / found["name"]).exists():
+            path.rename(folder / found["name"])
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _lives(process: int) -> bool:
+    """Whether another process of that number lives; of this one nothing is left that is not in `_active`."""
+    if process == os.getpid():  # in a container each process may get the number of the one that was killed
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _publish(stage: Path, target: Path, last: str) -> None:
+    _to_disk(stage)
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        stage.rename(target)
+    elif {each.name for each in target.iterdir()} <= {each.name for each in stage.iterdir()} and not _we_are_in(target):
+        _swap(stage, target)
+    else:
+        _move_into(stage, target, last)
+        _sync(target)
+    _sync(target.parent)
+
+
+def _swap(stage: Path, target: Path) -> None:
+    """Two moves, since no system call that Python has exchanges two folders; between them `sweep` knows what to do."""
+    aside = target.with_name(f".{target.name}.replaced-{os.getpid()}")
+    _active.add(aside)
+    target.rename(aside)
+    try:
+        stage.rename(target)
+    except BaseException:
+        aside.rename(target)
+        raise
+    finally:
+        _active.discard(aside)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _move_into(stage: Path, target: Path, last: str) -> None:
+    """Each file whole; without its last one a checkpoint is known as torn, so that it is gone first and comes last."""
+    for file in target.glob(last):
+        file.unlink()
+    ends = {each.name for each in stage.glob(last)}
+    for each in sorted(stage.iterdir(), key=lambda path: path.name in ends):
+        if (target / each.name).is_dir():
+            shutil.rmtree(target / each.name)
+        each.replace(target / each.name)
+
+
+def _we_are_in(folder: Path) -> bool:
+    """Whether this process stands in `folder`: it would be left in one that is removed."""
+    return Path.cwd().is_relative_to(folder.resolve())
+
+
+def _to_disk(folder: Path) -> None:
+    """Let every file and folder below reach the disk before a name says that they are there."""
+    for path in sorted(folder.rglob("*"), reverse=True):
+        _sync(path)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    place = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(place)
+    finally:
+        os.close(place)
