@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import hf_mps
+from hf_mps.audit.command import audit
 from hf_mps.configure.command import config
 from hf_mps.doctor.command import doctor
 from hf_mps.errors import UserError, run_command
@@ -94,6 +95,10 @@ def finetune(
         bool,
         typer.Option("--smoke", help="Try the recipe out in a minute: a tiny model of its architecture, made-up rows."),
     ] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Print everything that the run would decide, and why, without training.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --plan: print it as JSON.")] = False,
     version: Version = False,
     debug: Debug = False,
 ) -> Work:
@@ -105,6 +110,15 @@ def finetune(
     """
 
     def work() -> None:
+        if as_json and not plan:
+            raise UserError("--json belongs to --plan; a run leaves results.json in its folder")
+        if plan and smoke:
+            raise UserError("--plan and --smoke are two things to ask for; give one of them")
+        if plan:
+            from hf_mps.finetune import preview
+
+            preview.show(recipe, overrides or [], fresh=fresh, as_json=as_json)
+            return
         from hf_mps.finetune import runner
 
         runner.run(recipe, overrides or [], fresh=fresh, smoke=smoke)
@@ -125,6 +139,7 @@ def run(
     raise AssertionError("main() runs it")
 
 
+app.command()(audit)
 app.command()(config)
 app.command()(doctor)
 
@@ -152,8 +167,7 @@ def show_recipe(
     """Print a recipe as it is written, once it has been validated."""
 
     def work() -> None:
-        from hf_mps.finetune import catalogue
-        from hf_mps.finetune import order
+        from hf_mps.finetune import catalogue, order
 
         order.load(recipe)
         print(catalogue.find(recipe).path.read_text(encoding="utf-8"), end="")

@@ -38,13 +38,16 @@ def test_help_version_lists_and_validation_import_nothing_heavy(run_python: Call
 
 
 def test_both_spellings_are_one_command(run_python: Callable[..., object]) -> None:
+    from hf_mps.finetune import catalogue
+
+    names = ", ".join(entry.name for entry in catalogue.entries())
     hf_mps_command = Path(sys.executable).parent / "hf-mps"
     assert hf_mps_command.is_file()
     for command in ((hf_mps_command, "finetune"), ("-m", "hf_mps.finetune")):
         ended = run_python(*command, "glue/mrcp")
         assert (ended.returncode, ended.stdout) == (2, "")  # type: ignore[attr-defined]
         assert ended.stderr == (  # type: ignore[attr-defined]
-            "hf-mps: 'glue/mrcp' is not a recipe; allowed: glue/mrpc, quickstart, or a path that ends in .yaml;"
+            f"hf-mps: 'glue/mrcp' is not a recipe; allowed: {names}, or a path that ends in .yaml;"
             " did you mean 'glue/mrpc'?\n"
         )
 
@@ -61,10 +64,13 @@ def test_help_names_the_command_as_it_was_called(capsys: Printed) -> None:
 
 
 def test_recipes_are_listed_with_their_purpose(capsys: Printed) -> None:
+    from hf_mps.finetune import catalogue
+
     assert main(["recipes", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["glue/mrpc", "quickstart"]
-    assert all("  Fine-tune " in line for line in lines)
+    entries = catalogue.entries()
+    assert [tuple(line.split(None, 1)) for line in lines] == [(entry.name, entry.purpose) for entry in entries]
+    assert all(entry.purpose for entry in entries)
 
 
 def test_a_recipe_is_shown_as_it_is_written(capsys: Printed) -> None:
@@ -78,7 +84,10 @@ def test_a_recipe_is_shown_as_it_is_written(capsys: Printed) -> None:
     ("arguments", "line"),
     [
         (["finetune"], "Missing argument 'RECIPE'; next: hf-mps --help"),
-        (["finetune", "quickstart", "--sed"], "No such option: --sed; next: hf-mps --help"),
+        (
+            ["finetune", "quickstart", "--freshh"],
+            "No such option: --freshh (Possible options: --fresh); next: hf-mps --help",
+        ),
         (["recipes", "shwo"], None),
         (
             ["finetune", "quickstart", "sed=1"],

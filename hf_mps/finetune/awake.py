@@ -15,24 +15,21 @@ from hf_mps.device import machine
 PROGRAM = "caffeinate"
 
 
-def decide() -> Choice[bool] | None:
-    """Whether sleep is held off, and how; None on a machine that is no Mac, which has no such program."""
-    if not machine.present().mac:
+def decide() -> Choice[str] | None:
+    """That sleep is held off, and how; None on a machine without macOS's program for it, which is no Mac."""
+    if not machine.present().mac or shutil.which(PROGRAM) is None:
         return None
-    if shutil.which(PROGRAM) is None:
-        return Choice(False, f"{PROGRAM} is not on the PATH, so the Mac may go to sleep during the run")
-    return Choice(True, f"{PROGRAM} -is holds it off until the run ends")
+    return Choice("held off", f"{PROGRAM} -is, until the run ends")
 
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Hold sleep off as long as the context lasts; where `decide` says no, do nothing.
+    """Hold sleep off as long as the context lasts; where `decide` says nothing, do nothing.
 
     -i keeps the system from idle sleep, -s from any on mains power, -w ends the program with this process however it
     ends (man caffeinate). A process group of its own: a Ctrl-C in the terminal is for the run, which saves first.
     """
-    chosen = decide()
-    if chosen is None or not chosen.value:
+    if decide() is None:
         yield
         return
     quiet = subprocess.DEVNULL

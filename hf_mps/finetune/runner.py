@@ -83,7 +83,7 @@ def train(order: Order, *, fresh: bool = False, keep: bool = True) -> dict[str, 
         with _told(order, output):
             if keep:
                 stored.store(output, order)
-            record = _train(_plan(order, device, prepared, output, place), place, output)
+            record = _train(plan(order, device, prepared, output, place), place, output)
     from hf_mps.finetune import report
 
     results = report.results(record)
@@ -104,23 +104,25 @@ def prepare(order: Order, source: checkpoint.Checkpoint) -> tuple[Choice[str], P
     set_seed(order.recipe.seed)  # the new layers of the model are drawn while it is loaded
     rows = data.load(order.recipe.data, task.columns(order.recipe), order.recipe.seed)
     prepared = task.prepare(order.recipe, rows, source, device.value)
-    expect.refuse_unmeasured(order, prepared.metrics.reported)
+    data.refuse_unread(rows, (*data.SPLITS, *prepared.further), order.recipe.task)
+    expect.refuse_unmeasured(order, prepared.reported)
     sizes = " + ".join(f"{len(one.dataset)}" for one in rows.values())
     where = "; ".join(f"{split}: {one.where}" for split, one in rows.items())
     prepared.choices = {"data": Choice(f"{sizes} rows", where), **prepared.choices}
     return device, prepared
 
 
-def _plan(order: Order, device: Choice[str], prepared: Prepared, output: Path, place: folder.Place) -> Planned:
+def plan(order: Order, device: Choice[str], prepared: Prepared, output: Path, place: folder.Place) -> Planned:
+    """Everything that a run in `output` would do, of what `prepare` returned."""
     from hf_mps.finetune import awake
     from hf_mps.finetune import plan as plans
 
-    plan = plans.decide(order.recipe, prepared, device, Choice(output, place.reason))
+    made = plans.decide(order.recipe, prepared, device, Choice(output, place.reason))
     if order.smoke is not None:
-        plan.choices["smoke"] = order.smoke
+        made.choices["smoke"] = order.smoke
     if (sleep := awake.decide()) is not None:
-        plan.choices["sleep"] = Choice("held off" if sleep.value else "not held off", sleep.reason)
-    return Planned(order, prepared, plan)
+        made.choices["sleep"] = sleep
+    return Planned(order, prepared, made)
 
 
 def _train(planned: Planned, place: folder.Place, output: Path) -> RunRecord:
@@ -146,7 +148,7 @@ def _train(planned: Planned, place: folder.Place, output: Path) -> RunRecord:
     return record
 
 
-def header(order: Order, plan: Plan) -> None:
+def header(order: Order, plan: Plan, verb: str = "finetune") -> None:
     """Print what was decided, each with its reason."""
     words = {"True": "on", "False": "off"}
     rows = []
@@ -155,7 +157,7 @@ def header(order: Order, plan: Plan) -> None:
         rows.append((name.replace("_", " "), words.get(value, value), choice.reason))
     if order.recipe.expect:
         rows.append(("expected", expect.in_words(order), expect.applies(order).reason))
-    progress.header(rows, title=f"hf_mps finetune {order.name}")
+    progress.header(rows, title=f"hf_mps {verb} {order.name}")
 
 
 def _table(record: RunRecord, files: Sequence[Path]) -> None:

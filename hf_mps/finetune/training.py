@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from hf_mps.finetune.plan import Plan
     from hf_mps.finetune.task import Prepared
 
+# What the constructors of training arguments and trainers raise for options that do not go together.
+REFUSALS = (ValueError, TypeError, ImportError)
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -55,18 +58,18 @@ def train(plan: Plan, prepared: Prepared, trainer: Any, watch: Stopwatch, checkp
 
 def make(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int | None) -> Any:
     """The trainer of a plan. Raises UserError for arguments that transformers refuses."""
-    from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
+    from transformers import EarlyStoppingCallback, Trainer
 
     from hf_mps.finetune.callbacks import FiniteLoss
 
     callbacks: list[Any] = [watch, FiniteLoss()]
     if patience is not None:
         callbacks.append(EarlyStoppingCallback(early_stopping_patience=patience))
+    args = arguments(plan, prepared)
     try:
-        arguments = (prepared.arguments or TrainingArguments)(**plan.arguments)
         trainer = (prepared.trainer or Trainer)(
             model=prepared.model,
-            args=arguments,
+            args=args,
             train_dataset=prepared.train,
             eval_dataset=prepared.validation,
             data_collator=prepared.collator,
@@ -75,13 +78,27 @@ def make(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int | None)
             callbacks=callbacks,
             **prepared.trainer_settings,
         )
-    except (ValueError, TypeError, ImportError) as error:
-        raise UserError(f"training: transformers refuses it: {str(error).strip().splitlines()[0]}") from error
+    except REFUSALS as error:
+        raise _refused(error) from error
     if plan.choices["sampling"].value == batches.ALIKE:
         batches.hang_into(trainer, prepared)
-    if arguments.device.type != plan.device.value:
-        raise RuntimeError(f"Trainer took {arguments.device.type} where the plan says {plan.device.value}")
+    if args.device.type != plan.device.value:
+        raise RuntimeError(f"Trainer took {args.device.type} where the plan says {plan.device.value}")
     return trainer
+
+
+def arguments(plan: Plan, prepared: Prepared) -> Any:
+    """The training arguments of a plan. Raises UserError for what transformers refuses."""
+    from transformers import TrainingArguments
+
+    try:
+        return (prepared.arguments or TrainingArguments)(**plan.arguments)
+    except REFUSALS as error:
+        raise _refused(error) from error
+
+
+def _refused(error: Exception) -> UserError:
+    return UserError(f"training: transformers refuses it: {str(error).strip().splitlines()[0]}")
 
 
 def _measured(trainer: Any) -> dict[str, float]:

@@ -63,7 +63,8 @@ def train(kind: Words, texts: Sequence[str], *, parts: bool) -> Any:
         pre_tokenizers.ByteLevel(add_prefix_space=False),
         decoders.ByteLevel(),
     )
-    words, trainer, words.pre_tokenizer, words.decoder = makers.get(kind, in_bytes)
+    words, trainer, before, after = makers.get(kind, in_bytes)
+    words.pre_tokenizer, words.decoder = before, after
     if kind == "wordpiece":
         words.normalizer = normalizers.BertNormalizer(lowercase=False)
     words.train_from_iterator([*texts, SAMPLE], trainer)
