@@ -1,17 +1,21 @@
-"""Rows of one length for language models, with nothing or little of them padding.
+"""Whole examples side by side in rows of one length, none of which sees another, for language models.
 
-`Blocks` is one stream of tokens cut into equal rows, as language models are pretrained: texts run into each other.
-`Packed` lays whole examples side by side, none of which sees another: positions start anew with each, and attention is
-block-diagonal, which transformers 5 makes of such positions where there is neither an attention mask nor a cache
-(masking_utils.py, `find_packed_sequence_indices`). Both are data sets whose rows need no more than
-`default_data_collator`; both give Metal one shape.
+Positions start anew with each example, and attention is block-diagonal, which transformers 5 makes of such positions
+where there is neither an attention mask nor a cache (masking_utils.py, `find_packed_sequence_indices`). Metal gets one
+shape, and next to nothing of a row is padding. A task packs its training rows and wraps its own collator, which goes on
+serving the rows that are not packed:
+
+    packing = packing.decide(recipe, recipe.packing, model, counts["train"], longest)
+    train = packing.Packed(features["train"], counts["train"], longest, tokenizer.pad_token_id)
+    collator = packing.Collator(collator)
 """
 
 from __future__ import annotations
 
 import inspect
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.choice import Choice
@@ -21,38 +25,12 @@ from hf_mps.finetune.padding import IGNORED
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from hf_mps.finetune.recipe import Recipe
+
 # Where rows padded to the longest would hold less padding than this share, there is nothing to pack.
 WORTH = 0.05
 # The lengths of the two examples that a model is tried with.
 TRIED = (5, 3)
-
-
-class Blocks:
-    """The rows of `features["input_ids"]` one after the other, cut into blocks of `length` tokens, labels the same.
-
-    What is left over at the end, less than a block, is `left` tokens and not used. Raises UserError where there is not
-    one block.
-    """
-
-    def __init__(self, features: Dataset, length: int, where: str = "the data") -> None:
-        import numpy
-
-        column = features.with_format("arrow")[:]["input_ids"].combine_chunks()
-        stream = column.flatten().to_numpy(zero_copy_only=False).astype(numpy.int64)
-        whole = len(stream) // length
-        if not whole:
-            raise UserError(
-                f"{where} makes {len(stream)} tokens, less than one block of {length}; next: max_length={len(stream)}"
-            )
-        self.left = len(stream) - whole * length
-        self._blocks = stream[: whole * length].reshape(whole, length)
-
-    def __len__(self) -> int:
-        return len(self._blocks)
-
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        block = self._blocks[number]
-        return {"input_ids": block, "labels": block}
 
 
 class Packed:
@@ -118,12 +96,12 @@ def best_fit(counts: Sequence[int], capacity: int) -> list[list[int]]:
     return rows
 
 
-def decide(speedups: bool, said: bool | None, model: Any, counts: Sequence[int], capacity: int) -> Choice[bool]:
+def decide(recipe: Recipe, said: bool | None, model: Any, counts: Sequence[int], capacity: int) -> Choice[bool]:
     """Whether examples of `counts` tokens are packed into rows of `capacity`; `said` is the recipe's word or None.
 
     Raises UserError where the recipe says so and `model` lets packed examples see each other.
     """
-    if said is False or (said is None and not speedups):
+    if said is False or (said is None and not recipe.speedups):
         return Choice(False, "packing in the recipe" if said is False else "speedups is false in the recipe")
     unfit = unfitness(model)
     if said:
@@ -166,8 +144,16 @@ def unfitness(model: Any) -> str:
     return f"{type(inner).__name__} lets packed examples see each other"
 
 
-def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A batch of `Blocks` or `Packed` rows, with no cache asked for: one would switch the block-diagonal mask off."""
-    from transformers import default_data_collator
+@dataclass
+class Collator:
+    """A batch of `Packed` rows as they are, or of any others as `inner` makes it."""
 
-    return {**default_data_collator(list(rows)), "use_cache": False}
+    inner: Callable[[list[Any]], Any]
+
+    def __call__(self, rows: list[Any]) -> Any:
+        if "position_ids" not in rows[0]:
+            return self.inner(rows)
+        from transformers import default_data_collator
+
+        # No cache is asked for: with one, the attention would not be block-diagonal.
+        return {**default_data_collator(rows), "use_cache": False}

@@ -62,10 +62,9 @@ def decide(recipe: Recipe, prepared: Prepared, chosen: Choice[str], output: Choi
     refuse_early_stopping(said, recipe.early_stopping_patience)
     choices: dict[str, Choice[Any]] = dict(prepared.choices)
     choices["precision"], mixed = _precision(said, chosen.value)
-    batch = Choice(
-        said.get("per_device_train_batch_size", BATCH),
-        _why(said, "per_device_train_batch_size", "the size that Hugging Face's GLUE examples use"),
-    )
+    size = "per_device_train_batch_size"
+    own = "the task's own" if size in prepared.arguments_defaults else "the size that Hugging Face's GLUE examples use"
+    batch = Choice(said.get(size, BATCH), _why(recipe.training, size, own))
     accumulation = said.get("gradient_accumulation_steps", 1)
     whole = f"; {accumulation} of them make a step of {batch.value * accumulation} rows" if accumulation > 1 else ""
     choices["batch"] = Choice(batch.value, batch.reason + whole)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
-from hf_mps.finetune import chat, conversations, generated, language, lengths, tokens
+from hf_mps.finetune import chat, conversations, generated, language, lengths, packing, plan, tokens
 from hf_mps.finetune import recipe as recipes
 from hf_mps.finetune.metrics.chosen import choose
 from hf_mps.finetune.padding import IGNORED
@@ -34,12 +34,16 @@ class Data(recipes.Data):
 
 
 class Recipe(language.Recipe):
-    """Adds the chat template (`plain`, or a Jinja file; the tokenizer's own where nothing is said) and predictions."""
+    """Adds the chat template (`plain`, or a Jinja file; the tokenizer's own where nothing is said) and predictions.
+
+    `packing` lays several conversations in a row of `max_length` tokens, none of which sees another.
+    """
 
     task: Literal["sft"]
     data: Data
     chat_template: str | None = None
     generate: generated.Generate = generated.Generate()
+    packing: bool | None = None
 
 
 def columns(recipe: Recipe) -> dict[str, str]:
@@ -57,27 +61,36 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     loaded.content = tokens.digest(loaded.tokenizer)
     features = {split: _tokenised(rows[split], loaded) for split in rows}
     counts = {split: tokens.counts(features[split]) for split in features}
-    length = lengths.decide(recipe, counts["train"], loaded.longest, others=[n for c in counts.values() for n in c])
     loaded.choices |= {"chat_template": template, "learned": _learned(rows, features)}
     model = language.model(recipe, checkpoint, loaded)
     defaults, baseline = language.untrained(recipe)
+    train, trained = features["train"], counts["train"]
+    packed = packing.decide(recipe, recipe.packing, model, trained, loaded.longest)
+    if packed.value:
+        train = packing.Packed(train, trained, loaded.longest, loaded.tokenizer.pad_token_id)
+        trained = [loaded.longest] * len(train)
+        defaults["per_device_train_batch_size"] = train.batch(plan.BATCH)
+    others = [count for some in counts.values() for count in some]
+    length = lengths.decide(recipe, counts["validation" if packed.value else "train"], loaded.longest, others=others)
+    if packed.value:
+        length = Choice(length.value, f"of validation rows, which are not packed; {length.reason}")
     return Prepared(
-        train=features["train"],
+        train=train,
         validation=features["validation"],
         further=language.further(features),
         model=model,
         processing_class=loaded.tokenizer,
-        collator=length.value.collator(language.Labelled(loaded.tokenizer), loaded.tokenizer),
+        collator=packing.Collator(length.value.collator(language.Labelled(loaded.tokenizer), loaded.tokenizer)),
         metrics=chosen,
         compute_metrics=lambda evaluated: measured(evaluated.predictions, chosen),
         baseline=baseline,
         auto_class=language.AUTO_CLASS,
         pipeline_tag="text-generation",
-        choices={"lengths": length, **loaded.choices},
+        choices={"packing": packed, "lengths": length, **loaded.choices},
         trainer=TokenTrainer,
         arguments_defaults=defaults,
         trainer_settings={"untrained": baseline},
-        token_counts=counts["train"],
+        token_counts=trained,
         predict=lambda trainer: _answered(trainer, rows["validation"], loaded.tokenizer, recipe.generate),
         **language.saved(recipe),
     )
