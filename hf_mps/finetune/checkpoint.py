@@ -24,12 +24,12 @@ class Checkpoint:
     place: str
     local: bool
 
-    def tokenizer(self) -> Any:
-        """Load the tokenizer. Raises UserError where it is not there or cannot be read."""
+    def tokenizer(self, **settings: Any) -> Any:
+        """Load the tokenizer, with `from_pretrained`'s settings. Raises UserError where it cannot be read."""
         from transformers import AutoTokenizer
 
         with errors_only():
-            return self._load("tokenizer", AutoTokenizer.from_pretrained)
+            return self._load("tokenizer", AutoTokenizer.from_pretrained, **settings)
 
     def config(self) -> Any:
         """Load the configuration. Raises UserError where it is not there or cannot be read."""
@@ -58,6 +58,14 @@ class Checkpoint:
         with errors_only():
             model, found = self._load("weights", auto_class.from_pretrained, **settings)
         return model, Choice(self.said, self._weights(model, found))
+
+    def sentence_transformer(self, device: str) -> Any:
+        """Load sentence-transformers' model in float32. Raises UserError where it is not there or cannot be read."""
+        import torch
+        from sentence_transformers import SentenceTransformer
+
+        with errors_only():
+            return self._load("weights", SentenceTransformer, device=device, model_kwargs={"dtype": torch.float32})
 
     def _weights(self, model: Any, found: dict[str, Any]) -> str:
         """In words how many parameters there are and which of them the checkpoint did not bring."""

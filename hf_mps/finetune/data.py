@@ -7,7 +7,7 @@ that rows and whatever is made of them are cached below the user's HF_HOME.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,13 @@ def wanted(data: recipes.Data) -> list[str]:
     named = (data.files if data.files else data.splits) or {}
     held = ("validation",) if data.hold_out else ()
     return [split for split in dict.fromkeys((*SPLITS, *named)) if split not in held]
+
+
+def refuse_unread(rows: Mapping[str, Rows], read: Collection[str], task: str) -> None:
+    """Raise UserError for a split that the task would have loaded for nothing."""
+    for split in rows:
+        if split not in read:
+            raise UserError(f"data names a split {split}, which {task} does not measure; allowed: {', '.join(SPLITS)}")
 
 
 def load(data: recipes.Data, columns: Mapping[str, str], seed: int) -> dict[str, Rows]:

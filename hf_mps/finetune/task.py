@@ -66,3 +66,9 @@ class Prepared:
     """Given the trainer and a folder: how the model is saved, where `trainer.save_model` is not enough."""
     snippet: str | None = None
     """Three lines of Python that load the model from `"."`; None is the auto class with its tokenizer."""
+
+    @property
+    def reported(self) -> tuple[str, ...]:
+        """Every number that a run reports, by the name that `expect` takes: `f1`, and `test_f1` of a further split."""
+        own = self.metrics.reported
+        return (*own, *(f"{split}_{number}" for split in self.further for number in own))

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from hf_mps.finetune.metrics.catalogue import OF_LABELS, Metrics, load
 from hf_mps.finetune.metrics.chosen import choose
 
-
 OF_VALUES = ("pearsonr", "spearmanr", "mse", "glue/stsb")
 
 

@@ -1,0 +1,85 @@
+"""The metrics of tagged words: seqeval's over whole names, and those of labels over single words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hf_mps.errors import UserError
+from hf_mps.finetune.metrics import tags
+from hf_mps.finetune.metrics.catalogue import LOWER_IS_BETTER, REPORTS, Baseline, Metrics, load
+from hf_mps.finetune.metrics.chosen import choose
+
+OF_WORDS = (
+    "accuracy",
+    *(f"{name}/{average}" for name in ("f1", "precision", "recall") for average in ("macro", "micro", "weighted")),
+)
+Tagged = Sequence[Sequence[str]]
+
+
+@dataclass
+class TagMetrics:
+    """Measures of rows of tags; `seqeval` adds precision, recall and f1 of each kind of name (`PER_f1`)."""
+
+    names: tuple[str, ...]
+    main: str
+    greater_is_better: bool
+    kinds: tuple[str, ...]
+    tag_names: tuple[str, ...]
+    words: Metrics | None
+
+    @property
+    def reported(self) -> tuple[str, ...]:
+        numbers = [number for name in self.names for number in REPORTS[name]]
+        return (*numbers, *self._of_kinds()) if "seqeval" in self.names else tuple(numbers)
+
+    def _of_kinds(self) -> list[str]:
+        return [f"{kind}_{number}" for kind in self.kinds for number in tags.OVERALL]
+
+    def compute(self, predictions: Tagged, references: Tagged) -> dict[str, float]:
+        """Every metric of rows of answered tags against the true ones, of the same lengths.
+
+        A kind of name that neither holds scores 0. Raises ValueError where lengths differ.
+        """
+        values: dict[str, float] = {}
+        if "seqeval" in self.names:
+            report: dict[str, Any] = dict(load(["seqeval"]).compute(list(predictions), list(references)))
+            overall = {name: value for name, value in report.items() if name.startswith("overall_")}
+            values |= overall | dict.fromkeys(self._of_kinds(), 0.0)
+            for kind in self.kinds:
+                values |= {f"{kind}_{number}": report[kind][number] for number in tags.OVERALL if kind in report}
+        if self.words is not None:
+            ids = {name: number for number, name in enumerate(self.tag_names)}
+            flat = [[ids[tag] for row in rows for tag in row] for rows in (predictions, references)]
+            values |= self.words.compute(*flat)
+        return {name: float(values[name]) for name in self.reported}
+
+    def baseline(self, references: Tagged, train: Tagged) -> Baseline:
+        """What the training rows' most frequent tag scores as the only answer."""
+        counts = Counter(tag for row in train for tag in row)
+        answer, count = min(counts.items(), key=lambda item: (-item[1], item[0]))
+        what = f"always answers {answer}, the tag of {count / counts.total():.1%} of the training words"
+        return Baseline(what, self.compute([[answer] * len(row) for row in references], references))
+
+
+def of_tags(asked: Sequence[str] | None, tag_names: Sequence[str], task: str) -> TagMetrics:
+    """The metrics asked for, or seqeval's where tags mark names and accuracy and macro F1 where they do not.
+
+    Raises UserError for a metric that tags have not, and for seqeval over tags that mark no names.
+    """
+    chunked = tags.is_chunked(tag_names)
+    chosen = choose(asked or (["seqeval"] if chunked else ["accuracy", "f1/macro"]), ("seqeval", *OF_WORDS), task)
+    if "seqeval" in chosen.names and not chunked:
+        shown = ", ".join(tag_names[:6])
+        raise UserError(
+            f"metrics has seqeval, which counts names, and the tags ({shown}{', …' if len(tag_names) > 6 else ''}) mark"
+            f" none (B-PER, I-PER, O); allowed: {', '.join(OF_WORDS)}"
+        )
+    others = [name for name in chosen.names if name != "seqeval"]
+    words = load(others, num_labels=len(tag_names)) if others else None
+    main = chosen.reported[0]
+    return TagMetrics(
+        chosen.names, main, main not in LOWER_IS_BETTER, tuple(tags.kinds(tag_names)), tuple(tag_names), words
+    )

@@ -1,0 +1,222 @@
+"""Token classification: a tag for each word, such as the names of people and places (NER) or parts of speech."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, model_validator
+
+from hf_mps.choice import Choice
+from hf_mps.errors import UserError
+from hf_mps.finetune import data as sources
+from hf_mps.finetune import labels, lengths, samples, tokens, words
+from hf_mps.finetune import recipe as recipes
+from hf_mps.finetune.metrics.tagged import TagMetrics, of_tags
+from hf_mps.finetune.padding import IGNORED
+from hf_mps.finetune.task import Prepared
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from hf_mps.finetune.checkpoint import Checkpoint
+    from hf_mps.finetune.data import Rows
+
+AUTO_CLASS = "AutoModelForTokenClassification"
+# Part of every cache key: raise it whenever `_tokenised` makes other features from the same rows.
+FEATURES = 1
+SNIPPET = """from transformers import pipeline
+
+tagger = pipeline("token-classification", model=".", aggregation_strategy="simple")
+print(tagger("Ada Lovelace lived in London."))"""
+
+
+class Columns(recipes.Section):
+    """The columns of the data by their roles: lists of words, and of as many tags."""
+
+    words: str = "tokens"
+    tags: str = "ner_tags"
+
+    @model_validator(mode="after")
+    def _apart(self) -> Columns:
+        if self.words == self.tags:
+            raise ValueError(f"names one column for two roles ({self.words}); give each role a column of its own")
+        return self
+
+
+class Data(recipes.Data):
+    """Adds the columns, and `labels`: the tags in the order of their ids."""
+
+    columns: Columns = Columns()
+    labels: list[str] | None = Field(default=None, min_length=2)
+
+
+class Recipe(lengths.Padded):
+    """Adds `config_overrides` for the model's configuration."""
+
+    task: Literal["token-classification"]
+    data: Data
+    config_overrides: dict[str, Any] = Field(default_factory=dict)
+
+
+def columns(recipe: Recipe) -> dict[str, str]:
+    """The role of each column that the task reads."""
+    return {"words": recipe.data.columns.words, "tags": recipe.data.columns.tags}
+
+
+def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Sentences in which the words tell their tags: of the recipe's own set where it has one, or people and places."""
+    draw, named = random.Random(recipe.seed), recipe.data.columns
+    tags = recipe.data.labels or ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+
+    def row(first: int) -> dict[str, Any]:
+        chosen = [tags[(first + step * draw.randrange(1, 3)) % len(tags)] for step in range(draw.randrange(4, 9))]
+        said = [samples.word(draw, tags.index(tag)) for tag in chosen]
+        return {named.words: said, named.tags: chosen}
+
+    rows = samples.splits((*sources.wanted(recipe.data), "validation"))
+    return {split: [row(number) for number in range(count)] for split, count in rows.items()}
+
+
+def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
+    """Make features, model, collator and metrics from the rows of every split.
+
+    Raises UserError for tags, lengths, a tokenizer or a checkpoint that cannot be used.
+    """
+    import transformers
+
+    found = words.decide(rows["train"], [rows[split] for split in rows if split != "train"], recipe.data.labels)
+    measured = of_tags(recipe.metrics, found.names, recipe.task)
+    tokenizer = _tokenizer(checkpoint)
+    config = labels.configure(checkpoint.config(), found.names, recipe.config_overrides)
+    longest = lengths.limit(recipe, tokenizer, config)
+    lent = tokens.lend_pad_token(tokenizer, config)
+    content = tokens.digest(tokenizer)
+    features = {split: _tokenised(rows[split], tokenizer, content, longest, found) for split in rows}
+    counts = {split: tokens.counts(features[split]) for split in features}
+    length = lengths.decide(recipe, counts["train"], longest, others=itertools.chain(*counts.values()))
+    unseen = {split: _unseen(rows[split], features[split]) for split in ("train", "validation")}
+    model, told = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
+    inputs = {split: features[split].remove_columns("words_seen") for split in features}
+    truths = {split: _truths(features[split], found) for split in ("train", "validation")}
+    collator = transformers.DataCollatorForTokenClassification(tokenizer)
+    return Prepared(
+        train=inputs["train"],
+        validation=inputs["validation"],
+        further={split: inputs[split] for split in inputs if split not in sources.SPLITS},
+        model=model,
+        processing_class=tokenizer,
+        collator=length.value.collator(collator, tokenizer),
+        metrics=measured,
+        compute_metrics=lambda evaluated: _measured(evaluated, found, measured),
+        baseline=measured.baseline(truths["validation"], truths["train"]),
+        auto_class=AUTO_CLASS,
+        pipeline_tag="token-classification",
+        choices={"lengths": length, "tags": words.described(found), **unseen_words(unseen), **lent, "model": told},
+        trainer_settings={"preprocess_logits_for_metrics": _answers},
+        token_counts=counts["train"],
+        predict=lambda trainer: _predicted(
+            rows["validation"], features["validation"], trainer.predict(inputs["validation"]), found
+        ),
+        figures=lambda predicted: _figures(predicted, found),
+        snippet=SNIPPET if found.chunked else None,
+    )
+
+
+def unseen_words(counts: Mapping[str, tuple[int, int]]) -> dict[str, Choice[str]]:
+    """What is said where words have no token and so no tag to learn or to measure; {split: (unseen, all)}."""
+    parts = [f"{unseen} of {total} {split} words" for split, (unseen, total) in counts.items() if unseen]
+    if not parts:
+        return {}
+    reason = "cut off at max_length, or nothing to the tokenizer: neither trained on nor measured"
+    return {"words_left_out": Choice(", ".join(parts), reason)}
+
+
+def _tokenizer(checkpoint: Checkpoint) -> Any:
+    """The checkpoint's tokenizer, which must tell what word a token is of.
+
+    One that marks a word's beginning by the space before it (RoBERTa, GPT-2) is to see one before each word.
+    """
+    tokenizer = checkpoint.tokenizer()
+    if not tokenizer.is_fast:
+        raise UserError(
+            f"model {checkpoint.said}: its tokenizer cannot tell which word a token is of; allowed: a fast tokenizer"
+            " (https://huggingface.co/docs/transformers/fast_tokenizers)"
+        )
+    if getattr(tokenizer, "add_prefix_space", None) is False:
+        return checkpoint.tokenizer(add_prefix_space=True)
+    return tokenizer
+
+
+def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, found: words.Tags) -> Dataset:
+    """The features of one split, with `words_seen`, the numbers of the words that have a label, in their order."""
+    from datasets import Features, List, Value
+
+    def encode(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, Any]:
+        encoded = tokenizer(batch["words"], is_split_into_words=True, truncation=True, max_length=longest)
+        ids = [encoded.word_ids(number) for number in range(len(indices))]
+        tags = [words.align(row, found.ids(raw)) for row, raw in zip(ids, batch["tags"], strict=True)]
+        return {**encoded, "labels": tags, "words_seen": [words.seen(row) for row in ids]}
+
+    inputs = tokenizer(["a"], is_split_into_words=True)
+    return tokens.mapped(
+        rows,
+        encode,
+        content=content,
+        key=("token-classification", FEATURES, longest, found.names, found.keys),
+        features=Features(
+            {name: List(Value("int32")) for name in (*inputs, "words_seen")} | {"labels": List(Value("int64"))}
+        ),
+    )
+
+
+def _unseen(rows: Rows, features: Dataset) -> tuple[int, int]:
+    total = sum(tokens.counts(rows.dataset, "words"))
+    return total - sum(tokens.counts(features, "words_seen")), total
+
+
+def _truths(features: Dataset, found: words.Tags) -> list[list[str]]:
+    return [[found.names[tag] for tag in row if tag != IGNORED] for row in features["labels"]]
+
+
+def _answers(logits: Any, _labels: Any) -> tuple[Any, Any]:
+    """The answered tags' ids and their probabilities, each of shape (rows, tokens): the logits would fill memory."""
+    logits = logits[0] if isinstance(logits, tuple) else logits
+    shares, ids = logits.float().softmax(-1).max(-1)
+    return ids, shares
+
+
+def _measured(evaluated: Any, found: words.Tags, measured: TagMetrics) -> dict[str, float]:
+    ids, _ = evaluated.predictions
+    kept = evaluated.label_ids != IGNORED
+    answers, truths = (
+        [[found.names[tag] for tag in row[mask]] for row, mask in zip(table, kept, strict=True)]
+        for table in (ids, evaluated.label_ids)
+    )
+    return measured.compute(answers, truths)
+
+
+def _predicted(rows: Rows, features: Dataset, evaluated: Any, found: words.Tags) -> list[dict[str, Any]]:
+    """The rows of predictions.csv: one for each word; a word without a token has no answer."""
+    made: list[dict[str, Any]] = []
+    kept = evaluated.label_ids != IGNORED
+    for index, (row, numbers) in enumerate(zip(rows.dataset, features["words_seen"], strict=True)):
+        answers = zip(*(table[index][kept[index]] for table in evaluated.predictions), strict=True)
+        answered = dict(zip(numbers, answers, strict=True))
+        for number, (word, tag) in enumerate(zip(row["words"], row["tags"], strict=True)):
+            said = {"row": rows.number(index), "word": word, "label": found.names[found.keys[labels.key(tag)]]}
+            if number in answered:
+                answer, share = answered[number]
+                said |= {"prediction": found.names[answer], "probability": round(float(share), 4)}
+            made.append(said)
+    return made
+
+
+def _figures(predicted: Sequence[Mapping[str, Any]], found: words.Tags) -> Mapping[str, bytes]:
+    from hf_mps.finetune.report import classes
+
+    pairs = [(row["label"], row["prediction"]) for row in predicted if "prediction" in row]
+    return classes.confusion(pairs, found.names)
