@@ -16,6 +16,7 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "mixed-dtypes",
         "memory-budget",
         "fork-workers",
+        "cuda-optimizer",
     ),
     "transformers.training_args": ("nan-hidden", "pin-memory", "half-precision"),
     "transformers.trainer_utils": ("torn-checkpoint",),
@@ -49,6 +50,7 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "memory-budget",
         "shape-growth",
         "compile",
+        "cuda-optimizer",
     ),
     "transformers.modeling_utils": ("attention",),
     "accelerate.launchers": ("one-device",),
@@ -57,7 +59,13 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
 # Lightning comes under two names, and its modules of each.
 for _lightning in ("lightning.pytorch", "pytorch_lightning"):
     INSTALLED_AFTER |= {
-        f"{_lightning}.strategies.strategy": ("large-batch-grad", "float64-columns", "memory-budget", "shape-growth"),
+        f"{_lightning}.strategies.strategy": (
+            "large-batch-grad",
+            "float64-columns",
+            "memory-budget",
+            "shape-growth",
+            "huge-embedding",
+        ),
         f"{_lightning}.trainer.connectors.accelerator_connector": ("half-precision",),
         f"{_lightning}.trainer.connectors.checkpoint_connector": ("lightning-rng",),
         f"{_lightning}.utilities.memory": ("oom-text",),

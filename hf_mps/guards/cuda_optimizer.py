@@ -14,7 +14,7 @@ KERNEL = "bitsandbytes::optimizer_update_8bit_blockwise"
 
 
 class CudaOptimizer(Guard):
-    """Looks at `optim` before Trainer is made."""
+    """Looks at Trainer's `optim`, and at optimizers of bitsandbytes that any other loop makes."""
 
     name = "cuda-optimizer"
     what = "8-bit and paged optimizers need bitsandbytes, which has no kernels for them on mps"
@@ -34,17 +34,39 @@ class CudaOptimizer(Guard):
         return Choice(True, "the installed bitsandbytes has no optimizer kernels for mps")
 
     def install(self, module: ModuleType) -> None:
-        """Put it around Trainer.__init__."""
-        around(self, module.Trainer, "__init__", self._trainer)
+        """Put it around Trainer.__init__, the making of an optimizer and Accelerator.prepare_optimizer."""
+        if module.__name__ == "torch":
+            around(self, module.optim.Optimizer, "__init__", self._made)
+        elif module.__name__ == "accelerate.accelerator":
+            around(self, module.Accelerator, "prepare_optimizer", self._prepared)
+        else:
+            around(self, module.Trainer, "__init__", self._trainer)
+
+    def _made(self, stock: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        stock(optimizer, *args, **kwargs)
+        groups = optimizer.param_groups if _from_bitsandbytes(optimizer) else ()
+        if any(parameter.device.type == "mps" for group in groups for parameter in group["params"]):
+            self._refuse(type(optimizer).__name__, "torch.optim.AdamW")
+
+    def _prepared(self, stock: Any, accelerator: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if _from_bitsandbytes(optimizer) and accelerator.device.type == "mps":
+            self._refuse(type(optimizer).__name__, "torch.optim.AdamW")
+        return stock(accelerator, optimizer, *args, **kwargs)
 
     def _trainer(self, stock: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
         stock(trainer, *args, **kwargs)
         optim = str(getattr(trainer.args.optim, "value", trainer.args.optim))
-        if trainer.args.device.type == "mps" and _bitsandbytes(optim) and self.needed:
-            self.acted(f"optim={optim} was refused")
-            raise UserError(
-                f"optim={optim}: {self.verdict().reason}; next: adamw_torch, or adafactor where memory is short"
-            )
+        if trainer.args.device.type == "mps" and _bitsandbytes(optim):
+            self._refuse(f"optim={optim}", "adamw_torch")
+
+    def _refuse(self, what: str, instead: str) -> None:
+        if self.needed:
+            self.acted(f"{what} was refused")
+            raise UserError(f"{what}: {self.verdict().reason}; next: {instead}, or Adafactor where memory is short")
+
+
+def _from_bitsandbytes(optimizer: Any) -> bool:
+    return type(optimizer).__module__.partition(".")[0] == "bitsandbytes"
 
 
 def _bitsandbytes(optim: str) -> bool:

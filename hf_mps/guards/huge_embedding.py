@@ -15,7 +15,7 @@ LIMIT = 2**31
 
 
 class HugeEmbedding(Guard):
-    """Looks at the sizes of the parameters when their optimizer is made."""
+    """Looks at the sizes of the parameters when their optimizer is made, or their model moved; frozen ones are read."""
 
     name = "huge-embedding"
     what = "looking up rows in a tensor of 2^31 or more elements gives zeros, bmm is wrong beyond 2^32"
@@ -33,7 +33,7 @@ class HugeEmbedding(Guard):
 
     def install(self, module: ModuleType) -> None:
         """See parameters before the first step."""
-        moments.parameters(self, module, self._look)
+        moments.parameters(self, module, self._look, frozen=True)
 
     def _look(self, parameters: list[Any]) -> None:
         huge = next((parameter for parameter in parameters if parameter.numel() >= LIMIT), None)

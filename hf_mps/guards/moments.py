@@ -9,11 +9,12 @@ from typing import Any
 from hf_mps.guards.guard import Guard, around
 
 
-def parameters(guard: Guard, module: ModuleType, look: Callable[[list[Any]], None]) -> None:
-    """Let `look` see the trainable parameters that lie on the device, before the first step of a training.
+def parameters(guard: Guard, module: ModuleType, look: Callable[[list[Any]], None], *, frozen: bool = False) -> None:
+    """Let `look` see the trainable parameters that lie on the device, before the first step; `frozen` ones too.
 
-    After torch.optim.Optimizer was made, in any loop (`module` torch); and after Accelerate has moved a model whose
-    optimizer was made before (`module` accelerate.accelerator).
+    After torch.optim.Optimizer was made, in any loop (`module` torch); after Accelerate has moved a model, whose
+    optimizer may have been made before (`module` accelerate.accelerator); and after Lightning has one
+    (…strategies.strategy). The last two see what no optimizer has, frozen parameters.
     """
 
     def optimizer_made(stock: Callable[..., None], optimizer: Any, *args: Any, **kwargs: Any) -> None:
@@ -26,12 +27,19 @@ def parameters(guard: Guard, module: ModuleType, look: Callable[[list[Any]], Non
         return prepared
 
     def tell(found: Any) -> None:
-        there = [parameter for parameter in found if parameter.requires_grad and parameter.device.type == "mps"]
+        wanted = (parameter for parameter in found if frozen or parameter.requires_grad)
+        there = [parameter for parameter in wanted if parameter.device.type == "mps"]
         if there and not Guard.trying:
             look(there)
 
+    def model_moved(stock: Callable[..., None], strategy: Any, *args: Any, **kwargs: Any) -> None:
+        stock(strategy, *args, **kwargs)
+        tell(strategy.model.parameters())
+
     if module.__name__ == "torch":
         around(guard, module.optim.Optimizer, "__init__", optimizer_made)
+    elif hasattr(module, "Strategy"):
+        around(guard, module.Strategy, "setup_optimizers", model_moved)
     else:
         around(guard, module.Accelerator, "prepare_model", model_prepared)
 

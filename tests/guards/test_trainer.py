@@ -139,6 +139,20 @@ def test_optimizers_whose_kernels_are_for_cuda_are_refused_in_a_line(optim: str,
     assert "\n" not in str(refusal.value)
 
 
+class Adam8bit(torch.optim.SGD):
+    """Made as bitsandbytes makes its own, on top of torch's."""
+
+    __module__ = "bitsandbytes.optim.adam"
+
+
+def test_one_that_a_loop_makes_itself_is_refused_too() -> None:
+    with pytest.raises(UserError, match=r"^Adam8bit: .*next: torch.optim.AdamW, or Adafactor"):
+        Adam8bit([nn.Parameter(torch.ones(2, device="mps"))])
+    before_it_moved = Adam8bit([nn.Parameter(torch.ones(2))])
+    with pytest.raises(UserError, match=r"^Adam8bit: "):
+        loops.new_accelerator().prepare_optimizer(before_it_moved)
+
+
 def test_memory_metrics_end_in_a_type_error_without_the_guard(tmp_path: Path) -> None:
     with guards.suspended("memory-metrics"):
         run = loops.trainer(tmp_path, skip_memory_metrics=False, max_steps=1)

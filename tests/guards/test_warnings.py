@@ -15,7 +15,7 @@ from hf_mps.errors import UserError
 from hf_mps.guards import GuardNotice
 from hf_mps.guards.huge_embedding import LIMIT
 from hf_mps.simulator import hazards
-from tests.guards import loops
+from tests.guards import lightning_loops, loops
 
 TALL, WIDE = LIMIT // 1024 + 1, 1024
 
@@ -43,6 +43,23 @@ def test_it_is_refused_in_an_accelerate_loop_too() -> None:
     model.weight = huge()
     with pytest.raises(UserError, match="pytorch#188756"):
         loops.new_accelerator().prepare_model(model)
+
+
+class Frozen(nn.Module):
+    """A huge table that is not trained, and a layer that is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = huge().requires_grad_(False)
+        self.layer = nn.Linear(1, 1)
+
+
+def test_one_that_is_frozen_is_refused_too(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=re.escape(f"[{TALL}, {WIDE}] has")):
+        loops.new_accelerator().prepare_model(Frozen())
+    pl = lightning_loops.library()
+    with pytest.raises(UserError, match=re.escape(f"[{TALL}, {WIDE}] has")):
+        lightning_loops.trainer(pl, tmp_path, max_steps=1).fit(lightning_loops.module(pl, Frozen()))
 
 
 def long_batches(rows: list[int], length: int = 8) -> list[dict[str, Any]]:

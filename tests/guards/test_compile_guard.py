@@ -1,0 +1,76 @@
+"""torch_compile=True trains, also where a graph cannot be compiled; torch's own switches stay the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch._dynamo.config
+import torch._inductor.config
+from torch import nn
+
+from hf_mps import guards
+from hf_mps.guards import GuardNotice
+from hf_mps.guards.compile import ERRORS, LAYOUT
+from tests.guards import loops
+
+
+@pytest.fixture(autouse=True)
+def switches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """torch's switches, and what it has compiled, as they were."""
+    monkeypatch.delenv(LAYOUT, raising=False)
+    monkeypatch.delenv(ERRORS, raising=False)
+    for name in ("ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_DYNAMO_MODE"):
+        monkeypatch.setenv(name, "no")  # older TrainingArguments set and leave them
+        monkeypatch.delenv(name)
+    before = (torch._inductor.config.layout_optimization, torch._dynamo.config.suppress_errors)
+    yield
+    torch._inductor.config.layout_optimization, torch._dynamo.config.suppress_errors = before
+    torch._dynamo.reset()
+
+
+def compiled_step() -> torch.Tensor:
+    """A step of a compiled model in an Accelerate loop, and its loss."""
+    accelerator = loops.new_accelerator(dynamo_backend="inductor")
+    torch.manual_seed(0)
+    model = accelerator.prepare(nn.Linear(3, 1))
+    loss: torch.Tensor = model(torch.ones(2, 3, device="mps")).square().sum()
+    accelerator.backward(loss)
+    return loss
+
+
+def test_without_the_guard_a_graph_that_cannot_be_compiled_ends_the_run() -> None:
+    with guards.suspended("compile"), pytest.raises(Exception, match="Metal source"):
+        compiled_step()
+
+
+def test_with_it_the_step_is_taken_as_it_is() -> None:
+    with pytest.warns(GuardNotice, match="torch.compile leaves layouts as they are and runs as it is what it cannot"):
+        loss = compiled_step()
+    torch.manual_seed(0)
+    assert float(loss) == pytest.approx(float(nn.Linear(3, 1)(torch.ones(2, 3)).square().sum()))
+    assert not torch._inductor.config.layout_optimization
+
+
+def test_switches_that_the_user_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LAYOUT, "1")
+    monkeypatch.setenv(ERRORS, "")
+    torch._inductor.config.layout_optimization = True
+    with pytest.raises(Exception, match="Metal source"):
+        compiled_step()
+    assert torch._inductor.config.layout_optimization
+    assert not guards.get("compile").times
+
+
+@pytest.mark.slow
+def test_trainer_s_torch_compile_trains(tmp_path: Path) -> None:
+    compiled = loops.trained(tmp_path, torch_compile=True, max_steps=2)
+    assert loops.close(compiled, loops.trained(tmp_path, max_steps=2))
+
+
+def test_a_model_that_is_not_compiled_changes_nothing() -> None:
+    loops.new_accelerator().prepare(nn.Linear(3, 1))
+    assert torch._inductor.config.layout_optimization
+    assert not torch._dynamo.config.suppress_errors
