@@ -61,7 +61,8 @@ def mapped(
 def refuse_other_than_text(rows: Rows, roles: Sequence[str]) -> None:
     """Raise UserError where the column of one of `roles` holds no text."""
     for role in roles:
-        kind = getattr(rows.dataset.features[role], "dtype", "other")
+        feature = rows.dataset.features[role]
+        kind = getattr(feature, "dtype", type(feature).__name__.lower())
         if kind not in TEXT:
             raise UserError(
                 f"{rows.where}: data.columns.{role} names a column of type {kind}; allowed: a column of text"
