@@ -94,7 +94,9 @@ def decide(
     length = lengths.decide(recipe, counts["train"], longest, others=[n for some in counts.values() for n in some])
     shown = " + ".join(f"{len(some):,}" for some in counts.values())
     joined = "each row ended with the end token" if data.end_of_text else "rows joined by line breaks"
-    told = f"{joined}, then cut every {longest} tokens, {sum(counts['train']):,} of them to train on; nothing is left out"
+    told = (
+        f"{joined}, then cut every {longest} tokens, {sum(counts['train']):,} of them to train on; nothing is left out"
+    )
     return length, Choice(f"{shown} blocks", told)
 
 

@@ -1,4 +1,4 @@
-"""Conversations: rows of every usual shape to messages, messages to tokens, and which tokens are the assistant's words."""
+"""Conversations: rows of every usual shape to messages, messages to tokens, and which of them the assistant says."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def template(tokenizer: Any, said: str | None) -> Choice[str]:
     UserError for a file that cannot be read, and for a tokenizer without the end token that `plain` needs.
     """
     if said is None and tokenizer.chat_template:
-        marked = "it marks the assistant's words" if _marked(tokenizer) else "the assistant's words are found in its text"
+        marked = (
+            "it marks the assistant's words" if _marked(tokenizer) else "the assistant's words are found in its text"
+        )
         return Choice("the tokenizer's own", marked)
     if said not in (None, "plain"):
         try:
@@ -66,7 +68,9 @@ def template(tokenizer: Any, said: str | None) -> Choice[str]:
             raise UserError(f"chat_template: {said}: cannot be read: {error}; allowed: plain, a Jinja file") from error
         return Choice(str(said), "chat_template in the recipe")
     if tokenizer.eos_token is None:
-        raise UserError("chat_template: plain needs an end token, and the model's tokenizer has none; give a Jinja file")
+        raise UserError(
+            "chat_template: plain needs an end token, and the model's tokenizer has none; give a Jinja file"
+        )
     tokenizer.chat_template = PLAIN
     reason = "chat_template in the recipe" if said else "the tokenizer has none; Alpaca's headings in plain words"
     return Choice("plain", reason)
@@ -107,7 +111,9 @@ def encode(tokenizer: Any, conversation: Sequence[Message]) -> Encoded:
     text = render(tokenizer, conversation)
     found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     ids, offsets = list(found["input_ids"]), found["offset_mapping"]
-    return Encoded(ids, _within(text, _spans(tokenizer, conversation, text), ids, offsets, set(tokenizer.all_special_ids)))
+    return Encoded(
+        ids, _within(text, _spans(tokenizer, conversation, text), ids, offsets, set(tokenizer.all_special_ids))
+    )
 
 
 def render(tokenizer: Any, conversation: Sequence[Message], *, prompt: bool = False) -> str:
@@ -158,14 +164,13 @@ def _spans(tokenizer: Any, conversation: Sequence[Message], text: str) -> list[t
     return spans
 
 
-def _span(
-    tokenizer: Any, conversation: Sequence[Message], place: int, text: str, prompt: str
-) -> tuple[int, int]:
+def _span(tokenizer: Any, conversation: Sequence[Message], place: int, text: str, prompt: str) -> tuple[int, int]:
     """[start, end) of the message at `place`; `prompt` is the text that asks for it."""
     message = conversation[place]
     other = [*conversation[:place], {**message, "content": _STAND_IN}, *conversation[place + 1 :]]
     before, _, after = render(tokenizer, other).partition(_STAND_IN)
-    for words in (message["content"], message["content"].strip()):
+    said = message["content"]
+    for words in (said, said.strip(), said.lstrip(), said.rstrip()):
         if before + words + after == text:
             asked = bool(prompt) and before.startswith(prompt)
             return len(prompt) if asked else len(before), len(before) + len(words)
@@ -191,7 +196,9 @@ def _within(
         ]
         for place in inside:
             words[place] = True
-        following = inside[-1] + 1 if inside else next((p for p, (left, _) in enumerate(offsets) if left >= end), len(ids))
+        following = (
+            inside[-1] + 1 if inside else next((p for p, (left, _) in enumerate(offsets) if left >= end), len(ids))
+        )
         if following < len(ids) and ids[following] in special and not text[end : offsets[following][0]].strip():
             words[following] = True
     return words

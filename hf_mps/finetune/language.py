@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from hf_mps.finetune.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForCausalLM"
+# peft's names for what the two classes are trained to do.
+TASK_TYPES = {AUTO_CLASS: "CAUSAL_LM", "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM"}
 # Longer than what a classifier reads: what a model learns of the far context it needs in one row.
 MAX_LENGTH = 512
 # transformers 5.23 renames the first to the second and takes both.
@@ -48,8 +50,12 @@ def load(recipe: lengths.Padded, checkpoint: Checkpoint) -> Loaded:
     return Loaded(tokenizer, config, longest, tokens.digest(tokenizer), dict(lent))
 
 
-def model(recipe: Recipe, checkpoint: Checkpoint, loaded: Loaded) -> Any:
-    """The model, adapted where the recipe says `lora`, its loss in chunks where it can be; all of it told in the choices.
+def model(
+    recipe: Recipe, checkpoint: Checkpoint, loaded: Loaded, auto_class: str = AUTO_CLASS, chunks: bool = True
+) -> Any:
+    """The model, adapted where the recipe says `lora`, its loss taken in chunks where `chunks` asks and it can be.
+
+    What was loaded, what trains and how the loss is taken is added to the choices.
 
     Raises UserError for a checkpoint that cannot be used and for layers that it does not have.
     """
@@ -57,15 +63,18 @@ def model(recipe: Recipe, checkpoint: Checkpoint, loaded: Loaded) -> Any:
 
     from hf_mps.finetune.loss import heads
 
-    found, loaded.choices["model"] = checkpoint.model(getattr(transformers, AUTO_CLASS), config=loaded.config)
+    found, loaded.choices["model"] = checkpoint.model(getattr(transformers, auto_class), config=loaded.config)
     if recipe.lora is not None:
         checkpointed = any(recipe.training.get(name) for name in CHECKPOINTING)
-        found, loaded.choices["lora"] = apply(found, recipe.lora, "CAUSAL_LM", gradient_checkpointing=checkpointed)
-    loaded.choices["loss"] = heads.decide(recipe, found)
+        found, loaded.choices["lora"] = apply(
+            found, recipe.lora, TASK_TYPES[auto_class], gradient_checkpointing=checkpointed
+        )
+    if chunks:
+        loaded.choices["loss"] = heads.decide(recipe, found)
     return found
 
 
-def saved(recipe: Recipe) -> dict[str, Any]:
+def saved(recipe: Recipe, auto_class: str = AUTO_CLASS) -> dict[str, Any]:
     """`save` and `snippet` of Prepared, where adapters ask for others than Trainer's."""
     said = recipe.lora
     if said is None:
@@ -74,7 +83,7 @@ def saved(recipe: Recipe) -> dict[str, Any]:
     def write(trainer: Any, folder: Path) -> None:
         save(trainer, folder, said)
 
-    return {"save": write, "snippet": snippet(said, AUTO_CLASS)}
+    return {"save": write, "snippet": snippet(said, auto_class)}
 
 
 def untrained(recipe: lengths.Padded) -> tuple[dict[str, Any], Baseline | None]:
@@ -101,7 +110,7 @@ def further(features: dict[str, Dataset]) -> dict[str, Dataset]:
 
 @dataclass
 class Labelled:
-    """Pads rows of `input_ids` with labels for each token, or with the tokens themselves for labels; padding is -100."""
+    """Pads rows of `input_ids` with labels for each token, or with the tokens themselves as labels; padding: -100."""
 
     tokenizer: Any
 

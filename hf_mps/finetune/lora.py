@@ -1,7 +1,8 @@
-"""LoRA through peft: which layers carry an adapter, how many parameters train, and what is left in the output folder."""
+"""LoRA through peft: which layers carry an adapter, how many parameters train, what is left in the output folder."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +28,7 @@ class Lora(recipes.Section):
     r: int = Field(default=16, ge=1)
     lora_alpha: float = Field(default=32, gt=0)
     lora_dropout: float = Field(default=0.0, ge=0, lt=1)
-    target_modules: list[str] | Literal["all-linear"] = ALL_LINEAR
+    target_modules: list[str] | Literal["all-linear"] = "all-linear"
     use_rslora: bool = False
     export: Literal["merged", "adapter"] = "merged"
 
@@ -69,11 +70,28 @@ def apply(model: Any, said: Lora, task_type: str, *, gradient_checkpointing: boo
 def save(trainer: Any, folder: Path, said: Lora) -> None:
     """Write the trained weights into `folder`: the adapter alone, or merged into the weights that it was trained over.
 
-    After `merged` the trainer holds the merged model, which answers as the adapted one did, to rounding.
+    The trainer's model is what it was afterwards, to rounding: it goes on being measured against its own start.
     """
-    if said.export == "merged":
-        trainer.model = trainer.model.merge_and_unload()
-    trainer.save_model(str(folder))
+    if said.export == "adapter":
+        trainer.save_model(str(folder))
+        return
+    adapted = trainer.model
+    adapted.merge_adapter()
+    try:
+        base = adapted.get_base_model()
+        base.save_pretrained(folder, state_dict=dict(_merged(base)))
+    finally:
+        adapted.unmerge_adapter()
+    trainer.processing_class.save_pretrained(folder)
+
+
+def _merged(base: Any) -> Iterator[tuple[str, Any]]:
+    """The weights of a model with merged adapters under the names that they have without."""
+    for name, weight in base.state_dict().items():
+        if ".base_layer." in name:
+            yield name.replace(".base_layer.", "."), weight
+        elif ".lora_" not in name:
+            yield name, weight
 
 
 def snippet(said: Lora, auto_class: str) -> str | None:
@@ -88,7 +106,9 @@ def snippet(said: Lora, auto_class: str) -> str | None:
 
 
 def _words(said: Lora) -> str:
-    return f"rank {said.r}, alpha {said.lora_alpha:g}" + (f", dropout {said.lora_dropout:g}" if said.lora_dropout else "")
+    return f"rank {said.r}, alpha {said.lora_alpha:g}" + (
+        f", dropout {said.lora_dropout:g}" if said.lora_dropout else ""
+    )
 
 
 def _reason(adapted: Any, said: Lora) -> str:
@@ -96,14 +116,18 @@ def _reason(adapted: Any, said: Lora) -> str:
     trained, total = adapted.get_nb_trainable_parameters()
     shown = ", ".join(modules[:SHOWN]) + (", …" if len(modules) > SHOWN else "")
     which = "every linear layer but the output layer" if said.target_modules == ALL_LINEAR else "the recipe's layers"
-    return f"{trained:,} of {total:,} parameters train ({trained / total:.2%}), on {which}: {shown}; saved {said.export}"
+    return (
+        f"{trained:,} of {total:,} parameters train ({trained / total:.2%}), on {which}: {shown}; saved {said.export}"
+    )
 
 
 def _refuse_unknown(model: Any, targets: list[str] | str) -> None:
     """peft takes a list of which only one name fits; here each must, or nobody would know that it trains less."""
     if isinstance(targets, str):
         return
-    there = {name.rpartition(".")[2] for name, module in model.named_modules() if getattr(module, "weight", None) is not None}
+    there = {
+        name.rpartition(".")[2] for name, module in model.named_modules() if getattr(module, "weight", None) is not None
+    }
     paths = {name for name, _ in model.named_modules()}
     for name in targets:
         if name not in there and not any(path == name or path.endswith(f".{name}") for path in paths):

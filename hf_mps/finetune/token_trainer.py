@@ -24,7 +24,9 @@ class TokenTrainer(Trainer):  # type: ignore[misc]
     without numbers: the evaluation before the first step (`eval_on_start`) fills it.
     """
 
-    def __init__(self, *arguments: Any, causal: bool = True, untrained: Baseline | None = None, **settings: Any) -> None:
+    def __init__(
+        self, *arguments: Any, causal: bool = True, untrained: Baseline | None = None, **settings: Any
+    ) -> None:
         super().__init__(*arguments, **settings)
         self._causal = causal
         self._untrained = untrained
@@ -32,7 +34,7 @@ class TokenTrainer(Trainer):  # type: ignore[misc]
     def prediction_step(
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Any, Any, Any]:
-        """The batch's loss a token, and for each row (loss summed, tokens, tokens rightly predicted), float32 (B, 3)."""
+        """The batch's loss a token, and for each row (summed loss, tokens, rightly predicted ones), float32 (B, 3)."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             sums = row_sums(model, inputs, causal=self._causal)
@@ -43,7 +45,7 @@ class TokenTrainer(Trainer):  # type: ignore[misc]
         measured: dict[str, float] = super().evaluate(*arguments, **settings)
         if self._untrained is not None and not self._untrained.metrics:
             # A run that goes on from a checkpoint finds what its first part logged.
-            before = next((entry for entry in self.state.log_history if entry.get("step") == 0), {})
+            before: dict[str, Any] = next((entry for entry in self.state.log_history if entry.get("step") == 0), {})
             self._untrained.metrics.update(
                 {name.removeprefix("eval_"): value for name, value in before.items() if _is_metric(name, value)}
             )
@@ -91,7 +93,7 @@ def _tokens(given: Any, weight: Any, bias: Any, targets: Any) -> tuple[Any, Any,
     """Each place's loss (float32, 0 without a label), whether it is rightly predicted, whether it has a label; (B, T).
 
     `given` are logits, or hidden states where the head's `weight` is given. Some places at a time: one chunk's logits
-    are all there is in float32. Every place, labelled or not: Metal compiles a graph for each new shape (pytorch#181485).
+    are all there is in float32. Every place, labelled or not: Metal compiles a graph for each shape (pytorch#181485).
     """
     flat, truth = given.flatten(0, -2), targets.flatten()
     losses, right = [], []
@@ -111,7 +113,7 @@ def _sums(losses: Any, right: Any, counted: Any) -> Any:
 def measured(sums: Any, chosen: Chosen) -> dict[str, float]:
     """The numbers of a whole split from its rows' sums, shape (rows, 3), as `row_sums` gives them.
 
-    The loss is that of the mean token, which takes the place of Trainer's mean of batches; perplexity is its exponential.
+    The loss is the mean token's, which takes the place of Trainer's mean of batches; perplexity is its exponential.
     """
     total, tokens, right = numpy.asarray(sums, dtype=numpy.float64).sum(axis=0)
     tokens = max(tokens, 1.0)

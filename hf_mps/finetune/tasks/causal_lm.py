@@ -1,4 +1,4 @@
-"""Causal language modelling: a model learns to continue texts, which are joined and cut into blocks of one length."""
+"""Causal language modelling: a model learns to continue texts, which are joined and cut into blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masked language modelling: a model learns to fill gaps, in texts that are joined and cut into blocks of one length."""
+"""Masked language modelling: a model learns to fill gaps in texts, which are joined and cut into blocks."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     """Make blocks, model, collator and metrics. Raises UserError for rows or a checkpoint that cannot be used."""
     from transformers import AutoModelForMaskedLM
 
+    from hf_mps.finetune.loss import heads
     from hf_mps.finetune.token_trainer import TokenTrainer, measured
 
     chosen = choose(recipe.metrics, METRICS, recipe.task)
@@ -70,6 +71,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
             features[split] = _masked_once(recipe, features[split], loaded)
     length, loaded.choices["blocks"] = blocks.decide(recipe, recipe.data, counts, loaded.longest)
     model, loaded.choices["model"] = checkpoint.model(AutoModelForMaskedLM, config=loaded.config)
+    loaded.choices["loss"] = heads.decide(recipe, model)
     loaded.choices["gaps"] = Choice(
         f"{recipe.mlm_probability:.0%} of the {'words' if recipe.whole_word_mask else 'tokens'}",
         "drawn anew in each epoch of training, once for all evaluations, so that these can be compared",

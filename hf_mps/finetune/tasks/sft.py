@@ -133,7 +133,9 @@ def _tokenised(rows: Rows, loaded: Loaded) -> Dataset:
     key = ("sft", FEATURES, longest)
     features = tokens.mapped(rows, encode, content=loaded.content, key=key, features=language.labelled())
     if len(features) == 0:
-        raise UserError(f"{rows.where}: no row holds a word of the assistant within max_length {longest}; give a longer one")
+        raise UserError(
+            f"{rows.where}: no row holds a word of the assistant within max_length {longest}; give a longer one"
+        )
     return features
 
 

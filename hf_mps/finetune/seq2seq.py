@@ -1,0 +1,173 @@
+"""What summarization and translation share: a text read, another one written, measured by what the model generates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, model_validator
+
+from hf_mps.choice import Choice
+from hf_mps.finetune import language, lengths, metrics, tokens
+from hf_mps.finetune import recipe as recipes
+from hf_mps.finetune.metrics.chosen import choose
+from hf_mps.finetune.task import Prepared
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from hf_mps.finetune.checkpoint import Checkpoint
+    from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.language import Loaded
+    from hf_mps.finetune.lengths import Lengths
+
+AUTO_CLASS = "AutoModelForSeq2SeqLM"
+ARGUMENTS = ("transformers/training_args_seq2seq.py", "Seq2SeqTrainingArguments")
+SETTLED = {
+    "predict_with_generate": "the metrics are of generated texts, so it is always on; leave it out",
+    "generation_max_length": "it is the recipe's max_target_length",
+}
+# Part of every cache key: raise it whenever `_tokenised` makes other features from the same rows.
+FEATURES = 1
+
+
+class Columns(recipes.Section):
+    """The columns of the data by their roles; `translation.en` is a key of a column of dicts."""
+
+    source: str
+    target: str
+
+    @model_validator(mode="after")
+    def _apart(self) -> Columns:
+        if self.source == self.target:
+            raise ValueError(f"names one column for two roles ({self.source}); give each role a column of its own")
+        return self
+
+
+class Recipe(language.Recipe):
+    """Adds what stands before each source, and the longest target in tokens.
+
+    `source_prefix` is the checkpoint's own for the task where nothing is said (T5's configurations have them).
+    """
+
+    source_prefix: str | None = None
+    max_length: int | None = Field(default=None, ge=3)
+    max_target_length: int = Field(default=128, ge=3)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What one of the two tasks adds: its metrics, its baseline and the name of its prefix in a configuration."""
+
+    pipeline_tag: str
+    metrics: tuple[str, ...]
+    what: str
+    untrained: Callable[[str], str]
+    """The answer of the baseline to a source."""
+    prefix: str
+
+
+def columns(recipe: Any) -> dict[str, str]:
+    """The role of each column that the task reads."""
+    return {"source": recipe.data.columns.source, "target": recipe.data.columns.target}
+
+
+def prepare(
+    recipe: Any, rows: dict[str, Rows], checkpoint: Checkpoint, kind: Kind, settle: Callable[[Any, Any], None]
+) -> Prepared:
+    """Make features, model, collator and metrics; `settle(tokenizer, model)` is called with each as it is loaded.
+
+    Raises UserError for rows, lengths or a checkpoint that cannot be used.
+    """
+    from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
+
+    chosen = choose(recipe.metrics, kind.metrics, recipe.task)
+    measured = metrics.load(chosen.names)
+    loaded = language.load(recipe, checkpoint)
+    settle(loaded.tokenizer, None)
+    prefix = loaded.choices["source_prefix"] = _prefix(recipe, loaded.config, kind)
+    features = {split: _tokenised(rows[split], loaded, prefix.value, recipe.max_target_length) for split in rows}
+    sources, targets = (
+        _lengths(recipe, features, column, longest)
+        for column, longest in (("input_ids", loaded.longest), ("labels", recipe.max_target_length))
+    )
+    model = language.model(recipe, checkpoint, loaded, AUTO_CLASS, chunks=False)
+    settle(loaded.tokenizer, model)
+    loaded.choices["target_lengths"] = targets
+    inner = DataCollatorForSeq2Seq(loaded.tokenizer, model=model)
+    validation = rows["validation"].dataset
+    return Prepared(
+        train=features["train"],
+        validation=features["validation"],
+        further=language.further(features),
+        model=model,
+        processing_class=loaded.tokenizer,
+        collator=sources.value.collator(inner, loaded.tokenizer, labels=targets.value),
+        metrics=chosen,
+        compute_metrics=lambda evaluated: measured.compute(
+            decoded(evaluated.predictions, loaded.tokenizer), decoded(evaluated.label_ids, loaded.tokenizer)
+        ),
+        baseline=metrics.Baseline(
+            kind.what, measured.compute([kind.untrained(one) for one in validation["source"]], validation["target"])
+        ),
+        auto_class=AUTO_CLASS,
+        pipeline_tag=kind.pipeline_tag,
+        choices={"lengths": sources, **loaded.choices},
+        trainer=Seq2SeqTrainer,
+        arguments=Seq2SeqTrainingArguments,
+        arguments_defaults={"predict_with_generate": True, "generation_max_length": recipe.max_target_length},
+        token_counts=tokens.counts(features["train"]),
+        predict=lambda trainer: _generated(trainer, features["validation"], rows["validation"], loaded.tokenizer),
+        **language.saved(recipe, AUTO_CLASS),
+    )
+
+
+def decoded(ids: Any, tokenizer: Any) -> list[str]:
+    """Texts from ids of shape (rows, tokens), -100 where a row has ended."""
+    import numpy
+
+    ids = ids[0] if isinstance(ids, tuple) else ids
+    whole = numpy.where(ids < 0, tokenizer.pad_token_id, ids)
+    return [text.strip() for text in tokenizer.batch_decode(whole, skip_special_tokens=True)]
+
+
+def _prefix(recipe: Any, config: Any, kind: Kind) -> Choice[str]:
+    if recipe.source_prefix is not None:
+        return Choice(recipe.source_prefix, "source_prefix in the recipe")
+    own = (getattr(config, "task_specific_params", None) or {}).get(kind.prefix, {}).get("prefix")
+    if own:
+        return Choice(own, f"the checkpoint's own for {kind.prefix}")
+    return Choice("", "none: the checkpoint's configuration names none, and the recipe none either")
+
+
+def _tokenised(rows: Rows, loaded: Loaded, prefix: str, longest_target: int) -> Dataset:
+    """Sources behind the prefix and targets as labels, each cut to its longest length."""
+    from datasets import Features, List, Value
+
+    tokens.refuse_other_than_text(rows, ("source", "target"))
+    tokenizer, longest = loaded.tokenizer, loaded.longest
+    names = ("input_ids", "attention_mask", "labels")
+
+    def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
+        sources, targets = (tokens.texts(rows, role, batch, indices) for role in ("source", "target"))
+        found = tokenizer([prefix + one for one in sources], truncation=True, max_length=longest)
+        labels = tokenizer(text_target=targets, truncation=True, max_length=longest_target)["input_ids"]
+        return {"input_ids": found["input_ids"], "attention_mask": found["attention_mask"], "labels": labels}
+
+    languages = [getattr(tokenizer, name, None) for name in ("src_lang", "tgt_lang")]
+    key = ("seq2seq", FEATURES, longest, longest_target, prefix, languages)
+    kinds = Features({name: List(Value("int32")) for name in names})
+    return tokens.mapped(rows, encode, content=loaded.content, key=key, features=kinds)
+
+
+def _lengths(recipe: Any, features: Mapping[str, Dataset], column: str, longest: int) -> Choice[Lengths]:
+    counts = {split: tokens.counts(rows, column) for split, rows in features.items()}
+    return lengths.decide(recipe, counts["train"], longest, others=[n for some in counts.values() for n in some])
+
+
+def _generated(trainer: Any, features: Dataset, rows: Rows, tokenizer: Any) -> Iterator[dict[str, Any]]:
+    """Each validation row's source, its target and what the model writes."""
+    texts = decoded(trainer.predict(features).predictions, tokenizer)
+    for row, text in zip(rows.dataset, texts, strict=True):
+        yield {"prompt": row["source"], "reference": row["target"], "generated": text}

@@ -1,0 +1,215 @@
+"""Preference tuning (DPO): a model learns to prefer one of two answers, measured against itself before training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hf_mps.choice import Choice
+from hf_mps.errors import UserError
+from hf_mps.finetune import chat, language, lengths, tokens
+from hf_mps.finetune import recipe as recipes
+from hf_mps.finetune.conversations import unusable
+from hf_mps.finetune.metrics import Baseline
+from hf_mps.finetune.metrics.chosen import choose
+from hf_mps.finetune.task import Prepared
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from hf_mps.finetune.checkpoint import Checkpoint
+    from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.language import Loaded
+
+ARGUMENTS = ("trl/trainer/dpo_config.py", "DPOConfig")
+SETTLED = {
+    "max_length": "it stands at the top level of a recipe: max_length: N",
+    "truncation_mode": "the task cuts the answers' ends itself; leave it out",
+    "pad_to_multiple_of": "it stands at the top level of a recipe: pad_to_multiple_of: N",
+    "model_init_kwargs": "the runner loads the model itself; leave it out",
+    "use_weighting": "the rewards that are measured are those of the unweighted loss; leave it out",
+    "ld_alpha": "the rewards that are measured are those of whole answers; leave it out",
+}
+METRICS = ("rewards/accuracies", "rewards/margins")
+# TRL's default for all weights; adapters take ten times that (TRL's documentation, "Training adapters").
+RATE, RATE_OF_ADAPTERS = 1e-6, 1e-5
+# Part of every cache key: raise it whenever `_tokenised` makes other features from the same rows.
+FEATURES = 1
+IDS = ("prompt_ids", "chosen_ids", "rejected_ids")
+
+
+class Columns(recipes.Section):
+    """The two answers, and the prompt where they do not hold it: texts, messages, or whole conversations."""
+
+    prompt: str | None = None
+    chosen: str = "chosen"
+    rejected: str = "rejected"
+
+
+class Data(recipes.Data):
+    """Adds the columns."""
+
+    columns: Columns = Columns()
+
+
+class Recipe(language.Recipe):
+    """Adds the chat template (`plain`, or a Jinja file). `training` takes DPOConfig's `beta`, `loss_type` and so on."""
+
+    task: Literal["dpo"]
+    data: Data
+    chat_template: str | None = None
+
+
+def columns(recipe: Recipe) -> dict[str, str]:
+    """The role of each column that the task reads."""
+    named = recipe.data.columns
+    return {**({"prompt": named.prompt} if named.prompt else {}), "chosen": named.chosen, "rejected": named.rejected}
+
+
+def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
+    """Make features, model, collator and metrics. Raises UserError for what cannot be used, and without TRL."""
+    if find_spec("trl") is None:
+        raise UserError("task dpo: trl is not installed; next: pip install 'hf-mps[preference]'")
+    from trl.trainer.dpo_trainer import DataCollatorForPreference
+
+    from hf_mps.finetune.preference_trainer import Arguments, PreferenceTrainer, measured
+
+    chosen = choose(recipe.metrics, METRICS, recipe.task)
+    loaded = language.load(recipe, checkpoint)
+    loaded.tokenizer.padding_side = "right"  # as TRL's collator pads
+    loaded.choices["chat_template"] = chat.template(loaded.tokenizer, recipe.chat_template)
+    loaded.content = tokens.digest(loaded.tokenizer)
+    features = {split: _tokenised(rows[split], loaded) for split in rows}
+    counts = {split: _counts(some) for split, some in features.items()}
+    length = lengths.decide(recipe, counts["train"], loaded.longest, others=[n for c in counts.values() for n in c])
+    model = language.model(recipe, checkpoint, loaded, chunks=False)  # TRL takes its log-probabilities in chunks itself
+    inner = DataCollatorForPreference(loaded.tokenizer.pad_token_id)
+    rate = RATE_OF_ADAPTERS if recipe.lora else RATE
+    return Prepared(
+        train=features["train"],
+        validation=features["validation"],
+        further=language.further(features),
+        model=model,
+        processing_class=loaded.tokenizer,
+        collator=length.value.collator(inner, loaded.tokenizer, filled={"completion_mask": 0}),
+        metrics=chosen,
+        compute_metrics=lambda evaluated: measured(evaluated.predictions, chosen),
+        baseline=_longer(features["validation"]),
+        auto_class=language.AUTO_CLASS,
+        pipeline_tag="text-generation",
+        choices={"lengths": length, **loaded.choices, "pairs": _left_out(rows, features)},
+        trainer=PreferenceTrainer,
+        arguments=Arguments,
+        arguments_defaults={"max_length": None, "learning_rate": rate},
+        token_counts=counts["train"],
+        predict=lambda trainer: _preferred(trainer, features["validation"], loaded.tokenizer),
+        **language.saved(recipe),
+    )
+
+
+def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Generated pairs: of two answers to a sentence, a paraphrase is chosen and its words in disorder rejected."""
+    from hf_mps.finetune import pairs
+
+    return {
+        split: [_smoke_row(recipe.data.columns, r["sentence1"], r["sentence2"]) for r in some]
+        for split, some in pairs.generate(rows_train=32, rows_dev=16, seed=recipe.seed).items()
+    }
+
+
+def conversation(row: Mapping[str, Any]) -> tuple[list[dict[str, str]], str, str]:
+    """The prompt's messages and the two answers of a row. Raises chat.Misfit for a row that holds none."""
+    sides = {}
+    for side in ("chosen", "rejected"):
+        raw = row[side]
+        whole = [{"role": "assistant", "content": raw}] if isinstance(raw, str) else chat.messages(raw)
+        if whole[-1]["role"] != "assistant":
+            raise chat.Misfit(
+                f"has a {side} answer that ends with the {whole[-1]['role']}'s words, not the assistant's"
+            )
+        sides[side] = whole
+    (*before, answer), (*other, worse) = sides["chosen"], sides["rejected"]
+    if before != other:
+        raise chat.Misfit("has answers to two different prompts")
+    prompt = before or (chat.messages(row["prompt"]) if "prompt" in row else [])
+    if not prompt:
+        raise chat.Misfit("has no prompt; name its column with data.columns.prompt")
+    return prompt, answer["content"], worse["content"]
+
+
+def _tokenised(rows: Rows, loaded: Loaded) -> Dataset:
+    """Prompt and answers of one split as ids, cut at their ends; rows whose prompt leaves no room are left out."""
+    from datasets import Features, List, Value
+
+    def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
+        kept: dict[str, list[list[int]]] = {name: [] for name in IDS}
+        for place, index in enumerate(indices):
+            row = {role: column[place] for role, column in batch.items()}
+            try:
+                prompt, better, worse = conversation(row)
+                (asked, chosen), (_, rejected) = (_split(loaded.tokenizer, prompt, one) for one in (better, worse))
+            except chat.Misfit as error:
+                raise unusable(rows, index, error) from error
+            room = loaded.longest - len(asked)
+            if room > 0:
+                for name, ids in zip(IDS, (asked, chosen[:room], rejected[:room]), strict=True):
+                    kept[name].append(ids)
+        return kept
+
+    kinds = Features({name: List(Value("int32")) for name in IDS})
+    key = ("dpo", FEATURES, loaded.longest)
+    features = tokens.mapped(rows, encode, content=loaded.content, key=key, features=kinds)
+    if len(features) == 0:
+        raise UserError(f"{rows.where}: every prompt is {loaded.longest} tokens or longer; give a longer max_length")
+    return features
+
+
+def _split(tokenizer: Any, prompt: Sequence[chat.Message], answer: str) -> tuple[list[int], list[int]]:
+    """The ids before the answer and the answer's own: the last run of the assistant's words, its end included."""
+    found = chat.encode(tokenizer, [*prompt, {"role": "assistant", "content": answer}])
+    if not any(found.words):
+        raise chat.Misfit("has an empty answer")
+    end = len(found.words) - found.words[::-1].index(True)
+    start = next((at for at in range(end - 1, -1, -1) if not found.words[at]), -1) + 1
+    return found.input_ids[:start], found.input_ids[start:end]
+
+
+def _counts(features: Dataset) -> list[int]:
+    """The longer of each pair, prompt included."""
+    each = [tokens.counts(features, name) for name in IDS]
+    return [prompt + max(chosen, rejected) for prompt, chosen, rejected in zip(*each, strict=True)]
+
+
+def _longer(features: Dataset) -> Baseline:
+    """What preferring the longer answer scores: the easiest habit to pick up from preferences."""
+    chosen, rejected = (tokens.counts(features, name) for name in IDS[1:])
+    right = sum(one > other for one, other in zip(chosen, rejected, strict=True))
+    return Baseline("always prefers the longer answer", {"rewards/accuracies": right / len(chosen)})
+
+
+def _left_out(rows: Mapping[str, Rows], features: Mapping[str, Dataset]) -> Choice[str]:
+    left = {split: len(rows[split].dataset) - len(features[split]) for split in features}
+    told = ", ".join(f"{count} {split} rows" for split, count in left.items() if count)
+    out = f"left out, their prompt alone is max_length or longer: {told}" if told else "no row is left out"
+    return Choice(" + ".join(str(len(some)) for some in features.values()), f"pairs of answers to one prompt; {out}")
+
+
+def _preferred(trainer: Any, features: Dataset, tokenizer: Any) -> Iterator[dict[str, Any]]:
+    """Each validation pair with the rewards that the trained model gives, and whether it prefers the chosen answer."""
+    rewards = trainer.predict(features).predictions.tolist()
+    for row, (better, worse) in zip(features, rewards, strict=True):
+        texts = {
+            name: tokenizer.decode(row[f"{name}_ids"], skip_special_tokens=True)
+            for name in ("prompt", "chosen", "rejected")
+        }
+        yield {**texts, "reward_chosen": better, "reward_rejected": worse, "right": better > worse}
+
+
+def _smoke_row(named: Columns, question: str, answer: str) -> dict[str, Any]:
+    asked = {"role": "user", "content": f"Say it in other words: {question}"}
+    sides = {named.chosen: answer, named.rejected: " ".join(sorted(answer.split()))}
+    if named.prompt:
+        return {named.prompt: asked["content"], **sides}
+    return {side: [asked, {"role": "assistant", "content": text}] for side, text in sides.items()}

@@ -1,0 +1,100 @@
+"""Translation: a text read in one language and written in another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import model_validator
+
+from hf_mps.errors import UserError, nearest
+from hf_mps.finetune import recipe as recipes
+from hf_mps.finetune import seq2seq
+from hf_mps.finetune.seq2seq import ARGUMENTS, SETTLED, columns
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.checkpoint import Checkpoint
+    from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.task import Prepared
+
+__all__ = ["ARGUMENTS", "SETTLED", "Recipe", "columns", "prepare", "smoke_rows"]
+
+
+class Data(recipes.Data):
+    """Adds the columns: `translation.en` and `translation.ro` where a row is {"translation": {"en": …, "ro": …}}."""
+
+    columns: seq2seq.Columns
+
+
+class Recipe(seq2seq.Recipe):
+    """Adds `src_lang` and `tgt_lang`, as the tokenizers of multilingual models name languages (`en_XX`, `ron_Latn`)."""
+
+    task: Literal["translation"]
+    data: Data
+    src_lang: str | None = None
+    tgt_lang: str | None = None
+
+    @model_validator(mode="after")
+    def _both_languages(self) -> Recipe:
+        if (self.src_lang is None) != (self.tgt_lang is None):
+            raise ValueError("has one of src_lang and tgt_lang; give both, or neither")
+        return self
+
+
+def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
+    """Make features, model, collator and metrics. Raises UserError for what cannot be used."""
+    source, target = (name.rpartition(".")[2] for name in columns(recipe).values())
+    kind = seq2seq.Kind(
+        pipeline_tag="translation",
+        metrics=("sacrebleu", "chrf", "bleu"),
+        what="answers with the source itself",
+        untrained=str,
+        prefix=f"translation_{source}_to_{target}",
+    )
+    return seq2seq.prepare(recipe, rows, checkpoint, kind, lambda tokenizer, model: _settle(recipe, tokenizer, model))
+
+
+def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Generated sentences, to be written with the words in the other order."""
+    from hf_mps.finetune import pairs
+
+    return {
+        split: [_nested(recipe, r["sentence1"], " ".join(reversed(r["sentence1"].split()))) for r in some]
+        for split, some in pairs.generate(rows_train=48, rows_dev=16, seed=recipe.seed).items()
+    }
+
+
+def _settle(recipe: Recipe, tokenizer: Any, model: Any) -> None:
+    """Give a multilingual tokenizer its languages, and the model the token that its translations begin with."""
+    multilingual = hasattr(tokenizer, "src_lang") and hasattr(tokenizer, "tgt_lang")
+    if recipe.tgt_lang is None:
+        if multilingual:
+            raise UserError(
+                f"model {recipe.model} knows many languages; give src_lang and tgt_lang, as its tokenizer has them"
+            )
+        return
+    if not multilingual:
+        raise UserError(
+            f"src_lang: model {recipe.model} has no languages to choose from; leave src_lang and tgt_lang out"
+        )
+    known = tokenizer.get_vocab()
+    for key in ("src_lang", "tgt_lang"):
+        name = getattr(recipe, key)
+        if name not in known:
+            raise UserError(
+                f"{key} is '{name}', which the tokenizer does not know{nearest(name, tokenizer.all_special_tokens)}"
+            )
+        setattr(tokenizer, key, name)
+    if model is not None:
+        model.generation_config.forced_bos_token_id = known[recipe.tgt_lang]
+
+
+def _nested(recipe: Recipe, source: str, target: str) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for column, text in zip(columns(recipe).values(), (source, target), strict=True):
+        *outer, last = column.split(".")
+        here = row
+        for name in outer:
+            here = here.setdefault(name, {})
+        here[last] = text
+    return row
