@@ -13,6 +13,7 @@ from hf_mps.finetune.report.plot import BLUE, INK, ORANGE, QUIET, STYLE
 Rows = Sequence[Mapping[str, Any]]
 # Lengths in words up to which each has a bar of its own; longer ones share the last.
 WORDS = 12
+RANKS = 10
 
 
 def answers(rows: Rows) -> dict[str, bytes]:
@@ -62,6 +63,22 @@ def similarities(rows: Rows) -> dict[str, bytes]:
         right.legend()
 
     return {"similarities.png": _page(draw)}
+
+
+def ranks(rows: Rows) -> dict[str, bytes]:
+    """ranks.png of `rank` and `cosine`: how far down the right text came, and how like it is."""
+    places = Counter(min(int(row["rank"]), RANKS + 1) for row in rows)
+    first = [float(row["cosine"]) for row in rows if row["rank"] == 1]
+    others = [float(row["cosine"]) for row in rows if row["rank"] != 1]
+
+    def draw(left: Any, right: Any) -> None:
+        left.bar(range(1, RANKS + 2), [places[rank] for rank in range(1, RANKS + 2)], color=BLUE)
+        left.set(title="Rank of the right text", xlabel=f"rank ({RANKS + 1}: that or more)")
+        right.hist([first, others], bins=20, color=[BLUE, ORANGE], label=["came first", "did not"])
+        right.set(title="Cosine of text and right text", xlabel="cosine")
+        right.legend()
+
+    return {"ranks.png": _page(draw)}
 
 
 def transcripts(rows: Rows) -> dict[str, bytes]:

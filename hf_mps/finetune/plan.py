@@ -68,7 +68,8 @@ def decide(recipe: Recipe, prepared: Prepared, chosen: Choice[str], output: Choi
     accumulation = said.get("gradient_accumulation_steps", 1)
     whole = f"; {accumulation} of them make a step of {batch.value * accumulation} rows" if accumulation > 1 else ""
     choices["batch"] = Choice(batch.value, batch.reason + whole)
-    choices["sampling"] = batches.decide(recipe, prepared.token_counts, batch.value)
+    # A task whose trainer draws its batches itself says how.
+    choices["sampling"] = choices.get("sampling") or batches.decide(recipe, prepared.token_counts, batch.value)
     steps = _steps(said, len(prepared.train), batch.value, accumulation)
     choices["steps"] = steps
     defaults = {

@@ -1,0 +1,257 @@
+"""Sentence embeddings: texts to vectors whose cosine tells how alike they are, trained by sentence-transformers.
+
+Pairs with a score learn the score; pairs without one learn that the second text is the nearest of the batch to the
+first, and that a third, the hard negative, is not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, model_validator
+
+from hf_mps.choice import Choice
+from hf_mps.errors import UserError
+from hf_mps.finetune import batches, embeddings, lengths, metrics, pictures, tokens
+from hf_mps.finetune import recipe as recipes
+from hf_mps.finetune.task import Prepared
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from hf_mps.finetune.checkpoint import Checkpoint
+    from hf_mps.finetune.data import Rows
+
+# The class that has the fields; SentenceTransformerTrainingArguments, which is used, adds none.
+ARGUMENTS = ("sentence_transformers/base/training_args.py", "BaseTrainingArguments")
+SETTLED = {
+    "train_sampling_strategy": "sentence-transformers draws its batches itself; training.batch_sampler says how",
+    "label_smoothing_factor": "its losses know no classes; leave it out",
+    "multi_dataset_batch_sampler": "a recipe has one data set; leave it out",
+    "router_mapping": "a recipe trains one encoder for all texts; leave it out",
+    "warmup_ratio": "it was removed in transformers 5; in its place: warmup_steps, of which a part of 1 is a share",
+}
+# Part of every cache key: raise it whenever `_encoded` makes other features from the same rows.
+FEATURES = 2
+
+Loss = Literal["CosineSimilarityLoss", "CoSENTLoss", "MultipleNegativesRankingLoss"]
+SCORED: tuple[Loss, ...] = ("CosineSimilarityLoss", "CoSENTLoss")
+RANKED: tuple[Loss, ...] = ("MultipleNegativesRankingLoss",)
+
+
+class Columns(recipes.Section):
+    """The columns of the data by their roles: `score` for pairs with a score, `negative` only without one."""
+
+    text: str = "text"
+    text_pair: str = "text_pair"
+    negative: str | None = None
+    score: str | None = None
+
+    @model_validator(mode="after")
+    def _apart(self) -> Columns:
+        named = [column for column in (self.text, self.text_pair, self.negative, self.score) if column]
+        if len(set(named)) < len(named):
+            raise ValueError(f"names one column for two roles ({', '.join(named)}); give each role a column of its own")
+        if self.negative and self.score:
+            raise ValueError("has negative beside score; leave one of them out")
+        return self
+
+
+class Data(recipes.Data):
+    """Adds the columns, and `score_range`: the scores of what is not alike at all and of what is the same."""
+
+    columns: Columns = Columns()
+    score_range: list[float] | None = Field(default=None, min_length=2, max_length=2)
+
+    @model_validator(mode="after")
+    def _rising(self) -> Data:
+        if self.score_range is not None and self.score_range[0] >= self.score_range[1]:
+            raise ValueError(f"has score_range {self.score_range}; allowed: [low, high]")
+        return self
+
+
+class Recipe(lengths.Padded):
+    """Adds the loss, by the name of its class in sentence-transformers; where it is not given, what suits the data."""
+
+    task: Literal["sentence-embeddings"]
+    data: Data
+    loss: Loss | None = None
+
+    @model_validator(mode="after")
+    def _suits(self) -> Recipe:
+        allowed = SCORED if self.data.columns.score else RANKED
+        if self.loss is not None and self.loss not in allowed:
+            said = "with" if self.data.columns.score else "without"
+            raise ValueError(f"has loss {self.loss}, and the pairs are {said} a score; allowed: {', '.join(allowed)}")
+        return self
+
+
+def columns(recipe: Recipe) -> dict[str, str]:
+    """The role of each column that the task reads."""
+    return {role: column for role, column in recipe.data.columns.model_dump().items() if column}
+
+
+def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
+    """Make rows, model, loss and metrics from the rows of both splits.
+
+    Raises UserError for scores, lengths or a checkpoint that cannot be used, and without sentence-transformers.
+    """
+    library = embeddings.library()
+    scored = recipe.data.columns.score is not None
+    measured = _metrics(recipe, scored)
+    model, kept = embeddings.load(checkpoint, device)
+    longest = lengths.limit(recipe, model.tokenizer, checkpoint.config())
+    model.max_seq_length = longest
+    span = _span(recipe, rows) if scored else Choice((0.0, 1.0), "")
+    roles = [role for role in columns(recipe) if role != "score"]
+    found = {split: _encoded(rows[split], model.tokenizer, longest, roles, span.value) for split in rows}
+    counts = {split: found[split]["lengths"][:] for split in found}
+    flat = {split: list(itertools.chain(*counts[split])) for split in counts}
+    length = lengths.decide(recipe, flat["train"], longest, others=itertools.chain(*flat.values()), grouped=False)
+    named = recipe.loss or (SCORED if scored else RANKED)[0]
+    choices: dict[str, Choice[Any]] = {
+        "lengths": length,
+        "loss": Choice(named, "loss in the recipe" if recipe.loss else _why(scored)),
+        **({"scores": Choice(f"{span.value[0]:g} to {span.value[1]:g}", span.reason)} if scored else {}),
+        "sampling": _sampling(recipe, scored),
+        "model": kept,
+    }
+    kept_columns = [*(embeddings.NAMES[role] for role in roles), *(["score"] if scored else [])]
+    data = {split: found[split].select_columns(kept_columns) for split in found}
+    collator = embeddings.collator(model, length.value, recipe.training.get("prompts"))
+    judge = embeddings.Judge(rows["validation"], data["validation"], measured, collator)
+    return Prepared(
+        train=data["train"],
+        validation=data["validation"],
+        model=model,
+        processing_class=model.tokenizer,
+        collator=collator,
+        metrics=measured,
+        compute_metrics=None,
+        baseline=judge.baseline(),
+        auto_class="SentenceTransformer",
+        pipeline_tag="sentence-similarity",
+        choices=choices,
+        trainer=embeddings.trainer(judge),
+        arguments=library.SentenceTransformerTrainingArguments,
+        arguments_defaults={} if scored else {"batch_sampler": "no_duplicates"},
+        trainer_settings={"loss": getattr(library.sentence_transformer.losses, named)(model)},
+        token_counts=[max(row) for row in counts["train"]],
+        predict=lambda trainer: judge.rows(trainer.model),
+        figures=pictures.similarities if scored else pictures.ranks,
+        snippet=(
+            "from sentence_transformers import SentenceTransformer\n"
+            'model = SentenceTransformer(".")\n'
+            'print(model.similarity(*model.encode(["one text", "another text"])))'
+        ),
+    )
+
+
+def smoke_rows(recipe: Recipe, folder: Any) -> dict[str, list[dict[str, Any]]]:
+    """Pairs of short generated texts that share a thing, with a score or a negative where the recipe has them."""
+    named = recipe.data.columns
+    things, doings = ("kite", "drum", "boat", "lamp", "tent", "coin"), ("bought", "painted", "lost", "sold")
+    made: list[dict[str, Any]] = []
+    for thing, doing in itertools.product(things, doings):
+        number = len(made)
+        row: dict[str, Any] = {named.text: f"Ada {doing} a {thing}.", named.text_pair: f"A {thing} was {doing} by Ada."}
+        if named.negative:
+            row[named.negative] = f"Ada {doing} a {things[(number + 7) % len(things)]}."
+        if named.score:
+            low, high = recipe.data.score_range or (0.0, 5.0)
+            row[named.score] = float(high) if number % 2 else low + (high - low) / 10 * (number % 5)
+            row[named.text_pair] = row[named.text_pair] if number % 2 else f"Kofi sleeps near the {things[number % 6]}."
+        made.append(row)
+    return {"train": made[:16], "validation": made[16:]}
+
+
+def _why(scored: bool) -> str:
+    if scored:
+        return "the pairs have a score, which the cosine is to equal"
+    return "the other pairs of a batch are what a text is not about: a larger batch is a harder lesson"
+
+
+def _sampling(recipe: Recipe, scored: bool) -> Choice[str]:
+    """How batches are drawn, to be shown."""
+    if said := recipe.training.get("batch_sampler"):
+        return Choice(str(said), "the recipe says so")
+    if scored:
+        return Choice(batches.RANDOM, "sentence-transformers draws its batches itself")
+    return Choice("random, no text twice", "a text that stands twice in a batch would be its own wrong answer")
+
+
+def _metrics(recipe: Recipe, scored: bool) -> metrics.Metrics:
+    """Raises UserError for metrics that this kind of pairs does not have."""
+    own = "sts" if scored else "retrieval"
+    if recipe.metrics not in (None, [own]):
+        said = "with" if scored else "without"
+        raise UserError(f"metrics is {recipe.metrics}, and the pairs are {said} a score; allowed: {own}")
+    return metrics.load([own])
+
+
+def _span(recipe: Recipe, rows: Mapping[str, Rows]) -> Choice[tuple[float, float]]:
+    """The lowest and highest score. Raises UserError, naming the row, for a score outside or no number."""
+    found = {split: [_number(rows[split], place, raw) for place, raw in _scores(rows[split])] for split in rows}
+    low, high = min(found["train"]), max(found["train"])
+    if recipe.data.score_range is not None:
+        span, reason = Choice(tuple(recipe.data.score_range), "").value, "data.score_range in the recipe"
+    elif low >= 0 and high <= 1:
+        span, reason = (0.0, 1.0), "the training scores are between 0 and 1"
+    else:
+        span, reason = (min(0.0, low), high), "the training scores' own span; data.score_range names another"
+    for split, values in found.items():
+        for place, value in enumerate(values):
+            if not span[0] <= value <= span[1]:
+                number = rows[split].number(place)
+                raise UserError(
+                    f"{rows[split].where}: row {number} has the score {value:g}; allowed: {span[0]:g} to {span[1]:g}, "
+                    + reason
+                )
+    return Choice((span[0], span[1]), f"{reason}; brought to 0 to 1")
+
+
+def _scores(rows: Rows) -> Sequence[tuple[int, Any]]:
+    return list(enumerate(rows.dataset["score"]))
+
+
+def _number(rows: Rows, place: int, raw: Any) -> float:
+    try:
+        value = float(raw)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise UserError(f"{rows.where}: row {rows.number(place)} has the score {raw!r}; allowed: a number in every row")
+    return value
+
+
+def _encoded(rows: Rows, tokenizer: Any, longest: int, roles: Sequence[str], span: tuple[float, float]) -> Dataset:
+    """The texts, the score between 0 and 1, and `lengths`: the tokens of each text."""
+    from datasets import Features, List, Value
+
+    tokens.refuse_other_than_text(rows, roles)
+    has_score = "score" in rows.dataset.column_names
+
+    def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
+        texts = {embeddings.NAMES[role]: tokens.texts(rows, role, batch, indices) for role in roles}
+        cut = [tokenizer(column, truncation=True, max_length=longest)["input_ids"] for column in texts.values()]
+        made: dict[str, Any] = {**texts, "lengths": [[len(ids) for ids in row] for row in zip(*cut, strict=True)]}
+        if has_score:
+            low, high = span
+            made["score"] = [(float(raw) - low) / (high - low) for raw in batch["score"]]
+        return made
+
+    kinds: dict[str, Any] = {
+        **{embeddings.NAMES[role]: Value("string") for role in roles},
+        "lengths": List(Value("int32")),
+    }
+    return tokens.mapped(
+        rows,
+        encode,
+        content=tokens.digest(tokenizer),
+        key=("sentence-embeddings", FEATURES, longest, roles, span),
+        # float32: Metal refuses the float64 that a plain Python float would become.
+        features=Features({**kinds, **({"score": Value("float32")} if has_score else {})}),
+    )
