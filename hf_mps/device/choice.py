@@ -11,9 +11,15 @@ from hf_mps.errors import UserError
 def choose() -> Choice[str]:
     """Return the device type, 'mps', 'cuda' or 'cpu', and why. Imports torch and probes Metal on the first call.
 
-    Raises UserError where HF_MPS_DEVICE asks for a device that is not there, or has a value that nobody knows.
+    Raises UserError where HF_MPS_DEVICE asks for a device that is not there, has a value that nobody knows, or is set
+    beside HF_MPS=0, with which no library follows it.
     """
     wanted = settings.device()
+    if wanted is not None and not settings.enabled():
+        raise UserError(
+            f"HF_MPS=0 and HF_MPS_DEVICE={wanted} contradict each other: with hf_mps off no library follows the "
+            f"device; unset one of them"
+        )
     if wanted == "cpu":
         return Choice("cpu", "HF_MPS_DEVICE=cpu asks for it")
     if wanted is not None:
@@ -40,12 +46,12 @@ def switch() -> str | None:
 
 
 def metal() -> Choice[bool]:
-    """Whether Metal is to be taken, with the reason: not switched off, and the probe passed.
+    """Whether Metal is taken, with the reason: not switched off, and the probe passed; with HF_MPS=0 what PyTorch says.
 
     Raises UserError only for a value of HF_MPS or HF_MPS_DEVICE that nobody knows.
     """
     if not settings.enabled():
-        return Choice(False, "HF_MPS=0 switches hf_mps off; to switch it on: unset HF_MPS")
+        return probe.untried()
     wanted = settings.device()
     if wanted not in (None, "mps"):
         return Choice(False, f"HF_MPS_DEVICE={wanted} switches Metal off; to switch it on: unset HF_MPS_DEVICE")

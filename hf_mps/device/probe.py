@@ -49,6 +49,15 @@ def metal() -> Choice[bool]:
         return _known[1]
 
 
+def untried() -> Choice[bool]:
+    """PyTorch's own word on whether Metal is there, which the libraries take where hf_mps is off."""
+    here = machine.present()
+    readings = read(here)
+    if readings.found:
+        return Choice(True, "HF_MPS=0 switches hf_mps off, and the libraries take the Metal that PyTorch sees, untried")
+    return Choice(False, verdict(readings).reason)
+
+
 def read(here: Machine) -> Readings:
     """Ask PyTorch. Imports torch."""
     import torch

@@ -73,8 +73,6 @@ def test_metal_says_when_it_is_switched_off(pretend: Pretend, monkeypatch: pytes
     pretend(MAC)
     monkeypatch.setenv("HF_MPS_DEVICE", "cpu")
     assert device.metal().reason == "HF_MPS_DEVICE=cpu switches Metal off; to switch it on: unset HF_MPS_DEVICE"
-    monkeypatch.setenv("HF_MPS", "0")
-    assert device.metal().reason == "HF_MPS=0 switches hf_mps off; to switch it on: unset HF_MPS"
 
 
 @pytest.mark.usefixtures("no_cuda")
@@ -98,11 +96,28 @@ def test_a_device_that_is_not_there_is_refused_with_its_reason(
     assert refusal() == "HF_MPS_DEVICE=cuda: there is no CUDA on a Mac; to train on the CPU: HF_MPS_DEVICE=cpu"
 
 
-def test_asking_for_metal_while_the_layer_is_off_is_refused(pretend: Pretend, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("no_cuda")
+def test_with_the_layer_off_it_says_what_the_libraries_take(pretend: Pretend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_MPS", "0")
+    pretend(MAC, trial=lambda: False)
+    assert str(device.choose()) == (
+        "mps (HF_MPS=0 switches hf_mps off, and the libraries take the Metal that PyTorch sees, untried)"
+    )
+    pretend(LINUX, built=False, found=False)
+    assert str(device.choose()) == f"cpu (no CUDA: PyTorch 2.13.0 is built without CUDA; no Metal: {NO_METAL})"
+
+
+@pytest.mark.parametrize("wanted", ["mps", "cpu"])
+def test_the_switch_is_refused_while_the_layer_is_off(
+    wanted: str, pretend: Pretend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pretend(MAC)
     monkeypatch.setenv("HF_MPS", "0")
-    monkeypatch.setenv("HF_MPS_DEVICE", "mps")
-    assert refusal() == "HF_MPS_DEVICE=mps: HF_MPS=0 switches hf_mps off; to switch it on: unset HF_MPS"
+    monkeypatch.setenv("HF_MPS_DEVICE", wanted)
+    assert refusal() == (
+        f"HF_MPS=0 and HF_MPS_DEVICE={wanted} contradict each other: with hf_mps off no library follows the device; "
+        f"unset one of them"
+    )
 
 
 def test_an_unknown_device_is_refused_with_the_nearest(pretend: Pretend, monkeypatch: pytest.MonkeyPatch) -> None:
