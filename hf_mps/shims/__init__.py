@@ -5,6 +5,7 @@ Each file says what replaced the name, tests whether the installed library still
 
 # Module of a library -> the shims for it. `hf_mps.integrations.ROOMS` names the same modules.
 SHIMS: dict[str, tuple[str, ...]] = {
+    "accelerate.accelerator": ("accelerator",),
     "datasets": ("metrics",),
     "datasets.load": ("auth_token",),
     "huggingface_hub": ("names",),

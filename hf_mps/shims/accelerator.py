@@ -1,0 +1,78 @@
+"""Accelerator(fp16=…, logging_dir=…, dispatch_batches=…) and accelerator.use_fp16, as older scripts have them.
+
+Replaced by `mixed_precision` (0.16), `project_dir` (0.20) and DataLoaderConfiguration (1.0); `use_fp16` went with 1.0.
+Source: the signatures in the releases 0.1, 0.12, 0.20, 0.27, 0.34 and 1.10. Needless, name by name, where Accelerator
+has the argument or the attribute.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from hf_mps.integrations.patch import around, say
+
+LOADER = ("dispatch_batches", "even_batches", "use_seedable_sampler")
+"""Arguments that moved into DataLoaderConfiguration, under the same names."""
+
+
+class UseFp16:
+    """accelerator.use_fp16, a property until accelerate 1.0."""
+
+    def __get__(self, accelerator: Any, owner: type | None = None) -> Any:
+        if accelerator is None:
+            return self
+        say('accelerator.use_fp16 is gone from accelerate 1; in its place: accelerator.mixed_precision == "fp16"')
+        return accelerator.mixed_precision == "fp16"
+
+
+def apply(module: ModuleType) -> None:
+    """Switch Accelerator on. Raises AttributeError where the module has none."""
+    around(module.Accelerator, "__init__", _init)
+    for kind in (module.Accelerator, module.AcceleratorState):
+        if not hasattr(kind, "use_fp16"):
+            kind.use_fp16 = UseFp16()
+
+
+def _init(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    known = inspect.signature(stock).parameters
+    gone = {name for name in ("fp16", "logging_dir", *LOADER) if name in kwargs and name not in known}
+    old = {name: kwargs.pop(name) for name in gone}
+    if "fp16" in old:
+        _fp16(old["fp16"], kwargs)
+    if "logging_dir" in old:
+        _logging_dir(old["logging_dir"], kwargs)
+    if gone & set(LOADER):
+        _loader({name: old[name] for name in LOADER if name in old}, kwargs)
+    stock(self, *args, **kwargs)
+
+
+def _fp16(wanted: bool | None, kwargs: dict[str, Any]) -> None:
+    if not wanted:
+        say(f"Accelerator(fp16={wanted}): dropped, it is the default")
+    elif kwargs.get("mixed_precision") is None:
+        say('Accelerator(fp16=True): mixed_precision="fp16" takes its place')
+        kwargs["mixed_precision"] = "fp16"
+    else:
+        say("Accelerator(fp16=True): dropped, mixed_precision is given too")
+
+
+def _logging_dir(folder: Any, kwargs: dict[str, Any]) -> None:
+    if kwargs.get("project_config") is not None or kwargs.get("project_dir") is not None:
+        say(f"Accelerator(logging_dir={folder!r}): dropped, a project is given too")
+        return
+    say(f"Accelerator(logging_dir={folder!r}): project_dir takes its place")
+    kwargs["project_dir"] = folder
+
+
+def _loader(old: dict[str, Any], kwargs: dict[str, Any]) -> None:
+    from accelerate.utils import DataLoaderConfiguration
+
+    words = ", ".join(f"{name}={value!r}" for name, value in old.items())
+    if kwargs.get("dataloader_config") is not None:
+        say(f"Accelerator({words}): dropped, dataloader_config is given too")
+        return
+    say(f"Accelerator({words}): DataLoaderConfiguration({words}) takes its place")
+    kwargs["dataloader_config"] = DataLoaderConfiguration(**old)
