@@ -76,7 +76,7 @@ class TornCheckpoint(Guard):
             checkpoints.sweep(place.parent)
             newest = next(_before(place / "checkpoint_9", above=True), None)
             if newest is not None:
-                whole = self._whole(newest, ACCELERATE_LAST, given=None)
+                whole = self._whole(newest, ACCELERATE_LAST, given=str(newest))
                 if whole is None:
                     raise UserError(f"{place} holds no whole checkpoint; next: start from the beginning")
                 input_dir = whole

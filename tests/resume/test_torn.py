@@ -1,0 +1,283 @@
+"""Which checkpoints are known as torn, what is taken in their place, and what is left where writing is broken off."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers.trainer
+from safetensors.torch import save_file
+from transformers.trainer_utils import get_last_checkpoint
+
+from hf_mps import checkpoints, guards
+from hf_mps.errors import UserError
+from hf_mps.guards import GuardNotice, notice
+from hf_mps.guards.atomic_checkpoint import ACCELERATE_LAST, TRAINER_LAST
+from tests.guards import loops
+
+
+@pytest.fixture(autouse=True)
+def _anew() -> Any:
+    """Every line can be said again."""
+    notice.forget()
+    for name in ("torn-checkpoint", "atomic-checkpoint", "resume-loss"):
+        guards.get(name).forget()
+
+
+def whole(folder: Path) -> Path:
+    """A checkpoint with one file of each kind."""
+    folder.mkdir(parents=True)
+    save_file({"a": torch.ones(64), "b": torch.zeros(3, dtype=torch.long)}, folder / "model-1.safetensors")
+    torch.save({"a": torch.ones(64)}, folder / "optimizer.pt")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
+    (folder / "notes.txt").write_text("of the user's")
+    (folder / TRAINER_LAST).write_text(json.dumps({"global_step": 1}))
+    return folder
+
+
+def cut(file: Path, left: int) -> None:
+    """Leave the first bytes of a file."""
+    file.write_bytes(file.read_bytes()[:left])
+
+
+def names(folder: Path) -> list[str]:
+    """What lies in a folder."""
+    return sorted(each.name for each in folder.iterdir())
+
+
+def test_a_whole_one_is_whole(tmp_path: Path) -> None:
+    assert checkpoints.torn(whole(tmp_path / "checkpoint-1"), TRAINER_LAST) is None
+
+
+@pytest.mark.parametrize(
+    ("file", "left", "wrong"),
+    [
+        ("model-1.safetensors", 300, "model-1.safetensors: it ends after 300 of 408 bytes"),
+        ("model-1.safetensors", 30, "model-1.safetensors: it ends after 30 bytes, in its header"),
+        (
+            "model-1.safetensors",
+            0,
+            "model-1.safetensors: it cannot be read (Expecting value: line 1 column 1 (char 0))",
+        ),
+        ("optimizer.pt", 500, "optimizer.pt: its end is missing"),
+        ("optimizer.pt", 0, "optimizer.pt: it is empty"),
+        (TRAINER_LAST, 10, "trainer_state.json: it cannot be read (Expecting ':' delimiter"),
+    ],
+)
+def test_a_file_that_ends_early_is_named(file: str, left: int, wrong: str, tmp_path: Path) -> None:
+    folder = whole(tmp_path / "checkpoint-1")
+    cut(folder / file, left)
+    assert (checkpoints.torn(folder, TRAINER_LAST) or "").startswith(wrong)
+
+
+def test_a_shard_or_the_last_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    folder = whole(tmp_path / "checkpoint-1")
+    (folder / "model-1.safetensors").unlink()
+    assert checkpoints.torn(folder, TRAINER_LAST) == "model.safetensors.index.json: model-1.safetensors is missing"
+    (folder / TRAINER_LAST).unlink()
+    assert checkpoints.torn(folder, TRAINER_LAST) == "trainer_state.json is missing"
+    assert checkpoints.torn(folder, ACCELERATE_LAST) == "random_states_0.pkl is missing"
+
+
+def test_the_last_whole_checkpoint_is_taken_and_one_line_says_so(tmp_path: Path) -> None:
+    for step in (9, 10, 100, 110):
+        whole(tmp_path / f"checkpoint-{step}")
+    assert get_last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-110")
+    cut(tmp_path / "checkpoint-110" / "optimizer.pt", 500)
+    (tmp_path / "checkpoint-100" / TRAINER_LAST).unlink()
+    with pytest.warns(GuardNotice) as said:
+        assert get_last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-10")
+    (line,) = [str(each.message) for each in said]
+    torn = f"{tmp_path}/checkpoint-110 is torn (optimizer.pt: its end is missing)"
+    assert line.startswith(f"hf_mps: {torn}: the one before is taken, checkpoint-10 (torn-checkpoint: https://")
+    with guards.suspended("torn-checkpoint"):
+        assert get_last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-110")
+
+
+def test_where_none_is_whole_none_is_taken(tmp_path: Path) -> None:
+    cut(whole(tmp_path / "checkpoint-1") / "optimizer.pt", 500)
+    with pytest.warns(GuardNotice, match="and none before it is whole"):
+        assert get_last_checkpoint(str(tmp_path)) is None
+
+
+def test_a_torn_folder_that_the_user_named_is_refused_with_the_one_to_take(tmp_path: Path) -> None:
+    run = loops.trainer(tmp_path, save_strategy="steps", save_steps=2)
+    run.train()
+    cut(tmp_path / "checkpoint-4" / "optimizer.pt", 1000)
+    with pytest.raises(UserError) as refusal:
+        loops.trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert str(refusal.value) == (
+        f"resume_from_checkpoint: {tmp_path}/checkpoint-4 is torn (optimizer.pt: its end is missing); "
+        f"next: resume_from_checkpoint={tmp_path}/checkpoint-2"
+    )
+    run = loops.trainer(tmp_path)
+    with pytest.warns(GuardNotice, match="the one before is taken, checkpoint-2"):
+        run.train(resume_from_checkpoint=True)
+    assert run.state.global_step == 4
+
+
+def saved(accelerator: Any, folder: Path) -> Any:
+    """A model whose state was saved twice."""
+    model = accelerator.prepare_model(torch.nn.Linear(2, 2))
+    for step in (1, 2):
+        model.weight.data.fill_(step)
+        assert accelerator.save_state(str(folder / f"step_{step}")) == folder / f"step_{step}"
+    return model
+
+
+def test_a_torn_state_of_an_accelerator_is_refused(tmp_path: Path) -> None:
+    accelerator = loops.new_accelerator()
+    model = saved(accelerator, tmp_path)
+    cut(tmp_path / "step_2" / "model.safetensors", 100)
+    with pytest.raises(UserError, match=rf"step_2 is torn .*; next: load_state={tmp_path}/step_1$"):
+        accelerator.load_state(str(tmp_path / "step_2"))
+    accelerator.load_state(str(tmp_path / "step_1"))
+    assert model.weight.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def test_of_numbered_states_the_one_before_is_taken_and_the_limit_is_kept(tmp_path: Path) -> None:
+    from accelerate.utils import ProjectConfiguration
+
+    project = ProjectConfiguration(project_dir=str(tmp_path), automatic_checkpoint_naming=True, total_limit=2)
+    accelerator = loops.new_accelerator(project_config=project)
+    model = accelerator.prepare_model(torch.nn.Linear(2, 2))
+    for step in range(4):
+        model.weight.data.fill_(step)
+        assert accelerator.save_state() == tmp_path / "checkpoints" / f"checkpoint_{step}"
+    assert names(tmp_path / "checkpoints") == ["checkpoint_2", "checkpoint_3"]
+    assert names(tmp_path) == ["checkpoints"]
+    cut(tmp_path / "checkpoints" / "checkpoint_3" / "model.safetensors", 100)
+    with pytest.warns(GuardNotice, match="checkpoint_3 is torn .* the one before is taken, checkpoint_2"):
+        accelerator.load_state()
+    assert model.weight.tolist() == [[2.0, 2.0], [2.0, 2.0]]
+    project.iteration = 3
+    with pytest.raises(ValueError, match="already exists"):
+        accelerator.save_state()
+
+
+def test_a_state_saved_into_a_folder_that_holds_more_leaves_that_alone(tmp_path: Path) -> None:
+    accelerator = loops.new_accelerator()
+    place = tmp_path / "run" / "step_1"
+    place.mkdir(parents=True)
+    (place / "notes.txt").write_text("of the user's")
+    (place / "model.safetensors").write_text("old")
+    saved(accelerator, tmp_path / "run")
+    assert (place / "notes.txt").read_text() == "of the user's"
+    assert checkpoints.torn(place, ACCELERATE_LAST) is None
+    saved(accelerator, tmp_path / "run")  # over its own files alone: as a whole
+    assert names(tmp_path / "run") == ["step_1", "step_2"]
+
+
+def test_an_error_while_it_is_written_leaves_what_was_there(tmp_path: Path) -> None:
+    folder = whole(tmp_path / "checkpoint-1")
+    before = sorted(folder.iterdir())
+
+    def broken() -> None:
+        with checkpoints.staged(folder, TRAINER_LAST) as stage:
+            stage.mkdir()
+            (stage / "optimizer.pt").write_text("half")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        broken()
+    assert sorted(folder.iterdir()) == before
+    assert checkpoints.torn(folder, TRAINER_LAST) is None
+    assert names(tmp_path) == ["checkpoint-1"]
+
+
+def test_what_killed_processes_left_is_removed_and_what_they_set_aside_comes_back(tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    alive = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        for name in (
+            f".checkpoint-3.saving-{dead.pid}",
+            f".checkpoint-3.saving-{os.getpid()}",
+            f".checkpoint-2.replaced-{dead.pid}",
+            f".checkpoint-1.replaced-{dead.pid}",
+            f".checkpoint-4.saving-{alive.pid}",
+            ".git",
+            "checkpoint-1",
+        ):
+            (tmp_path / name).mkdir()
+        checkpoints.sweep(tmp_path)
+        left = {".git", "checkpoint-1", "checkpoint-2", f".checkpoint-4.saving-{alive.pid}"}
+        assert set(names(tmp_path)) == left
+    finally:
+        alive.kill()
+        alive.wait()
+
+
+def test_checkpoints_appear_once_they_are_whole(tmp_path: Path) -> None:
+    from transformers import TrainerCallback
+
+    seen: list[list[str]] = []
+
+    class Look(TrainerCallback):  # type: ignore[misc]
+        def on_save(self, *_: Any, **__: Any) -> None:
+            seen.append(sorted(each for each in names(tmp_path) if checkpoints.torn(tmp_path / each, TRAINER_LAST)))
+
+    run = loops.trainer(tmp_path, callbacks=[Look()], save_strategy="steps", save_steps=1, save_total_limit=2)
+    run.train()
+    assert seen == [[], [], [], []]
+    assert names(tmp_path) == ["checkpoint-3", "checkpoint-4"]
+    assert guards.get("atomic-checkpoint").times == 4
+
+
+class Hub:
+    """Takes note of the folders that are uploaded, and whether each is a whole checkpoint at that moment."""
+
+    def __init__(self) -> None:
+        self.uploaded: list[tuple[str, bool]] = []
+
+    def upload_folder(self, *, folder_path: str, **_: Any) -> Future[None]:
+        if Path(folder_path).name.startswith("checkpoint"):
+            self.uploaded.append((Path(folder_path).name, checkpoints.torn(Path(folder_path), TRAINER_LAST) is None))
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+
+def test_a_push_to_the_hub_waits_until_the_checkpoint_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.trainer_utils import HubStrategy
+
+    hub, run = Hub(), loops.trainer(tmp_path, save_strategy="steps", save_steps=2)
+    if hasattr(transformers.trainer, "hf_api"):
+        monkeypatch.setattr(transformers.trainer, "hf_api", lambda: hub)
+    else:
+        monkeypatch.setattr(transformers.trainer, "upload_folder", hub.upload_folder)
+    run.args.push_to_hub, run.args.hub_strategy = True, HubStrategy.CHECKPOINT
+    run.hub_model_id, run.push_in_progress = "someone/something", None  # as init_hf_repo does
+    run.train()
+    assert hub.uploaded == [("checkpoint-2", True), ("checkpoint-4", True)]
+
+
+def test_losses_that_were_not_logged_yet_are_in_the_checkpoint(tmp_path: Path) -> None:
+    settings = {"num_train_epochs": 2, "logging_steps": 4, "save_strategy": "steps", "save_steps": 3}
+    unbroken = loops.trainer(tmp_path, model=loops.bert(0.3), **settings)
+    unbroken.train()
+
+    def logged(run: Any) -> list[float]:
+        return [entry["loss"] for entry in run.state.log_history if "loss" in entry]
+
+    for guarded in (True, False):
+        run = loops.trainer(tmp_path, model=loops.bert(0.3), **settings)
+        if guarded:
+            done = run.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+            assert logged(run) == logged(unbroken)
+            rest = json.loads((tmp_path / "checkpoint-3" / "unlogged_loss.json").read_text())
+            assert rest["logged"] == 0
+            mean = (sum(logged(run)) * 4 - rest["sum"]) / 5
+            assert done.training_loss == pytest.approx(mean, rel=1e-5)  # of this call's five steps, as without
+        else:
+            with guards.suspended("resume-loss"):
+                run.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+            assert logged(run) != logged(unbroken)
+            assert logged(run)[1] == logged(unbroken)[1]
