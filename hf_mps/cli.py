@@ -8,18 +8,18 @@ from typing import Annotated
 
 import typer
 
-import hf_mps
 from hf_mps.audit.command import audit
 from hf_mps.configure.command import config
 from hf_mps.doctor.command import doctor
 from hf_mps.errors import UserError, run_command
+from hf_mps.plan.command import plan as memory_plan
+from hf_mps.finetune import command
+from hf_mps.options import Debug, Version
 
-Work = Callable[[], None]
+Work = Callable[[], int | None]
 
 # Each command hands back its work instead of doing it: the parser would turn a Ctrl-C into an error of its own.
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Hugging Face training on a Mac's GPU.")
-recipes = typer.Typer(no_args_is_help=True, help="The recipes that come with hf_mps.")
-app.add_typer(recipes, name="recipes")
+app = typer.Typer(no_args_is_help=True, help="Hugging Face training on a Mac's GPU.")
 
 
 def main(argv: Sequence[str] | None = None, *, program: str = "hf-mps") -> int:
@@ -32,14 +32,11 @@ def main(argv: Sequence[str] | None = None, *, program: str = "hf-mps") -> int:
         return run.main(given[1:])
     codes: list[int] = []
 
-    def command() -> None:
-        work = _parse(given, program)
-        if callable(work):
-            work()
-        else:
-            codes.append(int(work or 0))
+    def verb() -> None:
+        work = _parse(command.swept(given), program)
+        codes.append(int((work() if callable(work) else work) or 0))
 
-    return run_command(command, debug="--debug" in given) or sum(codes)
+    return run_command(verb, debug="--debug" in given) or sum(codes)
 
 
 def _parse(argv: list[str], program: str) -> Work | int | None:
@@ -63,72 +60,17 @@ def _parse(argv: list[str], program: str) -> Work | int | None:
     return result
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        print(f"hf-mps {hf_mps.__version__}")
-        raise typer.Exit
-
-
-Version = Annotated[
-    bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
-]
-Debug = Annotated[bool, typer.Option("--debug", help="Show a failure's whole traceback.")]
-
-
 @app.callback()
 def _top(version: Version = False, debug: Debug = False) -> None:
     """Hugging Face training on a Mac's GPU: correct, fast and effortless."""
 
 
-@app.command()
-def finetune(
-    recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="A recipe's name (hf-mps recipes list) or a YAML file.")
-    ],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the recipe with other values.")
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Train anew, beside an earlier run of the same recipe, never over it.")
-    ] = False,
-    smoke: Annotated[
-        bool,
-        typer.Option("--smoke", help="Try the recipe out in a minute: a tiny model of its architecture, made-up rows."),
-    ] = False,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Print everything that the run would decide, and why, without training.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With --plan: print it as JSON.")] = False,
-    version: Version = False,
-    debug: Debug = False,
-) -> Work:
-    """Fine-tune a model as a recipe says.
-
-    Keys are dotted and values are YAML: training.learning_rate=2e-5. Data of your own needs no file of keys:
-    data.train=my.csv data.text=body data.label=topic. The run's files are in output_dir, by default runs/RECIPE; the
-    same command goes on with a run that was stopped.
-    """
-
-    def work() -> None:
-        if as_json and not plan:
-            raise UserError("--json belongs to --plan; a run leaves results.json in its folder")
-        if plan and smoke:
-            raise UserError("--plan and --smoke are two things to ask for; give one of them")
-        if plan:
-            from hf_mps.finetune import preview
-
-            preview.show(recipe, overrides or [], fresh=fresh, as_json=as_json)
-            return
-        from hf_mps.finetune import runner
-
-        runner.run(recipe, overrides or [], fresh=fresh, smoke=smoke)
-
-    return work
+app.command()(command.finetune)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
 def run(
-    command: Annotated[
+    words: Annotated[
         list[str], typer.Argument(metavar="[-m MODULE | SCRIPT | torchrun … | accelerate launch …] [ARGUMENT]...")
     ],
 ) -> Work:
@@ -142,37 +84,8 @@ def run(
 app.command()(audit)
 app.command()(config)
 app.command()(doctor)
-
-
-@recipes.command("list")
-def list_recipes(debug: Debug = False) -> Work:
-    """List the recipes with what each is for."""
-
-    def work() -> None:
-        from hf_mps.finetune import catalogue
-
-        entries = catalogue.entries()
-        width = max((len(entry.name) for entry in entries), default=0)
-        for entry in entries:
-            print(f"{entry.name:<{width}}  {entry.purpose}")
-
-    return work
-
-
-@recipes.command("show")
-def show_recipe(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name or a YAML file.")],
-    debug: Debug = False,
-) -> Work:
-    """Print a recipe as it is written, once it has been validated."""
-
-    def work() -> None:
-        from hf_mps.finetune import catalogue, order
-
-        order.load(recipe)
-        print(catalogue.find(recipe).path.read_text(encoding="utf-8"), end="")
-
-    return work
+app.command("plan")(memory_plan)
+app.add_typer(command.recipes, name="recipes")
 
 
 if __name__ == "__main__":

@@ -69,3 +69,28 @@ def _purpose(path: Path) -> str:
     with path.open(encoding="utf-8", errors="replace") as file:
         first = file.readline().strip()
     return first.lstrip("# ").rstrip(".") if first.startswith("#") else ""
+
+
+def own_name(recipe: str) -> Path:
+    """What a copy of the recipe is called here: `mrpc.yaml` for `glue/mrpc`."""
+    return Path(find(recipe).name.rpartition("/")[2] + SUFFIXES[0])
+
+
+def copy(recipe: str, file: Path | None = None) -> Path:
+    """Write the recipe into `file` (default: `own_name`), whose commands then name that file, and return its path.
+
+    Raises UserError for a file that is there already, is called otherwise than a recipe, or cannot be written.
+    """
+    entry, target = find(recipe), file or own_name(recipe)
+    if target.suffix not in SUFFIXES:
+        raise UserError(f"{target}: a recipe is not found by that name; allowed: one that ends in .yaml")
+    text = entry.path.read_text(encoding="utf-8")
+    text = text.replace(f"hf_mps.finetune {entry.name}", f"hf_mps.finetune {target}")
+    try:
+        with target.open("x", encoding="utf-8") as opened:
+            opened.write(text)
+    except FileExistsError:
+        raise UserError(f"{target} is there already, and a copy takes no file's place; give another name") from None
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written: {error.strerror}") from error
+    return target

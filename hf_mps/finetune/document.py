@@ -50,6 +50,8 @@ class Document:
     path: Path | None = None
     lines: dict[str, int] = field(default_factory=dict)
     overridden: set[str] = field(default_factory=set)
+    twice: list[tuple[int, str]] = field(default_factory=list)
+    """Keys said again, of which YAML keeps the last: the line, and the whole sentence."""
 
     def where(self, key: str) -> str:
         """Who said `key`: `command line`, or the file with the line of the key or of the nearest section around it."""
@@ -63,8 +65,11 @@ class Document:
         return str(self.path) if self.path else "command line"
 
 
-def read(path: Path) -> Document:
-    """Read the recipe at `path`. Raises UserError for a file that cannot be read, is no YAML or says a key twice."""
+def read(path: Path, *, lenient: bool = False) -> Document:
+    """Read the recipe at `path`. Raises UserError for a file that cannot be read, is no YAML or says a key twice.
+
+    With `lenient` keys said twice are left in `twice` for the caller to tell.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -72,14 +77,18 @@ def read(path: Path) -> Document:
     try:
         node = yaml.compose(text, Loader=_Loader)
         lines: dict[str, int] = {}
+        twice: list[tuple[int, str]] = []
         if node is not None:
-            _walk(node, "", lines, path)
+            _walk(node, "", lines, twice, path)
         values = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise UserError(f"{path}{_line(error)}: is not valid YAML: {_problem(error)}") from error
     if not isinstance(values, dict):
         raise UserError(f"{path}: a recipe is a mapping of keys to values, this file holds {_kind(values)}")
-    return Document(values, path, lines)
+    if twice and not lenient:
+        line, words = twice[0]
+        raise UserError(f"{path}:{line}: {words}")
+    return Document(values, path, lines, twice=twice)
 
 
 def override(document: Document, arguments: Sequence[str]) -> None:
@@ -120,8 +129,8 @@ def _put(values: Values, key: str, value: Any) -> None:
     here[last] = value
 
 
-def _walk(node: yaml.Node, prefix: str, lines: dict[str, int], path: Path) -> None:
-    """Note the line of every key below `node`; a key said twice is refused, because YAML would drop the first."""
+def _walk(node: yaml.Node, prefix: str, lines: dict[str, int], twice: list[tuple[int, str]], path: Path) -> None:
+    """Note the line of every key below `node`, and each key said again, because YAML would drop the first silently."""
     if not isinstance(node, yaml.MappingNode):
         return
     if prefix.count(".") > DEEPEST:  # an alias inside its own anchor never ends
@@ -130,9 +139,9 @@ def _walk(node: yaml.Node, prefix: str, lines: dict[str, int], path: Path) -> No
         key = f"{prefix}{key_node.value}"
         line = key_node.start_mark.line + 1
         if key in lines:
-            raise UserError(f"{path}:{line}: {key} is given twice, first in line {lines[key]}; give it once")
-        lines[key] = line
-        _walk(value_node, f"{key}.", lines, path)
+            twice.append((line, f"{key} is given twice, first in line {lines[key]}; give it once"))
+        lines.setdefault(key, line)
+        _walk(value_node, f"{key}.", lines, twice, path)
 
 
 def _line(error: yaml.YAMLError) -> str:

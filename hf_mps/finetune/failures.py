@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from hf_mps.checkpoints import torn
+
 FULL = {
     errno.ENOSPC: "no space is left on the disk",
     errno.EDQUOT: "the disk quota is used up",
@@ -45,7 +47,8 @@ def in_words(error: BaseException) -> str | None:
 
 def checkpoints(output_dir: Path) -> list[Path]:
     """The whole checkpoints below `output_dir`, oldest first: Trainer writes trainer_state.json last of all."""
-    found = [path.parent for path in output_dir.glob("checkpoint-*/trainer_state.json")]
+    last = "trainer_state.json"
+    found = [path.parent for path in output_dir.glob(f"checkpoint-*/{last}") if torn(path.parent, last) is None]
     return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
 
 

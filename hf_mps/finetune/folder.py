@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from hf_mps.checkpoints import sweep
 from hf_mps.errors import UserError
 from hf_mps.finetune import stored
 from hf_mps.finetune.failures import checkpoints
@@ -45,7 +46,7 @@ def choose(order: Order, *, fresh: bool = False) -> Place:
     there = [path for path in (_numbered(first) if named is None else [first]) if _used(path)]
     if fresh:
         reason = f"--fresh: beside {first}" if there else "--fresh"
-        return Place(_beside(first) if there else first, reason, named is not None)
+        return Place(beside(first) if there else first, reason, named is not None)
     for path in reversed(there):
         differs = stored.differences(path, order)
         if differs == []:
@@ -56,7 +57,7 @@ def choose(order: Order, *, fresh: bool = False) -> Place:
     if named is not None and there:
         raise UserError(_in_use(first))
     if there:
-        return Place(_beside(first), f"{first} holds another run, which stays as it is", named=False)
+        return Place(beside(first), f"{first} holds another run, which stays as it is", named=False)
     return Place(
         first, "output_dir in the recipe" if named else "the default: runs/ and the recipe's name", bool(named)
     )
@@ -75,6 +76,7 @@ def claimed(place: Place) -> Iterator[Path]:
             path.mkdir(parents=True, exist_ok=True)
             lock = _lock(path)
             if lock is not None and (place.named or place.checkpoint or not _used(path)):
+                sweep(path)
                 shutil.rmtree(staging(path), ignore_errors=True)  # of a run that was killed
                 staging(path).mkdir()
                 break
@@ -84,7 +86,7 @@ def claimed(place: Place) -> Iterator[Path]:
             os.close(lock)
         if place.named or place.checkpoint:
             raise UserError(f"output_dir {path}: a run is going on in it; next: --fresh, or another output_dir")
-        path = _beside(path)
+        path = beside(path)
     try:
         yield path
     finally:
@@ -106,6 +108,7 @@ def publish(output: Path) -> None:
 
 def tidy(output: Path) -> list[Path]:
     """Remove what a stopped run left half-written, and the folder where nothing is left; return whole checkpoints."""
+    sweep(output)
     whole = checkpoints(output)
     for path in output.glob("checkpoint-*"):
         if path not in whole:
@@ -145,13 +148,13 @@ def _used(path: Path) -> bool:
 
 
 def _in_use(path: Path) -> str:
-    return f"output_dir {path} is in use already, and a run never writes over another; next: output_dir={_beside(path)}"
+    return f"output_dir {path} is in use already, and a run never writes over another; next: output_dir={beside(path)}"
 
 
 def _changed(path: Path, differs: list[str]) -> str:
     shown = ", ".join(differs[:4]) + (f", … {len(differs)} in all" if len(differs) > 4 else "")
     state = "a finished" if (path / RESULTS).exists() else "an unfinished"
-    way_on = f"the recipe as it was, or --fresh, which trains beside it in {_beside(path)}"
+    way_on = f"the recipe as it was, or --fresh, which trains beside it in {beside(path)}"
     return f"{path} holds {state} run of a recipe that has changed since: {shown}; next: {way_on}"
 
 
@@ -163,7 +166,7 @@ def _numbered(path: Path) -> list[Path]:
     return found
 
 
-def _beside(path: Path) -> Path:
+def beside(path: Path) -> Path:
     """The first of NAME-2, NAME-3, … that is not there."""
     number = 2
     while (there := path.with_name(f"{path.name}-{number}")).exists():

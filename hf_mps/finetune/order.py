@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -58,9 +58,40 @@ def load(name: str, overrides: Sequence[str] = ()) -> Order:
     return Order(entry.name, validate(said), tuple(sorted(said.overridden)), (name, *overrides))
 
 
-def read(path: Path, overrides: Sequence[str] = ()) -> Document:
-    """What the file at `path` says with `overrides` laid over it. Raises UserError where either is malformed."""
-    said = document.read(path)
+def problems(name: str, overrides: Sequence[str] = ()) -> list[str]:
+    """Everything that is wrong with the recipe called `name` and `overrides`, each told with file and line.
+
+    More than a run would tell at first: keys said twice, files and folders that are not there. Imports no torch.
+    """
+    from hf_mps.finetune import checkpoint, data
+
+    try:
+        path = catalogue.find(name).path
+        said = read(path, overrides, lenient=True)
+    except UserError as error:
+        return [str(error)]
+    found = [f"{path}:{line}: {words}" for line, words in said.twice]
+    recipe, wrong = examine(said)
+    found += map(str, wrong)
+    if recipe is not None:
+        checks: dict[str, Callable[[], object]] = {
+            "model": lambda: checkpoint.resolve(recipe.model),
+            "data": lambda: data.check(recipe.data),
+        }
+        for key, check in checks.items():
+            try:
+                check()
+            except UserError as error:
+                found.append(f"{said.where(key)}: {error}")
+    return found
+
+
+def read(path: Path, overrides: Sequence[str] = (), *, lenient: bool = False) -> Document:
+    """What the file at `path` says with `overrides` laid over it. Raises UserError where either is malformed.
+
+    With `lenient` a key said twice in the file is left in the document's `twice`.
+    """
+    said = document.read(path, lenient=lenient)
     _anchor_paths(said.values, path.parent)
     overrides = [_in_full(argument, said) for argument in overrides]
     if isinstance(said.values.get("data"), dict):

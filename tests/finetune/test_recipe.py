@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from hf_mps.errors import UserError
-from hf_mps.finetune import catalogue
+from hf_mps.finetune import catalogue, tasks
 from hf_mps.finetune import order as orders
 
 PLAIN = {
@@ -17,6 +17,7 @@ PLAIN = {
     "model": "some/model",
     "data": {"files": {"train": "train.csv", "validation": "dev.csv"}},
 }
+TASKS = ", ".join(tasks.names())
 
 
 def write(folder: Path, content: Any) -> str:
@@ -102,16 +103,14 @@ def test_several_mistakes_are_counted_in_one_line(tmp_path: Path) -> None:
         ("- a\n", "my.yaml: a recipe is a mapping of keys to values, this file holds a list"),
         ("a: [1\n", "my.yaml:2: is not valid YAML: expected ',' or ']', but got '<stream end>'"),
         ("seed: 1\nseed: 2\n", "my.yaml:2: seed is given twice, first in line 1; give it once"),
-        ("model: m\n", "my.yaml: task is missing; allowed: text-classification"),
+        ("model: m\n", f"my.yaml: task is missing; allowed: {TASKS}"),
         ("task: text-clasification\n", None),
         ("a: &x {b: *x}\n", "my.yaml:1: sections stand more than 20 deep; write it flatter"),
     ],
 )
 def test_a_malformed_recipe_is_refused(tmp_path: Path, content: str, line: str | None) -> None:
     if line is None:
-        line = (
-            "my.yaml:1: task is 'text-clasification'; allowed: text-classification; did you mean 'text-classification'?"
-        )
+        line = f"my.yaml:1: task is 'text-clasification'; allowed: {TASKS}; did you mean 'text-classification'?"
     assert refused(tmp_path, content) == line
 
 
@@ -119,7 +118,10 @@ def test_a_malformed_recipe_is_refused(tmp_path: Path, content: str, line: str |
     ("data", "problem"),
     [
         ({}, "data names no source; give exactly one of hub, files, folder, generated"),
-        ({"hub": "a/b", "generated": "pairs"}, "data has hub and generated; give exactly one of hub, files, folder, generated"),
+        (
+            {"hub": "a/b", "generated": "pairs"},
+            "data has hub and generated; give exactly one of hub, files, folder, generated",
+        ),
         (
             {"generated": "pairs", "config": "x"},
             "data has config, which belongs to hub, beside generated; leave config out",

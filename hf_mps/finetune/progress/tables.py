@@ -67,6 +67,24 @@ def final_table(
         say(stream, line)
 
 
+def comparison(
+    title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], files: Sequence[str], stream: TextIO | None = None
+) -> None:
+    """Print a table of runs under its title, with the files that hold it; a row may have a remark behind its cells."""
+    stream = stream or sys.stdout
+    wide = max((len(row) for row in rows), default=len(heads))
+    heads = [*heads, *[""] * (wide - len(heads))]
+    cells: Rows = [(*row, *[""] * (wide - len(row))) for row in rows]
+    if console := terminal(stream):
+        _draw_comparison(console, title, heads, cells)
+    else:
+        say(stream, title)
+        for line in aligned([tuple(heads), *cells]):
+            say(stream, line)
+    for line in aligned([("written" if not index else "", file) for index, file in enumerate(files)]):
+        say(stream, line)
+
+
 def aligned(rows: Rows, *, right: Sequence[int] = (), widest: int = 40) -> Iterator[str]:
     """The rows as lines, two spaces between columns; a cell wider than `widest` pushes its own line only."""
     columns = max(map(len, rows), default=0)
@@ -95,6 +113,19 @@ def _draw_header(console: Console, title: str, rows: Rows) -> None:
             cells[1].append(f"\n{reason}", style="dim default")
         grid.add_row(*cells, *([] if narrow else [Text(reason)]))
     console.print(Panel(grid, title=Text(title, style="bold"), title_align="left", border_style="dim", expand=False))
+
+
+def _draw_comparison(console: Console, title: str, heads: Sequence[str], rows: Rows) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", box=box.ROUNDED, border_style="dim", header_style="dim")
+    for head in heads:
+        table.add_column(Text(head))
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row), style="bold" if row[-1] == "best" else "")
+    console.print(table)
 
 
 def _draw_final(console: Console, metrics: Rows, notes: Rows, *, failed: bool) -> None:
