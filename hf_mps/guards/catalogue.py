@@ -23,6 +23,7 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
     "transformers.trainer": (
         "resume-rng",
         "resume-loss",
+        "resume-names",
         "atomic-checkpoint",
         "torn-checkpoint",
         "large-batch-grad",
