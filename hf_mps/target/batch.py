@@ -37,13 +37,9 @@ def stretched(row: Mapping[str, Any], length: int) -> dict[str, Any]:
 
 
 def longest(prepared: Prepared) -> int | None:
-    """The length in tokens that the plan's longest batches are padded to; None where rows have no tokens."""
+    """The tokens that rows are cut to, which the longest of real rows may reach; None where rows have no tokens."""
     choice = prepared.choices.get("lengths")
-    if choice is None:
-        return None
-    found = choice.value
-    shapes = getattr(found, "shapes", ())
-    return int(shapes[-1] if shapes else getattr(found, "longest", 0)) or None
+    return int(getattr(choice.value, "longest", 0)) or None if choice is not None else None
 
 
 def _sized(batch: Any, config: Any) -> Any:

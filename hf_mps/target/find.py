@@ -48,3 +48,9 @@ def find(name: str, overrides: Sequence[str] = (), task: str | None = None) -> T
     words = (frame.name, f"model={name}", *overrides)
     told = Choice(frame.name, f"rows, lengths and settings as in this recipe, the task's own; the model is {name}")
     return Target(name, order.load(frame.name, words[1:]), words, {"recipe": told})
+
+
+def varied(target: Target, overrides: Sequence[str]) -> Target:
+    """The same target with further overrides. Raises UserError for what the recipe refuses."""
+    words = (*target.words, *overrides)
+    return Target(target.name, order.load(words[0], words[1:]), words, target.facts)

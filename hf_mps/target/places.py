@@ -66,7 +66,7 @@ class Places:
         return (LOSS if self._stack[-1] in self._roots else FORWARD), name
 
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
-        if not self._stack and module not in self._roots:
+        if not self._stack and module not in self._names:
             self._roots.add(module)
             for name, part in module.named_modules():
                 self._names[part] = name or type(module).__name__

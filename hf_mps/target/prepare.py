@@ -30,8 +30,8 @@ class Parts:
 
 
 @contextmanager
-def weightless(target: Target) -> Iterator[Parts]:
-    """The parts of `target` with its model in real size on the device meta, over made-up rows.
+def weightless(target: Target, device: str = "meta") -> Iterator[Parts]:
+    """The parts of `target` with its model in real size over made-up rows: on `meta` without weights, on `cpu` random.
 
     Raises UserError where nothing tells the model's configuration, and what its task refuses.
     """
@@ -41,7 +41,7 @@ def weightless(target: Target) -> Iterator[Parts]:
     with smoke.order(target.order) as small, no_bars(), errors_only():
         size, told = known.config(target.order.recipe)
         recipe = small.recipe.model_copy(update={"training": target.order.recipe.training})
-        source = Weightless(target.order.recipe.model, small.recipe.model, local=True, size=size)
+        source = Weightless(target.order.recipe.model, small.recipe.model, local=True, size=size, device=device)
         prepared = _prepare(recipe, source, "mps")
         count = sum(parameter.numel() for parameter in prepared.model.parameters())
         model = Choice(f"{told.value}, {count / 1e6:,.1f} M parameters", told.reason)

@@ -16,9 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Weightless(Checkpoint):
-    """A checkpoint whose architecture is `size`, a configuration; `place` is a tiny one with its tokenizer."""
+    """A checkpoint whose architecture is `size`, a configuration; `place` is a tiny one with its tokenizer.
+
+    On the device `meta` a tensor has a shape and no memory; on `cpu` the model has random weights.
+    """
 
     size: Any = None
+    device: str = "meta"
 
     def config(self) -> Any:
         """A configuration of its own for each caller, who may change it."""
@@ -31,12 +35,12 @@ class Weightless(Checkpoint):
         return found
 
     def model(self, auto_class: Any, **settings: Any) -> tuple[Any, Choice[str]]:
-        """The architecture in float32 (or `dtype`) on the device meta, where a tensor has a shape and no memory."""
+        """The architecture in float32 (or `dtype`)."""
         import torch
 
         config = settings.get("config") or self.config()
         dtype = settings.get("dtype", torch.float32)
-        with torch.device("meta"):
+        with torch.device(self.device):
             model = auto_class.from_config(config, dtype=dtype)
         count = sum(parameter.numel() for parameter in model.parameters())
         return model, Choice(

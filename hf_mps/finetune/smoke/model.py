@@ -64,6 +64,16 @@ def write(family: Family, folder: Path, texts: Sequence[str], seed: int) -> None
     model.save_pretrained(folder)
 
 
+def twin(model: Any) -> Any:
+    """A tiny model of the class of `model`, on the CPU with random weights: for trials that need numbers."""
+    import torch
+
+    config = model.config
+    family = Family(config.model_type, "text", "", config.to_dict())
+    with torch.device("cpu"):
+        return type(model)(_config(family, {}))
+
+
 def _config(family: Family, said: dict[str, Any]) -> Any:
     """The configuration of a checkpoint, or the architecture's defaults, with every size made small."""
     from transformers import AutoConfig

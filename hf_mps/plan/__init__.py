@@ -1,0 +1,49 @@
+"""`hf-mps plan`: will a training fit into a Mac's memory, found by tracing one step of it without holding a tensor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hf_mps.plan.estimate import Estimate
+    from hf_mps.plan.machine import Machine
+    from hf_mps.plan.report import MemoryPlan
+    from hf_mps.target.find import Target
+
+
+def estimate(target: Target, *, length: int | None = None) -> Estimate:
+    """The peak of one training step of `target`, with batches of `length` tokens (default: what rows are cut to).
+
+    Imports torch and makes a simulated device where there is no Metal. Raises UserError for what cannot be looked at,
+    RunError where the step reads values, which fake tensors do not have.
+    """
+    from hf_mps.target import metal, prepare
+
+    device = metal.present()
+    from hf_mps.plan.estimate import Tracer
+
+    with prepare.weightless(target) as parts:
+        return Tracer(parts, device, length)()
+
+
+def plan(target: Target, machine: Machine | None = None, *, length: int | None = None) -> MemoryPlan:
+    """The estimate against `machine` (default: the present one), the largest batch, and what would make it fit.
+
+    Raises as `estimate` does.
+    """
+    from hf_mps.target import metal, prepare
+
+    device = metal.present()
+    from hf_mps.plan import machine as machines
+    from hf_mps.plan.estimate import Tracer, largest
+    from hf_mps.plan.options import ranked
+    from hf_mps.plan.report import MemoryPlan
+
+    machine = machine or machines.present()
+    with prepare.weightless(target) as parts:
+        tracer = Tracer(parts, device, length)
+        found = tracer()
+        most = largest(lambda rows: tracer(rows).bytes, machine.comfortable, found.rows)
+    fits = machine.verdict(found.bytes) == "fits"
+    options = () if fits else tuple(ranked(target, machine, device, length))
+    return MemoryPlan(target.name, machine, found, most, options, found.facts)

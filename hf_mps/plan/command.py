@@ -1,0 +1,46 @@
+"""The command line of `hf-mps plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+
+def plan(
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="A recipe's name or YAML file; with --task a hub id or a folder.")
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the recipe with other values.")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option("--memory", help="The Mac: 16gb, or m2-pro-16gb. Default: this one.")
+    ] = None,
+    task: Annotated[str | None, typer.Option("--task", help="What the model TARGET is to learn.")] = None,
+    length: Annotated[
+        int | None, typer.Option("--length", min=1, help="Tokens of a row. Default: what the recipe cuts rows to.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show a failure's whole traceback.")] = False,
+) -> Callable[[], None]:
+    """Say whether a training fits into a Mac's memory, from a trace of one step, and what would make it fit.
+
+    Exit code 0 where it fits, 1 where macOS would swap or PyTorch would refuse.
+    """
+
+    def work() -> None:
+        from hf_mps.errors import RunError
+        from hf_mps.plan import machine, report
+        from hf_mps.plan import plan as make
+        from hf_mps.target.find import find
+
+        named = machine.named(memory) if memory is not None else None
+        found = make(find(target, overrides or [], task), named, length=length)
+        print(report.for_programs(found) if json else report.for_people(found))
+        if found.verdict != "fits":
+            size = report.gib(found.estimate.bytes)
+            raise RunError(f"plan: {size} {found.verdict} on {found.machine.name}")
+
+    return work

@@ -1,0 +1,95 @@
+"""The peak of a target's training step, from a trace, and the largest batch of it that a machine can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.choice import Choice
+
+if TYPE_CHECKING:
+    from hf_mps.target.prepare import Parts
+
+LARGEST = 4096
+# More rows in a step than this need no plan: they are micro-batches of one another.
+TRACES = 6
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes at the highest moment of a step of `rows` by `length`, in all and by part; `where` it is, in words.
+
+    `length` is in tokens, None where rows have none. `accumulation` micro-batches make one optimizer step.
+    """
+
+    rows: int
+    length: int | None
+    accumulation: int
+    bytes: int
+    parts: dict[str, int]
+    where: str
+    facts: dict[str, Choice[Any]] = field(default_factory=dict)
+
+
+class Tracer:
+    """Traces the steps of one target in batches of any size; what is the same for all of them is made once."""
+
+    def __init__(self, parts: Parts, device: Choice[str], length: int | None = None) -> None:
+        from hf_mps.target.batch import longest
+
+        self._parts, self._device = parts, device
+        self._length = length or longest(parts.prepared)
+        self._known: dict[int, Estimate] = {}
+        self.rows = self._said("per_device_train_batch_size", 32)
+        self.accumulation = self._said("gradient_accumulation_steps", 1)
+
+    def __call__(self, rows: int | None = None) -> Estimate:
+        """The estimate for a batch of `rows`, by default the recipe's."""
+        rows = rows or self.rows
+        if rows not in self._known:
+            self._known[rows] = self._trace(rows)
+        return self._known[rows]
+
+    def _trace(self, rows: int) -> Estimate:
+        from hf_mps.plan import trace
+        from hf_mps.target import prepare
+
+        # Of many micro-batches the second is like all that follow: gradients are there, and activations again.
+        changes = {"gradient_accumulation_steps": min(self.accumulation, 2)}
+        step = prepare.step(self._parts, self._device, fake=True, changes=changes, rows=rows, length=self._length)
+        found = trace.peak(step)
+        phase, module = found.where
+        where = f"{phase}: {module}" if module else phase
+        facts = step.facts
+        return Estimate(rows, self._length, self.accumulation, found.bytes, found.parts, where, facts)
+
+    def _said(self, name: str, default: int) -> int:
+        said = self._parts.prepared.arguments_defaults | dict(self._parts.recipe.training)
+        return int(said.get(name) or default)
+
+
+def largest(peak_of: Callable[[int], int], limit: int, first: int, most: int = LARGEST) -> int:
+    """The most rows of a batch whose peak is within `limit` bytes, 0 where not even one is; at most `most`.
+
+    Peaks grow by the same bytes for each row over long stretches, so a line through two of them leads near the answer
+    and each further trace, of at most TRACES, makes the bounds closer; the answer is one that was traced.
+    """
+    if peak_of(1) > limit:
+        return 0
+    low, high = 1, most + 1
+    guess = min(max(first, 2), most)
+    for _ in range(TRACES):
+        if high - low <= 1:
+            break
+        size = peak_of(guess)
+        before = peak_of(low)
+        if size <= limit:
+            slope = (size - before) / (guess - low)
+            low = guess
+        else:
+            slope = (size - before) / (guess - low)
+            high = guess
+        reach = low + (limit - peak_of(low)) / slope if slope > 0 else high - 1
+        guess = min(max(int(reach), low + 1), high - 1)
+    return low

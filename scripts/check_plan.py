@@ -1,0 +1,135 @@
+"""How near the planned memory peak comes to the one that the simulated device measures, for models and settings.
+
+    HF_MPS_SIMULATE=1 python scripts/check_plan.py [--within 0.15]
+
+Each row plans a step from fake tensors, then takes the same steps with random weights and asks the device for its peak.
+Exit code 1 where one is further off than `--within`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SIZES: dict[str, dict[str, Any]] = {
+    "bert": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024},
+    "distilbert": {"dim": 256, "n_layers": 4, "n_heads": 4, "hidden_dim": 1024},
+    "llama": {
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 704,
+        "vocab_size": 16000,
+    },
+    "gpt2": {"n_embd": 256, "n_layer": 4, "n_head": 4, "vocab_size": 16000},
+    "t5": {"d_model": 256, "num_layers": 3, "num_heads": 4, "d_ff": 1024, "d_kv": 64, "decoder_start_token_id": 0},
+    "vit": {"hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 768},
+}
+CLASSIFY = ("text-classification", "columns: {text: sentence1, text_pair: sentence2}")
+CONTINUE = ("causal-lm", "columns: {text: text}")
+SUMMARIZE = ("summarization", "columns: {text: document, summary: summary}")
+
+
+class Pair(NamedTuple):
+    """A model, its task (with the columns of its data), the rows and tokens of a batch, and the overrides."""
+
+    model: str
+    task: tuple[str, str]
+    rows: int
+    length: int | None
+    overrides: tuple[str, ...] = ()
+
+
+CHECKPOINTING, BF16, LORA = "training.gradient_checkpointing=true", "training.bf16=true", "lora={r: 8}"
+PAIRS = (
+    Pair("bert", CLASSIFY, 16, 128),
+    Pair("bert", CLASSIFY, 64, 64),
+    Pair("bert", CLASSIFY, 16, 128, (CHECKPOINTING,)),
+    Pair("bert", CLASSIFY, 16, 128, (BF16,)),
+    Pair("distilbert", CLASSIFY, 8, 256, ("training.optim=adafactor",)),
+    Pair("llama", CONTINUE, 4, 256),
+    Pair("llama", CONTINUE, 4, 256, (CHECKPOINTING,)),
+    Pair("llama", CONTINUE, 4, 256, (LORA,)),
+    Pair("llama", CONTINUE, 4, 256, (LORA, CHECKPOINTING)),
+    Pair("llama", CONTINUE, 4, 256, (LORA, BF16)),
+    Pair("gpt2", CONTINUE, 8, 128),
+    Pair("gpt2", CONTINUE, 2, 128, ("training.gradient_accumulation_steps=4",)),
+)
+
+
+def main() -> int:
+    """Print the table and return the exit code."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--within", type=float, default=0.15)
+    asked = arguments.parse_args()
+    from hf_mps.target import metal
+
+    device = metal.present()
+    warnings.simplefilter("ignore")
+    worst = 0.0
+    print(f"{'model':<11} {'task':<20} {'rows':>4} {'tokens':>6} {'planned':>9} {'measured':>9} {'off':>6}  settings")
+    with tempfile.TemporaryDirectory() as folder:
+        for pair in PAIRS:
+            planned, measured = both(pair, Path(folder), device)
+            off = planned / measured - 1
+            worst = max(worst, abs(off))
+            settings = " ".join(pair.overrides).replace("training.", "")
+            print(
+                f"{pair.model:<11} {pair.task[0]:<20} {pair.rows:>4} {pair.length or '':>6} {planned / 2**20:>5.0f} MiB"
+                f" {measured / 2**20:>5.0f} MiB {off:>+6.1%}  {settings}",
+                flush=True,
+            )
+    print(f"\n{len(PAIRS)} pairs, the furthest {worst:.1%} off; allowed {asked.within:.0%}")
+    return int(worst > asked.within)
+
+
+def both(pair: Pair, folder: Path, device: Any) -> tuple[int, int]:
+    """The planned and the measured peak of a pair, in bytes."""
+    import torch
+
+    from hf_mps import simulator
+    from hf_mps.plan import trace
+    from hf_mps.target import prepare
+    from hf_mps.target.find import find
+
+    target = find(str(recipe(pair, folder)), pair.overrides)
+    shape = {"rows": pair.rows, "length": pair.length}
+    with prepare.weightless(target) as parts:
+        planned = trace.peak(prepare.step(parts, device, fake=True, **shape)).bytes
+    gc.collect()
+    before = torch.mps.current_allocated_memory()
+    with prepare.weightless(target, "cpu") as parts:
+        step = prepare.step(parts, device, fake=False, **shape)
+        simulator.reset_peak_memory()
+        step.run(trace.STEPS)
+    measured = simulator.peak_memory() - before
+    del parts, step
+    gc.collect()
+    return planned, measured
+
+
+def recipe(pair: Pair, folder: Path) -> Path:
+    """A recipe file for the pair's task, with a folder that holds the model's configuration."""
+    from transformers import AutoConfig
+
+    AutoConfig.for_model(pair.model, **SIZES[pair.model]).save_pretrained(folder / pair.model)
+    task, columns = pair.task
+    length = f"max_length: {pair.length}\n" if pair.length else ""
+    (folder / "rows.json").write_text("{}\n", encoding="utf-8")
+    path = folder / "pair.yaml"
+    path.write_text(
+        f"task: {task}\nmodel: {pair.model}\n{length}data:\n  files: {{train: rows.json, validation: rows.json}}\n"
+        f"  {columns}\ntraining:\n  per_device_train_batch_size: {pair.rows}\n",
+        encoding="utf-8",
+    )
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main())
