@@ -68,12 +68,19 @@ class _Chunked(torch.autograd.Function):
         shared: Shared | None,
     ) -> Tensor:
         wanted = [derive and needed for needed in ctx.needs_input_grad[:3]]
-        kind = torch.get_autocast_dtype(rows.device.type) if torch.is_autocast_enabled(rows.device.type) else rows.dtype
-        with torch.autocast(rows.device.type, enabled=False):
-            total, ctx.gradients = _walk(rows, weight, bias, targets, ignore_index, wanted, kind)
-        ctx.kinds = (rows.dtype, weight.dtype, bias.dtype if bias is not None else None)
         # Only a gradient that flows on through the rows reaches the embedding.
         ctx.shared = shared if shared is not None and shared.joined and wanted[0] else None
+        device = rows.device.type
+        kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else rows.dtype
+
+        def gradients(wanted: list[bool]) -> tuple[Tensor, list[Tensor | None]]:
+            with torch.autocast(device, enabled=False):
+                return _walk(rows.detach(), weight.detach(), bias, targets, ignore_index, wanted, kind)
+
+        late = ctx.shared is not None and ctx.shared.late and wanted[1]
+        total, ctx.gradients = gradients([wanted[0], wanted[1] and not late, wanted[2]])
+        ctx.late = (lambda: gradients([False, True, False])[1][1]) if late else None
+        ctx.kinds = (rows.dtype, weight.dtype, bias.dtype if bias is not None else None)
         return total
 
     @staticmethod
@@ -83,9 +90,10 @@ class _Chunked(torch.autograd.Function):
             raise RuntimeError("the chunked loss goes backward once: its gradients are scaled where they stand")
         # In place: another copy of the head's gradient would cost what was saved.
         found = [one.mul_(upstream) if one is not None else None for one in ctx.gradients]
-        ctx.gradients = None
+        late, ctx.gradients, ctx.late = ctx.late, None, None
         if ctx.shared is not None:
-            ctx.shared.gradient, found[1] = found[1], None
+            ready, found[1] = found[1], None
+            ctx.shared.gradient = (lambda: late().mul_(upstream)) if late is not None else (lambda: ready)
         found = [one.to(kind) if one is not None else None for one, kind in zip(found, ctx.kinds, strict=True)]
         return (*found, None, None, None, None)
 

@@ -111,12 +111,17 @@ def install(model: Any, *, logits_in_evaluation: bool = False) -> Choice[str]:
         return Choice(PLAIN, f"its loss is {getattr(plain, '__name__', type(plain).__name__)}, of another kind")
     head.__class__ = Deferring
     loss = Loss(cast("Deferring", head), None, plain, plain is ForCausalLMLoss, logits_in_evaluation)
-    if unfit := _tried(inner, loss):
+    if head.weight.is_meta:
+        unfit, reaches = _tried_on_a_twin(inner)
+    else:
+        unfit, reaches = _tried(inner, loss), lambda: _reaches(inner, loss, inner.get_input_embeddings())
+    if unfit:
         head.__class__ = torch.nn.Linear
         inner.loss_function = plain
         return Choice(PLAIN, unfit)
+    inner.loss_function = loss
     embedding = inner.get_input_embeddings()
-    if fits(embedding, head) and _reaches(inner, loss, embedding):
+    if fits(embedding, head) and reaches():
         embedding.__class__ = Gathering
         loss.embedding = embedding
     model.register_forward_pre_hook(_defer, with_kwargs=True)
@@ -138,7 +143,8 @@ def _defer(model: Any, arguments: Any, words: dict[str, Any]) -> None:
     head, embedding = loss.head, loss.embedding
     head.deferred = words.get("labels") is not None and (model.training or not loss.logits_in_evaluation)
     if embedding is not None and head.deferred and head.weight.requires_grad and torch.is_grad_enabled():
-        head.shared = embedding.shared = Shared()
+        # A Mac has little memory for its speed; CUDA and the CPU would rather not compute the logits once more.
+        head.shared = embedding.shared = Shared(late=head.weight.device.type == "mps")
 
 
 def _resume(model: Any, arguments: Any, words: dict[str, Any], output: Any) -> Any:
@@ -153,6 +159,15 @@ def _resume(model: Any, arguments: Any, words: dict[str, Any], output: Any) -> A
     if isinstance(output, tuple):
         return (output[0], *output[2:])
     return type(output)(**{name: value for name, value in output.items() if name != "logits"})
+
+
+def _tried_on_a_twin(model: Any) -> tuple[str, Callable[[], bool]]:
+    """For a model without weights (`hf-mps plan`): what is found of a tiny one of the same class, and of its embedding."""
+    from hf_mps.finetune.smoke.model import twin
+
+    tiny = twin(model)
+    found = install(tiny)
+    return (found.reason if found.value == PLAIN else ""), lambda: isinstance(tiny.get_input_embeddings(), Gathering)
 
 
 def _tried(model: Any, loss: Loss) -> str:

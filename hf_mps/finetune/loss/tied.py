@@ -1,12 +1,14 @@
 """One gradient for a weight that a model uses twice: as its word embedding and as its head.
 
-Autograd makes a gradient of each use and adds them: two tensors of the vocabulary's size stand at once, at the very
-moment when the optimizer's state, the weights and every other gradient do. Here the head hands its gradient to the
-embedding, whose backward pass comes last and adds its rows to it.
+Autograd makes a gradient of each use and adds them: two tensors of the vocabulary's size stand at once, the head's from
+the forward pass on, beside every layer's activations. Here the head hands its gradient to the embedding, whose backward
+pass comes last and adds its rows to it; and where memory is dearer than time it is only then made, when the activations
+are gone, from logits that are computed once more (a third more work for the head, none for the layers).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,12 +18,14 @@ from torch import Tensor
 class Shared:
     """The head's gradient on its way to the embedding, in one pass forward and backward.
 
-    `joined` says that the embedding takes it; `gradient` (words, width), in float32, stands between the two.
+    `joined` says that the embedding takes it; `gradient` gives it, (words, width) in float32, when it is asked for;
+    `late` says that it is to be made no sooner.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, late: bool) -> None:
+        self.late = late
         self.joined = False
-        self.gradient: Tensor | None = None
+        self.gradient: Callable[[], Tensor] | None = None
 
 
 class Gathering(torch.nn.Embedding):
@@ -60,9 +64,8 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> Any:
         (ids,) = ctx.saved_tensors
         shape, kind = ctx.like
-        total, ctx.shared.gradient = ctx.shared.gradient, None
-        if total is None:
-            total = torch.zeros(shape, dtype=torch.float32, device=upstream.device)
+        made, ctx.shared.gradient = ctx.shared.gradient, None
+        total = made() if made is not None else torch.zeros(shape, dtype=torch.float32, device=upstream.device)
         rows = upstream.flatten(0, -2).float()
         if ctx.padding is not None:  # as nn.Embedding: the filler learns nothing from where it stands
             rows = rows * (ids.flatten() != ctx.padding).unsqueeze(1)

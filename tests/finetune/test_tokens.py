@@ -1,0 +1,108 @@
+"""Texts to tokens: kept under a digest of all that they depend on, and refused in words where there is no text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+
+from hf_mps.errors import UserError
+from hf_mps.finetune import tokens
+from hf_mps.finetune.rows import Rows
+
+Encode = Callable[[dict[str, list[Any]], list[int]], dict[str, Any]]
+
+
+@pytest.fixture
+def tokenizer(desk: Path) -> Any:
+    """The tiny model's tokenizer, and a cache of this test's own."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(desk / "model")
+
+
+def split(desk: Path) -> Rows:
+    """The rows of the desk's csv, read anew as another run would."""
+    from datasets import load_dataset
+
+    name = str(desk / "train.csv")
+    return Rows(load_dataset("csv", data_files={"train": name}, split="train"), "train.csv")
+
+
+def test_a_digest_stays_through_calls_and_changes_with_the_tokenizer(tokenizer: Any, desk: Path) -> None:
+    from transformers import AutoTokenizer
+
+    before = tokens.digest(tokenizer)
+    tokenizer(["the cat", "the dog is good"], padding=True, truncation=True, max_length=5)
+    again = AutoTokenizer.from_pretrained(desk / "model")
+    assert tokens.digest(again) == before
+    again.add_tokens(["wolf"])
+    with_word = tokens.digest(again)
+    again.chat_template = "{{ messages }}"
+    assert len({before, with_word, tokens.digest(again)}) == 3
+
+
+def test_what_was_tokenised_is_found_again_until_something_changes(tokenizer: Any, desk: Path) -> None:
+    calls: list[int] = []
+
+    def encode(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, Any]:
+        calls.extend(indices)
+        return {"input_ids": tokenizer(batch["first"])["input_ids"]}
+
+    content = tokens.digest(tokenizer)
+    first = tokens.mapped(split(desk), encode, content=content, key=("test", 1))
+    assert (len(first), first.column_names, calls) == (48, ["input_ids"], list(range(48)))
+    again = tokens.mapped(split(desk), encode, content=content, key=("test", 1))
+    assert (again[:], len(calls)) == (first[:], 48)
+    tokens.mapped(split(desk), encode, content=content, key=("test", 2))
+    assert len(calls) == 96
+    tokens.mapped(split(desk), encode, content="another tokenizer", key=("test", 1))
+    assert len(calls) == 144
+    tokens.mapped(split(desk).sample([3, 1]), encode, content=content, key=("test", 1))
+    assert len(calls) == 146
+
+
+def test_rows_without_a_text_are_refused_by_their_number() -> None:
+    rows = Rows(Dataset.from_dict({"text": ["a", None, "c"]}), "my.json", numbers=(4, 7, 9))
+    assert tokens.texts(rows, "text", {"text": ["a", "c"]}, [0, 2]) == ["a", "c"]
+    with pytest.raises(UserError) as refused:
+        tokens.texts(rows, "text", {"text": ["a", None, "c"]}, [0, 1, 2])
+    assert str(refused.value) == "my.json: row 8 has no text; allowed: a text in every row"
+
+
+def test_a_column_that_is_no_text_is_refused() -> None:
+    rows = Rows(Dataset.from_dict({"text": [1, 2], "second": ["a", "b"], "both": [["a"], ["b"]]}), "my.json")
+    tokens.refuse_other_than_text(rows, ["second"])
+    with pytest.raises(UserError) as refused:
+        tokens.refuse_other_than_text(rows, ["second", "text"])
+    assert str(refused.value) == "my.json: data.columns.text names a column of type int64; allowed: a column of text"
+    with pytest.raises(UserError, match=r"data\.columns\.both names a column of type"):
+        tokens.refuse_other_than_text(rows, ["both"])
+
+
+def test_rows_are_counted_as_they_stand_after_a_selection() -> None:
+    features = Dataset.from_dict({"input_ids": [[1], [1, 2, 3], [], [1, 2]]})
+    assert tokens.counts(features) == [1, 3, 0, 2]
+    assert tokens.counts(features.select([3, 0])) == [2, 1]
+
+
+def test_a_tokenizer_without_a_padding_token_is_lent_its_end_token(tokenizer: Any) -> None:
+    class Config:
+        pad_token_id: int | None = None
+
+    config = Config()
+    assert tokens.lend_pad_token(tokenizer, config) == {}
+    assert config.pad_token_id is None
+    tokenizer.pad_token = None
+    with pytest.raises(UserError) as refused:
+        tokens.lend_pad_token(tokenizer, config)
+    assert str(refused.value) == (
+        "the model's tokenizer has neither a padding nor an end token, so rows cannot be batched"
+    )
+    tokenizer.eos_token = "[SEP]"
+    lent = tokens.lend_pad_token(tokenizer, config)["pad_token"]
+    assert (lent.value, config.pad_token_id) == ("[SEP]", tokenizer.convert_tokens_to_ids("[SEP]"))
+    assert lent.reason == "the tokenizer has none of its own; the end token takes its place"
