@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from transformers import TrainerCallback
@@ -44,3 +45,13 @@ class Stopwatch(TrainerCallback):  # type: ignore[misc]
         self._mark = time.perf_counter()
 
     on_save = on_evaluate
+
+
+class Epochs(TrainerCallback):  # type: ignore[misc]
+    """Tells `begin` the number of each epoch before its first row is read, also where a resumed run goes on in one."""
+
+    def __init__(self, begin: Callable[[int], None]) -> None:
+        self._begin = begin
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._begin(int(state.epoch or 0))  # a fraction where the run goes on within an epoch

@@ -38,6 +38,16 @@ class Checkpoint:
         with errors_only():
             return self._load("configuration", AutoConfig.from_pretrained)
 
+    def image_processor(self) -> Any:
+        """Load what turns images into the model's input, the one that works with PIL.
+
+        Raises UserError where it is not there or cannot be read.
+        """
+        from transformers import AutoImageProcessor
+
+        with errors_only():
+            return self._load("image processor", AutoImageProcessor.from_pretrained, backend="pil")
+
     def feature_extractor(self) -> Any:
         """Load what turns sound into the model's input. Raises UserError where it is not there or cannot be read."""
         from transformers import AutoFeatureExtractor

@@ -55,6 +55,7 @@ def decide(
     """
     splits = (train, *others)
     named = getattr(train.dataset.features["label"], "names", None)
+    _refuse_other_names(splits)
     seen = _distinct(train)
     if problem_type == "regression" or (problem_type is None and not given and not named and _numbers(train, seen)):
         why = "problem_type in the recipe" if problem_type else "the labels are numbers with a decimal point"
@@ -119,6 +120,17 @@ def _numbers(train: Rows, seen: Sequence[Any]) -> bool:
         return str(getattr(train.dataset.features["label"], "dtype", "")).startswith(("float", "decimal"))
     values = [raw for raw in seen if key(raw)]
     return bool(values) and all(_is_number(raw) for raw in values) and not all(_is_integer(raw) for raw in values)
+
+
+def _refuse_other_names(splits: Sequence[Rows]) -> None:
+    """Raise UserError where two splits number their classes by different lists of names."""
+    train, *others = ((rows, getattr(rows.dataset.features["label"], "names", None)) for rows in splits)
+    for rows, names in others:
+        if names is not None and train[1] is not None and names != train[1]:
+            raise UserError(
+                f"{rows.where}: its classes are {', '.join(names)}, and those of {train[0].where} are"
+                f" {', '.join(train[1])}; allowed: the same in the same order"
+            )
 
 
 def _check_numbers(splits: Iterable[Rows]) -> None:

@@ -29,6 +29,7 @@ NESTED = tuple(suffix for suffix, builder in BUILDERS.items() if builder == "jso
 # The folders that a split of a `data.folder` may lie in where `data.splits` does not say.
 FOLDERS = {"train": ("train", "training"), "validation": ("validation", "valid", "val", "dev", "eval", "test")}
 MEDIA = {"imagefolder": "images", "audiofolder": "sound"}
+COLUMNS = {"imagefolder": "image", "audiofolder": "audio"}
 NO_ROWS = "holds no rows; allowed: at least one"
 # What `pairs` makes where a recipe gives no `data.rows`.
 GENERATED = {"train": 2000, "validation": 500}
@@ -90,12 +91,20 @@ def _csv(path: Path, name: str) -> dict[str, Any]:
 
 def _folder(data: recipes.Data, split: str, seed: int) -> Rows:
     """The images or the sound of a folder, with the class that each lies in or the columns of its metadata file."""
+    from datasets import Audio, Features, Image, Value
+
     place = split_folder(data, split)
     files = sorted(str(path.resolve()) for path in place.rglob("*") if path.is_file() and path.name[0] != ".")
     builder = _media(files)
     if builder is None:
         raise UserError(f"{place}: holds neither images nor sound; allowed: a folder for each class with files in it")
-    dataset = _built(builder, str(place), "a folder of " + MEDIA[builder], data_files={split: files}, split=split)
+    settings: dict[str, Any] = {}
+    if not any(Path(file).name.startswith("metadata.") for file in files):
+        # Each split would number the classes that it holds itself: names do not change with what is missing.
+        kind = Image(decode=False) if builder == "imagefolder" else Audio(decode=False)
+        settings = {"features": Features({COLUMNS[builder]: kind, "label": Value("string")}), "drop_labels": False}
+    what = f"a folder of {MEDIA[builder]}"
+    dataset = _built(builder, str(place), what, data_files={split: files}, split=split, **settings)
     return Rows(dataset, str(place), folder=place)
 
 

@@ -1,0 +1,169 @@
+"""Images as a model takes them, decoded and prepared one by one with PIL, and drawn anew in each epoch.
+
+transformers prepares images with torchvision where it is installed and with PIL elsewhere, and the two round otherwise.
+Here it is PIL always: a run gives the same pixels on every machine, and torchvision is not needed.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, field_validator
+
+from hf_mps.errors import UserError
+from hf_mps.finetune import recipe as recipes
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.data import Rows
+
+# Width over height of a drawn part, and how often a part is tried: as in Szegedy et al., "Going deeper with
+# convolutions" (arXiv 1409.4842), and so in torchvision's RandomResizedCrop.
+RATIO = (3 / 4, 4 / 3)
+TRIES = 10
+
+
+class Augmentation(recipes.Section):
+    """How a training image is varied: a part of it of `crop` (least and greatest share of its area), mirrored left to
+    right in a share `flip` of the draws.
+    """
+
+    crop: list[float] = Field(default=[0.08, 1.0], min_length=2, max_length=2)
+    flip: float = Field(default=0.5, ge=0, le=1)
+
+    @field_validator("crop")
+    @classmethod
+    def _shares(cls, value: list[float]) -> list[float]:
+        if not 0 < value[0] <= value[1] <= 1:
+            raise ValueError(f"is {value}; allowed: the least and the greatest share of the area, above 0 and up to 1")
+        return value
+
+    def __str__(self) -> str:
+        return f"{self.crop[0]:.0%} to {self.crop[1]:.0%} of the area, mirrored in {self.flip:.0%}"
+
+
+class Images:
+    """A split as Trainer reads it: rows of `pixel_values`, float32 of shape (3, height, width), and `labels`.
+
+    What is drawn for a row depends on the seed, the epoch and the row alone: a run that goes on from a checkpoint sees
+    the images that it would have seen, with any number of worker processes.
+    """
+
+    def __init__(
+        self, rows: Rows, labels: Sequence[int], processor: Any, augment: Augmentation | None, seed: int
+    ) -> None:
+        import torch
+
+        self._rows = rows
+        self._labels = labels
+        self._processor = processor
+        self._augment = augment
+        self._seed = seed
+        # In shared memory: workers that live on from epoch to epoch hear of the next one too.
+        epoch: Any = torch.zeros((), dtype=torch.int64)
+        self._epoch = epoch.share_memory_()
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def begin(self, epoch: int) -> None:
+        """Draw as epoch `epoch`, counted from 0, does.
+
+        Not called `set_epoch`: Accelerate's data loader calls that, but not in the epoch that a resumed run goes on
+        with (DataLoaderShard.set_epoch stops at the sampler that skips what was seen).
+        """
+        self._epoch.fill_(epoch)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        image, settings = opened(self._rows, index), {}
+        if self._augment is not None:
+            draw = random.Random(f"{self._seed} {int(self._epoch)} {index}")
+            image = varied(image, self._augment, size(self._processor), self._processor.resample, draw)
+            settings = {"do_resize": False, "do_center_crop": False}
+        pixels = self._processor(image, return_tensors="pt", **settings)["pixel_values"][0]
+        return {"pixel_values": pixels, "labels": self._labels[index]}
+
+
+def opened(rows: Rows, index: int) -> Any:
+    """The image of a row in RGB, turned as its EXIF data say. Raises UserError, naming the row, for what is none."""
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    content = rows.content(index, "image")
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            return ImageOps.exif_transpose(image).convert("RGB")
+    except UnidentifiedImageError as error:
+        raise UserError(f"{_place(rows, index)} is no image that PIL can read") from error
+    except (OSError, SyntaxError, ValueError) as error:
+        raise UserError(f"{_place(rows, index)} cannot be decoded: {error}") from error
+
+
+def name(rows: Rows, index: int) -> str:
+    """The file that a row's image came from; empty where the data do not say."""
+    value = rows.dataset[index]["image"]
+    said = value.get("path") if isinstance(value, dict) else value
+    return said or ""
+
+
+def _place(rows: Rows, index: int) -> str:
+    return " ".join((f"{rows.where}: row {rows.number(index)}: image", name(rows, index))).rstrip()
+
+
+def varied(image: Any, augment: Augmentation, shape: tuple[int, int], resample: int, draw: random.Random) -> Any:
+    """A drawn part of a PIL image, brought to `shape` (height, width) and perhaps mirrored."""
+    from PIL import Image
+
+    width, height = image.size
+    part = image.resize(shape[::-1], resample=resample, box=_part(width, height, augment.crop, draw))
+    return part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draw.random() < augment.flip else part
+
+
+def _part(width: int, height: int, shares: Sequence[float], draw: random.Random) -> tuple[int, int, int, int]:
+    """The corners (left, upper, right, lower) of a part with a drawn share of the area and a drawn shape.
+
+    Where TRIES draws do not fit into the image, the greatest part in its middle that has a shape within RATIO.
+    """
+    for _ in range(TRIES):
+        area = width * height * draw.uniform(*shares)
+        shape = math.exp(draw.uniform(math.log(RATIO[0]), math.log(RATIO[1])))
+        across, down = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
+        if 0 < across <= width and 0 < down <= height:
+            left, upper = draw.randint(0, width - across), draw.randint(0, height - down)
+            return left, upper, left + across, upper + down
+    across, down = min(width, round(height * RATIO[1])), min(height, round(width / RATIO[0]))
+    left, upper = (width - across) // 2, (height - down) // 2
+    return left, upper, left + across, upper + down
+
+
+def size(processor: Any) -> tuple[int, int]:
+    """The height and width of what a processor makes, in pixels. Raises UserError where it names no fixed ones."""
+    cropped = getattr(processor, "do_center_crop", False) and getattr(processor, "crop_size", None)
+    said = dict(cropped or processor.size)
+    if said.get("height") and said.get("width"):
+        return int(said["height"]), int(said["width"])
+    if said.get("shortest_edge"):
+        return int(said["shortest_edge"]), int(said["shortest_edge"])
+    raise UserError(
+        f"the model's image processor names no fixed size ({said}), so images cannot be cropped to it; next:"
+        " augmentation=null"
+    )
+
+
+def refuse_missing(rows: Rows) -> None:
+    """Raise UserError for the first row whose image is a file that is not there or is none, before a run begins."""
+    from PIL import Image
+
+    for index, value in enumerate(rows.dataset["image"]):
+        said = value.get("path") if isinstance(value, dict) else value
+        inside = isinstance(value, dict) and value.get("bytes") is not None
+        if inside or not isinstance(said, str):
+            rows.content(index, "image")  # which refuses what is neither
+            continue
+        try:
+            with Image.open(rows.path(said)):  # the header alone
+                pass
+        except OSError:
+            opened(rows, index)

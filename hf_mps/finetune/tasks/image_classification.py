@@ -1,0 +1,164 @@
+"""Image classification: the class of an image, from folders of one's own, files with paths, or the hub."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, model_validator
+
+from hf_mps.choice import Choice
+from hf_mps.finetune import data as sources
+from hf_mps.finetune import images, labels, metrics, samples, verdicts
+from hf_mps.finetune import recipe as recipes
+from hf_mps.finetune.images import Augmentation, Images
+from hf_mps.finetune.task import Prepared
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.checkpoint import Checkpoint
+    from hf_mps.finetune.data import Rows
+
+AUTO_CLASS = "AutoModelForImageClassification"
+SNIPPET = """from transformers import pipeline
+
+classifier = pipeline("image-classification", model=".")
+print(classifier("photo.jpg"))"""
+# Sides of the images of a smoke run, in pixels; each class is a colour.
+SMOKE_SIZE = (40, 32)
+COLOURS = ((200, 40, 40), (40, 80, 200), (40, 180, 60), (220, 200, 40))
+
+
+class Columns(recipes.Section):
+    """The columns of the data by their roles; `image` holds paths, or images as Parquet and the hub have them."""
+
+    image: str = "image"
+    label: str = "label"
+
+    @model_validator(mode="after")
+    def _apart(self) -> Columns:
+        if self.image == self.label:
+            raise ValueError(f"names one column for two roles ({self.image}); give each role a column of its own")
+        return self
+
+
+class Data(recipes.Data):
+    """Adds the columns, and `labels`: the class names in the order of their ids."""
+
+    columns: Columns = Columns()
+    labels: list[str] | None = Field(default=None, min_length=2)
+
+
+class Recipe(recipes.Recipe):
+    """Adds how training images are varied, and `config_overrides` for the model's configuration."""
+
+    task: Literal["image-classification"]
+    data: Data
+    augmentation: Augmentation | None = Augmentation()
+    config_overrides: dict[str, Any] = Field(default_factory=dict)
+
+
+def columns(recipe: Recipe) -> dict[str, str]:
+    """The role of each column that the task reads."""
+    return {"image": recipe.data.columns.image, "label": recipe.data.columns.label}
+
+
+def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Images of noise, written into `folder`, whose colour tells the class."""
+    from PIL import Image
+
+    draw, named = random.Random(recipe.seed), recipe.data.columns
+    names = recipe.data.labels
+    kinds = len(names) if names else 2
+
+    def row(split: str, number: int, kind: int) -> dict[str, Any]:
+        base = COLOURS[kind % len(COLOURS)]
+        pixels = bytes(min(255, max(0, base[at % 3] + draw.randrange(-40, 41))) for at in range(3 * 40 * 32))
+        file = folder / split / f"{number:03}.png"
+        file.parent.mkdir(exist_ok=True)
+        Image.frombytes("RGB", SMOKE_SIZE, pixels).save(file)
+        return {named.image: f"{split}/{file.name}", named.label: samples.named(names, kind)}
+
+    rows = samples.splits((*sources.wanted(recipe.data), "validation"))
+    return {
+        split: [row(split, number, kind) for number, kind in enumerate(samples.classes(count, kinds, draw))]
+        for split, count in rows.items()
+    }
+
+
+def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
+    """Make images, model, collator and metrics from the rows of every split.
+
+    Raises UserError for labels, images, a configuration or a checkpoint that cannot be used.
+    """
+    import transformers
+
+    others = [rows[split] for split in rows if split != "train"]
+    found = labels.decide(rows["train"], others, recipe.data.labels, "single_label_classification")
+    measured = metrics.of_labels(recipe.metrics or ["accuracy", "f1/macro"], recipe.task, len(found.names))
+    processor = checkpoint.image_processor()
+    for split in rows.values():
+        images.refuse_missing(split)
+    config = labels.configure(checkpoint.config(), found.names, recipe.config_overrides)
+    shape = images.size(processor)
+    model, told = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
+    ids = {split: [int(found.encode(raw)) for raw in rows[split].dataset["label"]] for split in rows}
+    varied = {"train": recipe.augmentation}
+    made = {split: Images(rows[split], ids[split], processor, varied.get(split), recipe.seed) for split in rows}
+    return Prepared(
+        train=made["train"],
+        validation=made["validation"],
+        further={split: made[split] for split in made if split not in sources.SPLITS},
+        model=model,
+        processing_class=processor,
+        collator=transformers.default_data_collator,
+        metrics=measured,
+        compute_metrics=lambda evaluated: measured.compute(
+            verdicts.first(evaluated.predictions).argmax(axis=-1), evaluated.label_ids
+        ),
+        baseline=measured.baseline(ids["validation"], train=ids["train"], names=found.names),
+        auto_class=AUTO_CLASS,
+        pipeline_tag="image-classification",
+        choices={
+            "images": Choice(
+                f"{shape[0]} x {shape[1]} pixels", f"by {type(processor).__name__}, with PIL on any machine"
+            ),
+            "augmentation": _augmentation(recipe.augmentation),
+            "labels": labels.described(found),
+            "model": told,
+        },
+        trainer=lambda **settings: _trainer(made["train"], **settings),
+        trainer_settings={"preprocess_logits_for_metrics": verdicts.logits_alone},
+        predict=lambda trainer: _predicted(rows["validation"], trainer.predict(made["validation"]), found.names),
+        figures=lambda predicted: _figures(predicted, found.names),
+        snippet=SNIPPET,
+    )
+
+
+def _trainer(train: Images, *, callbacks: Sequence[Any], **settings: Any) -> Any:
+    """transformers' Trainer, whose training images hear of each epoch."""
+    from transformers import Trainer
+
+    from hf_mps.finetune.callbacks import Epochs
+
+    return Trainer(callbacks=[*callbacks, Epochs(train.begin)], **settings)
+
+
+def _augmentation(said: Augmentation | None) -> Choice[str]:
+    if said is None:
+        return Choice("none", "augmentation in the recipe")
+    return Choice(str(said), "drawn from the seed, the epoch and the row alone: a resumed run sees the same images")
+
+
+def _predicted(rows: Rows, evaluated: Any, names: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows of predictions.csv."""
+    count = len(rows.dataset)
+    inputs = [{"row": rows.number(at), "image": images.name(rows, at)} for at in range(count)]
+    return verdicts.rows(inputs, evaluated.label_ids, verdicts.first(evaluated.predictions), names)
+
+
+def _figures(predicted: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Mapping[str, bytes]:
+    from hf_mps.finetune.report import classes
+
+    return classes.confusion([(row["label"], row["prediction"]) for row in predicted], names)
