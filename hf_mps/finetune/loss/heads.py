@@ -105,7 +105,8 @@ def install(model: Any, *, logits_in_evaluation: bool = False) -> Choice[str]:
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     head: Any = inner.get_output_embeddings()
     if type(head) is not torch.nn.Linear:
-        return Choice(PLAIN, f"its head is no plain linear layer ({type(head).__name__})")
+        kind = f"{type(head).__module__}.{type(head).__qualname__}"
+        return Choice(PLAIN, f"its head is no plain linear layer ({kind})")
     plain = inner.loss_function
     if plain not in (ForCausalLMLoss, ForMaskedLMLoss):
         return Choice(PLAIN, f"its loss is {getattr(plain, '__name__', type(plain).__name__)}, of another kind")
@@ -162,7 +163,7 @@ def _resume(model: Any, arguments: Any, words: dict[str, Any], output: Any) -> A
 
 
 def _tried_on_a_twin(model: Any) -> tuple[str, Callable[[], bool]]:
-    """For a model without weights (`hf-mps plan`): what is found of a tiny one of the same class, and of its embedding."""
+    """For a model without weights (`hf-mps plan`): what is found of a tiny one of its class, and of its embedding."""
     from hf_mps.finetune.smoke.model import twin
 
     tiny = twin(model)
