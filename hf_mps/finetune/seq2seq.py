@@ -86,8 +86,8 @@ def prepare(
     measured = metrics.load(chosen.names)
     loaded = language.load(recipe, checkpoint)
     settle(loaded.tokenizer, None)
-    prefix = loaded.choices["source_prefix"] = _prefix(recipe, loaded.config, kind)
-    features = {split: _tokenised(rows[split], loaded, prefix.value, recipe.max_target_length) for split in rows}
+    prefix, loaded.choices["source_prefix"] = _prefix(recipe, loaded.config, kind)
+    features = {split: _tokenised(rows[split], loaded, prefix, recipe.max_target_length) for split in rows}
     sources, targets = (
         _lengths(recipe, features, column, longest)
         for column, longest in (("input_ids", loaded.longest), ("labels", recipe.max_target_length))
@@ -132,13 +132,14 @@ def decoded(ids: Any, tokenizer: Any) -> list[str]:
     return [text.strip() for text in tokenizer.batch_decode(whole, skip_special_tokens=True)]
 
 
-def _prefix(recipe: Any, config: Any, kind: Kind) -> Choice[str]:
+def _prefix(recipe: Any, config: Any, kind: Kind) -> tuple[str, Choice[str]]:
+    """What stands before each source, and the choice to be shown."""
     if recipe.source_prefix is not None:
-        return Choice(recipe.source_prefix, "source_prefix in the recipe")
+        return recipe.source_prefix, Choice(repr(recipe.source_prefix), "source_prefix in the recipe")
     own = (getattr(config, "task_specific_params", None) or {}).get(kind.prefix, {}).get("prefix")
     if own:
-        return Choice(own, f"the checkpoint's own for {kind.prefix}")
-    return Choice("", "none: the checkpoint's configuration names none, and the recipe none either")
+        return own, Choice(repr(own), f"the checkpoint's own for {kind.prefix}")
+    return "", Choice("none", "the recipe gives none, and the checkpoint's configuration has none of its own")
 
 
 def _tokenised(rows: Rows, loaded: Loaded, prefix: str, longest_target: int) -> Dataset:

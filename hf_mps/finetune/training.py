@@ -61,6 +61,7 @@ def make(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int | None)
     from transformers import EarlyStoppingCallback, Trainer
 
     from hf_mps.finetune.callbacks import FiniteLoss
+    from hf_mps.finetune.loss import items
 
     callbacks: list[Any] = [watch, FiniteLoss()]
     if patience is not None:
@@ -82,6 +83,8 @@ def make(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int | None)
         raise _refused(error) from error
     if plan.choices["sampling"].value == batches.ALIKE:
         batches.hang_into(trainer, prepared)
+    if args.gradient_accumulation_steps > 1:
+        items.settle(trainer)
     if args.device.type != plan.device.value:
         raise RuntimeError(f"Trainer took {args.device.type} where the plan says {plan.device.value}")
     return trainer

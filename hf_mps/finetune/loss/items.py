@@ -1,0 +1,39 @@
+"""Gradient accumulation with models whose loss knows nothing of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+# Two numbers of items in a step that no loss takes for one another.
+FEW, MANY = 1, 1000
+ROWS = 2
+
+
+def settle(trainer: Any) -> bool:
+    """Let `trainer` divide the loss by the accumulation steps itself where the model's loss does not; whether it does.
+
+    Trainer hands a model the number of labels in a whole step (`num_items_in_batch`) and divides by nothing itself
+    wherever `forward` takes keyword arguments. Many heads take them and drop them (BERT's, RoBERTa's, BART's, T5's):
+    their loss and gradients come out larger by as many times as there are accumulation steps (transformers#47688).
+    Found by asking the model, with two training rows, whether that number makes a difference.
+    """
+    if not trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None:
+        return False
+    model, rows = trainer.model, range(min(ROWS, len(trainer.train_dataset)))
+    training, drawn = model.training, torch.get_rng_state()
+    inputs = trainer._prepare_inputs(trainer.data_collator([trainer.train_dataset[row] for row in rows]))
+    torch.set_rng_state(drawn)  # a collator may have drawn from it (masks), and a run is its seed's alone
+    model.eval()
+    try:
+        with torch.no_grad():
+            few, many = (model(**inputs, num_items_in_batch=torch.tensor(count)).loss for count in (FEW, MANY))
+    except (TypeError, AttributeError):  # takes no labels, or returns no loss: what the task's own trainer is for
+        return False
+    finally:
+        model.train(training)
+    if torch.equal(few, many):
+        trainer.model_accepts_loss_kwargs = False
+        return True
+    return False
