@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers import Trainer
 
 # Two numbers of items in a step that no loss takes for one another.
 FEW, MANY = 1, 1000
@@ -17,9 +18,11 @@ def settle(trainer: Any) -> bool:
     Trainer hands a model the number of labels in a whole step (`num_items_in_batch`) and divides by nothing itself
     wherever `forward` takes keyword arguments. Many heads take them and drop them (BERT's, RoBERTa's, BART's, T5's):
     their loss and gradients come out larger by as many times as there are accumulation steps (transformers#47688).
-    Found by asking the model, with two training rows, whether that number makes a difference.
+    Found by asking the model, with two training rows, whether that number makes a difference. A trainer with a loss of
+    its own is left alone.
     """
-    if not trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None:
+    own = type(trainer).compute_loss is not Trainer.compute_loss or trainer.compute_loss_func is not None
+    if own or not trainer.model_accepts_loss_kwargs:
         return False
     model, rows = trainer.model, range(min(ROWS, len(trainer.train_dataset)))
     training, drawn = model.training, torch.get_rng_state()
@@ -29,8 +32,6 @@ def settle(trainer: Any) -> bool:
     try:
         with torch.no_grad():
             few, many = (model(**inputs, num_items_in_batch=torch.tensor(count)).loss for count in (FEW, MANY))
-    except (TypeError, AttributeError):  # takes no labels, or returns no loss: what the task's own trainer is for
-        return False
     finally:
         model.train(training)
     if torch.equal(few, many):
