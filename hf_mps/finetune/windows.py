@@ -128,8 +128,8 @@ def check(rows: Mapping[str, Rows]) -> None:
     for split in rows.values():
         tokens.refuse_other_than_text(split, ["context", "question"])
         kind = split.dataset.features["answers"]
-        names = set(getattr(kind, "feature", kind) or ()) if not isinstance(kind, dict) else set(kind)
-        if not {"text", "answer_start"} <= names:
+        inside = getattr(kind, "feature", kind)
+        if not isinstance(inside, dict) or not {"text", "answer_start"} <= set(inside):
             raise UserError(
                 f"{split.where}: data.columns.answers names a column of {kind}; allowed: SQuAD's"
                 ' {"text": [...], "answer_start": [...]} or a list of {"text", "answer_start"}'

@@ -94,6 +94,9 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     length = audio.durations(recipe, frames["train"], frames["validation"], hop, extractor.sampling_rate)
     choices["lengths"] = length
     model, choices["model"] = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
+    # transformers' CTC loss takes num_items_in_batch and does not divide by it. Trainer believes that it does, and loss
+    # and gradients would be gradient_accumulation_steps times as large (loss/loss_ctc.py, trainer.py).
+    model.accepts_loss_kwargs = False
     if recipe.freeze_feature_encoder:
         model.freeze_feature_encoder()
         choices["feature_encoder"] = Choice("frozen", "its filters are learned in pretraining; freeze_feature_encoder")
