@@ -38,6 +38,10 @@ class ForkWorkers(Guard):
         """Whether this process uses Metal, and its Python or its transformers would fork."""
         import torch
 
+        from hf_mps.device.choice import metal
+
+        if not metal().value:
+            return Choice(False, metal().reason)
         if torch.mps.driver_allocated_memory() == 0:
             return Choice(False, "nothing was put on the device yet, a fork does no harm")
         return Choice(True, "the device is in use, and torch has no way to use it on after a fork")

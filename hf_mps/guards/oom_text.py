@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from types import ModuleType
 from typing import Any
 
@@ -59,7 +58,6 @@ class OomText(Guard):
         import torch
 
         stock()
-        gc.collect()
         if torch.backends.mps.is_available():
             torch.mps.empty_cache()
 

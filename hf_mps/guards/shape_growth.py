@@ -11,7 +11,7 @@ from hf_mps.guards import moments
 from hf_mps.guards.guard import Guard
 
 MANY = 16
-"""Shapes from which on a shorter list of lengths is suggested."""
+"""Lengths from which on a shorter list of them is suggested."""
 SHARE = 0.1
 """Share of the recommended maximum that may lie idle in the allocator when a new shape comes."""
 
@@ -27,11 +27,13 @@ class ShapeGrowth(Guard):
     def __init__(self) -> None:
         super().__init__()
         self._shapes: set[tuple[Any, ...]] = set()
+        self._lengths: set[tuple[Any, ...]] = set()  # the same without the number of rows, which a last batch changes
 
     def forget(self) -> None:
         """Also forget the shapes that have come."""
         super().forget()
         self._shapes.clear()
+        self._lengths.clear()
 
     def applies(self) -> Choice[bool]:
         """Always where there is Metal: whether memory lies idle is looked at when a new shape comes."""
@@ -47,9 +49,11 @@ class ShapeGrowth(Guard):
             self._shapes.add(shape)
             if len(self._shapes) > 1:
                 self._release()
-            if len(self._shapes) == MANY:
+            before = len(self._lengths)
+            self._lengths.add(_without_rows(shape))
+            if before < len(self._lengths) == MANY:
                 self.acted(
-                    f"{MANY} different shapes of batches so far: Metal compiles graphs and keeps memory for each; "
+                    f"batches of {MANY} different lengths so far: Metal compiles graphs and keeps memory for each; "
                     "next: few fixed lengths, for example DataCollatorWithPadding(tokenizer, pad_to_multiple_of=64)"
                 )
         return batch
@@ -68,6 +72,13 @@ class ShapeGrowth(Guard):
         if clear_graphs is not None:
             clear_graphs()
         self.acted("memory kept for batches of other shapes was given back", aloud=False)
+
+
+def _without_rows(shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same shapes without the first number of each."""
+    if shape and all(isinstance(each, tuple) for each in shape):
+        return tuple(_without_rows(each) for each in shape)
+    return shape[1:]
 
 
 def _shape(batch: Any) -> tuple[Any, ...]:

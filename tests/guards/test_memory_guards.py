@@ -89,16 +89,16 @@ def test_figures_are_asked_for_once_a_second(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_many_shapes_are_told_of_once_with_what_to_do() -> None:
-    with pytest.warns(GuardNotice, match=r"16 different shapes of batches so far: .*pad_to_multiple_of=64"):
+    with pytest.warns(GuardNotice, match=r"batches of 16 different lengths so far: .*pad_to_multiple_of=64"):
         batches([(2, length) for length in range(1, 20)])
-    assert len([line for line in guards.get("shape-growth").lines if "different shapes" in line]) == 1
+    assert len([line for line in guards.get("shape-growth").lines if "different lengths" in line]) == 1
 
 
 def test_few_shapes_and_little_idle_memory_are_left_alone() -> None:
     emptied: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.mps, "empty_cache", lambda: emptied.append(1))
-        batches([(2, length % 4 + 1) for length in range(40)])
+        batches([(number % 5 + 1, number % 4 + 1) for number in range(40)])
     assert not emptied
     assert not guards.get("shape-growth").times
 
