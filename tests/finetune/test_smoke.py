@@ -14,7 +14,7 @@ from hf_mps.finetune import order as orders
 from hf_mps.finetune.smoke import families
 
 NAMES = [entry.name for entry in catalogue.entries()]
-COUNT = 10
+COUNT = 28
 
 
 @pytest.fixture
@@ -61,15 +61,20 @@ def test_a_recipe_runs_from_end_to_end(name: str, own_cache: Path, finetune: Com
 
 
 def check_snippet(run: Path) -> None:
-    """Run the lines of the model card that load the model."""
+    """Run the lines of the model card that load the model, in a folder with the file that they may name."""
+    from PIL import Image
+
     card = (run / "README.md").read_text(encoding="utf-8")
     lines = card.partition("```python\n")[2].partition("\n```")[0]
     assert '"."' in lines
+    Image.new("RGB", (40, 30)).save("photo.jpg")
     names: dict[str, Any] = {}
     exec(lines.replace('"."', repr(str(run))), names)
-    loaded = next(value for name, value in names.items() if name == "model")
-    # A pipeline, a SentenceTransformer and a model of transformers all are, or hold, a torch module.
-    assert sum(parameter.numel() for parameter in getattr(loaded, "model", loaded).parameters()) > 0
+    Path("photo.jpg").unlink()
+    # A pipeline holds its model; a SentenceTransformer and a model of transformers are torch modules themselves.
+    loaded = [getattr(value, "model", value) for value in names.values()]
+    models = [one for one in loaded if hasattr(one, "named_parameters") and not isinstance(one, type)]
+    assert sum(parameter.numel() for one in models for parameter in one.parameters()) > 0
 
 
 def test_a_smoke_run_leaves_nothing_where_no_folder_is_named(own_cache: Path, finetune: Command) -> None:

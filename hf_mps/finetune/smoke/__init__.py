@@ -23,6 +23,8 @@ from hf_mps.finetune.smoke import families
 
 STEPS = 6
 BATCH = 4
+# Made-up rows are short: a block of more than LONGEST tokens would be padding, or need a great many of them.
+LONGEST, SHORT = 512, 128
 # What a few steps need; the command line's own words win over them.
 TRAINING = {
     "max_steps": STEPS,
@@ -88,6 +90,8 @@ def _values(whole: Order, files: dict[str, str], folder: Path) -> dict[str, Any]
         section, _, name = key.partition(".")
         if section == "training" and name in said:
             training[name] = said[name]
+    if values.get("max_length", 0) > LONGEST and "max_length" not in whole.changed:
+        values["max_length"] = SHORT
     values.pop("expect", None)
     values.setdefault("output_dir", str(folder / "run"))
     return values | {"model": str(folder / "model"), "data": data | {"files": files}, "training": training}

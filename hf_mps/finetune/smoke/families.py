@@ -15,7 +15,7 @@ from hf_mps.finetune.recipe import Recipe
 Input = Literal["text", "image", "sound"]
 Words = Literal["wordpiece", "sentence", "bytes", "chat", "pieces", ""]
 
-# The last part of a hub id to the model_type of its config.json, the first that is found: a more special name stands first.
+# The last part of a hub id to the model_type of its config.json; the first that is found, so a special name is first.
 NAMES: tuple[tuple[str, str], ...] = (
     (r"xlm-roberta", "xlm-roberta"),
     (r"distilroberta|roberta", "roberta"),

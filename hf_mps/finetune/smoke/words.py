@@ -11,8 +11,6 @@ from hf_mps.finetune.smoke.families import Words
 VOCABULARY = 400
 # What a tokenizer cuts to where it is not told: that of the encoders; a decoder's is left to its positions.
 LONGEST: dict[str, int] = {"wordpiece": 512, "sentence": 1024, "pieces": 512, "bytes": 32768, "chat": 32768}
-# Decoders read longer rows; how long, their configurations say.
-LONG = 32768
 # Qwen's and SmolLM's format of a conversation (ChatML): github.com/openai/openai-python/blob/release-v0.28.0/chatml.md
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -80,7 +78,7 @@ def train(kind: Words, texts: Sequence[str], *, parts: bool) -> Any:
     names = ["input_ids", "attention_mask"]
     made = PreTrainedTokenizerFast(
         tokenizer_object=words,
-        model_max_length=LONG if kind in ("bytes", "chat") else LONGEST,
+        model_max_length=LONGEST[kind],
         model_input_names=[*names, "token_type_ids"] if parts else names,
         **{f"{role}_token": word for role, word in roles.items()},
     )
