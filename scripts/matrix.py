@@ -73,9 +73,7 @@ def arguments() -> argparse.Namespace:
     given = parser.parse_args()
     folder = given.folder.resolve()
     if folder.is_relative_to(CHECKOUT):
-        parser.error(
-            f"--folder {given.folder} lies in the checkout, where tools would look through it; next: /tmp/matrix"
-        )
+        parser.error(f"--folder {given.folder} lies in the checkout; next: --folder /tmp/matrix")
     return given
 
 

@@ -1,0 +1,68 @@
+"""The matrix of library versions: where it makes its environments, and what its table says."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "matrix.py"
+
+
+@pytest.fixture(scope="module")
+def matrix() -> Any:
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("matrix", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["matrix"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["matrix"]
+
+
+def outcome(matrix: Any, passed: int, *failed: str) -> Any:
+    return matrix.Outcome(("torch 2.13.0", "transformers 5.0.0", "accelerate 1.10.1"), passed, 3, failed, 162.4)
+
+
+def test_a_folder_in_the_checkout_is_refused(
+    matrix: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = SCRIPT.parent.parent / "venvs"
+    monkeypatch.setattr(sys, "argv", ["matrix.py", "--folder", str(folder)])
+    with pytest.raises(SystemExit) as caught:
+        matrix.main()
+    assert caught.value.code == 2
+    assert f"--folder {folder} lies in the checkout; next: --folder /tmp/matrix" in capsys.readouterr().err
+    assert not folder.exists()
+
+
+def test_the_table_has_versions_and_counts(matrix: Any) -> None:
+    rows = [outcome(matrix, 120), outcome(matrix, 119, "tests.guards::test_one")]
+    assert matrix.table(rows).splitlines() == [
+        "pass  torch 2.13.0            transformers 5.0.0      accelerate 1.10.1       "
+        "120 passed, 0 failed, 3 skipped  162 s",
+        "FAIL  torch 2.13.0            transformers 5.0.0      accelerate 1.10.1       "
+        "119 passed, 1 failed, 3 skipped  162 s",
+    ]
+
+
+def test_a_run_without_a_test_is_no_success(matrix: Any) -> None:
+    assert [outcome(matrix, *each).good for each in ((1,), (0,), (1, "x"))] == [True, False, False]
+
+
+def test_an_environment_is_made_once_with_the_versions_asked_for(
+    matrix: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed: list[tuple[str, ...]] = []
+    monkeypatch.setattr(matrix.venv, "create", lambda home, **_: home.mkdir(parents=True))
+    monkeypatch.setattr(matrix, "install", lambda python, *what: installed.append(what))
+    versions = {"torch": "2.13.0", "transformers": "5.0", "accelerate": "newest"}
+    first = matrix.environment(tmp_path, versions, None)
+    assert matrix.environment(tmp_path, versions, None) == first
+    assert first.parent.parent.name == "torch2.13.0-transformers5.0-acceleratenewest"
+    assert [each[:2] for each in installed] == [("torch==2.13.0",), ("transformers==5.0.*", "accelerate")]
