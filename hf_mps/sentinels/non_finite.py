@@ -17,9 +17,9 @@ from hf_mps.sentinels.sentinel import Sentinel
 class NonFinite(Sentinel):
     """Stops at what Trainer logs, at once, and in every loop at what the stream reads.
 
-    Before a checkpoint all that there is is read, so that none holds weights of a training that has ended. Steps that
-    fp16's GradScaler skips never come here: they are no error. Somebody who asks Trainer for logging_nan_inf_filter
-    wants to go on.
+    Before a checkpoint all that there is is read, so that none holds weights of a training that has ended. A step that
+    fp16's GradScaler skips is no error; many in a row, all without a loss, are. Somebody who asks Trainer for
+    logging_nan_inf_filter wants to go on.
     """
 
     name = "non-finite"
@@ -44,6 +44,14 @@ class NonFinite(Sentinel):
             for step, value in values:
                 if not math.isfinite(value):
                     self._stop(f"the {what} is {value} at optimizer step {step}; next: a lower learning rate, {OFF}")
+
+    def look_at_skipped(self, losses: Sequence[float]) -> None:
+        """Raise RunError where none is a number: another scale cannot mend that, as it mends gradients."""
+        if not any(map(math.isfinite, losses)):
+            self._stop(
+                f"the loss is {losses[-1]} in {len(losses)} steps in a row, all of which GradScaler skipped; next: bf16"
+                f" in place of fp16, or a lower learning rate, {OFF}"
+            )
 
     def _stop(self, line: str) -> None:
         self.acted(line, aloud=False)  # the error says it

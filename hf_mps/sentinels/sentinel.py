@@ -32,6 +32,9 @@ class Sentinel(Installed):
     def look(self, series: Any, losses: Sequence[tuple[int, float]], norms: Sequence[tuple[int, float]]) -> None:
         """See new losses and gradient norms of one training (a `stream.Series`), each with its optimizer step."""
 
+    def look_at_skipped(self, losses: Sequence[float]) -> None:
+        """See the losses of several steps in a row that GradScaler skipped."""
+
     def before_update(self, series: Any, optimizer: Any) -> None:
         """See one of the first `stream.FIRST` optimizer steps, with its gradients, before the weights change."""
 

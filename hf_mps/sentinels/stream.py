@@ -1,8 +1,9 @@
 """What every training shows, whatever its loop: losses, gradient norms, and the moment before the weights change.
 
 A loss is seen where `backward` is called on it, a gradient norm where somebody clips it, and both count once an
-optimizer steps: what GradScaler skips does not. They stay on the device and are read together, once in READ steps, so
-that no step waits for the device. A loop that never clips has its norm taken at one step in SAMPLED.
+optimizer steps: those of steps that GradScaler skips are shown apart. They stay on the device and are read together,
+once in READ steps, so that no step waits for the device. A loop that never clips has its norm taken at one step in
+SAMPLED.
 """
 
 from __future__ import annotations
@@ -25,12 +26,16 @@ FIRST = 20
 
 
 class Series:
-    """One optimizer's steps, and what has not been read of them yet: (step, value on the device)."""
+    """One optimizer's steps, and what has not been read of them yet: step, value, and GradScaler's found_inf.
+
+    The last two on the device; a fused optimizer learns only inside its kernel whether a step is taken, others have
+    None in its place.
+    """
 
     def __init__(self) -> None:
         self.steps = 0
-        self.losses: list[tuple[int, Any]] = []
-        self.norms: list[tuple[int, Any]] = []
+        self.losses: list[tuple[int, Any, Any]] = []
+        self.norms: list[tuple[int, Any, Any]] = []
 
     @property
     def due(self) -> bool:
@@ -49,6 +54,7 @@ class Stream(Installed):
         self._sentinels: list[Sentinel] = []
         self._series: WeakKeyDictionary[Any, Series] = WeakKeyDictionary()
         self._losses: deque[Any] = deque(maxlen=2 * READ)  # bounded: a program may never step an optimizer
+        self._skipped: list[Any] = []
         self._norm: Any = None
 
     @property
@@ -97,7 +103,11 @@ class Stream(Installed):
         return norm
 
     def _scaler_updated(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._drop()  # of a step that was taken nothing is left here
+        self._skipped += self._losses  # of a step that was taken nothing is left here
+        self._drop()
+        if len(self._skipped) >= EARLY[0]:
+            self._show_skipped(_values(self._skipped))
+            self._skipped.clear()
         return stock(*args, **kwargs)
 
     def _drop(self) -> None:
@@ -128,20 +138,20 @@ class Stream(Installed):
 
     def _before_update(self, optimizer: Any) -> None:
         first = next(_gradients(optimizer), None)
-        # A fused optimizer under GradScaler learns only inside its kernel whether the step is taken.
-        unsure = getattr(optimizer, "found_inf", None) is not None
-        if unsure or first is None or first.device.type != "mps":
+        if first is None or first.device.type != "mps":
             self._drop()
             return
+        found_inf = getattr(optimizer, "found_inf", None)
         series = self._series.setdefault(optimizer, Series())
         series.steps += 1
         if self._norm is None and (series.steps <= EARLY[-1] or series.steps % SAMPLED == 0):
             self._norm = _norm(optimizer)
-        series.losses += [(series.steps, loss) for loss in self._losses]
+        series.losses += [(series.steps, loss, found_inf) for loss in self._losses]
         if self._norm is not None:
-            series.norms.append((series.steps, self._norm))
+            series.norms.append((series.steps, self._norm, found_inf))
         self._drop()
-        if series.steps <= FIRST:
+        self._skipped.clear()
+        if series.steps <= FIRST and found_inf is None:
             for sentinel in self._sentinels:
                 if sentinel.on:
                     sentinel.before_update(series, optimizer)
@@ -151,14 +161,29 @@ class Stream(Installed):
     def _read(self, series: Series) -> None:
         losses, norms = series.losses, series.norms
         series.losses, series.norms = [], []
-        if not losses and not norms:
+        every = [*losses, *norms]
+        if not every:
             return
-        values = _values([value for _, value in (*losses, *norms)])
-        steps = [step for step, _ in (*losses, *norms)]
-        numbers = list(zip(steps, values, strict=True))
+        values = _values([value for _, value, _ in every])
+        unsure = [place for place, (_, _, found_inf) in enumerate(every) if found_inf is not None]
+        overflowed = _values([every[place][2] for place in unsure]) if unsure else []
+        skipped = {place for place, found_inf in zip(unsure, overflowed, strict=True) if found_inf}
+        numbers = [(step, values[place]) for place, (step, _, _) in enumerate(every)]
+        taken = [place for place in range(len(every)) if place not in skipped]
         for sentinel in self._sentinels:
             if sentinel.on:
-                sentinel.look(series, numbers[: len(losses)], numbers[len(losses) :])
+                sentinel.look(
+                    series,
+                    [numbers[place] for place in taken if place < len(losses)],
+                    [numbers[place] for place in taken if place >= len(losses)],
+                )
+        if len(losses) >= EARLY[0] and not taken:
+            self._show_skipped(values[: len(losses)])
+
+    def _show_skipped(self, losses: list[float]) -> None:
+        for sentinel in self._sentinels:
+            if sentinel.on:
+                sentinel.look_at_skipped(losses)
 
 
 def _gradients(optimizer: Any) -> Iterator[Any]:

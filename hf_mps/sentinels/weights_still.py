@@ -43,11 +43,17 @@ class WeightsStill(Sentinel):
         super().__init__()
         self._watches: WeakKeyDictionary[Any, _Watch] = WeakKeyDictionary()
         self._models: list[ref[Any]] = []
+        self._now: Callable[[Any], None] | None = None
 
     def install(self, module: ModuleType) -> None:
         """Also note the models that accelerate prepares, Trainer's among them, to call weights by their names."""
         super().install(module)
-        if module.__name__ == "accelerate.accelerator":
+        if module.__name__ == "torch":
+            from torch.optim.optimizer import register_optimizer_step_post_hook
+
+            # One for all that stays: a hook of an optimizer's own could not take itself away while others are called.
+            register_optimizer_step_post_hook(self._stepped)
+        else:
             around(self, module.Accelerator, "prepare_model", self._prepared)
 
     def forget(self) -> None:
@@ -58,18 +64,25 @@ class WeightsStill(Sentinel):
     def before_update(self, series: Any, optimizer: Any) -> None:
         """Note the elements to watch, and compare them when the step is over."""
         watch = self._watches.setdefault(series, _Watch())
-        groups = [] if watch.done else list(_judged(optimizer))
+        # An optimizer may make its gradients several times in a step: the first ones are before every change.
+        groups = [] if watch.done or self._now else list(_judged(optimizer))
         if not groups:
             return
         compare = _compared(groups)
 
-        def after(*_: Any) -> None:
-            handle.remove()
+        def after(stepped: Any) -> None:
+            if stepped is not optimizer:  # that one's step ended in an error
+                return
             watch.seen.append(([weight for weight, _ in groups], *compare()))
             if len(watch.seen) == STEPS:
                 self._tell(watch, optimizer)
 
-        handle = optimizer.register_step_post_hook(after)
+        self._now = after
+
+    def _stepped(self, optimizer: Any, *_: Any) -> None:
+        if self._now is not None:
+            after, self._now = self._now, None
+            after(optimizer)
 
     def look(self, series: Any, losses: Sequence[tuple[int, float]], norms: Sequence[tuple[int, float]]) -> None:
         """Judge a training that ends before its third step by what there is."""

@@ -1,0 +1,57 @@
+"""Sentinels see wrong trainings whose guards are switched off, and say nothing about the same trainings done right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hf_mps import guards, sentinels
+from hf_mps.errors import RunError
+from hf_mps.sentinels import SentinelNotice
+from hf_mps.simulator import hazards
+from tests.sentinels.trainings import SEEN, Training
+
+TABLE = [
+    pytest.param(hazard, sentinel, training, id=f"{hazard}: {training.__name__}")
+    for hazard, (sentinel, trainings) in SEEN.items()
+    for training in trainings
+]
+
+
+def found() -> list[object]:
+    return [each["name"] for each in sentinels.found()]
+
+
+@pytest.mark.parametrize(("hazard", "sentinel", "training"), TABLE)
+def test_a_hazard_without_its_guard_is_seen(hazard: str, sentinel: str, training: Training, tmp_path: Path) -> None:
+    with hazards.on(hazard), guards.suspended(hazard):
+        if sentinel == "non-finite":
+            with pytest.raises(RunError, match=r" is (nan|inf) (at|in) "):
+                training(tmp_path)
+        else:
+            with pytest.warns(SentinelNotice, match=f"HF_MPS_SENTINELS=-{sentinel} switches it off") as said:
+                training(tmp_path)
+            assert sum(each.category is SentinelNotice for each in said) == 1
+    assert found() == [sentinel]
+
+
+@pytest.mark.parametrize(("hazard", "sentinel", "training"), TABLE)
+def test_the_same_training_on_a_right_device_is_not(
+    hazard: str, sentinel: str, training: Training, tmp_path: Path
+) -> None:
+    with guards.suspended(hazard):
+        training(tmp_path)
+    assert found() == []
+
+
+@pytest.mark.parametrize(("hazard", "sentinel", "training"), TABLE)
+def test_a_sentinel_that_is_off_sees_nothing(hazard: str, sentinel: str, training: Training, tmp_path: Path) -> None:
+    # Trainer stops at a loss that is no number where the sentinel alone is off: nan-hidden's filter shows it.
+    with hazards.on(hazard), guards.suspended(hazard), sentinels.suspended(sentinel):
+        training(tmp_path)
+    assert sentinel not in found()
+
+
+def test_at_least_four_hazards_are_seen_without_knowledge_of_them() -> None:
+    assert len(set(SEEN) & set(hazards.HAZARDS)) >= 4
