@@ -7,6 +7,7 @@ subclass that declares a field, or an argument of its own __init__, of the same 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,8 @@ from typing import Any
 
 from hf_mps.integrations.patch import around, say
 from hf_mps.translate import table, words
+
+INSTALLED = ("site-packages", "dist-packages")
 
 
 def apply(training_args: ModuleType) -> None:
@@ -60,10 +63,15 @@ class Gone:
             return old.default  # as the class attribute of a field with a default
         if old.name in vars(arguments):
             return vars(arguments)[old.name]
-        say(f"training_args.{old.name} is gone from transformers 5; in its place: {old.instead}")
+        # An installed library that reads it asked first whether it is there: it is written for both.
+        if not any(folder in sys._getframe(1).f_code.co_filename for folder in INSTALLED):
+            say(f"training_args.{old.name} is gone from transformers 5; in its place: {old.instead}")
         return old.default if old.read is None else old.read(arguments)
 
     def __set__(self, arguments: Any, value: Any) -> None:
+        if self._old.name in type(arguments).__dataclass_fields__:  # a subclass's own, set by its __init__
+            vars(arguments)[self._old.name] = value
+            return
         result = words.keywords({self._old.name: value}, {self._old.name: self._old}, {})
         for name, new in result.given.items():
             setattr(arguments, name, new)

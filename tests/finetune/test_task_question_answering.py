@@ -1,8 +1,9 @@
-"""Question answering: windows that hold the answer, SQuAD's own scores, and a model that finds it, on the device mps."""
+"""Question answering: windows that hold the answer, SQuAD's own scores, a model that finds it, on the device mps."""
 
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import random
 from pathlib import Path
@@ -218,7 +219,7 @@ def test_a_long_text_is_cut_into_windows_that_overlap_and_know_where_the_answer_
     assert len(made) > 2
     assert with_answer >= 1
     parts = [[a for a in one["starts"] if a != NOWHERE] for one in made]
-    assert all(len(set(one) & set(other)) == 3 for one, other in zip(parts, parts[1:], strict=False))
+    assert all(len(set(one) & set(other)) == 3 for one, other in itertools.pairwise(parts))
     assert set(made["row"]) == {0}
 
 

@@ -156,6 +156,24 @@ def test_a_warmup_ratio_is_a_share_of_warmup_steps(said, tmp_path: Path) -> None
     ]
 
 
+@gone("warmup_ratio")
+def test_a_subclass_s_own_field_of_a_removed_name_is_its_own(said, tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformerTrainingArguments
+
+    got = SentenceTransformerTrainingArguments(str(tmp_path), warmup_ratio=0.1)
+    assert (got.warmup_steps, got.warmup_ratio) == (0.1, None)
+    assert said() == []
+
+
+def test_a_library_that_asks_whether_a_removed_name_is_there_makes_no_noise(said, tmp_path: Path) -> None:
+    got = TrainingArguments(str(tmp_path))
+    program = compile("found = hasattr(got, 'save_safetensors')", "/venv/lib/site-packages/other/trainer.py", "exec")
+    here = {"got": got}
+    exec(program, here)
+    assert here["found"]
+    assert said() == []
+
+
 @gone("group_by_length")
 def test_group_by_length_is_a_sampling_strategy(said, tmp_path: Path) -> None:
     got = TrainingArguments(str(tmp_path), group_by_length=True)
