@@ -64,7 +64,8 @@ class Gone:
         if old.name in vars(arguments):
             return vars(arguments)[old.name]
         # An installed library that reads it asked first whether it is there: it is written for both.
-        if not any(folder in sys._getframe(1).f_code.co_filename for folder in INSTALLED):
+        asking = sys._getframe(1).f_code.co_filename
+        if not any(folder in asking for folder in INSTALLED):
             say(f"training_args.{old.name} is gone from transformers 5; in its place: {old.instead}")
         return old.default if old.read is None else old.read(arguments)
 
