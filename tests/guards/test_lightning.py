@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from hf_mps import guards
+from hf_mps.fallback.ledger import ledger
 from hf_mps.guards import GuardNotice
 from hf_mps.guards.lightning_rng import KEY
 from tests.guards import lightning_loops, loops
@@ -113,3 +114,25 @@ def test_the_batch_size_finder_knows_metal_s_out_of_memory(name: str, tmp_path: 
     fits = int(0.01 * torch.mps.recommended_max_memory()) // 16_000_000
     assert fits / 2 < found() <= fits
     assert next(each for each in guards.acted() if each["name"] == "oom-text")
+
+
+class WithMode(nn.Module):
+    """A model with an operator that Metal has no kernel for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 2)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> Any:
+        usual = torch.mode(input_ids, dim=1).values
+        logits = self.layer(input_ids.float()) + usual[:, None]
+        return type("Output", (), {"loss": nn.functional.cross_entropy(logits, labels)})
+
+
+@pytest.mark.parametrize("name", lightning_loops.NAMES)
+def test_an_operator_without_a_kernel_runs_on_the_cpu(name: str, tmp_path: Path) -> None:
+    pl = lightning_loops.library(name)
+    before = ledger.now()
+    model = lightning_loops.module(pl, WithMode())
+    lightning_loops.trainer(pl, tmp_path, max_steps=2).fit(model)
+    assert [(each.operator, each.calls) for each in ledger.report(before).operators] == [("aten::mode", 2)]
