@@ -99,15 +99,15 @@ def step(
 
 
 def shape_batches(
-    made: TrainingStep, prepared: Prepared, *, rows: int | None = None, length: int | None = None
+    made: TrainingStep, prepared: Prepared, *, rows: int | None = None, length: int | None = None, steps: int = 1
 ) -> None:
-    """Give the step its batches: `rows` (default: the plan's) of `length` tokens (default: as the rows are)."""
+    """Give it the batches of `steps`: of `rows` (default: the plan's), of `length` tokens (default: as they are)."""
     import torch
     from torch.utils._pytree import tree_map
 
     arguments, mode = made.trainer.args, made.fake
     size = rows or arguments.per_device_train_batch_size
-    each = range(arguments.gradient_accumulation_steps)
+    each = range(arguments.gradient_accumulation_steps * steps)
     found = [dict(batch.collate(prepared, made.trainer, size, length, first=size * number)) for number in each]
     if mode is not None:
         found = tree_map(lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf, found)

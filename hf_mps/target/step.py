@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from hf_mps import guards
+from hf_mps import guards, sentinels
 from hf_mps.choice import Choice
 from hf_mps.finetune.task import Prepared
 from hf_mps.guards.catalogue import NAMES
@@ -52,9 +52,10 @@ class TrainingStep:
         after_step: Callable[[int], None] | None = None,
         watch: Any = None,
     ) -> None:
-        """Take `steps` optimizer steps over the same batches, with the context manager `watch` around each operator.
+        """Take `steps` optimizer steps, with the context manager `watch` around each operator.
 
-        `after_backward` gets the loss of each batch, `after_step` the number of the step, from 1.
+        The batches are gone through in turn, and begun again where they are too few. `after_backward` gets the loss of
+        each batch, `after_step` the number of the step, from 1.
         """
         trainer, where = self.trainer, self.where
         stock = trainer.training_step
@@ -68,7 +69,7 @@ class TrainingStep:
             return loss
 
         caller = _Caller(where, steps, after_step)
-        trainer.get_train_dataloader = lambda: self.batches * steps
+        trainer.get_train_dataloader = lambda: self._loader(steps)
         trainer.training_step = training_step
         trainer.add_callback(caller)
         try:
@@ -81,6 +82,14 @@ class TrainingStep:
             trainer.remove_callback(caller)
             where.phase = BETWEEN
 
+    def _loader(self, steps: int) -> Any:
+        """The batches of some steps: through Accelerate's loader, which moves them, where they are real."""
+        count = steps * self.trainer.args.gradient_accumulation_steps
+        batches = [self.batches[number % len(self.batches)] for number in range(count)]
+        if self.fake is not None:
+            return batches
+        return self.trainer.accelerator.prepare(torch.utils.data.DataLoader(_Fresh(batches), batch_size=None))
+
     @contextmanager
     def _tensors(self) -> Iterator[None]:
         if self.fake is None:
@@ -89,8 +98,24 @@ class TrainingStep:
         with ExitStack() as stack:
             off = [name for name in NAMES if name not in WITHOUT_VALUES]
             stack.enter_context(guards.suspended(*off))
+            stack.enter_context(sentinels.suspended())
             stack.enter_context(self.fake)
             yield
+
+
+class _Fresh(torch.utils.data.Dataset[Any]):
+    """Batches as a loader makes them: new tensors each time, that nobody keeps."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: int) -> Any:
+        from torch.utils._pytree import tree_map
+
+        return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, self._batches[index])
 
 
 class _Caller(TrainerCallback):  # type: ignore[misc]
@@ -129,12 +154,16 @@ def make(
     arguments = plan_.arguments | QUIET | dict(changes or {})
     for name in ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"):
         arguments.pop(name, None)
-    if fake is not None:
-        from hf_mps.target.weightless import place
-
-        place(models_of(prepared), fake, device.value)
     made = plan.Plan(plan_.device, plan_.choices, arguments)
-    trainer = training.make(made, prepared, Stopwatch(), None)
+    if fake is None:
+        trainer = training.make(made, prepared, Stopwatch(), None)
+    else:
+        from hf_mps.target.weightless import place, stay
+
+        models = models_of(prepared)
+        stay(models)
+        trainer = training.make(made, prepared, Stopwatch(), None)  # it may add adapters, on meta as the rest
+        place([trainer.model, *models], fake, device.value)
     return TrainingStep(trainer, [], Places(), fake, {"precision": plan_.choices["precision"]})
 
 

@@ -48,12 +48,18 @@ class Weightless(Checkpoint):
         )
 
 
-def place(models: Iterable[Any], mode: FakeTensorMode, device: str) -> None:
-    """Put the parameters and buffers of `models` on `device` as fake tensors of `mode`; shared ones stay shared.
+def stay(models: Iterable[Any]) -> None:
+    """Let `models` take every `.to()` as done: there is nothing to move.
 
-    The models then take every `.to()` as done: PyTorch cannot exchange a fake parameter in place
+    Of a model on meta PyTorch could copy nothing, and a fake parameter it cannot exchange in place
     (torch.utils.swap_tensors, "has weakref associated with it").
     """
+    for model in models:
+        object.__setattr__(model, "to", lambda *args, whole=model, **kwargs: whole)
+
+
+def place(models: Iterable[Any], mode: FakeTensorMode, device: str) -> None:
+    """Put the parameters and buffers of `models` on `device` as fake tensors of `mode`; shared ones stay shared."""
     import torch
 
     made: dict[int, tuple[Any, Any]] = {}  # with the former tensor, so that its id is not given away
@@ -71,4 +77,3 @@ def place(models: Iterable[Any], mode: FakeTensorMode, device: str) -> None:
         for module in model.modules():
             for tensors in (module._parameters, module._buffers):
                 tensors.update({name: tensor if tensor is None else fake(tensor) for name, tensor in tensors.items()})
-        object.__setattr__(model, "to", lambda *args, whole=model, **kwargs: whole)

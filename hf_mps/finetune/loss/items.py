@@ -26,7 +26,13 @@ def settle(trainer: Any) -> bool:
         return False
     model, rows = trainer.model, range(min(ROWS, len(trainer.train_dataset)))
     training, drawn = model.training, torch.get_rng_state()
-    inputs = trainer._prepare_inputs(trainer.data_collator([trainer.train_dataset[row] for row in rows]))
+    inputs = trainer.data_collator([trainer.train_dataset[row] for row in rows])
+    if next(model.parameters()).is_meta:  # without numbers (`hf-mps plan`): a small one of its class is asked
+        from hf_mps.finetune.smoke.model import twin
+
+        model = twin(model)
+    else:
+        inputs = trainer._prepare_inputs(inputs)
     torch.set_rng_state(drawn)  # a collator may have drawn from it (masks), and a run is its seed's alone
     model.eval()
     try:

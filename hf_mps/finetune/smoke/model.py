@@ -68,10 +68,10 @@ def twin(model: Any) -> Any:
     """A tiny model of the class of `model`, on the CPU with random weights: for trials that need numbers."""
     import torch
 
-    config = model.config
-    family = Family(config.model_type, "text", "", config.to_dict())
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    family = Family(inner.config.model_type, "text", "", inner.config.to_dict())
     with torch.device("cpu"):
-        return type(model)(_config(family, {}))
+        return type(inner)(_config(family, {}))
 
 
 def _config(family: Family, said: dict[str, Any]) -> Any:

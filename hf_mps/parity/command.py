@@ -1,0 +1,40 @@
+"""The command line of `hf-mps parity`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+
+def parity(
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="A recipe's name or YAML file; with --task a hub id or a folder.")
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the recipe with other values.")
+    ] = None,
+    task: Annotated[str | None, typer.Option("--task", help="What the model TARGET is to learn.")] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps on each device.")] = 3,
+    rows: Annotated[int | None, typer.Option("--rows", min=1, help="Rows of a batch. Default: the recipe's.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show a failure's whole traceback.")] = False,
+) -> Callable[[], None]:
+    """Train the same seeded steps on the CPU and on Metal, and say whether they agree, or which module first does not.
+
+    Exit code 0 where they agree within the tolerance of the precision, 1 where they do not.
+    """
+
+    def work() -> None:
+        from hf_mps.errors import RunError
+        from hf_mps.parity import parity as compare
+        from hf_mps.parity import report
+        from hf_mps.target.find import find
+
+        found, facts = compare(find(target, overrides or [], task), steps, rows)
+        print(report.for_programs(target, found, facts) if json else report.for_people(target, found, facts))
+        if not found.same:
+            raise RunError(f"parity: {report.verdict(found)}")
+
+    return work

@@ -1,0 +1,119 @@
+"""Two courses held against each other: each step's loss and gradient norm, and the first module that differs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hf_mps.choice import Choice
+from hf_mps.parity.digest import Digest
+from hf_mps.parity.events import GRADIENT, UPDATE, Course, Key
+
+TOLERANCES = {
+    "fp32": Choice(
+        1e-3, "float32 rounds at 1e-7; sums in another order, through some dozen layers, stay within a thousandth"
+    ),
+    "fp16": Choice(2e-2, "float16 rounds at 1e-3, and the CPU's reference is float32"),
+    "bf16": Choice(1e-1, "bfloat16 rounds at 8e-3, and the CPU's reference is float32"),
+}
+# Gradients that are zero but for rounding (a key's bias in attention) are noise: what is smaller than this share of
+# the whole gradient's norm is held against that share.
+NOISE = 1e-3
+# Adam moves a weight by its learning rate whatever the size of its gradient: where that is rounding, so is its sign.
+TELLING = 1e-2
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step on both devices; `off` is the larger relative difference of the two."""
+
+    number: int
+    losses: tuple[float, float]
+    norms: tuple[float, float]
+
+    @property
+    def off(self) -> float:
+        """Of loss and gradient norm the larger difference, relative; infinite where one is no number."""
+        return max(_relative(*self.losses), _relative(*self.norms))
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where the two first differ: the step, what (input, forward, backward, gradient, update), module, which of its."""
+
+    step: int
+    what: str
+    module: str
+    which: str
+    off: float
+
+    def __str__(self) -> str:
+        return f"step {self.step}, {self.what}: {self.module} ({self.which}), off by {self.off:.2g}"
+
+
+@dataclass(frozen=True)
+class Parity:
+    """The verdict over some steps: `same`, or the first `divergence`; `tolerance` has its reason."""
+
+    steps: tuple[Step, ...]
+    divergence: Divergence | None
+    tolerance: Choice[float]
+    failure: str = ""
+
+    @property
+    def same(self) -> bool:
+        """Whether everything is within the tolerance, and the device's run came to its end."""
+        return self.divergence is None and not self.failure and all(s.off <= self.tolerance.value for s in self.steps)
+
+
+def compare(reference: Course, found: Course, precision: str = "fp32") -> Parity:
+    """Hold the device's course `found` against the CPU's `reference`; the tolerance is that of `precision`."""
+    tolerance = TOLERANCES[precision]
+    losses = zip(reference.losses, found.losses, strict=False)  # the device's run may have ended early
+    norms = zip(reference.norms, found.norms, strict=False)
+    steps = tuple(Step(number, *both) for number, both in enumerate(zip(losses, norms, strict=True), 1))
+    return Parity(steps, _first(reference, found, tolerance.value), tolerance, found.failure)
+
+
+def _first(reference: Course, found: Course, tolerance: float) -> Divergence | None:
+    """The first event that differs, in the reference's order, by its innermost module."""
+    differing: Divergence | None = None
+    for key, ours in reference.events.items():
+        theirs = found.events.get(key)
+        if theirs is None:
+            if differing is not None or found.failure:
+                break  # the device's run ended here
+            continue
+        off = _off(reference, key, ours, theirs, found)
+        step, what, module, which = key
+        if differing is None and off > tolerance:
+            differing = Divergence(step, what, module, which, off)
+        elif differing is not None:
+            # A module hands what it was given to its first part: theirs is the same tensor, and the nearer name.
+            inside = module.startswith(f"{differing.module}.") or differing.module[:1].isupper()
+            if off <= tolerance or (step, what) != (differing.step, differing.what) or not inside or what != "backward":
+                break
+            differing = Divergence(step, what, module, which, off)
+    return differing
+
+
+def _off(reference: Course, key: Key, ours: Digest, theirs: Digest, found: Course) -> float:
+    step, what, module, which = key
+    norm = reference.norms[step - 1] if len(reference.norms) >= step else 0.0
+    if what == GRADIENT or what == "backward":
+        return ours.off(theirs, floor=NOISE * norm)
+    if what == UPDATE:
+        gradient = reference.events.get((step, GRADIENT, module, which))
+        if gradient is None:
+            return 0.0
+        size = gradient.values.abs()
+        telling = size > TELLING * max(float(size.max()) if size.numel() else 0.0, NOISE * norm)
+        if not bool(telling.any()):
+            return 0.0
+        return Digest(float("nan"), ours.values[telling]).off(Digest(float("nan"), theirs.values[telling]))
+    return ours.off(theirs)
+
+
+def _relative(one: float, other: float) -> float:
+    if not (one == one and other == other) or float("inf") in (abs(one), abs(other)):
+        return 0.0 if repr(one) == repr(other) else float("inf")
+    return abs(one - other) / max(abs(one), 1e-12)
