@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hf_mps import settings
 from hf_mps.choice import Choice
-from hf_mps.errors import UserError
+from hf_mps.errors import RunError, UserError
 from hf_mps.finetune import checkpoint, data, folder, runner
 from hf_mps.finetune import order as orders
 from hf_mps.finetune.files import plain
@@ -25,7 +26,7 @@ def show(name: str, overrides: Sequence[str] = (), *, fresh: bool = False, as_js
     """Print the plan of a run as its header would have it, or as JSON, and return what the JSON says.
 
     - `name`, `recipe`: as in results.json
-    - `choices`: {name: {"value": any, "reason": str}}, among them `parameters` and `operators`
+    - `choices`: {name: {"value": any, "reason": str}}, among them `parameters`, `memory` and `operators`
     - `parameters`: {"trainable": int, "frozen": int}; `buckets`: [int], the lengths that batches are padded to
 
     Raises UserError for what a run would refuse.
@@ -44,7 +45,7 @@ def show(name: str, overrides: Sequence[str] = (), *, fresh: bool = False, as_js
         device, prepared = runner.prepare(order, source)
         planned = runner.plan(order, device, prepared, place.path, place)
         training.arguments(planned.plan, prepared)
-        found = _foreseen(order, prepared)
+        found = _foreseen(order, prepared, device.value)
     plan = dataclasses.replace(planned.plan, choices=planned.plan.choices | found)
     trainable, frozen = _parameters(prepared.model)
     content = {
@@ -62,12 +63,13 @@ def show(name: str, overrides: Sequence[str] = (), *, fresh: bool = False, as_js
     return result
 
 
-def _foreseen(order: Order, prepared: Prepared) -> dict[str, Choice[Any]]:
+def _foreseen(order: Order, prepared: Prepared, device: str) -> dict[str, Choice[Any]]:
     """What a run will need that only shows once it runs."""
     trainable, frozen = _parameters(prepared.model)
     share = f"{trainable / max(1, trainable + frozen):.1%} of {type(prepared.model).__name__}'s are trained"
     return {
         "parameters": Choice(f"{trainable:,} trainable, {frozen:,} frozen", share),
+        "memory": _memory(order, device),
         "operators": _operators(order),
     }
 
@@ -80,6 +82,39 @@ def _parameters(model: Any) -> tuple[int, int]:
     return counts[0], counts[1]
 
 
+def _memory(order: Order, device: str) -> Choice[Any]:
+    """The peak of a training step, and on a Mac's GPU whether this Mac has room for it."""
+    from hf_mps.plan.estimate import Tracer
+    from hf_mps.plan.machine import present
+    from hf_mps.plan.report import gib
+    from hf_mps.target import metal, prepare
+    from hf_mps.target.find import Target
+
+    try:
+        with prepare.weightless(Target(order.name, order, order.words)) as parts:
+            found = Tracer(parts, metal.present())()
+    except Exception as error:  # whatever a step does that a trace cannot follow: the rest of the plan stands
+        return _not_known(error)
+    reason = f"estimated from a traced step; what it is made of: {_command('plan', order)}"
+    if device == "mps":
+        machine = present()
+        share = f"{found.bytes / machine.comfortable:.0%} of what {machine.name} may use"
+        return Choice(f"{gib(found.bytes)} at peak: {machine.verdict(found.bytes)}", f"{share}; {reason}")
+    return Choice(f"{gib(found.bytes)} at peak", reason)
+
+
+def _not_known(error: Exception) -> Choice[Any]:
+    words = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    told = (
+        words if isinstance(error, (UserError, RunError)) else f"it cannot be traced: {type(error).__name__}: {words}"
+    )
+    return Choice(UNKNOWN, told)
+
+
+def _command(verb: str, order: Order) -> str:
+    return shlex.join(["hf-mps", verb, *order.words])
+
+
 def _operators(order: Order) -> Choice[Any]:
     """The operators of a training step that have no Metal kernel; those that the recipe names are marked."""
     from hf_mps.audit import audit
@@ -87,11 +122,11 @@ def _operators(order: Order) -> Choice[Any]:
 
     try:
         found = audit(Target(order.name, order, order.words))
-    except UserError as error:
-        return Choice(UNKNOWN, str(error))
+    except Exception as error:
+        return _not_known(error)
     lacking = [
         f"{entry.operator} (as the recipe names it)" if entry.operator in order.recipe.fallback else entry.operator
         for entry in found.found
     ]
-    reason = f"of {len(found.entries)} in a training step; with their places: hf-mps audit {order.name}"
+    reason = f"of {len(found.entries)} in a training step; with their places: {_command('audit', order)}"
     return Choice(f"without a Metal kernel: {', '.join(lacking)}" if lacking else "all have a Metal kernel", reason)
