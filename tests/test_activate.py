@@ -32,7 +32,7 @@ def test_it_says_the_device_and_each_part_with_its_reason() -> None:
         "torch.backends.mps.is_available: on (answers with a real probe and with HF_MPS_DEVICE; "
     )
     libraries = ["accelerate", "transformers", "shims", "lightning"]
-    assert [line.partition(":")[0] for line in lines[2:]] == ["fallback", "guards", *libraries]
+    assert [line.partition(":")[0] for line in lines[2:]] == ["fallback", "guards", "sentinels", *libraries]
 
 
 LATER = """
@@ -58,12 +58,13 @@ def test_libraries_wait_for_their_import_and_are_on_afterwards(run_python) -> No
     assert first[1:] == [
         "fallback: off (this PyTorch has no Metal device)",
         "guards: off (this PyTorch has no Metal device)",
+        "sentinels: off (this PyTorch has no Metal device)",
         "accelerate: off (waits for its import)",
         "transformers: off (waits for its import)",
         "shims: off (waits for its import)",
         "lightning: off (waits for its import)",
     ]
-    states = [line.split(" (")[0] for line in then[3:]]
+    states = [line.split(" (")[0] for line in then[4:]]
     assert [state for state in states if not state.startswith("shims")] == [
         "accelerate: on",
         "transformers: off",
