@@ -29,7 +29,7 @@ seed: 1
 training:
   per_device_train_batch_size: 8
   learning_rate: 1e-2
-  num_train_epochs: 2
+  num_train_epochs: 12
 """
 RANKED = """# Which one belongs to it?
 task: sentence-embeddings
