@@ -28,8 +28,9 @@ BUILDERS = {
 NESTED = tuple(suffix for suffix, builder in BUILDERS.items() if builder == "json")
 # The folders that a split of a `data.folder` may lie in where `data.splits` does not say.
 FOLDERS = {"train": ("train", "training"), "validation": ("validation", "valid", "val", "dev", "eval", "test")}
-MEDIA = {"imagefolder": "images", "audiofolder": "sound"}
-COLUMNS = {"imagefolder": "image", "audiofolder": "audio"}
+# What tells of a folder's files, as the hub's image and audio folders have it, and its column that names the file.
+METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+FILE_NAME = "file_name"
 NO_ROWS = "holds no rows; allowed: at least one"
 # What `pairs` makes where a recipe gives no `data.rows`.
 GENERATED = {"train": 2000, "validation": 500}
@@ -62,12 +63,17 @@ def split_folder(data: recipes.Data, split: str) -> Path:
 
 
 def _file(data: recipes.Data, split: str, seed: int) -> Rows:
-    """One local file through the builder of its kind."""
+    """One local file, or the rows inside it."""
     assert data.files is not None
     name = data.files[split]
     path = Path(name).expanduser()
     if data.field:
         return Rows(nested.load(path, name, data.field), name, folder=path.parent)
+    return _local(path, name, split)
+
+
+def _local(path: Path, name: str, split: str) -> Rows:
+    """The rows of the file `path`, called `name` to a person."""
     builder = BUILDERS[path.suffix]
     settings = _csv(path, name) if builder == "csv" else {}
     dataset = _built(builder, name, path.suffix[1:], data_files={split: str(path.resolve())}, split=split, **settings)
@@ -91,33 +97,45 @@ def _csv(path: Path, name: str) -> dict[str, Any]:
 
 def _folder(data: recipes.Data, split: str, seed: int) -> Rows:
     """The images or the sound of a folder, with the class that each lies in or the columns of its metadata file."""
-    from datasets import Audio, Features, Image, Value
+    from datasets import Dataset
 
     place = split_folder(data, split)
-    files = sorted(str(path.resolve()) for path in place.rglob("*") if path.is_file() and path.name[0] != ".")
-    builder = _media(files)
-    if builder is None:
-        raise UserError(f"{place}: holds neither images nor sound; allowed: a folder for each class with files in it")
-    settings: dict[str, Any] = {}
-    if not any(Path(file).name.startswith("metadata.") for file in files):
-        # Each split would number the classes that it holds itself: names do not change with what is missing.
-        kind = Image(decode=False) if builder == "imagefolder" else Audio(decode=False)
-        settings = {"features": Features({COLUMNS[builder]: kind, "label": Value("string")}), "drop_labels": False}
-    what = f"a folder of {MEDIA[builder]}"
-    dataset = _built(builder, str(place), what, data_files={split: files}, split=split, **settings)
-    return Rows(dataset, str(place), folder=place)
+    column, files = _media(place)
+    for name in METADATA:
+        if (place / name).is_file():
+            return _described(place / name, split, column)
+    # Names and not numbers: each split would number the classes that it holds itself.
+    rows = [{column: str(file.resolve()), "label": file.parent.name} for file in files]
+    return Rows(Dataset.from_list(rows), str(place), folder=place)
 
 
-def _media(files: list[str]) -> str | None:
-    """The builder of `datasets` for the kind of file that is the most frequent; None where there is no such file."""
+def _described(metadata: Path, split: str, column: str) -> Rows:
+    """The rows of a folder's metadata file, whose `file_name` is the image or the sound (`column`).
+
+    Read here: the builder of `datasets` decodes sound on the way, and needs torchcodec for it.
+    """
+    rows = _local(metadata, str(metadata), split)
+    if FILE_NAME not in rows.dataset.column_names:
+        there = ", ".join(rows.dataset.column_names)
+        raise UserError(f"{metadata}: there is no column {FILE_NAME}, which names the files; the columns are {there}")
+    return rows.with_columns(rows.dataset.rename_column(FILE_NAME, column))
+
+
+def _media(place: Path) -> tuple[str, list[Path]]:
+    """Whether a folder holds images or sound, whichever is the more frequent, and its files of that kind in order.
+
+    Raises UserError where it holds neither.
+    """
     from datasets.packaged_modules.audiofolder.audiofolder import AudioFolder
     from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
-    suffixes = [Path(file).suffix.lower() for file in files]
-    kinds = {"imagefolder": ImageFolder.EXTENSIONS, "audiofolder": AudioFolder.EXTENSIONS}
-    counts = {builder: sum(suffix in set(known) for suffix in suffixes) for builder, known in kinds.items()}
-    most = max(counts, key=lambda builder: counts[builder])
-    return most if counts[most] else None
+    files = sorted(path for path in place.rglob("*") if path.is_file() and path.name[0] != ".")
+    kinds = {"image": set(ImageFolder.EXTENSIONS), "audio": set(AudioFolder.EXTENSIONS)}
+    found = {kind: [file for file in files if file.suffix.lower() in known] for kind, known in kinds.items()}
+    most = max(found, key=lambda kind: len(found[kind]))
+    if not found[most]:
+        raise UserError(f"{place}: holds neither images nor sound; allowed: a folder for each class with files in it")
+    return most, found[most]
 
 
 def _built(builder: str, name: str, kind: str, **settings: Any) -> Dataset:
