@@ -8,8 +8,8 @@ Both train the same model on the same files, batch 32, learning rate 2e-5, 3 epo
 transformers (HF_MPS=0), every row padded to 128 as the examples' run_glue.py does by default, and
 `python -m hf_mps.finetune glue/mrpc` as it comes. They take turns, a process each. Speed is what each says of its own
 training: Trainer's train_samples_per_second and the runner's samples_per_second, evaluations in neither. Needs
-../shared/data (or --data and --model) and no network. Exit code 1 where the runner trains less than 2 x the examples per
-second, or its mean F1 is more than one point below.
+../shared/data (or --data and --model) and no network. Exit code 1 where the runner trains less than 2 x the examples
+per second, or its mean F1 is more than one point below.
 """
 
 from __future__ import annotations

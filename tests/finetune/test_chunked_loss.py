@@ -191,10 +191,17 @@ def test_the_recipe_can_keep_the_models_own_loss(said: dict[str, Any], reason: s
     assert type(model.lm_head) is torch.nn.Linear
 
 
+def test_several_gpus_keep_the_models_own_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    choice = heads.decide(recipe(), made("llama"))
+    assert choice.value == heads.PLAIN
+    assert choice.reason == "Trainer copies the model to every GPU (DataParallel), and this loss belongs to one"
+
+
 def test_the_reason_says_how_many_tokens_are_taken_at_a_time() -> None:
     choice = heads.decide(recipe(), made("llama"))
     assert choice.value == "cross-entropy in chunks"
-    assert choice.reason == ("at most 7 tokens at a time: logits are 0.00023 MiB a token, and a plain loss holds three")
+    assert choice.reason == "7 tokens at a time: a plain loss holds a batch's logits three times, 0.00023 MiB a token"
 
 
 @pytest.mark.parametrize("device", DEVICES)
