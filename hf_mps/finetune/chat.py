@@ -172,8 +172,10 @@ def _span(tokenizer: Any, conversation: Sequence[Message], place: int, text: str
     said = message["content"]
     for words in (said, said.strip(), said.lstrip(), said.rstrip()):
         if before + words + after == text:
-            asked = bool(prompt) and before.startswith(prompt)
-            return len(prompt) if asked else len(before), len(before) + len(words)
+            # A template that asks for nothing leaves the role's heading to the turn itself, and it is no one's words.
+            asks = bool(prompt) and prompt != render(tokenizer, conversation[:place])
+            start = len(prompt) if asks and before.startswith(prompt) else len(before)
+            return start, len(before) + len(words)
     if place == len(conversation) - 1 and prompt and text.startswith(prompt):
         # The last turn is all that follows its prompt, as where a template sets reasoning apart from the answer.
         return len(prompt), len(text.rstrip())

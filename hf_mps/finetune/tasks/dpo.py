@@ -127,7 +127,7 @@ def conversation(row: Mapping[str, Any]) -> tuple[list[dict[str, str]], str, str
         whole = [{"role": "assistant", "content": raw}] if isinstance(raw, str) else chat.messages(raw)
         if whole[-1]["role"] != "assistant":
             raise chat.Misfit(
-                f"has a {side} answer that ends with the {whole[-1]['role']}'s words, not the assistant's"
+                f"has a {side} answer whose last words are the {whole[-1]['role']}'s, not the assistant's"
             )
         sides[side] = whole
     (*before, answer), (*other, worse) = sides["chosen"], sides["rejected"]

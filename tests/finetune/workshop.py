@@ -1,0 +1,77 @@
+"""A recipe of plain values, prepared and put into its trainer on the device mps, without the runner around it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import sklearn  # noqa: F401  sets KMP_ variables when it is first imported, which no single test is to answer for
+
+from hf_mps.finetune.task import Prepared
+
+TEXTS = (
+    "Lily saw a big red ball in the park.",
+    "The ball was round and it could roll far away!",
+    "Tom and his dog ran to the tree to find a bird.",
+    "One day, a little cat wanted to play with the moon.",
+    "The sun was warm, so they sat on the grass and had a nap.",
+    "He said: I like my new toy car, do you want to see it?",
+)
+
+
+def jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> str:
+    """Write rows as JSON lines, and return the path as a recipe has it."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def recipe(**values: Any) -> Any:
+    """The validated recipe of these values."""
+    from hf_mps.finetune.document import Document
+    from hf_mps.finetune.order import validate
+
+    return validate(Document(values))
+
+
+def prepare(**values: Any) -> Prepared:
+    """What the task makes of the recipe of these values, on the device that is there."""
+    import hf_mps.device
+    from hf_mps.finetune import checkpoint, data, tasks
+
+    made = recipe(**values)
+    task = tasks.module(made.task)
+    rows = data.load(made.data, task.columns(made), made.seed)
+    prepared: Prepared = task.prepare(made, rows, checkpoint.resolve(made.model), hf_mps.device.choose().value)
+    return prepared
+
+
+def trainer(prepared: Prepared, folder: Path, **settings: Any) -> Any:
+    """The task's trainer, with its own arguments and these laid over them."""
+    from transformers import Trainer, TrainingArguments
+
+    said = {"output_dir": str(folder), "report_to": "none", "save_strategy": "no", "disable_tqdm": True, "seed": 1}
+    said |= {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 4, "max_steps": 2, "logging_steps": 1}
+    said |= prepared.arguments_defaults | {"dataloader_pin_memory": False} | settings
+    return (prepared.trainer or Trainer)(
+        model=prepared.model,
+        args=(prepared.arguments or TrainingArguments)(**said),
+        train_dataset=prepared.train,
+        eval_dataset=prepared.validation,
+        data_collator=prepared.collator,
+        processing_class=prepared.processing_class,
+        compute_metrics=prepared.compute_metrics,
+        **prepared.trainer_settings,
+    )
+
+
+def model(folder: Path, architecture: str) -> Path:
+    """A tiny model of an architecture with random weights, and a tokenizer that has learned its words from TEXTS."""
+    from hf_mps.finetune.smoke import model as models
+    from hf_mps.finetune.smoke.families import WORDS, Family
+
+    place = folder / architecture
+    if not place.is_dir():
+        models.write(Family(architecture, "text", WORDS[architecture], {}), place, TEXTS * 4, 1)
+    return place
