@@ -26,7 +26,12 @@ class Key:
 
 def of_task(task: str) -> list[Key]:
     """The keys of a task's recipe beside `training`, in the order of its class."""
-    return [key for key in _of(tasks.module(task).Recipe, "") if key.name != "training"]
+    return of_class(tasks.module(task).Recipe)
+
+
+def of_class(kind: type[BaseModel]) -> list[Key]:
+    """The keys of a recipe's class beside `training`."""
+    return [key for key in _of(kind, "") if key.name != "training"]
 
 
 def training(task: str) -> list[Key]:

@@ -1,0 +1,136 @@
+"""Writes docs/commands.md and docs/recipes.md from the code: the commands' own help, the recipes' headers and keys.
+
+python scripts/docs.py            write both files
+python scripts/docs.py --check    exit code 1 where one of them is not what the code says
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+import typer.main
+
+from hf_mps.cli import app
+from hf_mps.finetune import catalogue, keys, order, tasks
+from hf_mps.finetune.recipe import Recipe
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+MADE = "<!-- Written by scripts/docs.py; change the code, not this file. -->"
+COMPLETION = ("install_completion", "show_completion")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the pages, or with --check compare them; return the exit code."""
+    stale = []
+    for name, text in pages().items():
+        path = DOCS / name
+        if arguments == ["--check"]:
+            if not path.is_file() or path.read_text(encoding="utf-8") != text:
+                stale.append(name)
+        else:
+            DOCS.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    if stale:
+        print(f"docs/{', docs/'.join(stale)}: not what the code says; next: python scripts/docs.py", file=sys.stderr)
+    return 1 if stale else 0
+
+
+def pages() -> dict[str, str]:
+    """The text of each page by its name in docs/."""
+    return {"commands.md": "\n".join(_commands()) + "\n", "recipes.md": "\n".join(_recipes()) + "\n"}
+
+
+def _commands() -> Iterator[str]:
+    yield from ("# Commands", "", MADE, "")
+    yield "`hf-mps --install-completion` lets the shell complete verbs, recipes and the keys of a recipe."
+    root = typer.main.get_command(app)
+    for name, command in _walk(root, "hf-mps"):
+        yield from ("", f"## {name}", "", *_help(command), "", f"    {_usage(name, command)}", "")
+        rows = [_row(parameter) for parameter in command.params if parameter.name not in COMPLETION]
+        if rows:
+            yield from _table(("", "what it does"), rows)
+
+
+def _walk(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Each verb with its full name; a group's own page only where it is called by itself."""
+    for each, inner in sorted(getattr(command, "commands", {}).items()):
+        if getattr(inner, "commands", None):
+            yield from _walk(inner, f"{name} {each}")
+        else:
+            yield f"{name} {each}", inner
+
+
+def _help(command: Any) -> list[str]:
+    return [" ".join(part.split()) for part in (command.help or "").split("\n\n")]
+
+
+def _usage(name: str, command: Any) -> str:
+    words = [str(each.metavar or each.name.upper()) for each in command.params if each.param_type_name == "argument"]
+    return " ".join([name, "[OPTION]...", *words])
+
+
+def _row(parameter: Any) -> tuple[str, str]:
+    if parameter.param_type_name == "argument":
+        return f"`{parameter.metavar or parameter.name.upper()}`", getattr(parameter, "help", None) or ""
+    value = "" if getattr(parameter, "is_flag", False) else f" {parameter.metavar or parameter.name.upper()}"
+    return f"`{parameter.opts[0]}{value}`", parameter.help or ""
+
+
+def _recipes() -> Iterator[str]:
+    yield from ("# Recipes", "", MADE, "")
+    yield "`hf-mps finetune RECIPE [KEY=VALUE]...` runs one; `hf-mps recipes copy RECIPE` writes its YAML for a change."
+    yield "`--smoke` tries one out in less than a minute with no network, `--plan` tells what it would do."
+    yield ""
+    rows = []
+    for entry in catalogue.entries():
+        recipe = order.load(entry.name).recipe
+        rows.append((f"[{entry.name}](#{_anchor(entry.name)})", entry.purpose, recipe.task, f"`{recipe.model}`"))
+    yield from _table(("recipe", "for", "task", "model"), rows)
+    for entry in catalogue.entries():
+        header = [line for line in entry.path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+        yield from ("", f"## {entry.name}", "", "```text", *(line.lstrip("#")[1:] for line in header), "```")
+    yield from ("", "# Keys", "", f"Every recipe has these keys; `training` holds fields of {_arguments()}.", "")
+    common = {key.name: key for key in keys.of_class(Recipe)}
+    yield from _key_table(common.values())
+    for task in tasks.names():
+        own = [key for key in keys.of_task(task) if common.get(key.name) != key and key.name != "task"]
+        yield from ("", f"## Keys of {task}", "", _class_words(task), "")
+        yield from _key_table(own)
+
+
+def _arguments() -> str:
+    return "transformers' TrainingArguments, or of the task's own subclass, under their own names"
+
+
+def _class_words(task: str) -> str:
+    """The docstring of the task's recipe, on one line."""
+    module = tasks.module(task)
+    words = re.sub(r"\s+", " ", module.Recipe.__doc__ or "").strip()
+    source = getattr(module, "ARGUMENTS", None)
+    return words + (f" `training` holds fields of {source[1]}." if source else "")
+
+
+def _key_table(found: Iterable[keys.Key]) -> Iterator[str]:
+    rows = [(f"`{key.name}`", key.kind, f"`{key.default}`" if key.default else "") for key in found]
+    yield from _table(("key", "value", "default"), rows)
+
+
+def _anchor(name: str) -> str:
+    """GitHub's anchor of a heading: small letters, digits, hyphens and underscores are kept."""
+    return re.sub(r"[^\w-]", "", name.lower())
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(heads)} |"
+    yield f"| {' | '.join('---' for _ in heads)} |"
+    for row in rows:
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,60 @@
+"""docs/commands.md and docs/recipes.md are what the code says."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from hf_mps.cli import app
+from hf_mps.finetune import catalogue, tasks
+
+SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "docs.py"
+
+
+@pytest.fixture
+def docs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """The script as a module; what it writes goes to a folder of the test's own."""
+    spec = importlib.util.spec_from_file_location("docs", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.REAL = module.DOCS  # type: ignore[attr-defined]
+    monkeypatch.setattr(module, "DOCS", tmp_path / "docs")
+    return module
+
+
+def test_the_pages_are_what_the_code_says(docs: ModuleType) -> None:
+    for name, text in docs.pages().items():
+        written = (docs.REAL / name).read_text(encoding="utf-8")
+        assert written == text, f"docs/{name} is stale; next: python scripts/docs.py"
+
+
+def test_a_stale_page_fails_the_check_and_names_the_command(
+    docs: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert docs.main(["--check"]) == 1
+    line = "docs/commands.md, docs/recipes.md: not what the code says; next: python scripts/docs.py\n"
+    assert capsys.readouterr().err == line
+    assert docs.main([]) == 0
+    assert docs.main(["--check"]) == 0
+    with (docs.DOCS / "recipes.md").open("a", encoding="utf-8") as page:
+        page.write("mine\n")
+    assert docs.main(["--check"]) == 1
+    assert capsys.readouterr().err.startswith("docs/recipes.md: not what")
+
+
+def test_every_verb_recipe_and_task_is_in_them(docs: ModuleType) -> None:
+    import typer.main
+
+    pages = docs.pages()
+    for verb in typer.main.get_command(app).commands:  # type: ignore[attr-defined]
+        assert f"## hf-mps {verb}" in pages["commands.md"]
+    for entry in catalogue.entries():
+        assert f"\n## {entry.name}\n" in pages["recipes.md"]
+        assert entry.purpose in pages["recipes.md"]
+    for task in tasks.names():
+        assert f"\n## Keys of {task}\n" in pages["recipes.md"]
