@@ -177,6 +177,12 @@ def test_a_question_without_an_answer_is_refused_where_the_recipe_says_that_ther
     assert (ended.code, ended.err) == (2, message)
 
 
+def test_a_metric_of_labels_is_refused(asking: Path, finetune: Command) -> None:
+    ended = finetune("my.yaml", "metrics=accuracy")
+    message = "hf-mps: metrics has 'accuracy', which question-answering does not compute; allowed: squad\n"
+    assert (ended.code, ended.err) == (2, message)
+
+
 def test_a_stride_as_long_as_the_window_is_refused_before_anything_is_loaded(asking: Path, finetune: Command) -> None:
     ended = finetune("my.yaml", "doc_stride=24")
     assert ended.code == 2

@@ -154,7 +154,7 @@ def test_a_hard_negative_is_one_more_wrong_answer(pairing: Path, finetune: Comma
             "has loss MultipleNegativesRankingLoss, and the pairs are with a score; allowed: CosineSimilarityLoss,"
             " CoSENTLoss",
         ),
-        (("metrics=accuracy",), "metrics is ['accuracy'], and the pairs are with a score; allowed: sts"),
+        (("metrics=accuracy",), "metrics has 'accuracy', which sentence-embeddings does not compute; allowed: sts"),
         (
             ("data.score_range=[0,4]",),
             "train.csv: row 1 has the score 5; allowed: 0 to 4, data.score_range in the recipe",

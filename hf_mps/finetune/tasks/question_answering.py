@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from hf_mps.choice import Choice
-from hf_mps.finetune import lengths, metrics, pictures, tokens, windows
+from hf_mps.finetune import lengths, metrics, tokens, windows
 from hf_mps.finetune import recipe as recipes
 from hf_mps.finetune.metrics import answers as scoring
+from hf_mps.finetune.metrics.chosen import choose
+from hf_mps.finetune.report import pictures
 from hf_mps.finetune.spans import Answer, Window, answer
 from hf_mps.finetune.task import Prepared
 from hf_mps.finetune.windows import Cut
@@ -88,7 +90,8 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
 
     windows.check({split: rows[split] for split in ("train", "validation")})
     negative = _negative(recipe, rows)
-    measured = metrics.load(recipe.metrics or ["squad_v2" if negative.value else "squad"])
+    own = ["squad_v2", "squad"] if negative.value else ["squad"]
+    measured = metrics.load(choose(recipe.metrics or own[:1], own, recipe.task).names)
     tokenizer, config = checkpoint.tokenizer(), checkpoint.config()
     windows.refuse_slow(tokenizer, checkpoint.said)
     longest = lengths.limit(recipe, tokenizer, config, default=LONGEST)

@@ -15,8 +15,10 @@ from pydantic import Field, model_validator
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
-from hf_mps.finetune import batches, embeddings, lengths, metrics, pictures, tokens
+from hf_mps.finetune import batches, embeddings, lengths, metrics, tokens
 from hf_mps.finetune import recipe as recipes
+from hf_mps.finetune.metrics.chosen import choose
+from hf_mps.finetune.report import pictures
 from hf_mps.finetune.task import Prepared
 
 if TYPE_CHECKING:
@@ -101,7 +103,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     """
     library = embeddings.library()
     scored = recipe.data.columns.score is not None
-    measured = _metrics(recipe, scored)
+    measured = metrics.load(choose(recipe.metrics, ["sts" if scored else "retrieval"], recipe.task).names)
     model, kept = embeddings.load(checkpoint, device)
     longest = lengths.limit(recipe, model.tokenizer, checkpoint.config())
     model.max_seq_length = longest
@@ -181,15 +183,6 @@ def _sampling(recipe: Recipe, scored: bool) -> Choice[str]:
     if scored:
         return Choice(batches.RANDOM, "sentence-transformers draws its batches itself")
     return Choice("random, no text twice", "a text that stands twice in a batch would be its own wrong answer")
-
-
-def _metrics(recipe: Recipe, scored: bool) -> metrics.Metrics:
-    """Raises UserError for metrics that this kind of pairs does not have."""
-    own = "sts" if scored else "retrieval"
-    if recipe.metrics not in (None, [own]):
-        said = "with" if scored else "without"
-        raise UserError(f"metrics is {recipe.metrics}, and the pairs are {said} a score; allowed: {own}")
-    return metrics.load([own])
 
 
 def _span(recipe: Recipe, rows: Mapping[str, Rows]) -> Choice[tuple[float, float]]:

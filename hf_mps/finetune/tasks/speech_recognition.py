@@ -13,9 +13,11 @@ from pydantic import Field, model_validator
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
-from hf_mps.finetune import audio, labels, letters, metrics, pictures, tokens
+from hf_mps.finetune import audio, labels, letters, metrics, tokens
 from hf_mps.finetune import recipe as recipes
 from hf_mps.finetune.metrics import edits
+from hf_mps.finetune.metrics.chosen import choose
+from hf_mps.finetune.report import pictures
 from hf_mps.finetune.task import Prepared
 
 if TYPE_CHECKING:
@@ -79,7 +81,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     audio.library()
     for split in rows.values():
         tokens.refuse_other_than_text(split, ["text"])
-    measured = metrics.load(recipe.metrics or ["wer", "cer"])
+    measured = metrics.load(choose(recipe.metrics, ["wer", "cer"], recipe.task).names)
     config, extractor = checkpoint.config(), _extractor(checkpoint)
     spelling = letters.decide(recipe, rows, checkpoint, config)
     choices = dict(spelling.choices)

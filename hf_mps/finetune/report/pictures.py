@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hf_mps.finetune.report.plot import BLUE, INK, ORANGE, QUIET, STYLE
+from hf_mps.finetune.report.plot import BLUE, INK, ORANGE, QUIET, png
 
 Rows = Sequence[Mapping[str, Any]]
 # Lengths in words up to which each has a bar of its own; longer ones share the last.
@@ -96,19 +94,8 @@ def transcripts(rows: Rows) -> dict[str, bytes]:
 
 
 def _page(draw: Callable[[Any, Any], None]) -> bytes:
-    """Two panels side by side, as PNG, 1650 pixels wide, in the style of training.png."""
-    from matplotlib import style
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with warnings.catch_warnings(), style.context(["default", STYLE]):
-        warnings.simplefilter("ignore")  # letters that the font lacks
-        figure = Figure(figsize=(11, 4.2), dpi=150, facecolor="white", layout="constrained")
-        FigureCanvasAgg(figure)
-        draw(*figure.subplots(1, 2))
-        content = io.BytesIO()
-        figure.savefig(content, format="png")
-    return content.getvalue()
+    """Two panels side by side."""
+    return png((11, 4.2), lambda figure: draw(*figure.subplots(1, 2)), layout="constrained")
 
 
 def _words(text: str) -> int:
