@@ -96,8 +96,10 @@ def _start_method(loader: Any) -> str:
     import multiprocessing
 
     context = loader.multiprocessing_context
-    method = context.get_start_method() if context is not None else multiprocessing.get_start_method()
-    return str(method)
+    if context is not None:
+        return str(context.get_start_method())
+    # Asked without allow_none it would settle the default, and a later set_start_method of the script would fail.
+    return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
 
 
 def _cannot_be_sent(loader: Any) -> str:
@@ -106,7 +108,9 @@ def _cannot_be_sent(loader: Any) -> str:
 
     main: Any = sys.modules.get("__main__")
     file = getattr(main, "__file__", None)
-    if file is not None and getattr(main, "__spec__", None) is None and not _guarded(Path(file)):
+    # A package's own __main__ (python -m pytest) is not run again: multiprocessing/spawn.py, _fixup_main_from_name.
+    package = getattr(getattr(main, "__spec__", None), "name", "").endswith("__main__")
+    if file is not None and not package and not _guarded(Path(file)):
         return f'{Path(file).name} has no `if __name__ == "__main__":`, without which a new process runs it all again'
     sink = _Sink()
     for what in ("dataset", "collate_fn", "worker_init_fn"):

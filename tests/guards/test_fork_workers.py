@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,14 +40,15 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(
         DataLoader, "_get_iterator", lambda loader: guard._workers_start(workers, loader) if guard.on else None
     )
-    monkeypatch.setattr("multiprocessing.get_start_method", lambda: "fork")  # Linux, up to Python 3.13
+    monkeypatch.setattr("multiprocessing.get_start_method", lambda allow_none: None)  # not settled yet
+    monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["fork", "spawn"])  # Linux, before Python 3.14
     return found
 
 
-def main_module(monkeypatch: pytest.MonkeyPatch, file: Path | None, text: str = "") -> None:
-    """Let the program be a script with this text, or a prompt where there is no file."""
+def main_module(monkeypatch: pytest.MonkeyPatch, file: Path | None, text: str = "", spec: str | None = None) -> None:
+    """Let the program be a script with this text (run with -m where there is a `spec`), or a prompt without a file."""
     main = ModuleType("__main__")
-    main.__spec__ = None
+    main.__spec__ = ModuleSpec(spec, None) if spec else None
     if file is not None:
         file.write_text(text)
         main.__file__ = str(file)
@@ -100,11 +102,19 @@ def test_a_collator_that_holds_a_model_on_the_device_is_not_sent(starts: list[st
     assert starts == ["default"]
 
 
-@pytest.mark.parametrize(("text", "method"), [("train()", "default"), ('if __name__ == "__main__": train()', "spawn")])
+@pytest.mark.parametrize(
+    ("text", "spec", "method"),
+    [
+        ("train()", None, "default"),
+        ("train()", "package.train", "default"),
+        ("train()", "package.__main__", "spawn"),
+        ('if __name__ == "__main__": train()', None, "spawn"),
+    ],
+)
 def test_a_script_that_would_run_again_in_each_worker_is_not(
-    text: str, method: str, starts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str, spec: str | None, method: str, starts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    main_module(monkeypatch, tmp_path / "train.py", text)
+    main_module(monkeypatch, tmp_path / "train.py", text, spec)
     list(DataLoader(loops.rows(), num_workers=1))
     assert starts == [method]
     (line,) = guards.get("fork-workers").lines
