@@ -78,7 +78,7 @@ def decide(recipe: Recipe, prepared: Prepared, chosen: Choice[str], output: Choi
         "per_device_eval_batch_size": max(batch.value, BATCH),
         **_cadence(said, steps.value, choices),
         **_kept_model(said, prepared, recipe.early_stopping_patience, choices),
-        **_device_settings(said, chosen.value, choices),
+        **_device_settings(said, chosen.value, prepared, choices),
         "report_to": "none",
     }
     choices["optimizer"] = _optimizer(said)
@@ -167,14 +167,18 @@ def _kept_model(
     return settled
 
 
-def _device_settings(said: dict[str, Any], device_type: str, choices: dict[str, Choice[Any]]) -> dict[str, Any]:
+def _device_settings(
+    said: dict[str, Any], device_type: str, prepared: Prepared, choices: dict[str, Choice[Any]]
+) -> dict[str, Any]:
     """The data loader's settings that depend on the device."""
     pinned = device_type == "cuda"
     reason = "CUDA copies faster from pinned memory" if pinned else f"{device_type} cannot use pinned memory"
     choices["pin_memory"] = Choice(
         said.get("dataloader_pin_memory", pinned), _why(said, "dataloader_pin_memory", reason)
     )
-    reason = "tokenised rows are read from memory-mapped files, faster than from another process"
+    reason = "the training process prepares its rows itself; training.dataloader_num_workers=2 has others do it ahead"
+    if prepared.token_counts is not None:
+        reason = "tokenised rows are read from memory-mapped files, faster than from another process"
     choices["workers"] = Choice(said.get("dataloader_num_workers", 0), _why(said, "dataloader_num_workers", reason))
     return {"dataloader_pin_memory": pinned, "dataloader_num_workers": 0}
 

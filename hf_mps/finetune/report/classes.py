@@ -16,8 +16,8 @@ NUMBERED = 16
 LONGEST_NAME = 24
 
 
-def confusion(pairs: Sequence[tuple[str, str]], names: Sequence[str]) -> dict[str, bytes]:
-    """confusion_matrix.png of (truth, answer) pairs over the classes `names`, in their order.
+def confusion(pairs: Sequence[tuple[str, str]], names: Sequence[str], of: str = "rows") -> dict[str, bytes]:
+    """confusion_matrix.png of (truth, answer) pairs over the classes `names`, in their order; a pair is one of `of`.
 
     A cell holds the number of pairs, its shade the share of its row's truth. Of more than SHOWN classes those with the
     most mistakes are shown, and the title says so.
@@ -25,7 +25,7 @@ def confusion(pairs: Sequence[tuple[str, str]], names: Sequence[str]) -> dict[st
     counts = Counter(pairs)
     shown = _most_mistaken(counts, names)
     table = [[counts[truth, answer] for answer in shown] for truth in shown]
-    title = "Validation rows by class"
+    title = f"Validation {of} by class"
     if len(shown) < len(names):
         title += f": the {len(shown)} of {len(names)} classes with the most mistakes"
 

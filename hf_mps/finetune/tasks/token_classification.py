@@ -219,4 +219,4 @@ def _figures(predicted: Sequence[Mapping[str, Any]], found: words.Tags) -> Mappi
     from hf_mps.finetune.report import classes
 
     pairs = [(row["label"], row["prediction"]) for row in predicted if "prediction" in row]
-    return classes.confusion(pairs, found.names)
+    return classes.confusion(pairs, found.names, of="words")
