@@ -134,7 +134,7 @@ def test_squads_own_format_is_read_and_a_texts_questions_stay_together(asking: P
     ]
     squad = {"version": "1.1", "data": [{"title": "animals", "paragraphs": paragraphs}]}
     (asking / "squad.json").write_text(json.dumps(squad), encoding="utf-8")
-    nested = ("data.files={train: squad.json}", "data.field=data.paragraphs.qas", "data.hold_out=0.25")
+    nested = ("data.files={train: squad.json}", "data.hold_out=0.25")
     ended = finetune("my.yaml", *nested, "data.columns.id=id", "training.max_steps=1")
     assert (ended.code, ended.err) == (0, "")
     held = [line["id"].partition("-")[0] for line in predictions(asking / "runs/my")]

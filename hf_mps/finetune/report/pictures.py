@@ -28,7 +28,11 @@ def answers(rows: Rows) -> dict[str, bytes]:
         left.bar(known, means, color=BLUE)
         for length, mean in zip(known, means, strict=True):
             left.annotate(len(by_length[length]), (length, mean), ha="center", va="bottom", fontsize=7, color=QUIET)
-        left.set(title="F1 by the length of the truth", xlabel="words (with the number of questions)", ylim=(0, 105))
+        left.set(
+            title="F1 by the length of the truth",
+            xlabel=f"words ({WORDS}: as many or more), with the number of questions",
+            ylim=(0, 105),
+        )
         right.bar(
             [length - 0.2 for length in lengths],
             [len(by_length.get(n, ())) for n in lengths],
@@ -56,7 +60,9 @@ def similarities(rows: Rows) -> dict[str, bytes]:
         middle = sorted(scores)[len(scores) // 2]
         lower = [cosine for score, cosine in pairs if score <= middle]
         upper = [cosine for score, cosine in pairs if score > middle]
-        right.hist([lower, upper], bins=20, color=[ORANGE, BLUE], label=[f"score to {middle:g}", f"above {middle:g}"])
+        right.hist(
+            [lower, upper], bins=20, color=[ORANGE, BLUE], label=[f"score to {middle:.3g}", f"above {middle:.3g}"]
+        )
         right.set(title="Cosines of the unlike and the like half", xlabel="cosine")
         right.legend()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from hf_mps.finetune.data import Rows
 
 AUTO_CLASS = "AutoModelForQuestionAnswering"
+SQUAD = "data.paragraphs.qas"
+"""Where the questions stand in a file of SQuAD's own format."""
 LONGEST = 384
 """Tokens of a window where the recipe does not say: transformers' run_qa.py has as many."""
 
@@ -48,6 +51,16 @@ class Data(recipes.Data):
 
     KEPT_TOGETHER: ClassVar[str | None] = "context"
     columns: Columns = Columns()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _squads_own(cls, said: Any) -> Any:
+        """Know a file in SQuAD's own format, questions within paragraphs within articles, by its beginning."""
+        files = said.get("files") if isinstance(said, dict) else None
+        if not isinstance(files, dict) or said.get("field") is not None:
+            return said
+        nested = any(isinstance(name, str) and _is_squad(Path(name).expanduser()) for name in files.values())
+        return {**said, "field": SQUAD} if nested else said
 
 
 class Recipe(lengths.Padded):
@@ -143,6 +156,13 @@ def smoke_rows(recipe: Recipe, folder: Any) -> dict[str, list[dict[str, Any]]]:
         if named.id:
             made[-1][named.id] = f"q{len(made)}"
     return {"train": made[:32], "validation": made[32:]}
+
+
+def _is_squad(path: Path) -> bool:
+    if path.suffix != ".json" or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return b'"paragraphs"' in file.read(4096)
 
 
 def _negative(recipe: Recipe, rows: Mapping[str, Rows]) -> Choice[bool]:
