@@ -10,6 +10,7 @@ from typing import Any
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
+from hf_mps.finetune.blocks import frame
 
 Message = Mapping[str, str]
 
@@ -71,7 +72,9 @@ def template(tokenizer: Any, said: str | None) -> Choice[str]:
         raise UserError(
             "chat_template: plain needs an end token, and the model's tokenizer has none; give a Jinja file"
         )
-    tokenizer.chat_template = PLAIN
+    # A first token that the tokenizer puts before every text of its own, as Llama's does, belongs here too.
+    begun = tokenizer.bos_token_id is not None and frame(tokenizer).before == (tokenizer.bos_token_id,)
+    tokenizer.chat_template = "{{ bos_token }}" * begun + PLAIN
     reason = "chat_template in the recipe" if said else "the tokenizer has none; Alpaca's headings in plain words"
     return Choice("plain", reason)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, model_validator
 
 from hf_mps.choice import Choice
+from hf_mps.errors import UserError
 from hf_mps.finetune import language, lengths, metrics, tokens
 from hf_mps.finetune import recipe as recipes
 from hf_mps.finetune.metrics.chosen import choose
@@ -85,6 +86,7 @@ def prepare(
     chosen = choose(recipe.metrics, kind.metrics, recipe.task)
     measured = metrics.load(chosen.names)
     loaded = language.load(recipe, checkpoint)
+    _refuse_too_long(recipe.max_target_length, loaded.config)
     settle(loaded.tokenizer, None)
     prefix, loaded.choices["source_prefix"] = _prefix(recipe, loaded.config, kind)
     features = {split: _tokenised(rows[split], loaded, prefix, recipe.max_target_length) for split in rows}
@@ -130,6 +132,12 @@ def decoded(ids: Any, tokenizer: Any) -> list[str]:
     ids = ids[0] if isinstance(ids, tuple) else ids
     whole = numpy.where(ids < 0, tokenizer.pad_token_id, ids)
     return [text.strip() for text in tokenizer.batch_decode(whole, skip_special_tokens=True)]
+
+
+def _refuse_too_long(longest: int, config: Any) -> None:
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions and longest > positions:
+        raise UserError(f"max_target_length is {longest}; allowed: at most {positions}, the positions of this model")
 
 
 def _prefix(recipe: Any, config: Any, kind: Kind) -> tuple[str, Choice[str]]:

@@ -146,11 +146,12 @@ def test_a_package_that_is_absent_is_one_line(monkeypatch: pytest.MonkeyPatch) -
             {"metrics": "rouge"},
             "metrics has 'rouge', which translation does not compute; allowed: sacrebleu, chrf, bleu",
         ),
+        ({"max_target_length": 2000}, "max_target_length is 2000; allowed: at most 1024, the positions of this model"),
         ({"training": {"generation_max_length": 9}}, "is not set here: it is the recipe's max_target_length"),
     ],
 )
 def test_what_cannot_be_is_refused(models: Path, tmp_path: Path, values: dict[str, Any], problem: str) -> None:
-    place = str(workshop.model(models, "t5"))
+    place = str(workshop.model(models, "bart"))
     with pytest.raises(UserError) as raised:
         workshop.prepare(task="translation", model=place, data=translations(tmp_path), max_length=64, **values)
     assert problem in str(raised.value)

@@ -28,12 +28,11 @@ FEATURES = 1
 
 
 class Recipe(lengths.Padded):
-    """Adds the share of tokens that are to be predicted, and whether all pieces of a word are masked together."""
+    """Adds the share of tokens that are to be predicted."""
 
     task: Literal["masked-lm"]
     data: blocks.Data
     mlm_probability: float = Field(default=0.15, gt=0, lt=1)
-    whole_word_mask: bool = False
 
 
 @dataclass
@@ -73,7 +72,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     model, loaded.choices["model"] = checkpoint.model(AutoModelForMaskedLM, config=loaded.config)
     loaded.choices["loss"] = heads.decide(recipe, model)
     loaded.choices["gaps"] = Choice(
-        f"{recipe.mlm_probability:.0%} of the {'words' if recipe.whole_word_mask else 'tokens'}",
+        f"{recipe.mlm_probability:.0%} of the tokens",
         "drawn anew in each epoch of training, once for all evaluations, so that these can be compared",
     )
     defaults, baseline = language.untrained(recipe)
@@ -112,9 +111,7 @@ def _drawing(recipe: Recipe, tokenizer: Any, seed: int | None = None) -> Any:
     """
     from transformers import DataCollatorForLanguageModeling
 
-    return DataCollatorForLanguageModeling(
-        tokenizer, mlm_probability=recipe.mlm_probability, whole_word_mask=recipe.whole_word_mask, seed=seed
-    )
+    return DataCollatorForLanguageModeling(tokenizer, mlm_probability=recipe.mlm_probability, seed=seed)
 
 
 def _masked_once(recipe: Recipe, features: Dataset, loaded: language.Loaded) -> Dataset:
@@ -127,7 +124,7 @@ def _masked_once(recipe: Recipe, features: Dataset, loaded: language.Loaded) -> 
         made = [draw([{"input_ids": ids}]) for ids in batch["input_ids"]]
         return {name: [one[name][0].tolist() for one in made] for name in ("input_ids", "labels")}
 
-    said = ("gaps", FEATURES, recipe.mlm_probability, recipe.whole_word_mask, recipe.seed, loaded.content)
+    said = ("gaps", FEATURES, recipe.mlm_probability, recipe.seed, loaded.content)
     return features.map(
         gaps,
         batched=True,
