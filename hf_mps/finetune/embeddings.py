@@ -166,7 +166,8 @@ class Judge:
                 if itself is not None and itself != right[begin + line]:
                     cosines[line, itself] = -numpy.inf  # nobody looks for what is in his hand
             own = cosines[numpy.arange(len(cosines)), right[begin : begin + BLOCK]]
-            ranks += (1 + (cosines > own[:, None]).sum(axis=1)).tolist()
+            # Not "above it": a cosine that is no number must never pass for the best.
+            ranks += (1 + (~(cosines <= own[:, None])).sum(axis=1)).tolist()
             nearest += cosines.argmax(axis=1).tolist()
         return ranks, nearest
 

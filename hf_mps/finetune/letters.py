@@ -66,7 +66,8 @@ def decide(recipe: Any, rows: Mapping[str, Rows], checkpoint: Checkpoint, config
 
 def _known(recipe: Any, rows: Mapping[str, Rows], tokenizer: Any, ignored: str, reason: str) -> Spelling:
     """The checkpoint's letters, and the case that they are in."""
-    known = {token for token in tokenizer.get_vocab() if len(token) == 1 and token != tokenizer.word_delimiter_token}
+    delimiter = getattr(tokenizer, "word_delimiter_token", None)
+    known = {token for token in tokenizer.get_vocab() if len(token) == 1 and token != delimiter}
     large, small = any(letter.isupper() for letter in known), any(letter.islower() for letter in known)
     suits: Case = "keep" if large == small else "upper" if large else "lower"
     case: Case = recipe.letter_case or suits

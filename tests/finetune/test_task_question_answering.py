@@ -195,11 +195,12 @@ def dataset(lines: list[dict[str, Any]]) -> Rows:
     return Rows(Dataset.from_list(lines), "here")
 
 
-@pytest.fixture
-def cut(asking: Path) -> Cut:
+@pytest.fixture(params=["right", "left"])
+def cut(asking: Path, request: pytest.FixtureRequest) -> Cut:
+    """How to cut, with the padding behind the text and, as in XLNet, before it: the text then comes first."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(asking / "model")
+    tokenizer = AutoTokenizer.from_pretrained(asking / "model", padding_side=request.param)
     return Cut(tokenizer, "tiny", longest=12, stride=3, negative=False)
 
 
@@ -234,7 +235,9 @@ def test_answers_may_be_a_list_of_dicts_as_in_squads_files(cut: Cut) -> None:
     lines = dataset([row])
     check({"train": lines})
     made = cut.windows(lines)
-    assert made["start_positions"][:] == made["end_positions"][:] == [4]
+    [one] = made
+    assert one["start_positions"] == one["end_positions"]
+    assert one["starts"][one["start_positions"]] == 4
 
 
 def test_another_answers_column_is_refused() -> None:

@@ -268,6 +268,11 @@ def test_a_right_answer_that_stands_twice_is_one_candidate() -> None:
     assert [row["rank"] for row in judge(rows, "retrieval").rows(Vectors())] == [1, 1]
 
 
+def test_a_cosine_that_is_no_number_is_never_the_best() -> None:
+    rows = [{"anchor": "nan 0", "positive": "1 0"}, {"anchor": "0 1", "positive": "0 2"}]
+    assert [row["rank"] for row in judge(rows, "retrieval").rows(Vectors())] == [3, 1]
+
+
 def test_cosines_of_scored_pairs_are_of_vectors_of_any_length() -> None:
     rows = [
         {"anchor": "1 0", "positive": "5 0", "score": 1.0},
