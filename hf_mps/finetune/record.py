@@ -50,7 +50,7 @@ def make(order: Order, plan: Plan, prepared: Prepared, trained: Trained, written
         unexpected_fallback=[one["operator"] for one in fallback if one["operator"] not in recipe.fallback],
         guards=guards.acted(),
         expectation=expect.judge(order, metrics),
-        model=recipe.model,
+        model=order.smoke.value if order.smoke else recipe.model,
         dataset=recipe.data.hub,
         dataset_config=recipe.data.config,
         dataset_name=_dataset_words(order),
@@ -64,6 +64,8 @@ def make(order: Order, plan: Plan, prepared: Prepared, trained: Trained, written
 
 def _dataset_words(order: Order) -> str:
     data = order.recipe.data
+    if order.smoke:
+        return "made-up rows"
     if data.generated:
         return f"generated {data.generated}"
     return ", ".join(data.files.values()) if data.files else ""

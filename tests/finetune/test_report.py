@@ -159,6 +159,9 @@ def test_results_json_has_its_schema_and_every_number_of_the_run(tmp_path: Path)
         "samples_per_second": 57.24,
         "peak_memory_bytes": 2_085_000_000,
         "fallback": [{"operator": "aten::_ctc_loss", "calls": 3}],
+        "unexpected_fallback": [],
+        "predictions": None,
+        "pictures": [],
         "guards": ["checkpoint-rng"],
     }
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hf_mps.finetune.progress.tables import comparison, final_table, header
+from hf_mps.finetune.progress.tables import comparison, final_table, header, note
 
 if TYPE_CHECKING:
     from hf_mps.finetune.progress.steps import StepLines
 
-__all__ = ["StepLines", "comparison", "final_table", "header"]
+__all__ = ["StepLines", "comparison", "final_table", "header", "note"]
 
 
 def __getattr__(name: str) -> Any:

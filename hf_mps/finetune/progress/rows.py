@@ -62,8 +62,10 @@ def step_fields(row: Step, *, drawn: bool = True) -> list[Field]:
     if row.samples_per_second is not None:
         fields.append(Field(f"{row.samples_per_second:6.1f} samples/s", leave=5))
     if row.memory is not None:
-        peak = f"/{row.peak / GIB:.2f}" if row.peak is not None else ""
-        fields.append(Field(f"{row.memory / GIB:.2f}{peak} GiB", leave=4))
+        small = max(row.memory, row.peak or 0) < GIB / 10
+        size, unit, digits = (2**20, "MiB", 0) if small else (GIB, "GiB", 2)
+        peak = f"/{row.peak / size:.{digits}f}" if row.peak is not None else ""
+        fields.append(Field(f"{row.memory / size:.{digits}f}{peak} {unit}", leave=4))
     if row.eta is not None:
         fields.append(Field(f"eta {clock(row.eta)}", leave=6))
     return fields

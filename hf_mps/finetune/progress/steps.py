@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from hf_mps.finetune.progress import rows
+from hf_mps.finetune.progress.tables import note
 from hf_mps.finetune.progress.words import clock as clock_text
 from hf_mps.finetune.progress.words import say, takes, terminal
 
@@ -64,6 +65,10 @@ class StepLines(TrainerCallback):  # type: ignore[misc]
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def note(self, line: str) -> None:
+        """Print what a guard did or a sentinel found, above the bar where there is one."""
+        note(line, stream=self._stream, console=self._console)
 
     def close(self) -> None:
         """Take the bar off the terminal; safe to call twice."""

@@ -29,6 +29,18 @@ def header(rows: Iterable[tuple[str, Any, str]], *, title: str = "hf_mps", strea
         say(stream, f"  {line}")
 
 
+def note(line: str, *, stream: TextIO | None = None, console: Console | None = None) -> None:
+    """Print one line that a run did not ask for: what a guard did, what a sentinel found. Default stream: stdout."""
+    stream = stream or sys.stdout
+    console = console or terminal(stream)
+    if console is None:
+        say(stream, f"note  {line}")
+        return
+    from rich.text import Text
+
+    console.print(Text("note  ", style="yellow").append(line, style="default"))
+
+
 def final_table(
     metrics: Mapping[str, float],
     *,

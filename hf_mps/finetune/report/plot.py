@@ -198,11 +198,13 @@ def _small_panels(history: Sequence[dict[str, Any]]) -> list[Panel]:
     rate = column(history, "learning_rate")
     exponent = math.floor(math.log10(max(map(abs, rate[1]), default=0.0) or 1.0))
     memories = [("now", column(history, "memory_bytes")), ("peak", column(history, "peak_memory_bytes"))]
+    most = max((value for _, (_, values) in memories for value in values), default=0.0)
+    unit, size = ("GiB", GIB) if most >= GIB / 10 else ("MiB", 2**20)
     panels: list[Panel] = [
         ("Learning rate", rf"$\times\,10^{{{exponent}}}$", PURPLE, [("", _scaled(rate, 10.0**-exponent))]),
         ("Gradient norm", "L2 norm", BLUE, [("", column(history, "grad_norm"))]),
         ("Throughput", "samples / s", GREEN, [("", column(history, "samples_per_second"))]),
-        ("Memory", "GiB", RED, [(name, _scaled(series, 1 / GIB)) for name, series in memories]),
+        ("Memory", unit, RED, [(name, _scaled(series, 1 / size)) for name, series in memories]),
     ]
     found = ((title, unit, colour, [pair for pair in series if pair[1][0]]) for title, unit, colour, series in panels)
     return [panel for panel in found if panel[3]]
