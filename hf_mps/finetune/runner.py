@@ -16,6 +16,7 @@ from hf_mps.errors import INTERRUPTED, RunError, UserError
 from hf_mps.finetune import checkpoint, data, expect, failures, folder, progress, stored, tasks
 from hf_mps.finetune import order as orders
 from hf_mps.finetune.order import Order
+from hf_mps.guards import notice
 
 if TYPE_CHECKING:
     from hf_mps.finetune.plan import Plan
@@ -76,7 +77,7 @@ def train(order: Order, *, fresh: bool = False, keep: bool = True) -> dict[str, 
     from hf_mps.finetune.quiet import no_bars
 
     activate.activate()
-    with no_bars(), awake.held(), ExitStack() as held:
+    with no_bars(), awake.held(), notice.told(progress.note), ExitStack() as held:
         with _told(order, None):
             device, prepared = prepare(order, source)
         output = held.enter_context(folder.claimed(place))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps.errors import RunError, UserError
 from hf_mps.finetune import batches, progress
+from hf_mps.guards import notice
 
 if TYPE_CHECKING:
     from hf_mps.finetune.callbacks import Stopwatch
@@ -46,7 +47,7 @@ def train(plan: Plan, prepared: Prepared, trainer: Any, watch: Stopwatch, checkp
         greater_is_better=prepared.metrics.greater_is_better,
     )
     start = str(checkpoint) if checkpoint is not None else trainer.args.resume_from_checkpoint
-    with peak, lines.attach(trainer), interruption:
+    with peak, lines.attach(trainer), interruption, notice.told(lines.note):
         trained = trainer.train(resume_from_checkpoint=start)
         if not math.isfinite(trained.training_loss):
             raise RunError(f"the training loss is {trained.training_loss}; next: a lower training.learning_rate")
