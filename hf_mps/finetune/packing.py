@@ -126,6 +126,10 @@ def unfitness(model: Any) -> str:
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     if "position_ids" not in inspect.signature(inner.forward).parameters:
         return f"{type(inner).__name__} takes no position_ids, so that packed examples would see each other"
+    if inner.device.type == "meta":  # without numbers (`hf-mps plan`): a small one of its class is tried
+        from hf_mps.finetune.smoke.model import twin
+
+        return unfitness(twin(inner))
     words, device = inner.get_input_embeddings().weight.shape[0], inner.device
     first, second = (torch.arange(1, count + 1, device=device).remainder(words).flip(0)[None] for count in TRIED)
     packed = torch.cat([first, second], 1)

@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from hf_mps.choice import Choice
     from hf_mps.parity.compare import Parity
     from hf_mps.target.find import Target
-    from hf_mps.target.prepare import Parts
     from hf_mps.target.step import TrainingStep
 
 STEPS = 3
@@ -25,18 +24,23 @@ def parity(target: Target, steps: int = STEPS, rows: int | None = None) -> tuple
     device = metal.present()
     from hf_mps.choice import Choice
     from hf_mps.parity.compare import compare
-    from hf_mps.parity.run import IN_FLOAT32, NO_DROPOUT, course
+    from hf_mps.parity.run import IN_FLOAT32, NO_DROPOUT, Weights, course
 
-    courses = {}
-    for name, where in (("cpu", Choice("cpu", "the reference, in float32")), ("mps", device)):
-        with prepare.with_weights(target, name) as parts:
-            made: list[TrainingStep] = []
+    reference = Choice("cpu", "the reference, in float32")
+    with prepare.with_weights(target, device.value) as parts:
+        # One set of rows and weights for both: a tokenizer that is trained on the spot comes out otherwise each time.
+        start = Weights(parts.prepared)
+        made: list[TrainingStep] = []
 
-            def make(parts: Parts = parts, where: Choice[str] = where, made: list[TrainingStep] = made) -> TrainingStep:
-                changes = IN_FLOAT32 if where.value == "cpu" else {}
-                made.append(prepare.step(parts, where, fake=False, changes=changes, rows=rows, steps=steps))
-                return made[0]
+        def make(where: Choice[str], changes: dict[str, Any]) -> TrainingStep:
+            start.restore()
+            made.append(prepare.step(parts, where, fake=False, changes=changes, rows=rows, steps=steps))
+            return made[-1]
 
-            courses[name] = course(make, name, steps, parts.recipe.seed)
-            facts = {"device": device, **made[0].facts, "dropout": NO_DROPOUT}
-    return compare(courses["cpu"], courses["mps"], str(facts["precision"].value)), facts
+        seed = parts.recipe.seed
+        courses = (
+            course(lambda: make(reference, IN_FLOAT32), "cpu", steps, seed),
+            course(lambda: make(device, {}), "mps", steps, seed),
+        )
+    facts = {"device": device, **made[-1].facts, "dropout": NO_DROPOUT}
+    return compare(*courses, str(facts["precision"].value)), facts

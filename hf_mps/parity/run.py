@@ -9,10 +9,33 @@ from hf_mps.choice import Choice
 from hf_mps.parity.events import Course, Recorder
 
 if TYPE_CHECKING:
+    from hf_mps.finetune.task import Prepared
     from hf_mps.target.step import TrainingStep
 
 NO_DROPOUT = Choice("0", "devices draw different random numbers, so every dropout is off")
 IN_FLOAT32 = {"bf16": False, "fp16": False, "bf16_full_eval": False, "fp16_full_eval": False}
+
+
+class Weights:
+    """The weights and buffers of a prepared task as they are now, kept on the CPU, to begin again from."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._kept = [(tensor, tensor.detach().cpu().clone()) for tensor in self._tensors(prepared)]
+
+    def restore(self) -> None:
+        """Put them back, in place, on whatever device they are; gradients are dropped."""
+        import torch
+
+        with torch.no_grad():
+            for tensor, value in self._kept:
+                tensor.copy_(value)
+                tensor.grad = None
+
+    @staticmethod
+    def _tensors(prepared: Prepared) -> list[Any]:
+        from hf_mps.target.step import models_of
+
+        return [each for model in models_of(prepared) for each in (*model.parameters(), *model.buffers())]
 
 
 def course(make: Callable[[], TrainingStep], device: str, steps: int, seed: int) -> Course:

@@ -92,7 +92,9 @@ def step(
 
     from hf_mps.target.step import make
 
-    made = make(parts.recipe, parts.prepared, device, fake=FakeTensorMode() if fake else None, changes=changes)
+    # What the runner's own callbacks keep is real, and may meet the step's tensors.
+    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
+    made = make(parts.recipe, parts.prepared, device, fake=mode, changes=changes)
     made.facts = {**parts.facts, **made.facts}
     shape_batches(made, parts.prepared, **shape)
     return made

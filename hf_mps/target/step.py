@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TrainerCallback
 
 from hf_mps import guards, sentinels
@@ -100,7 +101,20 @@ class TrainingStep:
             stack.enter_context(guards.suspended(*off))
             stack.enter_context(sentinels.suspended())
             stack.enter_context(self.fake)
+            stack.enter_context(_Numbers())
             yield
+
+
+class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Answers 1.0 where somebody reads a floating-point number (a metric, a loss to log), which fake tensors lack.
+
+    Integers and truth values decide on shapes and ways: reading those stays an error.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_floating_point():
+            return 1.0
+        return func(*args, **(kwargs or {}))
 
 
 class _Fresh(torch.utils.data.Dataset[Any]):
@@ -162,7 +176,8 @@ def make(
 
         models = models_of(prepared)
         stay(models)
-        trainer = training.make(made, prepared, Stopwatch(), None)  # it may add adapters, on meta as the rest
+        with torch.device("meta"):  # it may add adapters to the model
+            trainer = training.make(made, prepared, Stopwatch(), None)
         place([trainer.model, *models], fake, device.value)
     return TrainingStep(trainer, [], Places(), fake, {"precision": plan_.choices["precision"]})
 

@@ -48,6 +48,15 @@ class Weightless(Checkpoint):
         )
 
 
+    def sentence_transformer(self, device: str) -> Any:
+        """sentence-transformers' model around the architecture, with the tiny one's tokenizer and pooling."""
+        from transformers import AutoModel
+
+        found = super().sentence_transformer("cpu")
+        found[0].model = self.model(AutoModel)[0]
+        return found
+
+
 def stay(models: Iterable[Any]) -> None:
     """Let `models` take every `.to()` as done: there is nothing to move.
 

@@ -26,7 +26,8 @@ def settle(trainer: Any) -> bool:
         return False
     model, rows = trainer.model, range(min(ROWS, len(trainer.train_dataset)))
     training, drawn = model.training, torch.get_rng_state()
-    inputs = trainer.data_collator([trainer.train_dataset[row] for row in rows])
+    with torch.device("cpu"):  # whatever the default is
+        inputs = trainer.data_collator([trainer.train_dataset[row] for row in rows])
     if next(model.parameters()).is_meta:  # without numbers (`hf-mps plan`): a small one of its class is asked
         from hf_mps.finetune.smoke.model import twin
 
