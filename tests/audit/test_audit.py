@@ -1,0 +1,170 @@
+"""What the audit promises: every operator of a step, native or not, where it is called, and what a ledger would book."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_mps import fallback
+from hf_mps.audit import audit, report
+from hf_mps.audit.kinds import Release
+from hf_mps.audit.report import Audit
+from hf_mps.cli import main
+from hf_mps.finetune import catalogue
+from hf_mps.simulator.table import functions_file
+from hf_mps.target import metal, prepare
+from hf_mps.target.find import find
+
+CTC = "speech-recognition/librispeech"
+
+
+@pytest.fixture(scope="module")
+def mrpc() -> Audit:
+    return audit(find("glue/mrpc"))
+
+
+def booked(name: str) -> set[str]:
+    """What the ledger books when a small step of the recipe really runs on the device."""
+    device = metal.present()
+    with prepare.small(find(name), device.value) as parts:
+        step = prepare.step(parts, device, fake=False)
+        fallback.reset()
+        step.run(1)
+        found = {entry.operator for entry in fallback.report().operators}
+    fallback.reset()
+    return found
+
+
+def test_bert_on_mrpc_falls_back_nowhere(mrpc: Audit) -> None:
+    assert mrpc.found == []
+    assert mrpc.facts["tensors"].value == "fake"
+    assert mrpc.facts["model"].value == "google-bert/bert-base-cased, 108.3 M parameters"
+    assert 50 < len(mrpc.entries) < 120
+
+
+def test_every_part_of_the_step_is_there_with_its_modules(mrpc: Audit) -> None:
+    at = {(phase, module): entry.operator for entry in mrpc.entries for phase, module, _ in entry.places}
+    assert {phase for phase, _ in at} >= {"forward", "loss", "backward", "clipping", "optimizer"}
+    of = {entry.operator: {each[:2]: each[2] for each in entry.places} for entry in mrpc.entries}
+    linear = of["aten::linear"]
+    assert linear[("forward", "bert.encoder.layer.*.output.dense")] == 12
+    assert linear[("forward", "classifier")] == 1
+    assert of["aten::linear_backward"][("backward", "bert.encoder.layer.*.output.dense")] == 12
+    assert of["aten::native_layer_norm_backward"][("backward", "bert.embeddings.LayerNorm")] == 1
+    assert ("optimizer", "") in of["aten::_fused_adamw_"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [entry.name for entry in catalogue.entries()])
+def test_its_list_is_what_the_ledger_books_of_a_real_step(name: str) -> None:
+    found = audit(find(name))
+    assert {entry.operator for entry in found.of("fallback")} == booked(name)
+    assert found.of("refused", "unknown") == []
+
+
+@pytest.mark.slow
+def test_a_ctc_model_names_the_loss_and_its_backward_with_their_places() -> None:
+    found = {entry.operator: entry for entry in audit(find(CTC)).found}
+    assert set(found) == {"aten::_ctc_loss.Tensor", "aten::_ctc_loss_backward.Tensor"}
+    assert found["aten::_ctc_loss.Tensor"].where == "loss: Wav2Vec2ForCTC"
+    assert found["aten::_ctc_loss_backward.Tensor"].where == "backward: Wav2Vec2ForCTC"
+    assert {entry.link for entry in found.values()} == {"https://github.com/pytorch/pytorch/issues/141287"}
+
+
+def another(folder: Path, change: Any) -> Path:
+    """native_functions.yaml of the installed torch, changed."""
+    path = folder / "native_functions.yaml"
+    path.write_text(change(functions_file().read_text(encoding="utf-8")), encoding="utf-8")
+    return path
+
+
+def test_another_releases_table_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def without_gelu(text: str) -> str:
+        head, _, tail = text.partition("- func: gelu.out(")
+        return head + "- func: gelu.out(" + tail.replace("    MPS: gelu_out_mps\n", "", 1)
+
+    table = another(tmp_path, without_gelu)
+    assert main(["audit", "quickstart", "--torch-table", str(table), "--github"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("::warning title=hf-mps audit quickstart::aten::gelu.out: no Metal kernel; 6 calls (forward: ")
+    assert out.count("\n") == 1
+
+
+def test_a_table_without_an_operator_says_so(tmp_path: Path) -> None:
+    table = another(tmp_path, lambda text: text.replace("- func: tanh_backward(", "- func: tanh_backwards("))
+    assert Release(table).kind("aten::tanh_backward") == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "No such file or directory; allowed: a native_functions.yaml"),
+        ("a: [", "no list of PyTorch's operators"),
+        ("- func: foo(Tensor self) -> Tensor\n", "it lists no add.Tensor"),
+    ],
+)
+def test_a_file_that_is_no_table_is_refused(content: str | None, words: str, tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "table.yaml"
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+    assert main(["audit", "quickstart", "--torch-table", str(path)]) == 2
+    assert f"--torch-table {path}: " in (told := capsys.readouterr().err)
+    assert words in told
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["glue/mrcp"], "'glue/mrcp' is not a recipe"),
+        (["org/model"], "for a model, say what it is to learn: --task TASK"),
+        (["org/model", "--task", "speech"], "--task speech is no task"),
+        (["quickstart", "more"], "'more' is no KEY=VALUE; a script to look at stands behind --"),
+        (["quickstart", "--json", "--badge"], "--json, --github and --badge are three forms of one result"),
+        (["--task", "sft", "--", "python", "train.py"], "--task belongs to a model, and a script has its own"),
+    ],
+)
+def test_misuse_is_one_line_and_exit_code_2(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", *words]) == 2
+    told = capsys.readouterr()
+    assert line in told.err
+    assert told.err.count("\n") == 1
+    assert told.out == ""
+
+
+def test_json_holds_every_operator(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", "quickstart", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["counts"]["fallback"] == 0
+    assert sum(found["counts"].values()) == len(found["operators"])
+    softmax = next(each for each in found["operators"] if each["operator"] == "aten::_softmax_backward_data")
+    assert softmax["kind"] == "native"
+    assert softmax["places"][0]["phase"] == "backward"
+    assert softmax["places"][0]["module"].endswith("attention.self")
+
+
+def entry(operator: str, kind: Any, calls: int = 2) -> report.Entry:
+    return report.Entry(operator, kind, calls, ("float32",), (("forward", "model", calls),), report.link(kind))
+
+
+def test_the_badge_counts(mrpc: Audit) -> None:
+    def line(words: str, colour: str) -> str:
+        return f"![Metal: {words}](https://img.shields.io/badge/Metal-{words.replace(' ', '_')}-{colour})"
+
+    assert report.badge(mrpc) == line("runs on Metal", "brightgreen")
+    one = Audit("x", (entry("aten::mode", "fallback"), entry("aten::add.Tensor", "native")), {})
+    assert report.badge(one) == line("1 fallback", "yellow")
+    assert report.badge(Audit("x", (*one.entries, entry("aten::mul", "refused")), {})) == line("1 refused", "red")
+
+
+def test_annotations_are_escaped_and_refusals_are_errors() -> None:
+    found = Audit("a,b: 100%", (entry("aten::mul", "refused"),), {})
+    assert report.for_github(found) == (
+        "::error title=hf-mps audit a%2Cb%3A 100%25::aten::mul: a dtype that Metal does not have; 2 calls "
+        "(forward: model); Metal has no float64; next: convert it before it reaches the device"
+    )
+    assert report.for_github(Audit("x", (entry("aten::add", "native"),), {})) == (
+        "::notice title=hf-mps audit x::all 1 operators run on Metal"
+    )
