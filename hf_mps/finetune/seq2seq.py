@@ -29,6 +29,7 @@ SETTLED = {
     "predict_with_generate": "the metrics are of generated texts, so it is always on; leave it out",
     "generation_max_length": "it is the recipe's max_target_length",
 }
+TARGET = 128
 # Part of every cache key: raise it whenever `_tokenised` makes other features from the same rows.
 FEATURES = 1
 
@@ -47,14 +48,14 @@ class Columns(recipes.Section):
 
 
 class Recipe(language.Recipe):
-    """Adds what stands before each source, and the longest target in tokens.
+    """Adds what stands before each source, and the longest target in tokens (128 where the model has the positions).
 
     `source_prefix` is the checkpoint's own for the task where nothing is said (T5's configurations have them).
     """
 
     source_prefix: str | None = None
     max_length: int | None = Field(default=None, ge=3)
-    max_target_length: int = Field(default=128, ge=3)
+    max_target_length: int | None = Field(default=None, ge=3)
 
 
 @dataclass(frozen=True)
@@ -86,13 +87,13 @@ def prepare(
     chosen = choose(recipe.metrics, kind.metrics, recipe.task)
     measured = metrics.load(chosen.names)
     loaded = language.load(recipe, checkpoint)
-    _refuse_too_long(recipe.max_target_length, loaded.config)
+    longest_target = _longest_target(recipe.max_target_length, loaded.config)
     settle(loaded.tokenizer, None)
     prefix, loaded.choices["source_prefix"] = _prefix(recipe, loaded.config, kind)
-    features = {split: _tokenised(rows[split], loaded, prefix, recipe.max_target_length) for split in rows}
+    features = {split: _tokenised(rows[split], loaded, prefix, longest_target) for split in rows}
     sources, targets = (
         _lengths(recipe, features, column, longest)
-        for column, longest in (("input_ids", loaded.longest), ("labels", recipe.max_target_length))
+        for column, longest in (("input_ids", loaded.longest), ("labels", longest_target))
     )
     model = language.model(recipe, checkpoint, loaded, AUTO_CLASS, chunks=False)
     settle(loaded.tokenizer, model)
@@ -118,7 +119,7 @@ def prepare(
         choices={"lengths": sources, **loaded.choices},
         trainer=Seq2SeqTrainer,
         arguments=Seq2SeqTrainingArguments,
-        arguments_defaults={"predict_with_generate": True, "generation_max_length": recipe.max_target_length},
+        arguments_defaults={"predict_with_generate": True, "generation_max_length": longest_target},
         token_counts=tokens.counts(features["train"]),
         predict=lambda trainer: _generated(trainer, features["validation"], rows["validation"], loaded.tokenizer),
         **language.saved(recipe, AUTO_CLASS),
@@ -134,10 +135,11 @@ def decoded(ids: Any, tokenizer: Any) -> list[str]:
     return [text.strip() for text in tokenizer.batch_decode(whole, skip_special_tokens=True)]
 
 
-def _refuse_too_long(longest: int, config: Any) -> None:
-    positions = getattr(config, "max_position_embeddings", None)
-    if positions and longest > positions:
-        raise UserError(f"max_target_length is {longest}; allowed: at most {positions}, the positions of this model")
+def _longest_target(said: int | None, config: Any) -> int:
+    positions = getattr(config, "max_position_embeddings", None) or 2**31  # T5 has none, and no limit
+    if said is not None and said > positions:
+        raise UserError(f"max_target_length is {said}; allowed: at most {positions}, the positions of this model")
+    return said or min(TARGET, positions)
 
 
 def _prefix(recipe: Any, config: Any, kind: Kind) -> tuple[str, Choice[str]]:

@@ -82,6 +82,37 @@ def test_a_checkpoints_own_prefix_is_taken(models: Path, tmp_path: Path) -> None
     assert prepared.processing_class.decode(prepared.train[0]["input_ids"]).startswith("The dog: Lily")
 
 
+def test_a_model_of_many_languages_writes_the_one_that_is_asked_for(tmp_path: Path) -> None:
+    from transformers import M2M100Config, M2M100ForConditionalGeneration, NllbTokenizer, set_seed
+
+    place = tmp_path / "nllb"
+    tokenizer = NllbTokenizer()
+    tokenizer.save_pretrained(place)
+    set_seed(1)
+    sizes = dict.fromkeys(("d_model", "encoder_ffn_dim", "decoder_ffn_dim"), 16)
+    layers = dict.fromkeys(
+        ("encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads"), 1
+    )
+    config = M2M100Config(vocab_size=len(tokenizer), max_position_embeddings=64, **sizes, **layers)
+    M2M100ForConditionalGeneration(config).save_pretrained(place)
+    said: dict[str, Any] = {
+        "task": "translation",
+        "model": str(place),
+        "data": translations(tmp_path),
+        "max_length": 32,
+    }
+    with pytest.raises(UserError, match="knows many languages; give src_lang and tgt_lang"):
+        workshop.prepare(**said)
+    with pytest.raises(UserError, match=r"tgt_lang is 'ron', which the tokenizer does not know"):
+        workshop.prepare(**said, src_lang="eng_Latn", tgt_lang="ron")
+    prepared = workshop.prepare(**said, src_lang="eng_Latn", tgt_lang="ron_Latn", max_target_length=8)
+    ours, theirs = tokenizer.convert_tokens_to_ids(["eng_Latn", "ron_Latn"])
+    assert {row["input_ids"][0] for row in prepared.train} == {ours}
+    assert {row["labels"][0] for row in prepared.train} == {theirs}
+    written = workshop.trainer(prepared, tmp_path / "run").predict(prepared.validation).predictions
+    assert {row[1] for row in written.tolist()} == {theirs}
+
+
 def test_labels_are_padded_with_what_no_loss_counts(models: Path, tmp_path: Path) -> None:
     place = str(workshop.model(models, "bart"))
     prepared = workshop.prepare(task="translation", model=place, data=translations(tmp_path), max_length=64)

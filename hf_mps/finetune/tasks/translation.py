@@ -77,16 +77,20 @@ def _settle(recipe: Recipe, tokenizer: Any, model: Any) -> None:
         raise UserError(
             f"src_lang: model {recipe.model} has no languages to choose from; leave src_lang and tgt_lang out"
         )
-    known = tokenizer.get_vocab()
-    for key in ("src_lang", "tgt_lang"):
-        name = getattr(recipe, key)
-        if name not in known:
-            raise UserError(
-                f"{key} is '{name}', which the tokenizer does not know{nearest(name, tokenizer.all_special_tokens)}"
-            )
-        setattr(tokenizer, key, name)
+    numbers = {key: _number(tokenizer, key, getattr(recipe, key)) for key in ("src_lang", "tgt_lang")}
+    tokenizer.src_lang, tokenizer.tgt_lang = recipe.src_lang, recipe.tgt_lang
     if model is not None:
-        model.generation_config.forced_bos_token_id = known[recipe.tgt_lang]
+        model.generation_config.forced_bos_token_id = numbers["tgt_lang"]
+
+
+def _number(tokenizer: Any, key: str, name: str) -> int:
+    """The token of a language. Raises UserError for a name that the tokenizer does not know."""
+    codes = getattr(tokenizer, "lang_code_to_token", None)  # M2M100 writes `ro` as __ro__; the others as it is
+    known = codes if codes is not None else {token: token for token in tokenizer.all_special_tokens}
+    if name not in known:
+        raise UserError(f"{key} is '{name}', which the tokenizer does not know{nearest(name, known)}")
+    number: int = tokenizer.convert_tokens_to_ids(known[name])
+    return number
 
 
 def _nested(recipe: Recipe, source: str, target: str) -> dict[str, Any]:
