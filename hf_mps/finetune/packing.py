@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
+from hf_mps.finetune.lengths import SHAPES, STEP
 from hf_mps.finetune.padding import IGNORED
+from hf_mps.finetune.shapes import best
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
     from hf_mps.finetune.recipe import Recipe
 
-# Where rows padded to the longest would hold less padding than this share, there is nothing to pack.
-WORTH = 0.05
 # The lengths of the two examples that a model is tried with.
 TRIED = (5, 3)
 
@@ -110,13 +110,13 @@ def decide(recipe: Recipe, said: bool | None, model: Any, counts: Sequence[int],
         return Choice(True, "packing in the recipe")
     if unfit:
         return Choice(False, unfit)
-    rows = best_fit(counts, capacity)
-    padded = 1 - sum(counts) / (len(counts) * max(counts))
-    if padded < WORTH:
-        return Choice(False, f"the examples are of one length: {padded:.0%} padding without packing")
-    waste = 1 - sum(counts) / (len(rows) * capacity)
-    told = f"{len(counts)} examples in {len(rows)} rows of {capacity} tokens, {waste:.1%} padding"
-    return Choice(True, f"{told}; none sees another")
+    rows = len(best_fit(counts, capacity))
+    waste = 1 - sum(counts) / (rows * capacity)
+    listed = best(counts, top=max(counts), limit=capacity, batch=1, most=SHAPES, step=STEP).waste
+    if waste >= listed:
+        return Choice(False, f"no less padding than batches of like length have: {waste:.1%} against {listed:.1%}")
+    told = f"{len(counts)} examples in {rows} rows of {capacity} tokens, {waste:.1%} padding"
+    return Choice(True, f"{told} ({listed:.1%} in batches of like length); none sees another")
 
 
 def unfitness(model: Any) -> str:

@@ -138,15 +138,19 @@ def test_packing_is_a_choice_with_a_reason() -> None:
     chosen = packing.decide(recipe(), None, model, counts, 32)
     assert (chosen.value, chosen.reason) == (
         True,
-        "32 examples in 8 rows of 32 tokens, 9.4% padding; none sees another",
+        "32 examples in 8 rows of 32 tokens, 9.4% padding (39.6% in batches of like length); none sees another",
     )
     assert packing.decide(recipe(), True, model, counts, 32).reason == "packing in the recipe"
     assert packing.decide(recipe(), False, model, counts, 32).reason == "packing in the recipe"
     assert not packing.decide(recipe(), False, model, counts, 32).value
     off = packing.decide(recipe(speedups=False), None, model, counts, 32)
     assert (off.value, off.reason) == (False, "speedups is false in the recipe")
-    same = packing.decide(recipe(), None, model, [32] * 9, 32)
-    assert (same.value, same.reason) == (False, "the examples are of one length: 0% padding without packing")
+    for long, reason in (
+        ([32] * 9, "no less padding than batches of like length have: 0.0% against 0.0%"),
+        ([18, 24, 30] * 9, "no less padding than batches of like length have: 25.0% against 10.0%"),
+    ):
+        left = packing.decide(recipe(), None, model, long, 32)
+        assert (left.value, left.reason) == (False, reason)
     assert model.training
 
 
