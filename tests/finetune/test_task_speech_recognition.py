@@ -105,6 +105,22 @@ def test_a_run_falls_back_with_exactly_the_operators_that_its_recipe_names(heari
     assert (hearing / "runs/my/transcripts.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
+def test_a_model_learns_to_hear_what_it_never_heard(hearing: Path, finetune: Command) -> None:
+    ended = finetune(
+        "my.yaml",
+        "freeze_feature_encoder=false",
+        "config_overrides={mask_time_prob: 0.0}",
+        "training.per_device_train_batch_size=8",
+        "training.gradient_accumulation_steps=1",
+        "training.num_train_epochs=80",
+        "training.eval_strategy=no",
+        "training.save_strategy=no",
+    )
+    assert ended.code == 0, ended.err
+    assert results(hearing / "runs/my")["metrics"]["cer"] < 0.3
+
+
 def test_what_is_saved_recognises_with_transformers_own_pipeline(hearing: Path, finetune: Command) -> None:
     from transformers import pipeline
 
