@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -121,6 +123,9 @@ def plan(order: Order, device: Choice[str], prepared: Prepared, output: Path, pl
     made = plans.decide(order.recipe, prepared, device, Choice(output, place.reason))
     if order.smoke is not None:
         made.choices["smoke"] = order.smoke
+    if order.recipe.fallback and device.value == "mps":
+        named = ", ".join(order.recipe.fallback)
+        made.choices["on_the_cpu"] = Choice(named, "they have no Metal kernel, and the recipe names them: no warning")
     if (sleep := awake.decide()) is not None:
         made.choices["sleep"] = sleep
     return Planned(order, prepared, made)
@@ -136,7 +141,8 @@ def _train(planned: Planned, place: folder.Place, output: Path) -> RunRecord:
     watch = Stopwatch()
     trainer = training.make(plan, prepared, watch, order.recipe.early_stopping_patience)
     header(order, plan)
-    trained = training.train(plan, prepared, trainer, watch, place.checkpoint)
+    with _named(order.recipe.fallback):
+        trained = training.train(plan, prepared, trainer, watch, place.checkpoint)
     if prepared.save is not None:
         prepared.save(trainer, folder.staging(output))
     else:
@@ -147,6 +153,18 @@ def _train(planned: Planned, place: folder.Place, output: Path) -> RunRecord:
     files = report.write(output, record)
     _table(record, [output, *files, *written.files])
     return record
+
+
+@contextmanager
+def _named(operators: Sequence[str]) -> Iterator[None]:
+    """Let no warning be shown of operators that the recipe names; the ledger counts them all the same."""
+    from hf_mps.fallback.notice import MetalFallbackWarning
+
+    with warnings.catch_warnings():
+        for operator in operators:
+            message = re.escape(f"hf_mps: {operator} of ")
+            warnings.filterwarnings("ignore", message, MetalFallbackWarning)
+        yield
 
 
 def header(order: Order, plan: Plan, verb: str = "finetune") -> None:
