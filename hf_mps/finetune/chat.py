@@ -108,11 +108,14 @@ def encode(tokenizer: Any, conversation: Sequence[Message]) -> Encoded:
     """
     if not any(message["role"] == "assistant" for message in conversation):
         raise Misfit("has no words of the assistant; allowed: at least one message of role assistant (or gpt)")
+    # quiet: a warning of rows longer than the model's positions, which are cut by whoever asked for the tokens.
+    quiet = {"verbose": False}
     if _marked(tokenizer):
-        found = _rendered(tokenizer, conversation, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+        asked = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+        found = _rendered(tokenizer, conversation, **asked, tokenizer_kwargs=quiet)
         return Encoded(list(found["input_ids"]), [bool(one) for one in found["assistant_masks"]])
     text = render(tokenizer, conversation)
-    found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, **quiet)
     ids, offsets = list(found["input_ids"]), found["offset_mapping"]
     return Encoded(
         ids, _within(text, _spans(tokenizer, conversation, text), ids, offsets, set(tokenizer.all_special_ids))
