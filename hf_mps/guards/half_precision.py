@@ -27,7 +27,8 @@ class HalfPrecision(Guard):
 
     def __init__(self) -> None:
         super().__init__()
-        self._fp16: bool | None = None  # whether accelerate takes it on mps; None before accelerate is there
+        # Whether accelerate has each on mps (1.10 has neither); empty before accelerate is there.
+        self._in_accelerate: dict[str, Callable[[], bool]] = {}
 
     def applies(self) -> Choice[bool]:
         """Whether one of the two cannot be used here."""
@@ -39,31 +40,32 @@ class HalfPrecision(Guard):
         if module.__name__ == "transformers.training_args":
             around(self, module.TrainingArguments, "__post_init__", self._arguments_made)
         elif module.__name__ == "accelerate.accelerator":
-            self._fp16 = _names_mps_beside_cuda(inspect.unwrap(module.Accelerator.__init__).__code__)
+            has_fp16 = _names_mps_beside_cuda(inspect.unwrap(module.Accelerator.__init__).__code__)
+            self._in_accelerate = {"fp16": lambda: has_fp16, "bf16": lambda: bool(module.is_bf16_available(True))}
             self._verdict = None
             around(self, module.AcceleratorState, "__init__", self._state_made)
         else:
             around(self, module._AcceleratorConnector, "_check_and_init_precision", self._plugin)
 
-    def _refusal(self, name: str) -> str:
-        """Why `name` cannot be used on the device, or an empty string."""
+    def _refusal(self, name: str, accelerate: bool = True) -> str:
+        """Why `name` cannot be used on the device, and where that matters in `accelerate`, or an empty string."""
         from hf_mps.device import precision
 
         try:
             precision.requested(name, "mps")
         except UserError as error:
             return str(error)
-        if name == "fp16" and self._fp16 is False:
-            return f"fp16 cannot be used on mps: it needs accelerate 1.11 or newer; this is {version('accelerate')}"
+        if accelerate and name in self._in_accelerate and not self._in_accelerate[name]():
+            return f"{name} cannot be used on mps: it needs accelerate 1.11 or newer; this is {version('accelerate')}"
         return ""
 
-    def _refuse(self, names: list[str], said: str) -> None:
+    def _refuse(self, names: list[str], said: str, accelerate: bool = True) -> None:
         """Raise UserError for the first of `names` that cannot be used."""
         for name in names:
-            reason = self._refusal(name)
+            reason = self._refusal(name, accelerate)
             if reason:
                 self.acted(f"{said} was refused", aloud=False)
-                other = next((each for each in HALVES if each != name and not self._refusal(each)), "")
+                other = next((each for each in HALVES if each != name and not self._refusal(each, accelerate)), "")
                 choices = f"{other}, or fp32 without either" if other else "fp32, with neither bf16 nor fp16"
                 raise UserError(f"{said}: {reason}; next: {choices}")
 
@@ -96,7 +98,8 @@ class HalfPrecision(Guard):
 
         flag, on_metal = str(connector._precision_flag), connector._accelerator_flag == "mps"
         if on_metal:
-            self._refuse([name for name in HALVES if flag.startswith(name.removeprefix("fp"))], f"precision={flag}")
+            asked = [name for name in HALVES if flag.startswith(name.removeprefix("fp"))]
+            self._refuse(asked, f"precision={flag}", accelerate=False)
         plugin = stock(connector)
         if on_metal and getattr(plugin, "device", None) == "cuda":
             # Lightning before 2.6 (Lightning#20497): autocast for CUDA, which does nothing here.

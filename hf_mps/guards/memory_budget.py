@@ -9,7 +9,7 @@ from typing import Any
 
 from hf_mps.choice import Choice
 from hf_mps.guards import moments
-from hf_mps.guards.guard import Guard
+from hf_mps.guards.guard import Guard, around
 
 VARIABLES = ("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO")
 PYTORCHS = 1.7
@@ -56,11 +56,16 @@ class MemoryBudget(Guard):
         )
 
     def install(self, module: ModuleType) -> None:
-        """See the first optimizer, and batches before they are moved."""
+        """See the first optimizer, batches before they are moved, and a limit that a script sets itself."""
         if module.__name__ == "torch":
             moments.parameters(self, module, self._limit)
+            around(self, module.mps, "set_per_process_memory_fraction", self._set_by_script)
         else:
             moments.batches(self, module, self._look)
+
+    def _set_by_script(self, stock: Any, *args: Any, **kwargs: Any) -> None:
+        self._set = True
+        stock(*args, **kwargs)
 
     def _limit(self, parameters: list[Any]) -> None:
         if self._set:

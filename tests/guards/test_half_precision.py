@@ -13,7 +13,7 @@ from transformers.utils import import_utils
 
 from hf_mps import guards
 from hf_mps.errors import UserError
-from tests.guards import lightning_loops, loops
+from tests.guards import experiments, lightning_loops, loops
 
 NEEDS_MACOS = "bf16 cannot be used on mps: it needs macOS 14.0 or newer; this is macOS "
 
@@ -29,9 +29,8 @@ def macos_13(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def fp16() -> None:
-    """Skips where accelerate itself has no fp16 on mps (1.10)."""
-    if "accelerate" in guards.get("half-precision").verdict().reason:
-        pytest.skip("this accelerate has no fp16 on mps")
+    """Skips where accelerate itself has neither on mps (1.10)."""
+    experiments.needs_fp16()
 
 
 @pytest.mark.usefixtures("macos_13")
@@ -92,6 +91,8 @@ def test_what_can_be_had_trains(tmp_path: Path) -> None:
 
 
 def test_fp16_names_the_accelerate_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards.get("half-precision"), "_fp16", False)  # as accelerate 1.10 is found
+    guard: Any = guards.get("half-precision")
+    as_in_1_10 = {"fp16": lambda: False, "bf16": lambda: True}
+    monkeypatch.setattr(guard, "_in_accelerate", as_in_1_10)
     with pytest.raises(UserError, match=r"^mixed_precision=fp16: .*needs accelerate 1.11 or newer; .*next: bf16, or"):
         loops.new_accelerator(mixed_precision="fp16")

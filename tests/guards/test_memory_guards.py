@@ -61,6 +61,13 @@ def test_a_limit_of_the_user_s_stays(name: str, limits: list[float], monkeypatch
     assert guards.get("memory-budget").verdict().reason == f"{name}=1.2 is the user's word"
 
 
+def test_a_limit_that_the_script_set_stays(limits: list[float]) -> None:
+    torch.mps.set_per_process_memory_fraction(0.5)
+    optimizer()
+    assert limits == [0.5]
+    assert not guards.get("memory-budget").times
+
+
 def test_an_optimizer_on_the_cpu_changes_nothing(limits: list[float]) -> None:
     torch.optim.SGD([nn.Parameter(torch.ones(2))])
     assert limits == []

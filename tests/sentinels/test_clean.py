@@ -36,6 +36,7 @@ def bfloat16_weights(folder: Path) -> None:
 
 def overflowing_fp16(folder: Path) -> None:
     """fp16 whose first steps GradScaler skips, until its scale fits."""
+    experiments.needs_fp16()
     loops.trained(folder, model=experiments.steep(), fp16=True, max_grad_norm=0.0, num_train_epochs=5)
 
 

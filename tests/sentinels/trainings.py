@@ -42,6 +42,7 @@ def transposed_sgd(folder: Path) -> None:
 
 def overflowed_trainer(folder: Path) -> None:
     """Trainer with fp16 and its default optimizer, over steps that overflow."""
+    experiments.needs_fp16()
     loops.trained(folder, model=experiments.steep(), fp16=True, max_grad_norm=0.0, num_train_epochs=3)
 
 

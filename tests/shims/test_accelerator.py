@@ -40,8 +40,8 @@ def test_fp16_is_mixed_precision(said) -> None:
     kwargs: dict[str, Any] = {}
     accelerator._fp16(True, kwargs)
     assert kwargs == {"mixed_precision": "fp16"}
-    made = Accelerator(fp16=True, mixed_precision="bf16")
-    assert made.mixed_precision == "bf16"
+    made = Accelerator(fp16=True, mixed_precision="no")
+    assert made.mixed_precision == "no"
     assert said() == [
         'Accelerator(fp16=True): mixed_precision="fp16" takes its place',
         "Accelerator(fp16=True): dropped, mixed_precision is given too",
