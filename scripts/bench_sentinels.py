@@ -4,9 +4,10 @@
     python scripts/bench_sentinels.py --cpu-time          the same on a machine that others use, on the simulated device
     python scripts/bench_sentinels.py --norms DATA        gradient norms of MiniLM on MRPC, DATA=../shared/data
 
-The first: one small BERT and one AdamW on the device; rounds of 32 steps, in which the stream is read once, with the
-sentinels on, off, and off again for the machine's own noise. Compared are the times that one round in five stays under.
-Exit code 1 where on and off differ by more than 1 % and by more than off and off again.
+The first: one small BERT and one AdamW on the device; rounds of two steps with the sentinels on, off, and off again for
+the machine's own noise. Compared are the times that one round in five stays under; what a read of the stream adds, once
+in 32 steps, is timed by itself and its share of a step added. Exit code 1 where on is above off by more than 1 % and
+by more than off again is.
 
 The second: the largest ratio of a norm to the largest before it (what the sentinel looks at), and to the median of
 those before it (what it does not, and why), after gradient_norm.HISTORY steps.
@@ -33,6 +34,7 @@ if sys.platform != "darwin":
 import torch
 
 from hf_mps import sentinels
+from hf_mps.sentinels import stream
 from hf_mps.sentinels.gradient_norm import HISTORY, TIMES
 from hf_mps.sentinels.stream import READ
 
@@ -40,7 +42,7 @@ from hf_mps.sentinels.stream import READ
 def main() -> int:
     """Measure, print, and return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=30, help="rounds of each series (default 30)")
+    parser.add_argument("--rounds", type=int, default=150, help="rounds of each series (default 150)")
     parser.add_argument("--cpu-time", action="store_true", help="count this process's time on the CPU alone")
     parser.add_argument("--norms", type=Path, metavar="DATA", help="measure gradient norms on DATA/glue_mrpc instead")
     parser.add_argument("--steps", type=int, default=300, help="steps of each training with --norms (default 300)")
@@ -69,7 +71,10 @@ def cost(rounds: int, clock: Callable[[], float]) -> int:
     quick = {name: statistics.quantiles(values, n=5)[0] for name, values in times.items()}
     for name, values in times.items():
         print(f"{name:<10}{quick[name]:9.3f} ms a step (median {statistics.median(values):.3f})")
-    ratio, noise = quick["on"] / quick["off"], quick["off again"] / quick["off"]
+    scalars = [torch.ones((), device="mps") for _ in range(2 * READ)]
+    read = timed(lambda: stream._values(scalars), clock)
+    print(f"read      {read:9.3f} ms, once in {READ} steps")
+    ratio, noise = (quick["on"] + read / READ) / quick["off"], quick["off again"] / quick["off"]
     print(f"on / off         {ratio:.4f}\noff again / off  {noise:.4f}")
     return 1 if ratio - 1 > max(0.01, abs(noise - 1)) else 0
 
@@ -96,14 +101,14 @@ def training_step() -> Callable[[], None]:
     return step
 
 
-def timed(step: Callable[[], None], clock: Callable[[], float]) -> float:
-    """Milliseconds a step, over as many as the stream needs to be read once."""
+def timed(step: Callable[[], object], clock: Callable[[], float]) -> float:
+    """Milliseconds a step, over two."""
     torch.mps.synchronize()
     start = clock()
-    for _ in range(READ):
+    for _ in range(2):
         step()
     torch.mps.synchronize()
-    return (clock() - start) / READ * 1000
+    return (clock() - start) / 2 * 1000
 
 
 def norms(data: Path, steps: int) -> int:
