@@ -1,0 +1,44 @@
+"""What guards and sentinels say while a recipe runs is a line of the runner's own, and no warning on stderr."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from tiny import Command
+
+from hf_mps.finetune import progress
+from hf_mps.guards import notice
+from hf_mps.sentinels import gradient_norm
+from hf_mps.sentinels.stream import STREAM
+
+
+def test_what_a_sentinel_finds_is_a_line_of_the_run(
+    desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gradient_norm, "TIMES", 1e-6)  # so that every run is one to speak of
+    monkeypatch.setattr(gradient_norm, "HISTORY", 2)
+    notice.forget()
+    STREAM.forget()
+    try:
+        ended = finetune("my.yaml")
+    finally:
+        gradient_norm.SENTINEL.forget()
+        notice.forget()
+    assert (ended.code, ended.err) == (0, "")
+    notes = [line for line in ended.out.splitlines() if "the gradient norm was" in line]
+    assert len(notes) == 1
+    assert notes[0].startswith("note  the gradient norm was ")
+    assert notes[0].endswith("(sentinel; HF_MPS_SENTINELS=-gradient-norm switches it off)")
+
+
+def test_a_note_goes_where_the_other_lines_go() -> None:
+    out = io.StringIO()
+    lines = progress.StepLines(stream=out)
+    notice.forget()
+    with notice.told(lines.note):
+        notice.say("2 parameters were made contiguous")
+        notice.say("2 parameters were made contiguous")
+    assert out.getvalue() == "note  2 parameters were made contiguous\n"
+    notice.forget()
