@@ -15,6 +15,18 @@ from transformers import ViTForImageClassification as ViT
 from hf_mps import guards
 
 
+@pytest.fixture(autouse=True)
+def _other_names(tmp_path: Path) -> None:
+    """Skips where transformers (5.0) saves a ViT under the names that it has in memory."""
+    from safetensors import safe_open
+
+    model = trainer(tmp_path / "names").model
+    model.save_pretrained(tmp_path / "names")
+    with safe_open(tmp_path / "names" / "model.safetensors", "pt") as saved:
+        if set(saved.keys()) == set(model.state_dict()):
+            pytest.skip("this transformers saves a ViT under the names that it has in memory")
+
+
 class Noise(Dataset[dict[str, Any]]):
     """Eight images of noise with a class each."""
 
