@@ -78,8 +78,12 @@ def described(found: Labels) -> Choice[str]:
     """The labels in words, with how they were found, as a header has them."""
     if not found.names:
         return Choice("regression", found.reason)
-    shown = ", ".join(found.names[:SHOWN]) + (", …" if len(found.names) > SHOWN else "")
-    return Choice(f"{len(found.names)} classes: {shown}", found.reason)
+    return Choice(f"{len(found.names)} classes: {listed(found.names)}", found.reason)
+
+
+def listed(names: Sequence[str]) -> str:
+    """The names in one line; of many the first, and how many there are."""
+    return ", ".join(names[:SHOWN]) + (f", … {len(names)} in all" if len(names) > SHOWN else "")
 
 
 def configure(config: Any, names: Sequence[str], overrides: Mapping[str, Any] | None = None) -> Any:
@@ -139,12 +143,11 @@ def _check_numbers(splits: Iterable[Rows]) -> None:
 
 
 def _check_classes(splits: Iterable[Rows], labels: Labels) -> None:
-    shown = ", ".join(labels.names[:SHOWN]) + (f", … {len(labels.names)} in all" if len(labels.names) > SHOWN else "")
     for rows in splits:
         _refuse_first(
             rows,
             lambda raw: key(raw) not in labels.keys,
-            f"is not in the label set ({shown}), {labels.reason}",
+            f"is not in the label set ({listed(labels.names)}), {labels.reason}",
             labels.names,
         )
 

@@ -51,7 +51,7 @@ def decide(train: Rows, others: Iterable[Rows], given: Sequence[str] | None = No
         by_name = {labels.key(name): number for number, name in enumerate(classes)}
         by_id = {str(number): number for number in range(len(classes))}
         reason = "data.labels in the recipe" if given else "the data set names them"
-        found = Tags(tuple(classes), by_name if inner_is_text(train) and said & by_name.keys() else by_id, reason)
+        found = Tags(tuple(classes), by_name if _are_text(train) and said & by_name.keys() else by_id, reason)
     else:
         ordered = sorted(said, key=_order)
         found = Tags(tuple(ordered), {tag: number for number, tag in enumerate(ordered)}, f"found in {train.where}")
@@ -62,11 +62,10 @@ def decide(train: Rows, others: Iterable[Rows], given: Sequence[str] | None = No
 
 def described(found: Tags) -> Choice[str]:
     """The tags in words, as a header has them."""
-    shown = ", ".join(found.names[: labels.SHOWN]) + (", …" if len(found.names) > labels.SHOWN else "")
-    return Choice(f"{len(found.names)} tags: {shown}", found.reason)
+    return Choice(f"{len(found.names)} tags: {labels.listed(found.names)}", found.reason)
 
 
-def inner_is_text(rows: Rows) -> bool:
+def _are_text(rows: Rows) -> bool:
     """Whether the tags are words, and not ids."""
     inner = getattr(rows.dataset.features["tags"], "feature", None)
     return getattr(inner, "dtype", None) in TEXT and not hasattr(inner, "names")
@@ -127,7 +126,7 @@ def _refuse_unknown(rows: Rows, found: Tags) -> None:
             place = f"{rows.where}: row {rows.number(index)}: word {number + 1}"
             if tag == -1 or labels.key(tag) == "":
                 raise UserError(f"{place} has no tag; allowed: a tag for each word")
-            shown = ", ".join(found.names[: labels.SHOWN]) + (", …" if len(found.names) > labels.SHOWN else "")
+            shown = labels.listed(found.names)
             near = nearest(labels.key(tag), found.names)
             raise UserError(f"{place}: tag '{own.get(tag, tag)}' is not in the set ({shown}), {found.reason}{near}")
 
