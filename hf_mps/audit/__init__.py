@@ -28,7 +28,7 @@ def audit(target: Target, torch_table: Path | None = None) -> Audit:
     with prepare.weightless(target) as parts:
         step = prepare.step(parts, device, fake=True)
         try:
-            seen = operators(step, release)
+            seen = operators(step)
             return result(target.name, seen, release, facts | step.facts | {"tensors": FAKE})
         except Exception as error:
             if not cannot_be_fake(error):
@@ -36,7 +36,7 @@ def audit(target: Target, torch_table: Path | None = None) -> Audit:
             why = _first_line(error)
     with prepare.small(target, device.value) as parts:
         step = prepare.step(parts, device, fake=False)
-        seen = operators(step, release)
+        seen = operators(step)
         told = Choice("real", f"a small real step; fake tensors cannot run this one: {why}")
         return result(target.name, seen, release, facts | step.facts | {"tensors": told})
 
@@ -44,14 +44,11 @@ def audit(target: Target, torch_table: Path | None = None) -> Audit:
 FAKE = Choice("fake", "shapes and dtypes in real size, without numbers and memory")
 
 
-def operators(step: TrainingStep, release: Any) -> Record:
+def operators(step: TrainingStep) -> Record:
     """Take one step and return what was recorded of it."""
     from hf_mps.audit.record import Record
 
-    unfold = (
-        None if step.fake is None else lambda name: release.kind(name) == "composite" and release.ends_in(name) == name
-    )
-    record = Record(step.where, unfold=unfold)
+    record = Record(step.where)
     step.run(1, watch=record)
     return record
 

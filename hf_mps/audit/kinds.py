@@ -12,7 +12,7 @@ from hf_mps.simulator.table import Table, parse, table
 Kind = Literal["native", "composite", "fallback", "refused", "unknown"]
 KINDS: dict[Kind, str] = {
     "native": "a Metal kernel of its own",
-    "composite": "made of other operators, each looked at by itself",
+    "composite": "made of other operators",
     "fallback": "no Metal kernel: the CPU runs it, and each call waits for the GPU",
     "refused": "a dtype that Metal does not have: it ends in an error",
     "unknown": "that release of PyTorch has no such operator",

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from hf_mps.target.prepare import Parts
 
 LARGEST = 4096
-# More rows in a step than this need no plan: they are micro-batches of one another.
-TRACES = 6
+TRACES = 8
 
 
 @dataclass(frozen=True)
@@ -72,24 +71,25 @@ class Tracer:
 def largest(peak_of: Callable[[int], int], limit: int, first: int, most: int = LARGEST) -> int:
     """The most rows of a batch whose peak is within `limit` bytes, 0 where not even one is; at most `most`.
 
-    Peaks grow by the same bytes for each row over long stretches, so a line through two of them leads near the answer
-    and each further trace, of at most TRACES, makes the bounds closer; the answer is one that was traced.
+    Peaks grow by the same bytes for each row over long stretches, so a line through two of them leads near the answer;
+    at most TRACES more are made. The answer was traced, and is the largest or within a fiftieth of it.
     """
     if peak_of(1) > limit:
         return 0
-    low, high = 1, most + 1
+    low, high = 1, most + 1  # what fits, and what does not
     guess = min(max(first, 2), most)
     for _ in range(TRACES):
-        if high - low <= 1:
-            break
         size = peak_of(guess)
-        before = peak_of(low)
-        if size <= limit:
-            slope = (size - before) / (guess - low)
-            low = guess
-        else:
-            slope = (size - before) / (guess - low)
+        if size > limit:
             high = guess
-        reach = low + (limit - peak_of(low)) / slope if slope > 0 else high - 1
+            slope = (size - peak_of(low)) / (high - low)
+        else:
+            slope, low = (size - peak_of(low)) / (guess - low), guess
+            if high <= most:
+                slope = max(slope, (peak_of(high) - size) / (high - low))
+        if high - low <= max(1, low // 50):
+            break
+        # Level where another moment than the batch's is the highest: then in large strides.
+        reach = low + (limit - peak_of(low)) / slope if slope > 0 else 8 * low
         guess = min(max(int(reach), low + 1), high - 1)
     return low

@@ -101,7 +101,7 @@ class TrainingStep:
             stack.enter_context(guards.suspended(*off))
             stack.enter_context(sentinels.suspended())
             stack.enter_context(self.fake)
-            stack.enter_context(_Numbers())
+            stack.enter_context(_Numbers())  # type: ignore[no-untyped-call]
             yield
 
 

@@ -1,4 +1,4 @@
-"""What the audit promises: every operator of a step, native or not, where it is called, and what a ledger would book."""
+"""The audit names every operator of a step, whether Metal has it, and where it is called: what a ledger would book."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ def test_another_releases_table_decides(tmp_path: Path, capsys: pytest.CaptureFi
     table = another(tmp_path, without_gelu)
     assert main(["audit", "quickstart", "--torch-table", str(table), "--github"]) == 1
     out = capsys.readouterr().out
-    assert out.startswith("::warning title=hf-mps audit quickstart::aten::gelu.out: no Metal kernel; 6 calls (forward: ")
+    title = "::warning title=hf-mps audit quickstart::"
+    assert out.startswith(f"{title}aten::gelu.out: no Metal kernel; 6 calls (forward: ")
     assert out.count("\n") == 1
 
 
