@@ -30,10 +30,9 @@ def answers(trainer: Any, tokenizer: Any, prompts: Sequence[str], said: Generate
     room = max(1, positions - said.max_new_tokens)
     model.eval()
     for start in range(0, len(prompts), BATCH):
-        ids = [
-            one[-room:]
-            for one in tokenizer(list(prompts[start : start + BATCH]), add_special_tokens=False)["input_ids"]
-        ]
+        # verbose=False: a warning of prompts longer than the model's positions, which are cut here.
+        read = tokenizer(list(prompts[start : start + BATCH]), add_special_tokens=False, verbose=False)["input_ids"]
+        ids = [one[-room:] for one in read]
         # The answer goes on from the last token of each prompt, so padding stands on the left.
         batch = tokenizer.pad({"input_ids": ids}, padding_side="left", return_tensors="pt").to(model.device)
         with errors_only():

@@ -60,5 +60,6 @@ def test_a_recipe_runs_on_ones_own_files(
     said = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
     assert metric in said["metrics"]
     assert said["device"]["value"] == "mps"
+    assert said["fallback"] == []
     assert said["baseline"]["metrics"]
     assert (tmp_path / "run" / "predictions.csv").stat().st_size > 50

@@ -91,7 +91,9 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         arguments_defaults=defaults,
         trainer_settings={"untrained": baseline},
         token_counts=trained,
-        predict=lambda trainer: _answered(trainer, rows["validation"], loaded.tokenizer, recipe.generate),
+        predict=(lambda trainer: _answered(trainer, rows["validation"], loaded.tokenizer, recipe.generate))
+        if recipe.generate.rows
+        else None,
         **language.saved(recipe),
     )
 
