@@ -267,17 +267,13 @@ def test_losses_that_were_not_logged_yet_are_in_the_checkpoint(tmp_path: Path) -
     def logged(run: Any) -> list[float]:
         return [entry["loss"] for entry in run.state.log_history if "loss" in entry]
 
-    for guarded in (True, False):
-        run = loops.trainer(tmp_path, model=loops.bert(0.3), **settings)
-        if guarded:
-            done = run.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-            assert logged(run) == logged(unbroken)
-            rest = json.loads((tmp_path / "checkpoint-3" / "unlogged_loss.json").read_text())
-            assert rest["logged"] == 0
-            mean = (sum(logged(run)) * 4 - rest["sum"]) / 5
-            assert done.training_loss == pytest.approx(mean, rel=1e-5)  # of this call's five steps, as without
-        else:
-            with guards.suspended("resume-loss"):
-                run.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-            assert logged(run) != logged(unbroken)
-            assert logged(run)[1] == logged(unbroken)[1]
+    run = loops.trainer(tmp_path, model=loops.bert(0.3), **settings)
+    guarded = run.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert logged(run) == logged(unbroken)
+    assert json.loads((tmp_path / "checkpoint-3" / "unlogged_loss.json").read_text())["logged"] == 0
+    run = loops.trainer(tmp_path, model=loops.bert(0.3), **settings)
+    with guards.suspended("resume-loss"):
+        stock = run.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert logged(run)[0] != logged(unbroken)[0]
+    assert logged(run)[1] == logged(unbroken)[1]
+    assert guarded.training_loss == pytest.approx(stock.training_loss)  # the mean of the call's own steps stays that
