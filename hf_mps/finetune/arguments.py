@@ -20,6 +20,10 @@ REMOVED = {name: old.instead for name, old in table.REMOVED.items()} | {
     "tokenizer": "nothing: the runner passes processing_class itself",
 }
 
+# Sharing is a step of its own, after a look at the result: no token passes through here. The recipe in a run's own
+# folder names paths of this machine, and checkpoints hold the optimizer's state: neither is for the hub.
+UPLOAD = "hf upload NAME {} . --exclude 'checkpoint-*' --exclude recipe.yaml"
+
 # Names of TrainingArguments that a recipe says elsewhere, or that Trainer itself never reads.
 ELSEWHERE = {
     "output_dir": "it stands at the top level of a recipe: output_dir: PATH",
@@ -28,12 +32,12 @@ ELSEWHERE = {
     "do_eval": "Trainer never reads it; eval_strategy says when to evaluate",
     "do_predict": "Trainer never reads it; leave it out",
     "hub_token": "a recipe holds no token; log in once with: hf auth login",
-    "push_to_hub": "the runner keeps its files here; next, after the run: hf upload NAME OUTPUT_DIR",
-    "hub_private_repo": "it belongs to push_to_hub, which the runner leaves to: hf upload NAME OUTPUT_DIR",
-    "hub_model_id": "it belongs to push_to_hub, which the runner leaves to: hf upload NAME OUTPUT_DIR",
-    "hub_strategy": "it belongs to push_to_hub, which the runner leaves to: hf upload NAME OUTPUT_DIR",
-    "hub_always_push": "it belongs to push_to_hub, which the runner leaves to: hf upload NAME OUTPUT_DIR",
-    "hub_revision": "it belongs to push_to_hub, which the runner leaves to: hf upload NAME OUTPUT_DIR",
+    "push_to_hub": f"the runner keeps its files here; next, after the run: {UPLOAD.format('OUTPUT_DIR')}",
+    "hub_private_repo": "it belongs to push_to_hub, which the runner leaves to: hf upload",
+    "hub_model_id": "it belongs to push_to_hub, which the runner leaves to: hf upload",
+    "hub_strategy": "it belongs to push_to_hub, which the runner leaves to: hf upload",
+    "hub_always_push": "it belongs to push_to_hub, which the runner leaves to: hf upload",
+    "hub_revision": "it belongs to push_to_hub, which the runner leaves to: hf upload",
     "disable_tqdm": "the runner's own lines take the bar's place, and are plain where stdout is no terminal",
     "local_rank": "the runner trains in one process; leave it out",
     "log_on_each_node": "the runner trains in one process; leave it out",

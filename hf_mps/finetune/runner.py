@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hf_mps import settings
 from hf_mps.choice import Choice
 from hf_mps.errors import INTERRUPTED, RunError, UserError
-from hf_mps.finetune import checkpoint, data, expect, failures, folder, progress, stored, tasks
+from hf_mps.finetune import arguments, checkpoint, data, expect, failures, folder, progress, stored, tasks
 from hf_mps.finetune import order as orders
 from hf_mps.finetune.order import Order
 from hf_mps.guards import notice
@@ -151,7 +151,7 @@ def _train(planned: Planned, place: folder.Place, output: Path) -> RunRecord:
     written = predictions.write(output, prepared, trainer)
     record = records.make(order, plan, prepared, trained, written)
     files = report.write(output, record)
-    _table(record, [output, *files, *written.files])
+    _table(record, [output, *files, *written.files], share=order.smoke is None)
     return record
 
 
@@ -179,13 +179,16 @@ def header(order: Order, plan: Plan, verb: str = "finetune") -> None:
     progress.header(rows, title=f"hf_mps {verb} {order.name}")
 
 
-def _table(record: RunRecord, files: Sequence[Path]) -> None:
+def _table(record: RunRecord, files: Sequence[Path], *, share: bool) -> None:
+    """Print how the run ended; `files` begin with its folder, `share` adds the command that gives it to the hub."""
     notes = []
     if record.fallback:
         names = [entry["operator"] for entry in record.fallback]
         needed = [name for name in names if name not in record.unexpected_fallback]
         notes += [("on the CPU", f"{', '.join(needed)}, as the recipe names them")] if needed else []
         notes += [("unexpected", f"{', '.join(record.unexpected_fallback)} ran on the CPU")] if needed != names else []
+    if share:
+        notes.append(("to share", arguments.UPLOAD.format(shlex.quote(str(files[0])))))
     progress.final_table(
         record.metrics,
         baseline=record.baseline.metrics if record.baseline else None,

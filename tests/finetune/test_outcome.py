@@ -188,5 +188,10 @@ def test_a_token_is_neither_taken_nor_shown(desk: Path, finetune: Command) -> No
     assert "hf_secret" not in ended.out + ended.err
     ended = finetune("my.yaml", "training.push_to_hub=true")
     assert ended.code == 2
-    assert "hf upload NAME OUTPUT_DIR" in ended.err
+    assert ended.err == (
+        "hf-mps: command line: training.push_to_hub is not set here: the runner keeps its files here; next, after the"
+        " run: hf upload NAME OUTPUT_DIR . --exclude 'checkpoint-*' --exclude recipe.yaml\n"
+    )
     assert not (desk / "runs").exists()
+    ended = finetune("my.yaml", "training.max_steps=1")
+    assert "to share  hf upload NAME runs/my . --exclude 'checkpoint-*' --exclude recipe.yaml\n" in ended.out
