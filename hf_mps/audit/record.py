@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hf_mps.audit.kinds import NO_OPERATORS
+from hf_mps.audit.kinds import NO_OPERATORS, SEEN_AS
 from hf_mps.target.places import Places, family
 
 
@@ -43,7 +43,7 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        name = func.name()
+        name = SEEN_AS.get(func.name(), func.name())
         if not name.startswith(NO_OPERATORS):
             # What a call without arguments made, or moved here, counts as the device's too.
             found = [each.dtype for each in self._on_device((args, kwargs, result))]

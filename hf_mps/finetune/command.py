@@ -67,6 +67,9 @@ def finetune(
             help="Run once for each combination of the values, one after the other, and compare.",
         ),
     ] = None,
+    check_parity: Annotated[
+        bool, typer.Option("--check-parity", help="First train three steps on the CPU and on Metal: do they agree?")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --plan: print it as JSON.")] = False,
     version: Version = False,
     debug: Debug = False,
@@ -84,7 +87,13 @@ def finetune(
             raise UserError(f"{asked[0]} and {asked[1]} are two things to ask for; give one of them")
         if as_json and not plan:
             raise UserError("--json belongs to --plan; a run leaves results.json in its folder")
+        if check_parity and asked:
+            raise UserError(f"--check-parity belongs to a run, and {asked[0]} is another thing; leave one of them out")
         words = overrides or []
+        if check_parity:
+            from hf_mps import parity
+
+            parity.require(recipe, words)
         if plan:
             from hf_mps.finetune import preview
 

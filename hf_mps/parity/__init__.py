@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -44,3 +45,24 @@ def parity(target: Target, steps: int = STEPS, rows: int | None = None) -> tuple
         )
     facts = {"device": device, **made[-1].facts, "dropout": NO_DROPOUT}
     return compare(*courses, str(facts["precision"].value)), facts
+
+
+def require(recipe: str, overrides: Sequence[str]) -> None:
+    """Before a training: print the verdict in a line. Raises RunError where the devices differ.
+
+    Raises UserError where the run's device is not Metal, or nothing can be compared.
+    """
+    import torch  # noqa: F401  its autoload brings the device, where there is one
+
+    from hf_mps.device import choose
+    from hf_mps.errors import RunError, UserError
+    from hf_mps.parity.report import verdict
+    from hf_mps.target.find import find
+
+    chosen = choose()
+    if chosen.value != "mps":
+        raise UserError(f"--check-parity compares Metal with the CPU, and the device is {chosen}; leave it out")
+    found, _ = parity(find(recipe, overrides))
+    print(f"parity: {verdict(found)}", flush=True)
+    if not found.same:
+        raise RunError(f"nothing was trained; the whole comparison: hf-mps parity {' '.join((recipe, *overrides))}")

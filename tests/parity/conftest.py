@@ -6,6 +6,11 @@ import pytest
 import torch  # noqa: F401  its autoload brings the device
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _imported() -> None:
+    import sklearn  # noqa: F401  sets KMP_ variables when it is first imported, which no single test is to answer for
+
+
 @pytest.fixture(autouse=True)
 def _device() -> None:
     from hf_mps import simulator

@@ -37,7 +37,7 @@ def settle(trainer: Any) -> bool:
     torch.set_rng_state(drawn)  # a collator may have drawn from it (masks), and a run is its seed's alone
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.device(next(model.parameters()).device):
             few, many = (model(**inputs, num_items_in_batch=torch.tensor(count)).loss for count in (FEW, MANY))
     finally:
         model.train(training)
