@@ -81,7 +81,9 @@ class Images:
         image, settings = opened(self._rows, index), {}
         if self._augment is not None:
             draw = random.Random(f"{self._seed} {int(self._epoch)} {index}")
-            image = varied(image, self._augment, size(self._processor), self._processor.resample, draw)
+            image = varied(
+                image, self._augment, size(self._processor), getattr(self._processor, "resample", None), draw
+            )
             settings = {"do_resize": False, "do_center_crop": False}
         pixels = self._processor(image, return_tensors="pt", **settings)["pixel_values"][0]
         return {"pixel_values": pixels, "labels": self._labels[index]}
@@ -112,7 +114,7 @@ def _place(rows: Rows, index: int) -> str:
     return " ".join((f"{rows.where}: row {rows.number(index)}: image", name(rows, index))).rstrip()
 
 
-def varied(image: Any, augment: Augmentation, shape: tuple[int, int], resample: int, draw: random.Random) -> Any:
+def varied(image: Any, augment: Augmentation, shape: tuple[int, int], resample: int | None, draw: random.Random) -> Any:
     """A drawn part of a PIL image, brought to `shape` (height, width) and perhaps mirrored."""
     from PIL import Image
 
@@ -158,9 +160,10 @@ def refuse_missing(rows: Rows) -> None:
 
     for index, value in enumerate(rows.dataset["image"]):
         said = value.get("path") if isinstance(value, dict) else value
-        inside = isinstance(value, dict) and value.get("bytes") is not None
-        if inside or not isinstance(said, str):
-            rows.content(index, "image")  # which refuses what is neither
+        if isinstance(value, dict) and value.get("bytes") is not None:
+            continue  # decoded when it is needed: to read them all now would take long
+        if not isinstance(said, str):
+            rows.content(index, "image")  # which refuses it
             continue
         try:
             with Image.open(rows.path(said)):  # the header alone

@@ -88,7 +88,7 @@ def test_a_folder_of_images_trains_on_mps_and_the_snippet_of_the_card_runs(photo
     assert said["baseline"]["metrics"]["accuracy"] == 0.5
     assert said["device"]["value"] == "mps"
     assert said["fallback"] == []
-    assert said["choices"]["images"]["value"] == "16 x 16 pixels"
+    assert said["choices"]["images"]["value"] == "height 16, width 16 pixels"
     assert said["choices"]["augmentation"]["value"] == "8% to 100% of the area, mirrored in 50%"
     with (photos / "runs/my/predictions.csv").open(encoding="utf-8", newline="") as file:
         lines = list(csv.DictReader(file))
@@ -286,3 +286,15 @@ def test_real_photographs_train(shared_data: Path, photos: Path, finetune: Comma
     said = results(photos / "runs/my")["choices"]
     assert said["data"]["value"] == "244 + 20 rows"
     assert said["labels"]["value"] == "2 classes: ants, bees"
+
+
+def test_images_without_a_fixed_size_can_only_be_left_as_they_are(photos: Path, finetune: Command) -> None:
+    says = {"image_processor_type": "ViTImageProcessor", "size": {"longest_edge": 16}, "do_resize": False}
+    (photos / "vit" / "preprocessor_config.json").write_text(json.dumps(says), encoding="utf-8")
+    ended = finetune("my.yaml")
+    assert ended.code == 2
+    assert ended.err.startswith("hf-mps: the model's image processor names no fixed size ({'longest_edge': 16")
+    assert ended.err.endswith("so images cannot be cropped to it; next: augmentation=null\n")
+    for file in (photos / "photos").rglob("*.png"):  # as the model takes them: nothing is left to bring to a size
+        picture("red", 0).crop((0, 0, 16, 16)).save(file)
+    assert finetune("my.yaml", "augmentation=null", "training.max_steps=1").code == 0

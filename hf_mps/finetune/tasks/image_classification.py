@@ -101,7 +101,8 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     for split in rows.values():
         images.refuse_missing(split)
     config = labels.configure(checkpoint.config(), found.names, recipe.config_overrides)
-    shape = images.size(processor)
+    if recipe.augmentation is not None:
+        images.size(processor)
     model, told = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
     ids = {split: [int(found.encode(raw)) for raw in rows[split].dataset["label"]] for split in rows}
     varied = {"train": recipe.augmentation}
@@ -121,9 +122,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         auto_class=AUTO_CLASS,
         pipeline_tag="image-classification",
         choices={
-            "images": Choice(
-                f"{shape[0]} x {shape[1]} pixels", f"by {type(processor).__name__}, with PIL on any machine"
-            ),
+            "images": Choice(_size(processor), f"by {type(processor).__name__}, with PIL on any machine"),
             "augmentation": _augmentation(recipe.augmentation),
             "labels": labels.described(found),
             "model": told,
@@ -143,6 +142,11 @@ def _trainer(train: Images, *, callbacks: Sequence[Any], **settings: Any) -> Any
     from hf_mps.finetune.callbacks import Epochs
 
     return Trainer(callbacks=[*callbacks, Epochs(train.begin)], **settings)
+
+
+def _size(processor: Any) -> str:
+    said = ", ".join(f"{name} {pixels}" for name, pixels in dict(processor.size).items() if pixels)
+    return f"{said} pixels"
 
 
 def _augmentation(said: Augmentation | None) -> Choice[str]:
