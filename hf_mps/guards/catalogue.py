@@ -36,6 +36,7 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "memory-budget",
         "shape-growth",
     ),
+    "accelerate.data_loader": ("resume-epoch",),
     "accelerate.accelerator": (
         "resume-rng",
         "atomic-checkpoint",
