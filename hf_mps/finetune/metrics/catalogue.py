@@ -97,9 +97,7 @@ class Metrics:
             values |= module.compute(predictions=answers, references=truths)
         return values
 
-    def baseline(
-        self, references: Any, *, train: Any, regression: bool = False, names: Sequence[str] = ()
-    ) -> Baseline:
+    def baseline(self, references: Any, *, train: Any, regression: bool = False, names: Sequence[str] = ()) -> Baseline:
         """Return what one constant answer scores on `references`: the majority label of `train`, or its mean.
 
         `names` are the classes by their ids, for the words.
