@@ -13,7 +13,11 @@ from hf_mps.sentinels.sentinel import Sentinel
 HISTORY = 8
 """Norms before the first that is judged."""
 TIMES = 100.0
-"""How many times the largest norm before."""
+"""How many times the largest norm before.
+
+MiniLM on MRPC stayed below 2 times in four trainings of 100 to 300 steps, one of them on 96 rows that it learned by
+heart, one at a learning rate of 1e-3 (scripts/bench_sentinels.py --norms); pytorch#177116 makes 1e3 to 1e5 times.
+"""
 
 
 @dataclass
@@ -26,8 +30,8 @@ class _History:
 class GradientNorm(Sentinel):
     """Compares each norm with the largest before it, not with their median.
 
-    A model that has learned its rows has norms near zero and then one as in its first steps: a thousand times the
-    median, and no fault.
+    A model that has learned its rows has norms near zero and then, at a row it has not, one as in its first steps:
+    many times the median, and no fault.
     """
 
     name = "gradient-norm"
