@@ -29,11 +29,10 @@ SIZES: dict[str, dict[str, Any]] = {
     },
     "gpt2": {"n_embd": 256, "n_layer": 4, "n_head": 4, "vocab_size": 16000},
     "t5": {"d_model": 256, "num_layers": 3, "num_heads": 4, "d_ff": 1024, "d_kv": 64, "decoder_start_token_id": 0},
-    "vit": {"hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 768},
 }
 CLASSIFY = ("text-classification", "columns: {text: sentence1, text_pair: sentence2}")
 CONTINUE = ("causal-lm", "columns: {text: text}")
-SUMMARIZE = ("summarization", "columns: {text: document, summary: summary}")
+SUMMARIZE = ("summarization", "columns: {source: document, target: summary}")
 
 
 class Pair(NamedTuple):
@@ -60,6 +59,7 @@ PAIRS = (
     Pair("llama", CONTINUE, 4, 256, (LORA, BF16)),
     Pair("gpt2", CONTINUE, 8, 128),
     Pair("gpt2", CONTINUE, 2, 128, ("training.gradient_accumulation_steps=4",)),
+    Pair("t5", SUMMARIZE, 4, 128),
 )
 
 

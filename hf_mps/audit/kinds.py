@@ -18,7 +18,7 @@ KINDS: dict[Kind, str] = {
     "unknown": "that release of PyTorch has no such operator",
 }
 FOUND: tuple[Kind, ...] = ("fallback", "refused")
-# Which PyTorch calls only while a dispatch mode looks on (areAnyTensorSubclassLike in aten/src/ATen/native/LossCTC.cpp),
+# What PyTorch calls only while a dispatch mode looks on (areAnyTensorSubclassLike in aten/src/ATen/native/LossCTC.cpp),
 # and what it calls otherwise: the same kernels, with lengths in a list.
 SEEN_AS = {
     "aten::_ctc_loss.Tensor": "aten::_ctc_loss",
