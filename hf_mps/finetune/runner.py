@@ -122,7 +122,10 @@ def plan(order: Order, device: Choice[str], prepared: Prepared, output: Path, pl
 
     made = plans.decide(order.recipe, prepared, device, Choice(output, place.reason))
     if order.smoke is not None:
+        from hf_mps.finetune import smoke
+
         made.choices["smoke"] = order.smoke
+        smoke.reasons(order, made.choices)
     if order.recipe.fallback and device.value == "mps":
         named = ", ".join(order.recipe.fallback)
         made.choices["on_the_cpu"] = Choice(named, "they have no Metal kernel, and the recipe names them: no warning")

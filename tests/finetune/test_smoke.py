@@ -80,6 +80,7 @@ def check_snippet(run: Path) -> None:
 def test_a_smoke_run_leaves_nothing_where_no_folder_is_named(own_cache: Path, finetune: Command) -> None:
     ended = finetune("glue/cola", "--smoke")
     assert (ended.code, ended.err) == (0, "")
+    assert "--smoke: gone after the run" in ended.out
     assert ended.out.splitlines()[-1] == "smoke run ended well; its files are gone (output_dir=PATH keeps them)"
     assert list(Path().iterdir()) == []
     assert not own_cache.exists()
@@ -88,7 +89,8 @@ def test_a_smoke_run_leaves_nothing_where_no_folder_is_named(own_cache: Path, fi
 def test_the_command_lines_own_training_is_kept(own_cache: Path, finetune: Command) -> None:
     assert finetune("glue/cola", "--smoke", "training.max_steps=2", "output_dir=run").code == 0
     said = json.loads(Path("run/results.json").read_text(encoding="utf-8"))
-    assert said["choices"]["steps"]["value"] == 2
+    assert said["choices"]["steps"] == {"value": 2, "reason": "max_steps in the recipe"}
+    assert said["choices"]["batch"]["reason"] == "--smoke, which takes a few short steps"
     assert said["recipe"]["training"]["learning_rate"] == orders.load("glue/cola").recipe.training["learning_rate"]
 
 

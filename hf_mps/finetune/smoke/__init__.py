@@ -35,6 +35,13 @@ TRAINING = {
     "save_strategy": "epoch",
     "report_to": "none",
 }
+# The choices of a plan that TRAINING makes, by the field that settles each.
+SETTLED = {
+    "batch": "per_device_train_batch_size",
+    "steps": "max_steps",
+    "evaluation": "eval_strategy",
+    "checkpoints": "save_strategy",
+}
 DROPPED = ("num_train_epochs", "eval_steps", "eval_delay", "save_steps", "warmup_steps", "resume_from_checkpoint")
 
 
@@ -64,6 +71,15 @@ def order(whole: Order) -> Iterator[Order]:
                 f"a tiny {family.name}", "--smoke shows that everything runs, on made-up rows: no score counts"
             ),
         )
+
+
+def reasons(small: Order, choices: dict[str, Choice[Any]]) -> None:
+    """Let `choices` say --smoke where a smoke run, and neither recipe nor command line, settled them."""
+    for name, key in SETTLED.items():
+        if name in choices and f"training.{key}" not in small.changed:
+            choices[name] = Choice(choices[name].value, "--smoke, which takes a few short steps")
+    if Path(small.recipe.output_dir or "") == Path(small.recipe.model).with_name("run"):
+        choices["output"] = Choice(choices["output"].value, "--smoke: gone after the run")
 
 
 def texts(value: Any) -> Iterator[str]:
