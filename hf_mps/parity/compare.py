@@ -18,6 +18,9 @@ TOLERANCES = {
 # Gradients that are zero but for rounding (a key's bias in attention) are noise: what is smaller than this share of
 # the whole gradient's norm is held against that share.
 NOISE = 1e-3
+# Where terms as large as the loss cancel (the bias of a head over choices), float32 leaves 1e-7 of each: within the
+# tolerance of this share of the loss.
+CANCELLED = 1e-4
 # Adam moves a weight by its learning rate whatever the size of its gradient: where that is rounding, so is its sign.
 TELLING = 1e-2
 
@@ -100,7 +103,8 @@ def _off(reference: Course, key: Key, ours: Digest, theirs: Digest, found: Cours
     step, what, module, which = key
     norm = reference.norms[step - 1] if len(reference.norms) >= step else 0.0
     if what == GRADIENT or what == "backward":
-        return ours.off(theirs, floor=NOISE * norm)
+        loss = abs(reference.losses[step - 1]) if len(reference.losses) >= step else 0.0
+        return ours.off(theirs, floor=max(NOISE * norm, CANCELLED * loss))
     if what == UPDATE:
         gradient = reference.events.get((step, GRADIENT, module, which))
         if gradient is None:
