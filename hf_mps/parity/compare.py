@@ -23,6 +23,8 @@ NOISE = 1e-3
 CANCELLED = 1e-4
 # Adam moves a weight by its learning rate whatever the size of its gradient: where that is rounding, so is its sign.
 TELLING = 1e-2
+# And it divides gradients of two steps by one another, rounding and all: updates may differ by so many times more.
+LOOSER = 30
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def _first(reference: Course, found: Course, tolerance: float) -> Divergence | N
             continue
         off = _off(reference, key, ours, theirs, found)
         step, what, module, which = key
-        if differing is None and off > tolerance:
+        if differing is None and off > tolerance * (LOOSER if what == UPDATE else 1):
             differing = Divergence(step, what, module, which, off)
         elif differing is not None:
             # A module hands what it was given to its first part: theirs is the same tensor, and the nearer name.
