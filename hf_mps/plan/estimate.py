@@ -51,13 +51,23 @@ class Tracer:
         return self._known[rows]
 
     def _trace(self, rows: int) -> Estimate:
+        from hf_mps.audit import cannot_be_fake
+        from hf_mps.errors import RunError
         from hf_mps.plan import trace
         from hf_mps.target import prepare
 
         # Of many micro-batches the second is like all that follow: gradients are there, and activations again.
         changes = {"gradient_accumulation_steps": min(self.accumulation, 2)}
         step = prepare.step(self._parts, self._device, fake=True, changes=changes, rows=rows, length=self._length)
-        found = trace.peak(step)
+        try:
+            found = trace.peak(step)
+        except Exception as error:
+            if not cannot_be_fake(error):
+                raise
+            name = type(error).__name__
+            raise RunError(
+                f"this step reads values on its way, which a trace does not have: {name}: {error}"
+            ) from error
         phase, module = found.where
         where = f"{phase}: {module}" if module else phase
         facts = step.facts

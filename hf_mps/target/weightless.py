@@ -47,7 +47,6 @@ class Weightless(Checkpoint):
             self.said, f"{type(model).__name__}, {count / 1e6:.1f} M parameters, without their weights"
         )
 
-
     def sentence_transformer(self, device: str) -> Any:
         """sentence-transformers' model around the architecture, with the tiny one's tokenizer and pooling."""
         from transformers import AutoModel
