@@ -12,10 +12,10 @@ from hf_mps.audit.command import audit
 from hf_mps.configure.command import config
 from hf_mps.doctor.command import doctor
 from hf_mps.errors import UserError, run_command
-from hf_mps.parity.command import parity
-from hf_mps.plan.command import plan as memory_plan
 from hf_mps.finetune import command
 from hf_mps.options import Debug, Version
+from hf_mps.parity.command import parity
+from hf_mps.plan.command import plan as memory_plan
 
 Work = Callable[[], int | None]
 

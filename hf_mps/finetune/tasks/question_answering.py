@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from hf_mps.choice import Choice
-from hf_mps.finetune import lengths, metrics, tokens, windows
+from hf_mps.finetune import batches, lengths, metrics, tokens, windows
 from hf_mps.finetune import recipe as recipes
 from hf_mps.finetune.metrics import answers as scoring
 from hf_mps.finetune.metrics.chosen import choose
@@ -119,6 +119,10 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         "questions_without_answer": negative,
         **lent,
     }
+    if batches.KEY not in recipe.training:
+        # Measured on XQuAD with two seeds: after 3 epochs F1 4.5 points below the stock Trainer's random batches.
+        reason = "the questions of one text are of one length: batches of one length would be batches of one text"
+        choices["sampling"] = Choice(batches.RANDOM, reason)
     model, choices["model"] = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
     asked = _Asked(recipe, rows["validation"], found["validation"], measured, negative.value)
     return Prepared(
