@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from hf_mps.finetune import data, metrics, tasks
-from hf_mps.finetune.checkpoint import resolve
+from hf_mps.finetune.models.checkpoint import resolve
 from hf_mps.finetune.recipe import Recipe
 from hf_mps.finetune.rows import Rows
 

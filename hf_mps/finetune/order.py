@@ -63,7 +63,8 @@ def problems(name: str, overrides: Sequence[str] = ()) -> list[str]:
 
     More than a run would tell at first: keys said twice, files and folders that are not there. Imports no torch.
     """
-    from hf_mps.finetune import checkpoint, data
+    from hf_mps.finetune import data
+    from hf_mps.finetune.models import checkpoint
 
     try:
         path = catalogue.find(name).path

@@ -9,10 +9,10 @@ from typing import Any
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
-from hf_mps.finetune import batches
 from hf_mps.finetune.recipe import Recipe
 from hf_mps.finetune.refusals import refuse_early_stopping, refuse_impossible
 from hf_mps.finetune.task import Prepared
+from hf_mps.finetune.text import batches
 
 SAID = "the recipe says so"
 BATCH = 32

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from hf_mps import settings
 from hf_mps.choice import Choice
 from hf_mps.errors import RunError, UserError
-from hf_mps.finetune import checkpoint, data, folder, runner
+from hf_mps.finetune import data, folder, runner
 from hf_mps.finetune import order as orders
 from hf_mps.finetune.files import plain
+from hf_mps.finetune.models import checkpoint
 
 if TYPE_CHECKING:
     from hf_mps.finetune.order import Order
@@ -84,9 +85,9 @@ def _parameters(model: Any) -> tuple[int, int]:
 
 def _memory(order: Order, device: str) -> Choice[Any]:
     """The peak of a training step, and on a Mac's GPU whether this Mac has room for it."""
-    from hf_mps.plan.estimate import Tracer
     from hf_mps.plan.machine import present
     from hf_mps.plan.report import gib
+    from hf_mps.plan.tracer import Tracer
     from hf_mps.target import metal, prepare
     from hf_mps.target.find import Target
 

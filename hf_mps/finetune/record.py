@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hf_mps import guards
+from hf_mps import guards, sentinels
 from hf_mps.finetune import expect
 from hf_mps.finetune.order import Order
 from hf_mps.finetune.report import RunRecord
@@ -49,6 +49,7 @@ def make(order: Order, plan: Plan, prepared: Prepared, trained: Trained, written
         fallback=fallback,
         unexpected_fallback=[one["operator"] for one in fallback if one["operator"] not in recipe.fallback],
         guards=guards.acted(),
+        sentinels=sentinels.found(),
         expectation=expect.judge(order, metrics),
         model=order.smoke.value if order.smoke else recipe.model,
         dataset=recipe.data.hub,
@@ -57,6 +58,7 @@ def make(order: Order, plan: Plan, prepared: Prepared, trained: Trained, written
         pipeline_tag=prepared.pipeline_tag,
         auto_class=prepared.auto_class,
         snippet=prepared.snippet,
+        library=prepared.library,
         predictions=written.predictions.name if written.predictions else None,
         pictures=[picture.name for picture in written.pictures],
     )

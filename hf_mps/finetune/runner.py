@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from hf_mps import settings
 from hf_mps.choice import Choice
 from hf_mps.errors import INTERRUPTED, RunError, UserError
-from hf_mps.finetune import arguments, checkpoint, data, expect, failures, folder, progress, stored, tasks
+from hf_mps.finetune import arguments, data, expect, failures, folder, progress, stored, tasks
 from hf_mps.finetune import order as orders
+from hf_mps.finetune.models import checkpoint
 from hf_mps.finetune.order import Order
 from hf_mps.guards import notice
 

@@ -157,7 +157,7 @@ def _hub(data: recipes.Data, split: str, seed: int) -> Rows:
     """One split of a hub data set, from the cache where it is there."""
     from datasets import load_dataset
 
-    from hf_mps.finetune.checkpoint import unreachable
+    from hf_mps.finetune.models.checkpoint import unreachable
 
     assert data.hub is not None
     there = (data.splits or {}).get(split, split)

@@ -66,6 +66,8 @@ class Prepared:
     """Given the trainer and a folder: how the model is saved, where `trainer.save_model` is not enough."""
     snippet: str | None = None
     """Three lines of Python that load the model from `"."`; None is the auto class with its tokenizer."""
+    library: str = "transformers"
+    """The library that loads the model, by its name on the hub."""
 
     @property
     def reported(self) -> tuple[str, ...]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.errors import RunError, UserError
-from hf_mps.finetune import batches, progress
+from hf_mps.finetune import progress
+from hf_mps.finetune.text import batches
 from hf_mps.guards import notice
 
 if TYPE_CHECKING:

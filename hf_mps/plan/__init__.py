@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hf_mps.plan.estimate import Estimate
     from hf_mps.plan.machine import Machine
     from hf_mps.plan.report import MemoryPlan
+    from hf_mps.plan.tracer import Estimate
     from hf_mps.target.find import Target
 
 
@@ -20,7 +20,7 @@ def estimate(target: Target, *, length: int | None = None) -> Estimate:
     from hf_mps.target import metal, prepare
 
     device = metal.present()
-    from hf_mps.plan.estimate import Tracer
+    from hf_mps.plan.tracer import Tracer
 
     with prepare.weightless(target) as parts:
         return Tracer(parts, device, length)()
@@ -35,9 +35,9 @@ def plan(target: Target, machine: Machine | None = None, *, length: int | None =
 
     device = metal.present()
     from hf_mps.plan import machine as machines
-    from hf_mps.plan.estimate import Tracer, largest
     from hf_mps.plan.options import ranked
     from hf_mps.plan.report import MemoryPlan
+    from hf_mps.plan.tracer import Tracer, largest
 
     machine = machine or machines.present()
     with prepare.weightless(target) as parts:

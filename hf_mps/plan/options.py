@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
-from hf_mps.plan.estimate import Estimate, Tracer, largest
 from hf_mps.plan.machine import Machine
+from hf_mps.plan.tracer import Estimate, Tracer, largest
 
 if TYPE_CHECKING:
     from hf_mps.target.find import Target

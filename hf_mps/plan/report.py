@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hf_mps.choice import Choice
-from hf_mps.plan.estimate import Estimate
 from hf_mps.plan.machine import GIB, Machine
 from hf_mps.plan.options import Option
 from hf_mps.plan.trace import PARTS
+from hf_mps.plan.tracer import Estimate
 
 SHOWN = 3
 BESIDE = "tensors alone: Python and PyTorch hold some hundred megabytes beside them, and Metal keeps a graph a shape"

@@ -9,7 +9,8 @@ from typing import Any
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError, nearest
-from hf_mps.finetune import catalogue, checkpoint, order, tasks
+from hf_mps.finetune import catalogue, order, tasks
+from hf_mps.finetune.models import checkpoint
 from hf_mps.finetune.order import Order
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
-from hf_mps.finetune import checkpoint
+from hf_mps.finetune.models import checkpoint
 from hf_mps.finetune.recipe import Recipe
 from hf_mps.finetune.smoke import families
 

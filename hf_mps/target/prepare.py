@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
-from hf_mps.finetune import checkpoint, data, smoke, tasks
+from hf_mps.finetune import data, smoke, tasks
+from hf_mps.finetune.models import checkpoint
 from hf_mps.target import batch, known
 from hf_mps.target.find import Target
 

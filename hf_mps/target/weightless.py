@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.choice import Choice
-from hf_mps.finetune.checkpoint import Checkpoint
+from hf_mps.finetune.models.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode

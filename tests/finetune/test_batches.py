@@ -11,8 +11,8 @@ import tiny
 from test_lengths import recipe, rows
 from tiny import Command
 
-from hf_mps.finetune import batches
-from hf_mps.finetune.batches import Alike
+from hf_mps.finetune.text import batches
+from hf_mps.finetune.text.batches import Alike
 
 LENGTHS = [8, 16, 24, 16, 8, 32, 16, 24, 8, 8] * 11  # 110 rows
 

@@ -9,7 +9,7 @@ import pytest
 import workshop
 
 from hf_mps.errors import UserError
-from hf_mps.finetune import chat
+from hf_mps.finetune.text import chat
 
 HELLO = [
     {"role": "user", "content": "Hi there"},

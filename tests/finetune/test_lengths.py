@@ -13,10 +13,10 @@ import torch
 from tiny import Command
 
 from hf_mps.errors import UserError
-from hf_mps.finetune import lengths, shapes
-from hf_mps.finetune.batches import Alike
-from hf_mps.finetune.lengths import Lengths, Padded
-from hf_mps.finetune.padding import PadUp
+from hf_mps.finetune.text import lengths, shapes
+from hf_mps.finetune.text.batches import Alike
+from hf_mps.finetune.text.lengths import Lengths, Padded
+from hf_mps.finetune.text.padding import PadUp
 
 FILLS = {"input_ids": 9, "attention_mask": 0, "token_type_ids": 0, "labels": -100, "decoder_input_ids": 9}
 

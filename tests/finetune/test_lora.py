@@ -9,8 +9,8 @@ import pytest
 import workshop
 
 from hf_mps.errors import UserError
-from hf_mps.finetune import lora
-from hf_mps.finetune.lora import Lora
+from hf_mps.finetune.models import lora
+from hf_mps.finetune.models.lora import Lora
 
 
 @pytest.fixture(scope="module")

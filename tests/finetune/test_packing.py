@@ -13,9 +13,9 @@ from datasets import Dataset
 from test_lengths import recipe
 
 from hf_mps.errors import UserError
-from hf_mps.finetune import packing
 from hf_mps.finetune.loss import heads
-from hf_mps.finetune.packing import Collator, Packed, best_fit
+from hf_mps.finetune.text import packing
+from hf_mps.finetune.text.packing import Collator, Packed, best_fit
 
 WORDS = 61
 SIZE = {

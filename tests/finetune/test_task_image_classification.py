@@ -15,8 +15,8 @@ import pytest
 import tiny
 from tiny import Command
 
-from hf_mps.finetune import images
-from hf_mps.finetune.images import Augmentation, Images
+from hf_mps.finetune.media import images
+from hf_mps.finetune.media.images import Augmentation, Images
 from hf_mps.finetune.rows import Rows
 
 RECIPE = """# Tell red from blue.

@@ -10,8 +10,9 @@ import pytest
 import workshop
 
 from hf_mps.errors import UserError
-from hf_mps.finetune import blocks, language
-from hf_mps.finetune.token_trainer import measured, perplexity, row_sums
+from hf_mps.finetune.models import language
+from hf_mps.finetune.models.token_trainer import measured, perplexity, row_sums
+from hf_mps.finetune.text import blocks
 
 
 @pytest.fixture(scope="module")

@@ -96,7 +96,8 @@ def test_every_choice_of_a_batch_is_padded_to_one_length_of_the_list(choosing: P
     import torch
     from transformers import AutoTokenizer
 
-    from hf_mps.finetune import checkpoint, data, order
+    from hf_mps.finetune import data, order
+    from hf_mps.finetune.models import checkpoint
     from hf_mps.finetune.tasks import multiple_choice
 
     made = order.load("my.yaml")

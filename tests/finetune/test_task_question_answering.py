@@ -16,8 +16,8 @@ from tiny import Command
 from hf_mps.errors import UserError
 from hf_mps.finetune.metrics import answers as scoring
 from hf_mps.finetune.rows import Rows
-from hf_mps.finetune.spans import NOWHERE
-from hf_mps.finetune.windows import Cut, check, place
+from hf_mps.finetune.text.spans import NOWHERE
+from hf_mps.finetune.text.windows import Cut, check, place
 
 RECIPE = """# Find the animal.
 task: question-answering

@@ -14,7 +14,8 @@ import tiny
 from tiny import Command
 
 from hf_mps.errors import UserError
-from hf_mps.finetune import embeddings, metrics
+from hf_mps.finetune import metrics
+from hf_mps.finetune.models import embeddings
 from hf_mps.finetune.rows import Rows
 
 pytest.importorskip("sentence_transformers")
@@ -194,7 +195,7 @@ def test_arguments_of_sentence_transformers_are_fields_of_the_recipe(pairing: Pa
 def test_each_column_of_a_batch_is_padded_by_itself_to_a_length_of_the_list(pairing: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
-    from hf_mps.finetune.lengths import Lengths
+    from hf_mps.finetune.text.lengths import Lengths
 
     model = SentenceTransformer(str(pairing / "model"), device="cpu")
     collator = embeddings.collator(model, Lengths(16, "list", (8, 16)), None)

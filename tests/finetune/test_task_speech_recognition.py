@@ -14,7 +14,7 @@ import pytest
 from tiny import Command
 
 from hf_mps.errors import UserError
-from hf_mps.finetune import audio, letters
+from hf_mps.finetune.media import audio, letters
 from hf_mps.finetune.metrics import edits
 from hf_mps.finetune.rows import Rows
 from hf_mps.finetune.tasks import speech_recognition

@@ -11,7 +11,7 @@ import pytest
 import tiny
 from tiny import Command
 
-from hf_mps.finetune import verdicts
+from hf_mps.finetune.models import verdicts
 
 
 def results(folder: Path) -> dict[str, Any]:
@@ -113,7 +113,8 @@ def test_splits_that_number_their_classes_otherwise_are_refused(desk: Path, fine
 
 
 def test_texts_are_cut_to_max_length_with_their_special_tokens(desk: Path, finetune: Command) -> None:
-    from hf_mps.finetune import checkpoint, data, order
+    from hf_mps.finetune import data, order
+    from hf_mps.finetune.models import checkpoint
     from hf_mps.finetune.tasks import text_classification
 
     made = order.load("my.yaml", ["max_length=7"])

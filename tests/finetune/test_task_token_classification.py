@@ -12,7 +12,7 @@ import pytest
 import tiny
 from tiny import Command
 
-from hf_mps.finetune import words
+from hf_mps.finetune.text import words
 
 RECIPE = """# Tag animals and places.
 task: token-classification

@@ -38,7 +38,8 @@ def recipe(**values: Any) -> Any:
 def prepare(**values: Any) -> Prepared:
     """What the task makes of the recipe of these values, on the device that is there."""
     import hf_mps.device
-    from hf_mps.finetune import checkpoint, data, tasks
+    from hf_mps.finetune import data, tasks
+    from hf_mps.finetune.models import checkpoint
 
     made = recipe(**values)
     task = tasks.module(made.task)

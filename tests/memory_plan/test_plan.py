@@ -13,7 +13,7 @@ import torch
 from hf_mps.cli import main
 from hf_mps.errors import UserError
 from hf_mps.plan import estimate, machine, plan, trace
-from hf_mps.plan.estimate import largest
+from hf_mps.plan.tracer import largest
 from hf_mps.target import metal
 from hf_mps.target.find import find
 from hf_mps.target.places import Places

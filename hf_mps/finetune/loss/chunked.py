@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hf_mps.finetune.loss.tied import Shared
-from hf_mps.finetune.padding import IGNORED
+from hf_mps.finetune.text.padding import IGNORED
 
 # Bytes of one chunk's logits in float32: enough rows to keep a GPU busy, and to make the head's gradient, which is read
 # and written once a chunk, little of the work.

@@ -18,7 +18,7 @@ from torch import Tensor
 from hf_mps.choice import Choice
 from hf_mps.finetune.loss import chunked
 from hf_mps.finetune.loss.tied import Gathering, Shared, fits
-from hf_mps.finetune.padding import IGNORED
+from hf_mps.finetune.text.padding import IGNORED
 
 if TYPE_CHECKING:
     from hf_mps.finetune.recipe import Recipe

@@ -30,6 +30,7 @@ def card(record: RunRecord) -> str:
         *_section("Choices", _choices(record)),
         *_section("Operators that ran on the CPU", _fallback(record)),
         *_section("Guards that acted", "\n".join(f"- {_cell(_words(guard))}" for guard in record.guards)),
+        *_section("Signs of a fault", "\n".join(f"- {_cell(_words(sign))}" for sign in record.sentinels)),
         "## Recipe",
         _fenced("yaml", _yaml(record.recipe)),
         "## Versions",
@@ -44,7 +45,7 @@ def front_matter(record: RunRecord) -> str:
 
     data = ModelCardData(
         language=record.language,
-        library_name="transformers",
+        library_name=record.library,
         tags=["hf-mps", "generated_from_trainer"],
         base_model=record.model if record.model and is_hub_id(record.model) else None,
         datasets=[record.dataset] if record.dataset else None,

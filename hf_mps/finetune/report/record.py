@@ -60,6 +60,7 @@ class RunRecord:
     unexpected_fallback: list[str] = field(default_factory=list)
     """The operators among them that the recipe does not name."""
     guards: list[Any] = field(default_factory=list)
+    sentinels: list[Any] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=lambda: versions())
     expectation: Expectation | None = None
     model: str | None = None
@@ -78,6 +79,8 @@ class RunRecord:
     language: str | None = None
     snippet: str | None = None
     """Three lines that load the model from `"."`; None is the auto class with its tokenizer."""
+    library: str = "transformers"
+    """The library that loads the model, by its name on the hub."""
     predictions: str | None = None
     """The name of the file of predictions, and of the task's pictures."""
     pictures: list[str] = field(default_factory=list)
@@ -123,6 +126,7 @@ def results(record: RunRecord) -> dict[str, Any]:
     - `fallback`: [object]; `unexpected_fallback`: [str]
     - `predictions`: str or null; `pictures`: [str], files beside this one
     - `guards`: [{"name": str, "times": int, "lines": [str], "issue": str}]
+    - `sentinels`: [{"name": str, "times": int, "lines": [str]}], what they warned of
     - `log_history`: [object], the Trainer's, one for each logging step or evaluation
     - `versions`: {name: str}
     """
@@ -146,6 +150,7 @@ def results(record: RunRecord) -> dict[str, Any]:
         "predictions": record.predictions,
         "pictures": record.pictures,
         "guards": record.guards,
+        "sentinels": record.sentinels,
         "log_history": record.log_history,
         "versions": record.versions,
     }

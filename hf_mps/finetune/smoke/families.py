@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hf_mps.errors import UserError
-from hf_mps.finetune import checkpoint
+from hf_mps.finetune.models import checkpoint
 from hf_mps.finetune.recipe import Recipe
 
 Input = Literal["text", "image", "sound"]

@@ -6,15 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hf_mps.finetune import blocks, language, tokens
 from hf_mps.finetune.metrics.chosen import choose
+from hf_mps.finetune.models import language
 from hf_mps.finetune.task import Prepared
+from hf_mps.finetune.text import blocks, tokens
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from hf_mps.finetune.checkpoint import Checkpoint
     from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.models.checkpoint import Checkpoint
 
 METRICS = ("perplexity", "accuracy")
 
@@ -33,7 +34,7 @@ def columns(recipe: Recipe) -> dict[str, str]:
 
 def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
     """Make blocks, model, collator and metrics. Raises UserError for rows or a checkpoint that cannot be used."""
-    from hf_mps.finetune.token_trainer import TokenTrainer, measured
+    from hf_mps.finetune.models.token_trainer import TokenTrainer, measured
 
     chosen = choose(recipe.metrics, METRICS, recipe.task)
     loaded = language.load(recipe, checkpoint)
@@ -73,7 +74,7 @@ def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 def predicted(trainer: Any, features: Dataset, tokenizer: Any) -> Iterator[dict[str, Any]]:
     """Each validation block with the number of its predicted tokens, their mean loss, perplexity and accuracy."""
-    from hf_mps.finetune.token_trainer import perplexity
+    from hf_mps.finetune.models.token_trainer import perplexity
 
     for row, (total, count, right) in zip(features, trainer.predict(features).predictions.tolist(), strict=True):
         count = max(count, 1.0)

@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
-from hf_mps.finetune import chat, language, lengths, tokens
 from hf_mps.finetune import recipe as recipes
-from hf_mps.finetune.conversations import unusable
 from hf_mps.finetune.metrics import Baseline
 from hf_mps.finetune.metrics.chosen import choose
+from hf_mps.finetune.models import language
 from hf_mps.finetune.task import Prepared
+from hf_mps.finetune.text import chat, lengths, tokens
+from hf_mps.finetune.text.conversations import unusable
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from hf_mps.finetune.checkpoint import Checkpoint
     from hf_mps.finetune.data import Rows
-    from hf_mps.finetune.language import Loaded
+    from hf_mps.finetune.models.checkpoint import Checkpoint
+    from hf_mps.finetune.models.language import Loaded
 
 ARGUMENTS = ("trl/trainer/dpo_config.py", "DPOConfig")
 SETTLED = {
@@ -74,7 +75,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         raise UserError("task dpo: trl is not installed; next: pip install 'hf-mps[preference]'")
     from trl.trainer.dpo_trainer import DataCollatorForPreference
 
-    from hf_mps.finetune.preference_trainer import Arguments, PreferenceTrainer, measured
+    from hf_mps.finetune.models.preference_trainer import Arguments, PreferenceTrainer, measured
 
     chosen = choose(recipe.metrics, METRICS, recipe.task)
     loaded = language.load(recipe, checkpoint)

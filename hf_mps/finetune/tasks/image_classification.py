@@ -11,14 +11,16 @@ from pydantic import Field, model_validator
 
 from hf_mps.choice import Choice
 from hf_mps.finetune import data as sources
-from hf_mps.finetune import images, labels, metrics, samples, verdicts
+from hf_mps.finetune import labels, metrics, samples
 from hf_mps.finetune import recipe as recipes
-from hf_mps.finetune.images import Augmentation, Images
+from hf_mps.finetune.media import images
+from hf_mps.finetune.media.images import Augmentation, Images
+from hf_mps.finetune.models import verdicts
 from hf_mps.finetune.task import Prepared
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.checkpoint import Checkpoint
     from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForImageClassification"
 SNIPPET = """from transformers import pipeline

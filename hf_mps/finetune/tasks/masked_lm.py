@@ -11,16 +11,17 @@ from pydantic import Field
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
-from hf_mps.finetune import blocks, language, lengths, tokens
 from hf_mps.finetune.metrics.chosen import choose
+from hf_mps.finetune.models import language
 from hf_mps.finetune.task import Prepared
 from hf_mps.finetune.tasks.causal_lm import METRICS, predicted
+from hf_mps.finetune.text import blocks, lengths, tokens
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from hf_mps.finetune.checkpoint import Checkpoint
     from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForMaskedLM"
 # Part of every cache key: raise it whenever `_masked_once` makes other gaps from the same blocks.
@@ -56,7 +57,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     from transformers import AutoModelForMaskedLM
 
     from hf_mps.finetune.loss import heads
-    from hf_mps.finetune.token_trainer import TokenTrainer, measured
+    from hf_mps.finetune.models.token_trainer import TokenTrainer, measured
 
     chosen = choose(recipe.metrics, METRICS, recipe.task)
     loaded = language.load(recipe, checkpoint)

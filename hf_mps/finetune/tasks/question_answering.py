@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from hf_mps.choice import Choice
-from hf_mps.finetune import batches, lengths, metrics, tokens, windows
+from hf_mps.finetune import metrics
 from hf_mps.finetune import recipe as recipes
 from hf_mps.finetune.metrics import answers as scoring
 from hf_mps.finetune.metrics.chosen import choose
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.spans import Answer, Window, answer
 from hf_mps.finetune.task import Prepared
-from hf_mps.finetune.windows import Cut
+from hf_mps.finetune.text import batches, lengths, tokens, windows
+from hf_mps.finetune.text.spans import Answer, Window, answer
+from hf_mps.finetune.text.windows import Cut
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.checkpoint import Checkpoint
     from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForQuestionAnswering"
 SQUAD = "data.paragraphs.qas"

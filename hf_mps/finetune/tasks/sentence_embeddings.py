@@ -15,17 +15,19 @@ from pydantic import Field, model_validator
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
-from hf_mps.finetune import batches, embeddings, lengths, metrics, tokens
+from hf_mps.finetune import metrics
 from hf_mps.finetune import recipe as recipes
 from hf_mps.finetune.metrics.chosen import choose
+from hf_mps.finetune.models import embeddings
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.task import Prepared
+from hf_mps.finetune.text import batches, lengths, tokens
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from hf_mps.finetune.checkpoint import Checkpoint
     from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.models.checkpoint import Checkpoint
 
 # The class that has the fields; SentenceTransformerTrainingArguments, which is used, adds none.
 ARGUMENTS = ("sentence_transformers/base/training_args.py", "BaseTrainingArguments")
@@ -135,6 +137,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         compute_metrics=None,
         baseline=judge.baseline(),
         auto_class="SentenceTransformer",
+        library="sentence-transformers",
         pipeline_tag="sentence-similarity",
         choices=choices,
         trainer=embeddings.trainer(judge),

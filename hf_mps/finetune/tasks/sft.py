@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
-from hf_mps.finetune import chat, conversations, generated, language, lengths, packing, plan, tokens
+from hf_mps.finetune import plan
 from hf_mps.finetune import recipe as recipes
 from hf_mps.finetune.metrics.chosen import choose
-from hf_mps.finetune.padding import IGNORED
+from hf_mps.finetune.models import generated, language
 from hf_mps.finetune.task import Prepared
+from hf_mps.finetune.text import chat, conversations, lengths, packing, tokens
+from hf_mps.finetune.text.padding import IGNORED
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from hf_mps.finetune.checkpoint import Checkpoint
     from hf_mps.finetune.data import Rows
-    from hf_mps.finetune.language import Loaded
+    from hf_mps.finetune.models.checkpoint import Checkpoint
+    from hf_mps.finetune.models.language import Loaded
 
 METRICS = ("perplexity", "accuracy")
 # Part of every cache key: raise it whenever `_tokenised` makes other features from the same rows.
@@ -53,7 +55,7 @@ def columns(recipe: Recipe) -> dict[str, str]:
 
 def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
     """Make features, model, collator and metrics. Raises UserError for rows or a checkpoint that cannot be used."""
-    from hf_mps.finetune.token_trainer import TokenTrainer, measured
+    from hf_mps.finetune.models.token_trainer import TokenTrainer, measured
 
     chosen = choose(recipe.metrics, METRICS, recipe.task)
     loaded = language.load(recipe, checkpoint)

@@ -13,16 +13,18 @@ from pydantic import Field, model_validator
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
-from hf_mps.finetune import audio, labels, letters, metrics, tokens
+from hf_mps.finetune import labels, metrics
 from hf_mps.finetune import recipe as recipes
+from hf_mps.finetune.media import audio, letters
 from hf_mps.finetune.metrics import edits
 from hf_mps.finetune.metrics.chosen import choose
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.task import Prepared
+from hf_mps.finetune.text import tokens
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.checkpoint import Checkpoint
     from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForCTC"
 # Part of every cache key: raise it whenever `_encoded` makes other features from the same rows.

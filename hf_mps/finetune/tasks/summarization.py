@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hf_mps.finetune import recipe as recipes
-from hf_mps.finetune import seq2seq
 from hf_mps.finetune.metrics.generation import sentences
-from hf_mps.finetune.seq2seq import ARGUMENTS, SETTLED, columns
+from hf_mps.finetune.models import seq2seq
+from hf_mps.finetune.models.seq2seq import ARGUMENTS, SETTLED, columns
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.checkpoint import Checkpoint
     from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.models.checkpoint import Checkpoint
     from hf_mps.finetune.task import Prepared
 
 __all__ = ["ARGUMENTS", "SETTLED", "Recipe", "columns", "prepare", "smoke_rows"]

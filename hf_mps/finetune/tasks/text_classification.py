@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, model_validator
 
 from hf_mps.finetune import data as sources
-from hf_mps.finetune import labels, lengths, metrics, samples, tokens, verdicts
+from hf_mps.finetune import labels, metrics, samples
 from hf_mps.finetune import recipe as recipes
+from hf_mps.finetune.models import verdicts
 from hf_mps.finetune.task import Prepared
+from hf_mps.finetune.text import lengths, tokens
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from hf_mps.finetune.checkpoint import Checkpoint
     from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
 # Part of every cache key: raise it whenever `_tokenised` makes other features from the same rows.

@@ -13,17 +13,18 @@ from pydantic import Field, model_validator
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
 from hf_mps.finetune import data as sources
-from hf_mps.finetune import labels, lengths, samples, tokens, words
+from hf_mps.finetune import labels, samples
 from hf_mps.finetune import recipe as recipes
 from hf_mps.finetune.metrics.tagged import TagMetrics, of_tags
-from hf_mps.finetune.padding import IGNORED
 from hf_mps.finetune.task import Prepared
+from hf_mps.finetune.text import lengths, tokens, words
+from hf_mps.finetune.text.padding import IGNORED
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from hf_mps.finetune.checkpoint import Checkpoint
     from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForTokenClassification"
 # Part of every cache key: raise it whenever `_tokenised` makes other features from the same rows.

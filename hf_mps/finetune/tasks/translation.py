@@ -9,12 +9,12 @@ from pydantic import model_validator
 
 from hf_mps.errors import UserError, nearest
 from hf_mps.finetune import recipe as recipes
-from hf_mps.finetune import seq2seq
-from hf_mps.finetune.seq2seq import ARGUMENTS, SETTLED, columns
+from hf_mps.finetune.models import seq2seq
+from hf_mps.finetune.models.seq2seq import ARGUMENTS, SETTLED, columns
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.checkpoint import Checkpoint
     from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.models.checkpoint import Checkpoint
     from hf_mps.finetune.task import Prepared
 
 __all__ = ["ARGUMENTS", "SETTLED", "Recipe", "columns", "prepare", "smoke_rows"]

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
-from hf_mps.finetune.lengths import Lengths
 from hf_mps.finetune.metrics import Baseline, Metrics
-from hf_mps.finetune.padding import PadUp, fills
+from hf_mps.finetune.text.lengths import Lengths
+from hf_mps.finetune.text.padding import PadUp, fills
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.checkpoint import Checkpoint
     from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.models.checkpoint import Checkpoint
 
 # A role's name in sentence-transformers, which takes no name that another one begins with.
 NAMES = {"text": "anchor", "text_pair": "positive", "negative": "negative"}

@@ -10,18 +10,20 @@ from pydantic import Field, model_validator
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
-from hf_mps.finetune import language, lengths, metrics, tokens
+from hf_mps.finetune import metrics
 from hf_mps.finetune import recipe as recipes
 from hf_mps.finetune.metrics.chosen import choose
+from hf_mps.finetune.models import language
 from hf_mps.finetune.task import Prepared
+from hf_mps.finetune.text import lengths, tokens
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from hf_mps.finetune.checkpoint import Checkpoint
     from hf_mps.finetune.data import Rows
-    from hf_mps.finetune.language import Loaded
-    from hf_mps.finetune.lengths import Lengths
+    from hf_mps.finetune.models.checkpoint import Checkpoint
+    from hf_mps.finetune.models.language import Loaded
+    from hf_mps.finetune.text.lengths import Lengths
 
 AUTO_CLASS = "AutoModelForSeq2SeqLM"
 ARGUMENTS = ("transformers/training_args_seq2seq.py", "Seq2SeqTrainingArguments")

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
-from hf_mps.finetune.lengths import SHAPES, STEP
-from hf_mps.finetune.padding import IGNORED
-from hf_mps.finetune.shapes import best
+from hf_mps.finetune.text.lengths import SHAPES, STEP
+from hf_mps.finetune.text.padding import IGNORED
+from hf_mps.finetune.text.shapes import best
 
 if TYPE_CHECKING:
     from datasets import Dataset

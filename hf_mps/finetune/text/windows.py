@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
-from hf_mps.finetune import tokens
-from hf_mps.finetune.spans import NOWHERE
+from hf_mps.finetune.text import tokens
+from hf_mps.finetune.text.spans import NOWHERE
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
-from hf_mps.finetune import batches
-from hf_mps.finetune.lengths import SHAPES, Lengths
-from hf_mps.finetune.padding import IGNORED, PadUp
 from hf_mps.finetune.plan import BATCH
-from hf_mps.finetune.shapes import best
+from hf_mps.finetune.text import batches
+from hf_mps.finetune.text.lengths import SHAPES, Lengths
+from hf_mps.finetune.text.padding import IGNORED, PadUp
+from hf_mps.finetune.text.shapes import best
 
 if TYPE_CHECKING:
     from hf_mps.finetune.recipe import Recipe

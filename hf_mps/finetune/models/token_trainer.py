@@ -14,7 +14,7 @@ from transformers import Trainer
 from hf_mps.finetune.loss import chunked, heads
 from hf_mps.finetune.metrics.catalogue import Baseline
 from hf_mps.finetune.metrics.chosen import Chosen
-from hf_mps.finetune.padding import IGNORED
+from hf_mps.finetune.text.padding import IGNORED
 
 
 class TokenTrainer(Trainer):  # type: ignore[misc]

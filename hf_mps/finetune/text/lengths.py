@@ -23,11 +23,11 @@ from pydantic import Field, model_validator
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
-from hf_mps.finetune import batches
 from hf_mps.finetune import recipe as recipes
-from hf_mps.finetune.padding import PadUp, fills
 from hf_mps.finetune.plan import BATCH
-from hf_mps.finetune.shapes import Shapes, best
+from hf_mps.finetune.text import batches
+from hf_mps.finetune.text.padding import PadUp, fills
+from hf_mps.finetune.text.shapes import Shapes, best
 
 Padding = Literal["list", "longest", "max_length"]
 SHAPES = 8

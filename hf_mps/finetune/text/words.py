@@ -10,8 +10,8 @@ from hf_mps.choice import Choice
 from hf_mps.errors import UserError, nearest
 from hf_mps.finetune import labels
 from hf_mps.finetune.metrics import tags
-from hf_mps.finetune.padding import IGNORED
-from hf_mps.finetune.tokens import TEXT
+from hf_mps.finetune.text.padding import IGNORED
+from hf_mps.finetune.text.tokens import TEXT
 
 if TYPE_CHECKING:
     from hf_mps.finetune.data import Rows

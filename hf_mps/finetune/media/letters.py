@@ -13,7 +13,7 @@ from hf_mps.choice import Choice
 from hf_mps.errors import UserError
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.checkpoint import Checkpoint
+    from hf_mps.finetune.models.checkpoint import Checkpoint
     from hf_mps.finetune.rows import Rows
 
 Case = Literal["lower", "upper", "keep"]

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
-from hf_mps.finetune import lengths, tokens
 from hf_mps.finetune import recipe as recipes
+from hf_mps.finetune.text import lengths, tokens
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
     from hf_mps.finetune.data import Rows
-    from hf_mps.finetune.language import Loaded
-    from hf_mps.finetune.lengths import Lengths
+    from hf_mps.finetune.models.language import Loaded
+    from hf_mps.finetune.text.lengths import Lengths
 
 # Part of every cache key: raise it whenever `make` makes other blocks from the same rows.
 FEATURES = 1

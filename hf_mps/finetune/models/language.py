@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.choice import Choice
-from hf_mps.finetune import lengths, tokens
-from hf_mps.finetune.lora import Lora, apply, save, snippet
 from hf_mps.finetune.metrics import Baseline
+from hf_mps.finetune.models.lora import Lora, apply, save, snippet
+from hf_mps.finetune.text import lengths, tokens
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
 
-    from hf_mps.finetune.checkpoint import Checkpoint
+    from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForCausalLM"
 # peft's names for what the two classes are trained to do.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import model_validator
 
 from hf_mps.errors import UserError
-from hf_mps.finetune import chat
 from hf_mps.finetune import recipe as recipes
+from hf_mps.finetune.text import chat
 
 if TYPE_CHECKING:
     from hf_mps.finetune.data import Rows

@@ -10,7 +10,7 @@ from typing import Any
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
-from hf_mps.finetune.blocks import frame
+from hf_mps.finetune.text.blocks import frame
 
 Message = Mapping[str, str]
 

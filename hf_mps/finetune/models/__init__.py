@@ -1,0 +1,1 @@
+"""Checkpoints, adapters, and what families of models share in training, evaluation and answers."""

@@ -1,0 +1,1 @@
+"""Texts on their way to batches: tokens, lengths, packing, windows, and which tokens belong to what."""
