@@ -163,6 +163,7 @@ def test_results_json_has_its_schema_and_every_number_of_the_run(tmp_path: Path)
         "predictions": None,
         "pictures": [],
         "guards": ["checkpoint-rng"],
+        "sentinels": [],
     }
 
 
