@@ -22,9 +22,8 @@ endif
 quickstart: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m hf_mps.finetune quickstart
 
-# A file's tests stay in one process; a thread each, or two processes would take each other's cores.
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest
 
 check: $(READY)
 	$(BIN)/ruff check .
