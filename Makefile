@@ -17,13 +17,20 @@ ifneq ($(shell uname -s),Darwin)
 export HF_MPS_SIMULATE ?= 1
 endif
 
-.PHONY: quickstart test check format wheel clean
+.PHONY: quickstart test test-recipes test-rest check format wheel clean
 
 quickstart: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m hf_mps.finetune quickstart
 
+# Two halves at a time, with a thread each: most of a test's time is one core's.
 test: check
-	$(BIN)/python -m pytest
+	$(MAKE) --jobs 2 --keep-going test-recipes test-rest
+
+test-recipes: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/finetune
+
+test-rest: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests --ignore tests/finetune
 
 check: $(READY)
 	$(BIN)/ruff check .
