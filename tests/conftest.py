@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import subprocess
 import sys
 import threading
@@ -23,6 +24,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "agg")
 if not ON_A_MAC:
     os.environ["HF_MPS_SIMULATE"] = "1"
+# A suite that a shell starts in the background is born with SIGINT ignored: tests of Ctrl-C would see nothing of it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # Set by pytest for each test, by transformers when its modeling code is first imported, by accelerate when it picks
