@@ -155,7 +155,9 @@ def test_listing_and_showing_import_nothing_heavy(run_python: Callable[..., obje
     assert ended.stderr == "[]\n"  # type: ignore[attr-defined]
 
 
-def test_the_command_installs_its_completion(tmp_path: Path, capsys: Printed) -> None:
+def test_the_command_installs_its_completion(capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    # typer asks which shell called it, and make calls by sh, which completes nothing.
+    monkeypatch.setattr("shellingham.detect_shell", lambda *_: ("bash", "/bin/bash"))
     with pytest.raises(SystemExit) as ended:
         main(["--show-completion", "bash"])
     assert ended.value.code == 0
