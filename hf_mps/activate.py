@@ -64,7 +64,7 @@ def activate() -> Activation:
 
 
 def _switch_on() -> None:
-    global _on
+    global _on, _guards, _sentinels
     import torch
 
     from hf_mps.device import gate
@@ -72,9 +72,9 @@ def _switch_on() -> None:
 
     gate.install()
     if torch.mps.device_count() > 0 or "HF_MPS_GUARDS" in os.environ:
-        _start_guards(metal=torch.mps.device_count() > 0)
+        _guards = _start("guard", "known hazards of Metal", metal=torch.mps.device_count() > 0) or _guards
     if torch.mps.device_count() > 0 or "HF_MPS_SENTINELS" in os.environ:
-        _start_sentinels(metal=torch.mps.device_count() > 0)
+        _sentinels = _start("sentinel", "signs of a wrong training", metal=torch.mps.device_count() > 0) or _sentinels
     watch.start()
     _on = True
     if torch.mps.device_count() > 0 or "HF_MPS_FALLBACK" in os.environ:
@@ -100,28 +100,21 @@ def _start_fallback(*, metal: bool) -> None:
         _fallback = Part("fallback", count > 0, f"{mode.reason}: {mode.value}; {count} operators run on the CPU")
 
 
-def _start_guards(*, metal: bool) -> None:
-    """Guard torch now and the libraries when they are imported; a name that nobody knows switches nothing off."""
-    global _guards
-    off = _switched_off("guard")
-    if metal:
-        from hf_mps.guards import catalogue, registry
+def _start(kind: str, words: str, *, metal: bool) -> Part | None:
+    """Switch on the registry of a kind, and return its part; a name that nobody knows switches nothing off.
 
-        registry.start(off)
-        count = f"{len(catalogue.NAMES) - len(off)} known hazards of Metal{_without(off)}"
-        _guards = Part("guards", True, f"{count}; hf_mps.guards.report() lists them")
+    Torch is served now, the libraries when they are imported.
+    """
+    from importlib import import_module
 
-
-def _start_sentinels(*, metal: bool) -> None:
-    """Look at torch's trainings from now on; a name that nobody knows switches nothing off."""
-    global _sentinels
-    off = _switched_off("sentinel")
-    if metal:
-        from hf_mps.sentinels import catalogue, registry
-
-        registry.start(off)
-        count = f"{len(catalogue.NAMES) - len(off)} signs of a wrong training{_without(off)}"
-        _sentinels = Part("sentinels", True, f"{count}; hf_mps.sentinels.report() lists them")
+    off = _switched_off(kind)
+    if not metal:
+        return None
+    registry = import_module(f"hf_mps.{kind}s.registry")
+    registry.start(off)
+    names = import_module(f"hf_mps.{kind}s.catalogue").NAMES
+    without = f", without {', '.join(sorted(off))}" if off else ""
+    return Part(f"{kind}s", True, f"{len(names) - len(off)} {words}{without}; hf_mps.{kind}s.report() lists them")
 
 
 def _switched_off(kind: str) -> frozenset[str]:
@@ -138,10 +131,6 @@ def _switched_off(kind: str) -> frozenset[str]:
 
         warn(f"{error}; every {kind} stays on")
         return frozenset()
-
-
-def _without(off: frozenset[str]) -> str:
-    return f", without {', '.join(sorted(off))}" if off else ""
 
 
 def _enabled() -> bool:

@@ -155,6 +155,19 @@ class Registry(Generic[T]):
                 thing.suspended -= 1
                 thing.switched(thing.on)
 
+    def standing(self, thing: T, acted: str, line: int) -> tuple[str, str] | None:
+        """The state of one and its reason where those are the same for every kind, else None.
+
+        `acted` is the kind's word for one that did something; `line` is which of its lines is shown.
+        """
+        if thing.off_by_user or thing.suspended:
+            return "off by user", f"HF_MPS_{self.kind.upper()}S=-{thing.name}" if thing.off_by_user else "suspended"
+        if not self._started:
+            return "needless", "this PyTorch has no Metal device, or HF_MPS=0"
+        if thing.failure:
+            return "failed", thing.failure
+        return (acted, thing.lines[line]) if thing.times else None
+
     def that_acted(self) -> list[T]:
         """Those that did something in this process, in the catalogue's order."""
         loaded = (self._things[name] for name in self.names if name in self._things)

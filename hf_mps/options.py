@@ -18,4 +18,12 @@ def _version(asked: bool) -> None:
 Version = Annotated[
     bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Task = Annotated[str | None, typer.Option("--task", help="What the model TARGET is to learn.")]
+Target = Annotated[
+    str, typer.Argument(metavar="TARGET", help="A recipe's name or YAML file; with --task a hub id or a folder.")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the recipe with other values.")
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show a failure's whole traceback.")]

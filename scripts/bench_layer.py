@@ -16,14 +16,13 @@ import gc
 import os
 import statistics
 import sys
-from collections.abc import Callable
-from time import perf_counter
 
 os.environ.update({"HF_MPS_FALLBACK": "quiet", "HF_HUB_OFFLINE": "1"})
 if sys.platform != "darwin":
     os.environ.setdefault("HF_MPS_SIMULATE", "1")
 
 import torch
+from steps import timed, training_step
 
 
 def main() -> int:
@@ -61,37 +60,6 @@ def main() -> int:
     for entry in missing:
         print(f"not a step without missing operators: {entry.operator}")
     return 1 if missing or abs(ratio - 1) > 0.02 else 0
-
-
-def training_step() -> Callable[[], None]:
-    """Forward, backward and update of a BERT of two layers on 8 sequences of 64 tokens."""
-    from transformers import BertConfig, BertForSequenceClassification
-
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=1000, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512
-    )
-    model = BertForSequenceClassification(config).to("mps").train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    tokens = torch.randint(1000, (8, 64), device="mps")
-    labels = torch.randint(2, (8,), device="mps")
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(input_ids=tokens, labels=labels).loss.backward()
-        optimizer.step()
-
-    return step
-
-
-def timed(step: Callable[[], None], steps: int) -> float:
-    """Milliseconds a step."""
-    torch.mps.synchronize()
-    start = perf_counter()
-    for _ in range(steps):
-        step()
-    torch.mps.synchronize()
-    return (perf_counter() - start) / steps * 1000
 
 
 if __name__ == "__main__":

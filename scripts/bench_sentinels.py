@@ -32,6 +32,7 @@ if sys.platform != "darwin":
     os.environ.setdefault("HF_MPS_SIMULATE", "1")
 
 import torch
+from steps import timed, training_step
 
 from hf_mps import sentinels
 from hf_mps.sentinels import stream
@@ -57,7 +58,7 @@ def main() -> int:
 def cost(rounds: int, clock: Callable[[], float]) -> int:
     """Time rounds with and without the sentinels in turn."""
     torch.set_num_threads(1)
-    step = training_step()
+    step = training_step(clip=True)
     for _ in range(READ):
         step()
     gc.collect()
@@ -67,48 +68,16 @@ def cost(rounds: int, clock: Callable[[], float]) -> int:
         for name in list(times)[number % 3 :] + list(times)[: number % 3]:
             with nullcontext() if name == "on" else sentinels.suspended():
                 step()
-                times[name].append(timed(step, clock))
+                times[name].append(timed(step, 2, clock))
     quick = {name: statistics.quantiles(values, n=5)[0] for name, values in times.items()}
     for name, values in times.items():
         print(f"{name:<10}{quick[name]:9.3f} ms a step (median {statistics.median(values):.3f})")
     scalars = [torch.ones((), device="mps") for _ in range(2 * READ)]
-    read = timed(lambda: stream._values(scalars), clock)
+    read = timed(lambda: stream._values(scalars), 2, clock)
     print(f"read      {read:9.3f} ms, once in {READ} steps")
     ratio, noise = (quick["on"] + read / READ) / quick["off"], quick["off again"] / quick["off"]
     print(f"on / off         {ratio:.4f}\noff again / off  {noise:.4f}")
     return 1 if ratio - 1 > max(0.01, abs(noise - 1)) else 0
-
-
-def training_step() -> Callable[[], None]:
-    """Forward, backward, clipping and update of a BERT of two layers on 8 sequences of 64 tokens."""
-    from transformers import BertConfig, BertForSequenceClassification
-
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=1000, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512
-    )
-    model = BertForSequenceClassification(config).to("mps").train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    tokens = torch.randint(1000, (8, 64), device="mps")
-    labels = torch.randint(2, (8,), device="mps")
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(input_ids=tokens, labels=labels).loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-
-    return step
-
-
-def timed(step: Callable[[], object], clock: Callable[[], float]) -> float:
-    """Milliseconds a step, over two."""
-    torch.mps.synchronize()
-    start = clock()
-    for _ in range(2):
-        step()
-    torch.mps.synchronize()
-    return (clock() - start) / 2 * 1000
 
 
 def norms(data: Path, steps: int) -> int:

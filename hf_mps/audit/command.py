@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from hf_mps.options import Debug, Json, Task
+
 
 def audit(
     words: Annotated[
@@ -17,15 +19,15 @@ def audit(
             help="A recipe's name or YAML file with keys to change; with --task a hub id or a model's folder.",
         ),
     ],
-    task: Annotated[str | None, typer.Option("--task", help="What the model TARGET is to learn.")] = None,
+    task: Task = None,
     torch_table: Annotated[
         Path | None, typer.Option("--torch-table", help="Another PyTorch release's native_functions.yaml.")
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="List every operator, not only what was found.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Json = False,
     github: Annotated[bool, typer.Option("--github", help="Print GitHub annotations.")] = False,
     badge: Annotated[bool, typer.Option("--badge", help="Print a badge line for a README.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show a failure's whole traceback.")] = False,
+    debug: Debug = False,
 ) -> Callable[[], None]:
     """Say which operators of a training step have a Metal kernel, without a Mac and without weights.
 

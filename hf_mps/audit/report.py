@@ -54,7 +54,7 @@ class Audit:
 
     def as_dict(self) -> dict[str, Any]:
         """The audit in JSON's types."""
-        from hf_mps.finetune.files import plain
+        from hf_mps.files import plain
 
         counts = Counter(entry.kind for entry in self.entries)
         entries = [

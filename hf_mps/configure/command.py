@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from hf_mps.options import Debug
+
 
 def config(
     config_file: Annotated[
@@ -16,7 +18,7 @@ def config(
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing: take every default.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Change nothing; exit 1 where a repair is due.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Ask nothing and print one JSON object.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show a failure's whole traceback.")] = False,
+    debug: Debug = False,
 ) -> Callable[[], None]:
     """Write or repair Accelerate's configuration for this Mac.
 

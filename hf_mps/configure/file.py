@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from hf_mps.errors import UserError
-from hf_mps.finetune.files import write_atomic
+from hf_mps.files import write_atomic
 
 Values = dict[str, Any]
 

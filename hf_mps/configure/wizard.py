@@ -12,7 +12,7 @@ from hf_mps.configure import file, repairs
 from hf_mps.configure.file import Existing, Values
 from hf_mps.configure.repairs import Repair
 from hf_mps.errors import UserError
-from hf_mps.finetune.files import plain
+from hf_mps.files import plain
 
 PRECISIONS = ("no", "bf16", "fp16")
 SHOWN_AS = {"fp32": "no"}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
 
-import typer
+from hf_mps.options import Debug, Json
 
 
 def doctor(
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show a failure's whole traceback.")] = False,
+    json: Json = False,
+    debug: Debug = False,
 ) -> Callable[[], None]:
     """Say whether this machine is ready to train on Metal, and if not, what to type.
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import hf_mps
 from hf_mps.doctor.finding import Finding
-from hf_mps.finetune.files import plain
+from hf_mps.files import plain
 
 SIGNS = {"ok": " ", "note": "·", "problem": "!"}
 

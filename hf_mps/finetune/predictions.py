@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_mps.finetune.files import plain, write_atomic
+from hf_mps.files import plain, write_atomic
 
 if TYPE_CHECKING:
     from hf_mps.finetune.task import Prepared

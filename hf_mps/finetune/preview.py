@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from hf_mps import settings
 from hf_mps.choice import Choice
 from hf_mps.errors import RunError, UserError
+from hf_mps.files import plain
 from hf_mps.finetune import data, folder, runner
 from hf_mps.finetune import order as orders
-from hf_mps.finetune.files import plain
 from hf_mps.finetune.models import checkpoint
 
 if TYPE_CHECKING:

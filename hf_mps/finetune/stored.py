@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from hf_mps.errors import UserError
+from hf_mps.files import plain, write_atomic
 from hf_mps.finetune import document
-from hf_mps.finetune.files import plain, write_atomic
 from hf_mps.finetune.order import Order
 
 FILE = "recipe.yaml"

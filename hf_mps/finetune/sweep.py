@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from hf_mps.errors import RunError, UserError
+from hf_mps.files import write_atomic, write_json
 from hf_mps.finetune import folder, predictions, progress, runner
 from hf_mps.finetune import order as orders
-from hf_mps.finetune.files import write_atomic, write_json
 from hf_mps.finetune.order import Order
 
 SEED = "seed"

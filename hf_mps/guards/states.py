@@ -38,14 +38,8 @@ def state(guard: Guard) -> State:
     def told(word: str, reason: str) -> State:
         return State(guard.name, word, reason, guard.times, guard.what, guard.issue, guard.until)
 
-    if guard.off_by_user or guard.suspended:
-        return told("off by user", f"HF_MPS_GUARDS=-{guard.name}" if guard.off_by_user else "suspended")
-    if not GUARDS.started():
-        return told("needless", "this PyTorch has no Metal device, or HF_MPS=0")
-    if guard.failure:
-        return told("failed", guard.failure)
-    if guard.times:
-        return told("acted", guard.lines[0])
+    if standing := GUARDS.standing(guard, "acted", 0):
+        return told(*standing)
     if waiting := waits_for(GUARDS, guard.name):
         return told("waits", waiting)
     from hf_mps.device.choice import metal

@@ -7,19 +7,17 @@ from typing import Annotated
 
 import typer
 
+from hf_mps.options import Debug, Json, Overrides, Target, Task
+
 
 def parity(
-    target: Annotated[
-        str, typer.Argument(metavar="TARGET", help="A recipe's name or YAML file; with --task a hub id or a folder.")
-    ],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the recipe with other values.")
-    ] = None,
-    task: Annotated[str | None, typer.Option("--task", help="What the model TARGET is to learn.")] = None,
+    target: Target,
+    overrides: Overrides = None,
+    task: Task = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps on each device.")] = 3,
     rows: Annotated[int | None, typer.Option("--rows", min=1, help="Rows of a batch. Default: the recipe's.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show a failure's whole traceback.")] = False,
+    json: Json = False,
+    debug: Debug = False,
 ) -> Callable[[], None]:
     """Train the same seeded steps on the CPU and on Metal, and say whether they agree, or which module first does not.
 

@@ -12,7 +12,7 @@ from hf_mps.parity.compare import Parity
 
 def for_programs(target: str, found: Parity, facts: Mapping[str, Choice[Any]]) -> str:
     """One JSON object."""
-    from hf_mps.finetune.files import plain
+    from hf_mps.files import plain
 
     steps = [
         {"step": each.number, "loss": list(each.losses), "grad_norm": list(each.norms), "off": each.off}

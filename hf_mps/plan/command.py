@@ -7,23 +7,21 @@ from typing import Annotated
 
 import typer
 
+from hf_mps.options import Debug, Json, Overrides, Target, Task
+
 
 def plan(
-    target: Annotated[
-        str, typer.Argument(metavar="TARGET", help="A recipe's name or YAML file; with --task a hub id or a folder.")
-    ],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the recipe with other values.")
-    ] = None,
+    target: Target,
+    overrides: Overrides = None,
     memory: Annotated[
         str | None, typer.Option("--memory", help="The Mac: 16gb, or m2-pro-16gb. Default: this one.")
     ] = None,
-    task: Annotated[str | None, typer.Option("--task", help="What the model TARGET is to learn.")] = None,
+    task: Task = None,
     length: Annotated[
         int | None, typer.Option("--length", min=1, help="Tokens of a row. Default: what the recipe cuts rows to.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show a failure's whole traceback.")] = False,
+    json: Json = False,
+    debug: Debug = False,
 ) -> Callable[[], None]:
     """Say whether a training fits into a Mac's memory, from a trace of one step, and what would make it fit.
 

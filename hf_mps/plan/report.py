@@ -35,7 +35,7 @@ class MemoryPlan:
 
     def as_dict(self) -> dict[str, Any]:
         """The plan in JSON's types, sizes in bytes."""
-        from hf_mps.finetune.files import plain
+        from hf_mps.files import plain
 
         return {
             "target": self.target,

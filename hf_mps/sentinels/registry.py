@@ -53,15 +53,5 @@ def report() -> Report:
 
 
 def _state(sentinel: Sentinel) -> State:
-    def told(word: str, reason: str) -> State:
-        return State(sentinel.name, word, reason, sentinel.times, sentinel.what)
-
-    if sentinel.off_by_user or sentinel.suspended:
-        return told("off by user", f"HF_MPS_SENTINELS=-{sentinel.name}" if sentinel.off_by_user else "suspended")
-    if not SENTINELS.started():
-        return told("needless", "this PyTorch has no Metal device, or HF_MPS=0")
-    if sentinel.failure:
-        return told("failed", sentinel.failure)
-    if sentinel.times:
-        return told("found", sentinel.lines[-1])
-    return told("on", sentinel.why)
+    word, reason = SENTINELS.standing(sentinel, "found", -1) or ("on", sentinel.why)
+    return State(sentinel.name, word, reason, sentinel.times, sentinel.what)

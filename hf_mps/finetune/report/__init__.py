@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hf_mps.finetune.files import write_atomic, write_json
+from hf_mps.files import write_atomic, write_json
 from hf_mps.finetune.metrics import Baseline
 from hf_mps.finetune.report.record import SCHEMA, Expectation, RunRecord, results, versions
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hf_mps.finetune.files import plain
+from hf_mps.files import plain
 from hf_mps.finetune.metrics import available
 from hf_mps.finetune.progress.words import duration, memory
 from hf_mps.finetune.report.record import RunRecord, is_hub_id

@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from hf_mps.choice import Choice
-from hf_mps.finetune.files import plain
+from hf_mps.files import plain
 from hf_mps.finetune.metrics import Baseline
 
 SCHEMA = 1
