@@ -217,8 +217,8 @@ def test_the_recipe_can_send_a_run_to_the_cpu(desk: Path, finetune: Command) -> 
 def test_batches_are_padded_to_a_list_of_lengths(desk: Path, finetune: Command) -> None:
     assert finetune("my.yaml", "max_length=64").code == 0
     lengths = results(desk / "runs/my")["choices"]["lengths"]
-    assert lengths["value"] == {"longest": 64, "padding": "list", "shapes": [16], "multiple": None}
-    assert lengths["reason"].startswith("one shape: about 25% padding, where random batches of 8 padded to")
+    assert lengths["value"] == {"longest": 64, "padding": "list", "shapes": [12], "multiple": None}
+    assert lengths["reason"].startswith("one shape: about 0% padding; half of the rows within 12 tokens")
 
 
 def test_a_share_of_the_training_rows_can_be_held_out(desk: Path, finetune: Command) -> None:

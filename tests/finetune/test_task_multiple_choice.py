@@ -100,17 +100,20 @@ def test_every_choice_of_a_batch_is_padded_to_one_length_of_the_list(choosing: P
     from hf_mps.finetune.models import checkpoint
     from hf_mps.finetune.tasks import multiple_choice
 
+    longer = [{**row, "context": row["context"] + " it" * (number % 5)} for number, row in enumerate(rows(48))]
+    write(choosing / "train.jsonl", longer)
     made = order.load("my.yaml")
     found = data.load(made.recipe.data, multiple_choice.columns(made.recipe), 1)
     prepared = multiple_choice.prepare(made.recipe, found, checkpoint.resolve("model"), "mps")
     batch = prepared.collator([prepared.train[number] for number in range(4)])
     assert batch["input_ids"].shape == batch["attention_mask"].shape == (4, 3, 16)
+    assert prepared.choices["lengths"].value.shapes == (16,)
     assert batch["labels"].tolist() == [row["label"] for row in rows(4)]
     tokenizer = AutoTokenizer.from_pretrained("model")
-    expected = tokenizer(rows(1)[0]["context"], rows(1)[0]["choices"][2])["input_ids"]
+    expected = tokenizer(longer[0]["context"], longer[0]["choices"][2])["input_ids"]
     assert batch["input_ids"][0, 2].tolist() == expected + [0] * (16 - len(expected))
     assert torch.equal(batch["attention_mask"].sum(-1), (batch["input_ids"] != 0).sum(-1))
-    assert prepared.token_counts == [len(expected)] * 48
+    assert prepared.token_counts == [len(expected) + number % 5 for number in range(48)]
 
 
 @pytest.mark.parametrize(

@@ -102,8 +102,9 @@ def durations(recipe: Recipe, counts: Sequence[int], others: Sequence[int], hop:
     batch = recipe.training.get("per_device_train_batch_size") or BATCH
     alike = batches.grouped(batches.decide(recipe, counts, batch))
     found = best(counts, top=longest, limit=longest, batch=1 if alike else batch, most=SHAPES, step=1)
-    reason = f"{len(found.lengths)} lengths, laid where the rows are: about {found.waste:.0%} silence; {told}"
-    return Choice(Durations(longest, "list", found.lengths, hop=hop, rate=rate), reason)
+    listed = Durations(longest, "list", found, hop=hop, rate=rate)
+    silence = 1 - sum(counts) / batches.held(counts, batch, listed.target, alike=alike)
+    return Choice(listed, f"{len(found)} lengths, laid where the rows are: about {silence:.0%} silence; {told}")
 
 
 class Sounds:

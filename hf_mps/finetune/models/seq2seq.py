@@ -176,7 +176,11 @@ def _tokenised(rows: Rows, loaded: Loaded, prefix: str, longest_target: int) -> 
 
 def _lengths(recipe: Any, features: Mapping[str, Dataset], column: str, longest: int) -> Choice[Lengths]:
     counts = {split: tokens.counts(rows, column) for split, rows in features.items()}
-    return lengths.decide(recipe, counts["train"], longest, others=[n for some in counts.values() for n in some])
+    others = [n for some in counts.values() for n in some]
+    # A batch holds sources of like length; its targets are of any.
+    return lengths.decide(
+        recipe, counts["train"], longest, others=others, grouped=None if column == "input_ids" else False
+    )
 
 
 def _generated(trainer: Any, features: Dataset, rows: Rows, tokenizer: Any) -> Iterator[dict[str, Any]]:

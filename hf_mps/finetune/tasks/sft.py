@@ -73,7 +73,13 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         trained = [loaded.longest] * len(train)
         defaults["per_device_train_batch_size"] = train.batch(plan.BATCH)
     others = [count for some in counts.values() for count in some]
-    length = lengths.decide(recipe, counts["validation" if packed.value else "train"], loaded.longest, others=others)
+    length = lengths.decide(
+        recipe,
+        counts["validation" if packed.value else "train"],
+        loaded.longest,
+        others=others,
+        grouped=False if packed.value else None,
+    )
     if packed.value:
         length = Choice(length.value, f"of validation rows, which are not packed; {length.reason}")
     return Prepared(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.choice import Choice
+from hf_mps.finetune.text import shapes
 
 if TYPE_CHECKING:
     from hf_mps.finetune.recipe import Recipe
@@ -43,6 +44,22 @@ def grouped(choice: Choice[str]) -> bool:
     return choice.value in (ALIKE, "group_by_length")
 
 
+def held(counts: Sequence[int], batch: int, target: Callable[[int], int], *, alike: bool) -> float:
+    """The tokens of an epoch's batches, padding included: of random ones as expected, of `alike` as they are.
+
+    `counts` are the rows' lengths, `batch` the rows of a batch, which is padded to `target` of its longest row.
+    """
+    if alike:
+        full, rest = _filled([_key(target(count)) for count in counts], range(len(counts)), batch)
+        return sum(len(rows) * target(max(counts[row] for row in rows)) for rows in (*full, rest) if rows)
+    whole, last = divmod(len(counts), batch)
+    return sum(
+        number * size * sum(share * target(length) for length, share in shapes.longest(counts, size))
+        for number, size in ((whole, batch), (1, last))
+        if number and size
+    )
+
+
 def hang_into(trainer: Any, prepared: Prepared) -> None:
     """Let `trainer` draw its training batches from rows of like length: those that a batch pads to one length.
 
@@ -51,7 +68,7 @@ def hang_into(trainer: Any, prepared: Prepared) -> None:
     """
     length = prepared.choices["lengths"].value if "lengths" in prepared.choices else None
     target: Callable[[int], int] = getattr(length, "target", int)
-    keys = [-(-target(count) // STEP) for count in prepared.token_counts or ()]
+    keys = [_key(target(count)) for count in prepared.token_counts or ()]
 
     def sampler(dataset: Any = None) -> Alike:
         seed = trainer.args.seed if trainer.args.data_seed is None else trainer.args.data_seed
@@ -85,7 +102,9 @@ class Alike:
         import torch
 
         generator = torch.Generator().manual_seed(self._seed + self._epoch)
-        batches, rest = self._batches(torch.randperm(len(self._lengths), generator=generator).tolist())
+        batches, rest = _filled(
+            self._lengths, torch.randperm(len(self._lengths), generator=generator).tolist(), self._batch
+        )
         order = torch.randperm(len(batches), generator=generator).tolist()
         batches = [batches[place] for place in order]
         longest = max(range(len(batches)), key=lambda place: self._longest(batches[place]), default=0)
@@ -97,16 +116,21 @@ class Alike:
     def _longest(self, rows: Sequence[int]) -> int:
         return max(self._lengths[row] for row in rows)
 
-    def _batches(self, rows: Sequence[int]) -> tuple[list[list[int]], list[int]]:
-        """Full batches, and the rows of the last one."""
-        filling: dict[int, list[int]] = {}
-        full = []
-        for row in rows:
-            pool = filling.setdefault(self._lengths[row], [])
-            pool.append(row)
-            if len(pool) == self._batch:
-                full.append(filling.pop(self._lengths[row]))
-        left = [row for length in sorted(filling, reverse=True) for row in filling[length]]
-        cut = len(left) // self._batch * self._batch
-        full += [left[at : at + self._batch] for at in range(0, cut, self._batch)]
-        return full, left[cut:]
+
+def _key(length: int) -> int:
+    return -(-length // STEP)
+
+
+def _filled(lengths: Sequence[int], rows: Iterable[int], batch: int) -> tuple[list[list[int]], list[int]]:
+    """Full batches of one length each, those of what is then left over, and the rows of the last one."""
+    filling: dict[int, list[int]] = {}
+    full = []
+    for row in rows:
+        pool = filling.setdefault(lengths[row], [])
+        pool.append(row)
+        if len(pool) == batch:
+            full.append(filling.pop(lengths[row]))
+    left = [row for length in sorted(filling, reverse=True) for row in filling[length]]
+    cut = len(left) // batch * batch
+    full += [left[at : at + batch] for at in range(0, cut, batch)]
+    return full, left[cut:]

@@ -27,7 +27,7 @@ from hf_mps.finetune import recipe as recipes
 from hf_mps.finetune.plan import BATCH
 from hf_mps.finetune.text import batches
 from hf_mps.finetune.text.padding import PadUp, fills
-from hf_mps.finetune.text.shapes import Shapes, best
+from hf_mps.finetune.text.shapes import best
 
 Padding = Literal["list", "longest", "max_length"]
 SHAPES = 8
@@ -150,8 +150,9 @@ def decide(
     size = recipe.training.get("per_device_train_batch_size") or batch
     alike = batches.grouped(batches.decide(recipe, counts, size)) if grouped is None else grouped
     top = max([*counts, *others])
-    found = best(counts, top=top, limit=longest, batch=1 if alike else size, most=most, step=step)
-    return Choice(Lengths(longest, "list", found.lengths), f"{_why(found, counts, size)}; {told}")
+    shapes = best(counts, top=top, limit=longest, batch=1 if alike else size, most=most, step=step)
+    listed = Lengths(longest, "list", shapes)
+    return Choice(listed, f"{_why(listed, counts, size, alike)}; {told}")
 
 
 def summary(counts: Sequence[int], longest: int) -> str:
@@ -162,13 +163,18 @@ def summary(counts: Sequence[int], longest: int) -> str:
     return f"half of the rows within {ordered[len(ordered) // 2]} tokens, the longest {ordered[-1]}{cut}"
 
 
-def _why(found: Shapes, counts: Sequence[int], batch: int) -> str:
-    shapes = "one shape" if len(found.lengths) == 1 else f"{len(found.lengths)} shapes, laid where the rows are"
-    plain = 1 - sum(counts) / len(counts) / found.unlisted(batch)
-    return (
-        f"{shapes}: about {found.waste:.0%} padding, where random batches of {batch} padded to their longest rows"
-        f" have {plain:.0%}"
-    )
+def _why(listed: Lengths, counts: Sequence[int], batch: int, alike: bool) -> str:
+    """What the list gains over random batches padded to their own longest rows: less padding, or fewer shapes."""
+    shapes = "one shape" if len(listed.shapes) == 1 else f"{len(listed.shapes)} shapes, laid where the rows are"
+    held = batches.held(counts, batch, listed.target, alike=alike), batches.held(counts, batch, int, alike=False)
+    ours, plain = (round(100 * (1 - sum(counts) / tokens)) for tokens in held)
+    if ours < plain:
+        gain = f", where random batches of {batch} padded to their longest rows have {plain}%"
+    elif ours > plain:
+        gain = f", {plain}% where each batch is padded to its longest row and brings Metal a shape of its own"
+    else:
+        gain = ""
+    return f"{shapes}: about {ours}% padding{gain}"
 
 
 def _positions(tokenizer: Any, config: Any) -> int:

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
-from hf_mps.finetune.text.lengths import SHAPES, STEP
+from hf_mps.finetune.text import batches
+from hf_mps.finetune.text.lengths import SHAPES, STEP, Lengths
 from hf_mps.finetune.text.padding import IGNORED
 from hf_mps.finetune.text.shapes import best
 
@@ -112,7 +113,9 @@ def decide(recipe: Recipe, said: bool | None, model: Any, counts: Sequence[int],
         return Choice(False, unfit)
     rows = len(best_fit(counts, capacity))
     waste = 1 - sum(counts) / (rows * capacity)
-    listed = best(counts, top=max(counts), limit=capacity, batch=1, most=SHAPES, step=STEP).waste
+    shapes = best(counts, top=max(counts), limit=capacity, batch=1, most=SHAPES, step=STEP)
+    # At their best: each row padded to the length of the list that is next to its own.
+    listed = 1 - sum(counts) / batches.held(counts, 1, Lengths(capacity, "list", shapes).target, alike=False)
     if waste >= listed:
         return Choice(False, f"no less padding than batches of like length have: {waste:.1%} against {listed:.1%}")
     told = f"{len(counts)} examples in {rows} rows of {capacity} tokens, {waste:.1%} padding"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from math import comb
 
 # Above so many candidates they are taken further apart: the search grows with their square.
 CANDIDATES = 256
@@ -11,50 +12,44 @@ CANDIDATES = 256
 WORTH = 0.01
 
 
-@dataclass(frozen=True)
-class Shapes:
-    """`lengths` in ascending order, in tokens; `waste` is the share of padding expected in a batch, 0 to 1."""
-
-    lengths: tuple[int, ...]
-    waste: float
-    below: tuple[float, ...] = field(repr=False)
-    """The share of rows with at most N tokens, for N from 0."""
-
-    def unlisted(self, batch: int) -> float:
-        """The expected length of a batch of `batch` random rows that is padded to its own longest row."""
-        return sum(1 - share**batch for share in self.below)
-
-
-def best(counts: Sequence[int], *, top: int, limit: int, batch: int, most: int, step: int) -> Shapes:
-    """The list of at most `most` lengths under which batches of `batch` random rows hold least padding.
+def best(counts: Sequence[int], *, top: int, limit: int, batch: int, most: int, step: int) -> tuple[int, ...]:
+    """The ascending list of at most `most` lengths under which batches of `batch` random rows hold least padding.
 
     `counts` are the rows' lengths (at least one), `top` the longest that the list must hold; `batch` 1 stands for
     batches of rows of like length. Lengths are multiples of `step`; the last is `top` rounded up, or `limit` where that
-    is less. The shortest list is taken that costs at most WORTH more than the longest.
+    is less. The shortest list is taken that costs at most WORTH more than the longest. Where a batch's longest row can
+    be of no more lengths than the list has, those are the list.
 
-    A batch is as long as its longest row, which is within L with probability F(L)**batch where F(L) is the share of
-    rows within L. So each length of the list costs itself times the probability that it is the next one up, a sum over
-    neighbours, which dynamic programming makes least exactly.
+    Each length of the list costs itself times the probability that it is the next one up from a batch's longest row, a
+    sum over neighbours, which dynamic programming makes least exactly.
     """
-    below = _below(counts, top)
+    within = _within(counts, top, min(batch, len(counts)))
     candidates = _candidates(top, max(limit, top), step)
-    within = [below[min(length, top)] ** batch for length in candidates]
-    mean = sum(counts) / len(counts)
-    found = [(cost, lengths) for cost, lengths in _lists(candidates, within, min(most, len(candidates)))]
+    found = list(_lists(candidates, [within[min(length, top)] for length in candidates], min(most, len(candidates))))
     least = found[-1][0]
-    cost, lengths = next((cost, lengths) for cost, lengths in found if cost <= least * (1 + WORTH))
-    return Shapes(lengths, 1 - mean / cost, tuple(below))
+    listed = next(lengths for cost, lengths in found if cost <= least * (1 + WORTH))
+    exact = {top, *(length for length, _ in longest(counts, min(batch, len(counts))))}
+    return tuple(sorted(exact)) if len(exact) <= len(listed) else listed
 
 
-def _below(counts: Sequence[int], top: int) -> list[float]:
+def longest(counts: Sequence[int], size: int) -> Iterator[tuple[int, float]]:
+    """Each length that the longest of `size` different random rows can have, with its probability."""
+    within = _within(counts, max(counts), size)
+    for length, (before, share) in enumerate(zip([0.0, *within[:-1]], within, strict=True)):
+        if share > before:
+            yield length, share - before
+
+
+def _within(counts: Sequence[int], top: int, size: int) -> list[float]:
+    """The probability that the longest of `size` different random rows is within N, for N from 0 to `top`.
+
+    With k of n rows within N it is C(k, size) / C(n, size).
+    """
     histogram = [0] * (top + 1)
     for count in counts:
         histogram[count] += 1
-    shares, so_far = [], 0
-    for number in histogram:
-        so_far += number
-        shares.append(so_far / len(counts))
-    return shares
+    every = comb(len(counts), size)
+    return [comb(below, size) / every for below in accumulate(histogram)]
 
 
 def _candidates(top: int, limit: int, step: int) -> list[int]:
