@@ -16,6 +16,8 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hf_mps.plan.options import BF16, CHECKPOINTING
+
 SIZES: dict[str, dict[str, Any]] = {
     "bert": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024},
     "distilbert": {"dim": 256, "n_layers": 4, "n_heads": 4, "hidden_dim": 1024},
@@ -45,7 +47,7 @@ class Pair(NamedTuple):
     overrides: tuple[str, ...] = ()
 
 
-CHECKPOINTING, BF16, LORA = "training.gradient_checkpointing=true", "training.bf16=true", "lora={r: 8}"
+LORA = "lora={r: 8}"
 PAIRS = (
     Pair("bert", CLASSIFY, 16, 128),
     Pair("bert", CLASSIFY, 64, 64),

@@ -11,7 +11,23 @@ from hf_mps.errors import nearest
 from hf_mps.finetune.fields import TRAINING_ARGUMENTS, Field, Source, fields, types
 from hf_mps.translate import table
 
-__all__ = ["ELSEWHERE", "REMOVED", "TRAINING_ARGUMENTS", "Field", "Source", "fields", "problems"]
+__all__ = [
+    "ELSEWHERE",
+    "REMOVED",
+    "TRAINING_ARGUMENTS",
+    "Field",
+    "Source",
+    "checkpointing",
+    "fields",
+    "installed",
+    "problems",
+]
+
+# Fields that transformers 5.23 gave new names (new: old). Both are taken from a recipe, and the old ones warn there.
+RENAMED = {
+    "activation_checkpointing": "gradient_checkpointing",
+    "activation_checkpointing_kwargs": "gradient_checkpointing_kwargs",
+}
 
 # What took the place of a name that transformers 5 removed; used only where the installed version lacks the name.
 REMOVED = {name: old.instead for name, old in table.REMOVED.items()} | {
@@ -90,6 +106,23 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 }
 
 
+def checkpointing() -> str:
+    """The name that the installed TrainingArguments has for keeping fewer activations, and computing them twice."""
+    return _installed("activation_checkpointing")
+
+
+def installed(training: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe's `training` section under the names that the installed TrainingArguments has."""
+    return {_installed(key): value for key, value in training.items()}
+
+
+def _installed(key: str) -> str:
+    for new, old in RENAMED.items():
+        if key in (new, old):
+            return new if new in fields() else old
+    return key
+
+
 def problems(
     training: Mapping[str, Any], source: Source | None = None, settled: Mapping[str, str] | None = None
 ) -> list[tuple[str, str]]:
@@ -104,10 +137,12 @@ def problems(
     for key, value in training.items():
         if key in elsewhere:
             found.append((key, f"is not set here: {elsewhere[key]}"))
-        elif key not in known:
+        elif (name := _installed(key)) not in known:
             allowed = [name for name in known if name not in elsewhere]
             found.append((key, _unknown(key, allowed, source[1])))
-        elif value is not None and (problem := _mismatch(known[key], value)):
+        elif RENAMED.get(key) in training:
+            found.append((key, f"is the newer name of {RENAMED[key]}, which is here too; give one of them"))
+        elif value is not None and (problem := _mismatch(known[name], value)):
             found.append((key, problem))
     return found
 

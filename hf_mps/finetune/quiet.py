@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,6 +13,8 @@ KNOWN_ADVICE = (
     "The tokenizer has new PAD/BOS/EOS tokens",
     "mtime may not be reliable on this filesystem",  # checkpoints are told apart by their numbers instead
 )
+# What a library says of another's use of a name: peft and TRL still ask models for `is_gradient_checkpointing`.
+DEPRECATED = r"`.*gradient_checkpointing\w*`.* deprecated"
 
 
 class _NoAdvice(logging.Filter):
@@ -40,7 +43,9 @@ def no_bars() -> Iterator[None]:
     for handler in handlers:
         handler.addFilter(advice)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", DEPRECATED, FutureWarning)
+            yield
     finally:
         for handler in handlers:
             handler.removeFilter(advice)

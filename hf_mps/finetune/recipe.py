@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from hf_mps.errors import nearest
-from hf_mps.finetune import metrics
+from hf_mps.finetune import arguments, metrics
 
 # Where rows come from, and the keys of `data` that belong to each source.
 SOURCES: dict[str, tuple[str, ...]] = {
@@ -134,6 +134,11 @@ class Recipe(Section):
             if not OPERATOR.fullmatch(name):
                 raise ValueError(f"has '{name}'; allowed: operators as PyTorch writes them, such as aten::_ctc_loss")
         return value
+
+    @field_validator("training")
+    @classmethod
+    def _one_name_each(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return arguments.installed(value)
 
     @field_validator("metrics", mode="before")
     @classmethod

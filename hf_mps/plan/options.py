@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
+from hf_mps.finetune import arguments
 from hf_mps.plan.machine import Machine
 from hf_mps.plan.tracer import Estimate, Tracer, largest
 
 if TYPE_CHECKING:
     from hf_mps.target.find import Target
 
-CHECKPOINTING = "training.gradient_checkpointing=true"
+CHECKPOINTING = f"training.{arguments.checkpointing()}=true"
 BF16 = "training.bf16=true"
 LORA = "lora={}"
 # From the least change to the greatest. What each costs: accumulation and checkpointing give the same gradients (but
@@ -80,9 +81,7 @@ def _new(target: Target, overrides: tuple[str, ...]) -> bool:
     """Whether each of the overrides changes the recipe, and the recipe's task knows it."""
     recipe = target.order.recipe
     training = recipe.training
-    if CHECKPOINTING in overrides and (
-        training.get("gradient_checkpointing") or training.get("activation_checkpointing")
-    ):
+    if CHECKPOINTING in overrides and training.get(arguments.checkpointing()):
         return False
     if BF16 in overrides and (training.get("bf16") or training.get("fp16")):
         return False

@@ -139,3 +139,32 @@ def test_what_a_task_settles_itself_is_refused_with_the_place_to_say_it() -> Non
 def test_a_library_that_is_not_installed_is_named_with_the_command() -> None:
     with pytest.raises(UserError, match=r"^no_such_library is not installed; next: pip install no_such_library$"):
         arguments.fields(("no_such_library/args.py", "Arguments"))
+
+
+@pytest.fixture(params=["activation_checkpointing", "gradient_checkpointing"])
+def theirs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The one name of checkpointing that an installed transformers has: the newer, or the older as in 5.0."""
+    name = str(request.param)
+    known = {key: field for key, field in arguments.fields().items() if "checkpointing" not in key}
+    known |= {key: arguments.Field(key, "bool") for key in (name,)}
+    known |= {key: arguments.Field(key, "dict[str, Any] | None") for key in (f"{name}_kwargs",)}
+    monkeypatch.setattr(arguments, "fields", lambda source=None: known)
+    return name
+
+
+def test_both_names_of_checkpointing_are_taken_and_become_the_installed_one(theirs: str) -> None:
+    assert arguments.checkpointing() == theirs
+    for said in ("activation_checkpointing", "gradient_checkpointing"):
+        asked = {said: True, f"{said}_kwargs": {"use_reentrant": False}}
+        assert arguments.problems(asked) == []
+        assert arguments.installed(asked) == {theirs: True, f"{theirs}_kwargs": {"use_reentrant": False}}
+        assert arguments.problems({said: "yes"}) == [(said, "is 'yes'; allowed: bool")]
+
+
+def test_only_one_name_of_checkpointing_is_given(theirs: str) -> None:
+    assert arguments.problems({"activation_checkpointing": True, "gradient_checkpointing": False}) == [
+        (
+            "activation_checkpointing",
+            "is the newer name of gradient_checkpointing, which is here too; give one of them",
+        )
+    ]

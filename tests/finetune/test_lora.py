@@ -124,9 +124,8 @@ def test_checkpointed_blocks_give_the_adapters_the_same_gradients(place: Path) -
     gradients = []
     for checkpointed in (False, True):
         torch.manual_seed(2)  # half of an adapter begins at random
-        adapted, _ = lora.apply(
-            AutoModelForCausalLM.from_pretrained(place), Lora(r=4), "CAUSAL_LM", gradient_checkpointing=checkpointed
-        )
+        loaded = AutoModelForCausalLM.from_pretrained(place)
+        adapted, _ = lora.apply(loaded, Lora(r=4), "CAUSAL_LM", checkpointed=checkpointed)
         disturb(adapted)
         if checkpointed:
             adapted.gradient_checkpointing_enable()

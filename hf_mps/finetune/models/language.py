@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.choice import Choice
+from hf_mps.finetune import arguments
 from hf_mps.finetune.metrics import Baseline
 from hf_mps.finetune.models.lora import Lora, apply, save, snippet
 from hf_mps.finetune.text import lengths, tokens
@@ -21,8 +22,6 @@ AUTO_CLASS = "AutoModelForCausalLM"
 TASK_TYPES = {AUTO_CLASS: "CAUSAL_LM", "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM"}
 # Longer than what a classifier reads: what a model learns of the far context it needs in one row.
 MAX_LENGTH = 512
-# transformers 5.23 renames the first to the second and takes both.
-CHECKPOINTING = ("gradient_checkpointing", "activation_checkpointing")
 
 
 class Recipe(lengths.Padded):
@@ -65,10 +64,8 @@ def model(
 
     found, loaded.choices["model"] = checkpoint.model(getattr(transformers, auto_class), config=loaded.config)
     if recipe.lora is not None:
-        checkpointed = any(recipe.training.get(name) for name in CHECKPOINTING)
-        found, loaded.choices["lora"] = apply(
-            found, recipe.lora, TASK_TYPES[auto_class], gradient_checkpointing=checkpointed
-        )
+        checkpointed = bool(recipe.training.get(arguments.checkpointing()))
+        found, loaded.choices["lora"] = apply(found, recipe.lora, TASK_TYPES[auto_class], checkpointed=checkpointed)
     if chunks:
         loaded.choices["loss"] = heads.decide(recipe, found)
     return found

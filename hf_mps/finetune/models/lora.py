@@ -50,8 +50,10 @@ def configuration(said: Lora, task_type: str) -> Any:
     )
 
 
-def apply(model: Any, said: Lora, task_type: str, *, gradient_checkpointing: bool = False) -> tuple[Any, Choice[str]]:
+def apply(model: Any, said: Lora, task_type: str, *, checkpointed: bool = False) -> tuple[Any, Choice[str]]:
     """The model with adapters, its own weights frozen, and which layers carry them.
+
+    `checkpointed` says that its blocks keep no activations and compute them again in the backward pass.
 
     Raises UserError where peft is not installed or the model has none of `target_modules`.
     """
@@ -60,7 +62,7 @@ def apply(model: Any, said: Lora, task_type: str, *, gradient_checkpointing: boo
     from peft import get_peft_model
 
     adapted = get_peft_model(model, wanted)
-    if gradient_checkpointing:
+    if checkpointed:
         # A checkpointed block recomputes only where its input needs a gradient, and frozen embeddings give none
         # (transformers#42489); it is also what keeps LayerNorm's weight gradients right on Metal (pytorch#183825).
         adapted.enable_input_require_grads()

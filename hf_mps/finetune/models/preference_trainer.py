@@ -19,7 +19,7 @@ class Arguments(DPOConfig):  # type: ignore[misc]
     """DPOConfig with what TrainingArguments has by default: TRL's own turn bf16 and checkpointing on by themselves."""
 
     bf16: bool = False
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool | None = None
 
 
 class PreferenceTrainer(DPOTrainer):  # type: ignore[misc]
