@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.errors import UserError, nearest
+from hf_mps.finetune import paths, sources
 from hf_mps.finetune import recipe as recipes
-from hf_mps.finetune import sources
 from hf_mps.finetune.rows import Rows
 
 if TYPE_CHECKING:
@@ -33,13 +33,13 @@ def check(data: recipes.Data) -> None:
             told = "cannot tell the format" if path.suffix not in sources.BUILDERS else "data.field is for JSON"
             raise UserError(f"data.files.{split}: {name}: {told}; allowed: {', '.join(kinds)}")
         if not path.is_file():
-            raise UserError(f"data.files.{split}: {name}: there is no such file{_neighbour(path)}")
+            raise UserError(f"data.files.{split}: {name}: there is no such file{paths.neighbour(path)}")
         if path.stat().st_size == 0:
             raise UserError(f"data.files.{split}: {name}: the file is empty; allowed: at least one row")
     if data.folder:
         path = Path(data.folder).expanduser()
         if not path.is_dir():
-            raise UserError(f"data.folder: {data.folder}: there is no such folder{_neighbour(path)}")
+            raise UserError(f"data.folder: {data.folder}: there is no such folder{paths.neighbour(path)}")
         for split in wanted(data):
             sources.split_folder(data, split)
 
@@ -128,10 +128,3 @@ def _shuffled(count: int, seed: int) -> list[int]:
     order = list(range(count))
     random.Random(seed).shuffle(order)
     return order
-
-
-def _neighbour(path: Path) -> str:
-    """The nearest file in the same folder, or a word about the folder."""
-    if not path.parent.is_dir():
-        return f"; the folder {path.parent} is not there either"
-    return nearest(path.name, [other.name for other in path.parent.iterdir()])

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError, nearest
-from hf_mps.finetune import arguments, catalogue, document, tasks
+from hf_mps.finetune import arguments, catalogue, document, paths, tasks
 from hf_mps.finetune.document import Document, Values
 from hf_mps.finetune.recipe import SOURCES, Recipe
 
@@ -65,6 +65,7 @@ def problems(name: str, overrides: Sequence[str] = ()) -> list[str]:
     """
     from hf_mps.finetune import data
     from hf_mps.finetune.models import checkpoint
+    from hf_mps.finetune.text import chat
 
     try:
         path = catalogue.find(name).path
@@ -79,6 +80,8 @@ def problems(name: str, overrides: Sequence[str] = ()) -> list[str]:
             "model": lambda: checkpoint.resolve(recipe.model),
             "data": lambda: data.check(recipe.data),
         }
+        if (template := getattr(recipe, "chat_template", None)) not in (None, paths.PLAIN):
+            checks["chat_template"] = lambda: chat.written(template)
         for key, check in checks.items():
             try:
                 check()
@@ -93,7 +96,8 @@ def read(path: Path, overrides: Sequence[str] = (), *, lenient: bool = False) ->
     With `lenient` a key said twice in the file is left in the document's `twice`.
     """
     said = document.read(path, lenient=lenient)
-    _anchor_paths(said.values, path.parent)
+    # Paths of the file are relative to it; those of the command line stay with the user's folder.
+    paths.changed(said.values, lambda name: path.parent / Path(name).expanduser())
     overrides = [_in_full(argument, said) for argument in overrides]
     if isinstance(said.values.get("data"), dict):
         _replace_source(said.values["data"], overrides)
@@ -158,18 +162,6 @@ def _in_full(argument: str, said: Document) -> str:
     if "columns" in known and last in known["columns"].annotation.model_fields:
         return f"data.columns.{last}={value}"
     return argument
-
-
-def _anchor_paths(values: Values, folder: Path) -> None:
-    """Make paths in a recipe file relative to that file; those of the command line stay with the user's folder."""
-    data, model = values.get("data"), values.get("model")
-    if isinstance(data, dict) and isinstance(data.get("folder"), str):
-        data["folder"] = str(folder / data["folder"])
-    if isinstance(data, dict) and isinstance(data.get("files"), dict):
-        files = data["files"]
-        data["files"] = {split: str(folder / path) if isinstance(path, str) else path for split, path in files.items()}
-    if isinstance(model, str) and (folder / model).is_dir():
-        values["model"] = str(folder / model)
 
 
 def _replace_source(data: Values, overrides: Sequence[str]) -> None:

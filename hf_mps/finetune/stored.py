@@ -2,49 +2,47 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from hf_mps.errors import UserError
 from hf_mps.files import plain, write_atomic
-from hf_mps.finetune import document
+from hf_mps.finetune import arguments, document, paths
 from hf_mps.finetune.order import Order
 
 FILE = "recipe.yaml"
 # What may differ without making another run of it: where it lies, what it promises, who is told of it.
-FREE = ("output_dir", "expect", "training.report_to", "training.run_name", "training.logging_dir")
+FREE = ("output_dir", "expect", "training.report_to", "training.run_name")
 
 
 def store(output: Path, order: Order) -> Path:
     """Write the recipe of `order`, the command line's words in it, as a recipe that runs by itself; return its path."""
     import yaml
 
-    words = " ".join(order.words)
+    words = shlex.join(order.words)
     head = f"# The recipe of this run, as it was given: hf-mps finetune {words}\n"
     text = yaml.safe_dump(resolved(order), sort_keys=False, allow_unicode=True, width=120)
     return write_atomic(output / FILE, head + text)
 
 
 def resolved(order: Order) -> dict[str, Any]:
-    """Every key of the recipe that is not at its default, with paths of data and model from the root of the disk."""
+    """Every key of the recipe that is not at its default, with its paths from the root of the disk."""
     values = plain(order.recipe.model_dump(exclude_none=True, exclude_defaults=True))
     values.pop("output_dir", None)
-    data = values.get("data", {})
-    if "files" in data:
-        data["files"] = {split: _absolute(path) for split, path in data["files"].items()}
-    if "folder" in data:
-        data["folder"] = _absolute(data["folder"])
-    if Path(values["model"]).expanduser().is_dir():
-        values["model"] = _absolute(values["model"])
     assert isinstance(values, dict)
+    paths.changed(values, lambda name: Path(name).expanduser().resolve())
     return values
 
 
 def differences(output: Path, order: Order) -> list[str] | None:
     """What `order` says otherwise than the run in `output`, as `seed 1 → 2`; None where no recipe can be read there."""
     try:
-        before = dict(_flat(document.read(output / FILE).values))
+        values = document.read(output / FILE).values
+        if isinstance(training := values.get("training"), dict):
+            values["training"] = arguments.installed(training)  # of a run with another transformers
+        before = dict(_flat(values))
     except UserError:
         return None
     now = dict(_flat(resolved(order)))
@@ -53,10 +51,6 @@ def differences(output: Path, order: Order) -> list[str] | None:
         for key in dict.fromkeys([*before, *now])
         if before.get(key) != now.get(key) and not key.startswith(FREE)
     ]
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().resolve())
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from hf_mps.errors import UserError
-from hf_mps.finetune import catalogue, tasks
+from hf_mps.finetune import catalogue, stored, tasks
 from hf_mps.finetune import order as orders
 
 PLAIN = {
@@ -204,6 +204,49 @@ def test_row_limits_go_with_the_data_that_they_were_for() -> None:
 def test_paths_in_a_file_are_relative_to_it_and_those_of_the_command_line_are_not(tmp_path: Path) -> None:
     order = orders.load(write(tmp_path, PLAIN), ["data.files.validation=own.csv"])
     assert order.recipe.data.files == {"train": str(tmp_path / "train.csv"), "validation": "own.csv"}
+
+
+CHAT = {"task": "sft", "model": "some/model", "data": {"folder": "rows", "columns": {"messages": "messages"}}}
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [("mine.jinja", "{folder}/mine.jinja"), ("plain", "plain"), ("/over/there.jinja", "/over/there.jinja")],
+)
+def test_a_chat_template_in_a_file_is_relative_to_it(tmp_path: Path, said: str, found: str) -> None:
+    written = orders.load(write(tmp_path, {**CHAT, "chat_template": said})).recipe
+    assert written.chat_template == found.format(folder=tmp_path)  # type: ignore[attr-defined]
+    typed = orders.load(write(tmp_path, CHAT), [f"chat_template={said}"]).recipe
+    assert typed.chat_template == said  # type: ignore[attr-defined]
+
+
+def test_every_path_of_a_recipe_is_kept_whole_in_its_runs_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "recipes/weights").mkdir(parents=True)
+    content = {**CHAT, "model": "weights", "chat_template": "~/mine.jinja"}
+    content["training"] = {"resume_from_checkpoint": "old/checkpoint-3"}
+    monkeypatch.chdir(tmp_path)
+    order = orders.load(write(Path("recipes"), content))
+    assert stored.resolved(order) == {
+        "task": "sft",
+        "model": str(tmp_path / "recipes/weights"),
+        "data": {"folder": str(tmp_path / "recipes/rows"), "columns": {"messages": "messages"}},
+        "chat_template": str(tmp_path / "home/mine.jinja"),
+        "training": {"resume_from_checkpoint": str(tmp_path / "recipes/old/checkpoint-3")},
+    }
+
+
+def test_validation_tells_of_a_chat_template_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "rows/train").mkdir(parents=True)
+    (tmp_path / "rows/val").mkdir()
+    (tmp_path / "mine.jinja").touch()
+    path = write(tmp_path, {**CHAT, "chat_template": "mein.jinja"})
+    assert orders.problems(path) == [
+        f"{path}:1: chat_template: {tmp_path}/mein.jinja: there is no such file; did you mean 'mine.jinja'?;"
+        " allowed: plain, a Jinja file"
+    ]
 
 
 def test_an_unknown_metric_is_refused_with_the_nearest(tmp_path: Path) -> None:

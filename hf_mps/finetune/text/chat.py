@@ -10,6 +10,7 @@ from typing import Any
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
+from hf_mps.finetune import paths
 from hf_mps.finetune.text.blocks import frame
 
 Message = Mapping[str, str]
@@ -62,11 +63,8 @@ def template(tokenizer: Any, said: str | None) -> Choice[str]:
             "it marks the assistant's words" if _marked(tokenizer) else "the assistant's words are found in its text"
         )
         return Choice("the tokenizer's own", marked)
-    if said not in (None, "plain"):
-        try:
-            tokenizer.chat_template = Path(str(said)).expanduser().read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"chat_template: {said}: cannot be read: {error}; allowed: plain, a Jinja file") from error
+    if said not in (None, paths.PLAIN):
+        tokenizer.chat_template = written(str(said))
         return Choice(str(said), "chat_template in the recipe")
     if tokenizer.eos_token is None:
         raise UserError(
@@ -76,7 +74,20 @@ def template(tokenizer: Any, said: str | None) -> Choice[str]:
     begun = tokenizer.bos_token_id is not None and frame(tokenizer).before == (tokenizer.bos_token_id,)
     tokenizer.chat_template = "{{ bos_token }}" * begun + PLAIN
     reason = "chat_template in the recipe" if said else "the tokenizer has none; Alpaca's headings in plain words"
-    return Choice("plain", reason)
+    return Choice(paths.PLAIN, reason)
+
+
+def written(said: str) -> str:
+    """The text of the Jinja file `said`. Raises UserError where it cannot be read."""
+    path = Path(said).expanduser()
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        told = f"there is no such file{paths.neighbour(path)}"
+        raise UserError(f"chat_template: {said}: {told}; allowed: {paths.PLAIN}, a Jinja file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        why = "cannot be read: " + (getattr(error, "strerror", None) or "it is not UTF-8 text")
+        raise UserError(f"chat_template: {said}: {why}; allowed: {paths.PLAIN}, a Jinja file") from error
 
 
 def messages(raw: Any) -> list[dict[str, str]]:
