@@ -22,6 +22,7 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
     "transformers.trainer_utils": ("torn-checkpoint",),
     "transformers.trainer": (
         "resume-rng",
+        "resume-batches",
         "resume-loss",
         "resume-names",
         "atomic-checkpoint",
@@ -36,9 +37,11 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "memory-budget",
         "shape-growth",
     ),
-    "accelerate.data_loader": ("resume-epoch",),
+    "accelerate.data_loader": ("resume-epoch", "resume-batches"),
     "accelerate.accelerator": (
         "resume-rng",
+        "resume-epoch",
+        "resume-batches",
         "atomic-checkpoint",
         "torn-checkpoint",
         "non-contiguous",

@@ -1,8 +1,10 @@
-"""resume-epoch: the rest of a resumed epoch has that epoch's order of rows, not the first one's."""
+"""resume-epoch: a loader that goes on is in the epoch that it was in, and a seeded sampler repeats no order of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -10,38 +12,92 @@ from hf_mps.choice import Choice
 from hf_mps.guards.code import words
 from hf_mps.guards.guard import Guard, around
 
+FILE = "loader_epochs.json"
+
 
 class ResumeEpoch(Guard):
-    """Hands the loader's count of epochs to the one that skip_first_batches makes of it, whatever the device."""
+    """Keeps each loader's count of epochs in a file of its own, hands it to a rest and back, whatever the device."""
 
     name = "resume-epoch"
-    what = "skip_first_batches counts epochs from 0, so that a seeded sampler repeats the first epoch's order of rows"
-    issue = "accelerate/data_loader.py skip_first_batches (1.10), where DataLoaderShard is made without iteration="
-    until = "the oldest supported accelerate hands the loader's iteration on, as 1.15 does"
+    what = (
+        "checkpoints of Accelerate forget how many epochs each loader has done, and so does what skip_first_batches"
+        " leaves of one: a seeded sampler repeats an order of rows"
+    )
+    issue = "https://github.com/huggingface/accelerate/issues/3996"
+    until = "the oldest supported accelerate stores the loaders' iteration, and hands it on and back"
 
     def __init__(self) -> None:
         super().__init__()
-        self._hands_on = False
+        self._stores = False
 
     def applies(self) -> Choice[bool]:
-        """Whether the installed function never names the loader's count."""
-        if self._hands_on:
-            return Choice(False, "skip_first_batches of this accelerate hands the count of epochs on")
-        return Choice(True, "skip_first_batches of this accelerate begins to count epochs anew")
+        """Whether the installed save_accelerator_state never names the loader's count."""
+        if self._stores:
+            return Choice(False, "this accelerate stores how many epochs each loader has done")
+        return Choice(True, "checkpoints of this accelerate do not say how many epochs a loader has done")
 
     def install(self, module: ModuleType) -> None:
-        """Put it around accelerate.data_loader.skip_first_batches, before others import it by name."""
-        self._hands_on = "iteration" in words(module.skip_first_batches)
-        if not self._hands_on:
+        """Put it around accelerate.data_loader.skip_first_batches, before others import it by name, and checkpoints."""
+        if module.__name__ == "accelerate.data_loader":
             around(self, module, "skip_first_batches", self._skipped)
+            for loader in (module.DataLoaderShard, module.DataLoaderDispatcher):
+                around(self, loader, "__iter__", self._epoch)
+            return
+        self._stores = "iteration" in words(module.save_accelerator_state)
+        if not self._stores:
+            around(self, module, "save_accelerator_state", self._saved)
+            around(self, module, "load_accelerator_state", self._loaded)
 
-    def _skipped(self, stock: Callable[..., Any], dataloader: Any, *args: Any, **kwargs: Any) -> Any:
-        rest = stock(dataloader, *args, **kwargs)
-        count = getattr(dataloader, "iteration", 0)
-        if hasattr(rest, "iteration") and rest.iteration != count:
-            rest.iteration = count
-            self.acted("the rest of a resumed epoch has the order of rows of that epoch", aloud=False)
+    def _skipped(self, stock: Callable[..., Any], dataloader: Any, num_batches: int = 0) -> Any:
+        from hf_mps.guards import place
+
+        rest = stock(dataloader, num_batches)
+        if hasattr(rest, "iteration") and hasattr(dataloader, "iteration"):
+            place.link(rest, dataloader, num_batches)
+            if rest.iteration != dataloader.iteration:  # accelerate before 1.15
+                rest.iteration = dataloader.iteration
+                self.acted("the rest of a resumed epoch has the order of rows of that epoch", aloud=False)
         return rest
+
+    def _epoch(self, stock: Callable[..., Iterator[Any]], loader: Any) -> Iterator[Any]:
+        from hf_mps.guards import place
+
+        yield from stock(loader)
+        whole = place.source_of(loader)
+        if whole.iteration < loader.iteration:
+            whole.iteration = loader.iteration
+            self.acted("the epoch after a resumed one has an order of rows of its own", aloud=False)
+
+    def _saved(self, stock: Callable[..., Any], folder: Any, *args: Any, **kwargs: Any) -> Any:
+        from hf_mps.guards import place
+
+        saved = stock(folder, *args, **kwargs)
+        part = Path(folder) / f"{FILE}.part"
+        part.write_text(json.dumps([_epochs(loader) for loader in place.given(args, kwargs)]), encoding="utf-8")
+        part.replace(Path(folder) / FILE)  # whole or not at all
+        self.acted(f"checkpoints also hold how many epochs each loader has done, in {FILE}", aloud=False)
+        return saved
+
+    def _loaded(self, stock: Callable[..., Any], folder: Any, *args: Any, **kwargs: Any) -> Any:
+        from hf_mps.guards import place
+
+        loaded = stock(folder, *args, **kwargs)
+        file, loaders = Path(folder) / FILE, place.given(args, kwargs)
+        counts = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
+        if len(counts) == len(loaders):  # else of another program
+            for loader, count in zip(loaders, counts, strict=True):
+                loader.iteration = count
+        return loaded
+
+
+def _epochs(loader: Any) -> int:
+    """How many epochs a prepared loader has done; one whose last batch is being trained on counts."""
+    from hf_mps.guards import place
+
+    active = place.active()
+    if active is not None and place.source_of(active) is loader:
+        return int(active.iteration) + bool(active.end_of_dataloader)
+    return int(loader.iteration)
 
 
 GUARD = ResumeEpoch()

@@ -59,14 +59,18 @@ class ResumeRng(Guard):
             self._load(Path(checkpoint))
 
     def _accelerator_saves(self, stock: Callable[..., Any], output_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        from hf_mps.guards import place
+
         saved = stock(output_dir, *args, **kwargs)
-        if _accelerate_device() == "mps":
+        if place.on_metal():
             self._save(Path(output_dir))
         return saved
 
     def _accelerator_loads(self, stock: Callable[..., Any], input_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        from hf_mps.guards import place
+
         loaded = stock(input_dir, *args, **kwargs)
-        if _accelerate_device() == "mps":
+        if place.on_metal():
             self._load(Path(input_dir))
         return loaded
 
@@ -85,12 +89,6 @@ class ResumeRng(Guard):
             torch.mps.set_rng_state(torch.load(folder / FILE, weights_only=True, map_location="cpu"))
         else:
             self.acted(f"{folder} holds no {FILE}: the resumed run draws other random numbers than an unbroken one")
-
-
-def _accelerate_device() -> str:
-    from accelerate.state import PartialState
-
-    return str(PartialState().device.type)
 
 
 GUARD = ResumeRng()

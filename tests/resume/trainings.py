@@ -1,4 +1,7 @@
-"""Two trainings with dropout and shuffled rows on the device, which go on from the last checkpoint that they find."""
+"""Two trainings with dropout, shuffled rows and a collator that hides some of their words at random, on the device.
+
+Both go on from the last checkpoint that they find.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 import torch
 
 from tests.guards import loops
+from tests.guards.resume_loops import masked
 from tests.resume.killing import Killer
 
 EPOCHS, STEPS, EVERY = 4, 16, 3
@@ -44,6 +48,7 @@ def with_trainer(folder: Path, killer: Killer) -> dict[str, Any]:
         args=arguments,
         train_dataset=rows,
         eval_dataset=rows[:8],
+        data_collator=masked,
         callbacks=[Kill()],
     )
     seed_device()
@@ -80,17 +85,14 @@ class Progress:
 
 
 def with_accelerator(folder: Path, killer: Killer) -> dict[str, Any]:
-    """A bare loop with numbered checkpoints, a seeded sampler and skip_first_batches, as Accelerate documents it."""
+    """A bare loop with numbered checkpoints and skip_first_batches, as Accelerate documents it."""
     from accelerate import skip_first_batches
-    from accelerate.utils import DataLoaderConfiguration, ProjectConfiguration, set_seed
-    from transformers import default_data_collator
+    from accelerate.utils import ProjectConfiguration, set_seed
 
     set_seed(7)
     seed_device()
     project = ProjectConfiguration(project_dir=str(folder), automatic_checkpoint_naming=True, total_limit=2)
-    accelerator = loops.new_accelerator(
-        project_config=project, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True)
-    )
+    accelerator = loops.new_accelerator(project_config=project)
     model = loops.bert(dropout=0.3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, STEPS)
@@ -98,7 +100,7 @@ def with_accelerator(folder: Path, killer: Killer) -> dict[str, Any]:
         loops.rows(),  # type: ignore[arg-type]
         batch_size=8,
         shuffle=True,
-        collate_fn=default_data_collator,
+        collate_fn=masked,
     )
     model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
     progress = Progress()
@@ -109,7 +111,6 @@ def with_accelerator(folder: Path, killer: Killer) -> dict[str, Any]:
         project.iteration = progress.steps // EVERY
     begun = progress.steps
     for epoch in range(begun // 4, EPOCHS):
-        loader.set_epoch(epoch)
         skip = progress.steps - epoch * 4
         for batch in skip_first_batches(loader, skip) if skip else loader:
             loss = model.train()(**batch).loss
