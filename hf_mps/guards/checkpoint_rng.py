@@ -16,6 +16,8 @@ class _Device:
 
     def __init__(self, device: Any) -> None:
         self.idx = 0
+        if not Guard.trying:
+            GUARD.acted("gradient checkpointing replays the device's random numbers", aloud=False)
 
     def __enter__(self) -> None:
         return None
