@@ -65,24 +65,27 @@ class ResumeBatches(Guard):
 
         return place.begin(stock, base)
 
-    def _skipped(self, stock: Callable[..., Any], loader: Any, num_batches: int = 0) -> Any:
+    def _skipped(self, stock: Callable[..., Any], dataloader: Any, num_batches: int = 0) -> Any:
         from hf_mps.guards import place
 
-        rest = stock(loader, num_batches)
+        rest = stock(dataloader, num_batches)
         if hasattr(rest, "base_dataloader"):
-            place.link(rest, loader, num_batches)
+            place.link(rest, dataloader, num_batches)
             if self._waiting is not None:
                 place.notes(rest).replay, self._waiting = self._waiting, None
         return rest
 
     def _trainer_saves(self, stock: Callable[..., None], trainer: Any, output_dir: str) -> None:
         stock(trainer, output_dir)
+        self._waiting = None  # ignore_data_skip: nothing was skipped
         self._save(Path(output_dir), [])
 
-    def _trainer_loads(self, stock: Callable[..., Any], trainer: Any, checkpoint: str, *args: Any) -> Any:
+    def _trainer_loads(
+        self, stock: Callable[..., Any], trainer: Any, checkpoint: str, *rest: Any, **kwargs: Any
+    ) -> Any:
         from hf_mps.guards.place import Replay
 
-        loaded = stock(trainer, checkpoint, *args)
+        loaded = stock(trainer, checkpoint, *rest, **kwargs)
         stored = _read(Path(checkpoint))
         self._waiting = Replay.of(stored["active"]) if stored and stored["active"] else None
         trainer.__dict__[_REPLAY] = self._waiting
