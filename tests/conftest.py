@@ -62,6 +62,38 @@ def _no_trace() -> Iterator[None]:
     assert not left, f"the test left threads running: {left}"
 
 
+@pytest.fixture
+def simulated() -> None:
+    """The simulated device; the test is skipped where there is a real one, which has no faults by name."""
+    import torch  # noqa: F401  its autoload brings the device
+
+    from hf_mps import simulator
+
+    if simulator.loaded() is None:
+        pytest.skip("hazards are faults of the simulated device")
+
+
+@pytest.fixture
+def untouched(simulated: None) -> Iterator[None]:
+    """The guards and sentinels of this process as if nothing had happened yet, before the test and after it."""
+    from hf_mps import guards, sentinels
+    from hf_mps.guards import catalogue, notice
+    from hf_mps.sentinels.catalogue import NAMES
+    from hf_mps.sentinels.stream import STREAM
+
+    def forget() -> None:
+        notice.forget()
+        STREAM.forget()
+        for name in NAMES:
+            sentinels.get(name).forget()
+        for name in catalogue.NAMES:
+            guards.get(name).forget()
+
+    forget()
+    yield
+    forget()
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The real data beside the checkout; the test is skipped, with the reason, where it is absent."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch  # noqa: F401  its autoload brings the device
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -12,8 +11,5 @@ def _imported() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _device() -> None:
-    from hf_mps import simulator
-
-    if simulator.loaded() is None:
-        pytest.skip("hazards are faults of the simulated device")
+def _simulated(simulated: None) -> None:
+    """As tests/conftest.py has it."""
