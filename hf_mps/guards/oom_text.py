@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from types import ModuleType
 from typing import Any
 
@@ -42,7 +43,7 @@ class OomText(Guard):
             around(self, module, "garbage_collection_cuda", self._collect)
 
     def _deaf(self, library: str, question: Any) -> bool:
-        self._found[library] = bool(question(RuntimeError(f"{WORDS} (MPS allocated: 1 GB)")))
+        self._found[library] = bool(inspect.unwrap(question)(RuntimeError(f"{WORDS} (MPS allocated: 1 GB)")))
         self._verdict = None
         return not self._found[library]
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
+
+from hf_mps.guards.compile import ERRORS, LAYOUT
 
 ROWS, LENGTH, WORDS = 32, 6, 40
 
@@ -83,12 +88,34 @@ def close(one: list[Tensor], other: list[Tensor], tolerance: float = 1e-4) -> bo
 def new_accelerator(**settings: Any) -> Any:
     """An Accelerator in a state of its own."""
     from accelerate import Accelerator
+
+    forget_accelerators()
+    return Accelerator(**settings)
+
+
+def forget_accelerators() -> None:
+    """Let the next Accelerator of this process choose as the first one did."""
     from accelerate.state import AcceleratorState, GradientState, PartialState
 
     AcceleratorState._reset_state()
     GradientState._reset_state()
     PartialState._reset_state()
-    return Accelerator(**settings)
+
+
+@contextmanager
+def own_compiler() -> Iterator[None]:
+    """torch's compiler with its switches as nobody has touched them; what it compiled, and they, are forgotten."""
+    import torch._dynamo.config
+    import torch._inductor.config
+
+    before = (torch._inductor.config.layout_optimization, torch._dynamo.config.suppress_errors)
+    with pytest.MonkeyPatch.context() as environment:
+        for name in (LAYOUT, ERRORS, "ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_DYNAMO_MODE"):
+            environment.setenv(name, "no")  # older TrainingArguments set the last two, and leave them
+            environment.delenv(name)
+        yield
+    torch._inductor.config.layout_optimization, torch._dynamo.config.suppress_errors = before
+    torch._dynamo.reset()
 
 
 def batches() -> Any:

@@ -10,16 +10,24 @@ import torch
 
 from hf_mps import guards
 from hf_mps.errors import UserError
+from hf_mps.guards.catalogue import NAMES
 from hf_mps.guards.checkpoint_rng import CheckpointRng
 from hf_mps.simulator import hazards
 from tests.guards.experiments import EXPERIMENTS, Experiment
 
-MARKS = {"workers_of_trainer": pytest.mark.slow}  # each worker imports transformers
+# Each worker imports transformers; torch.compile traces a whole model.
+MARKS = dict.fromkeys(("workers_of_trainer", "compiled_trainer"), pytest.mark.slow)
 TABLE = [
     pytest.param(name, experiment, id=f"{name}: {experiment.__name__}", marks=MARKS.get(experiment.__name__, ()))
     for name, experiments in EXPERIMENTS.items()
     for experiment in experiments
 ]
+
+
+def test_every_guard_has_a_row() -> None:
+    assert set(EXPERIMENTS) == set(NAMES)
+    assert all(EXPERIMENTS.values())
+    assert set(hazards.HAZARDS) <= set(NAMES)
 
 
 @pytest.mark.parametrize(("name", "experiment"), TABLE)
@@ -29,6 +37,8 @@ def test_wrong_without_the_guard_and_right_with_it(name: str, experiment: Experi
             assert not experiment(tmp_path / "without"), "the hazard does not show"
         guards.get(name).forget()
         assert experiment(tmp_path / "with"), "the guard does not help"
+        assert guards.get(name).lines, "the guard does not say what it did"
+        assert not any("\n" in line for line in guards.get(name).lines)
 
 
 @pytest.mark.parametrize("name", [name for name in hazards.HAZARDS if name in EXPERIMENTS])

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from hf_mps import guards
 from hf_mps.fallback.ledger import ledger
 from hf_mps.guards import GuardNotice
 from hf_mps.guards.lightning_rng import KEY
 from tests.guards import lightning_loops, loops
+from tests.guards.experiments import ends
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning", "ignore::UserWarning:pytorch_lightning")
-
-
-@pytest.fixture
-def budget() -> Iterator[None]:
-    """As little memory as a small model and some activations need."""
-    torch.mps.set_per_process_memory_fraction(0.01)
-    yield
-    torch.mps.set_per_process_memory_fraction(1.7)
 
 
 @pytest.mark.parametrize("accelerator", ["auto", "mps"])
@@ -65,55 +55,12 @@ def test_checkpoints_made_on_the_cpu_are_lightning_s_own(tmp_path: Path) -> None
     assert KEY not in torch.load(tmp_path / "cpu.ckpt", weights_only=True)
 
 
-class OnFloats(nn.Module):
-    """A model over a column of numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 1)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return type("Output", (), {"loss": self.layer(x).square().mean()})
-
-
 @pytest.mark.parametrize("name", lightning_loops.NAMES)
 def test_a_float64_column_becomes_float32(name: str, tmp_path: Path) -> None:
     pl = lightning_loops.library(name)
-    rows = torch.utils.data.DataLoader([{"x": np.ones(3)} for _ in range(4)])
-    with guards.suspended("float64-columns"), pytest.raises(TypeError, match="doesn't support float64"):
-        lightning_loops.trainer(pl, tmp_path, max_steps=1).fit(lightning_loops.module(pl, OnFloats()), rows)
+    rows = torch.utils.data.DataLoader(ends.with_floats())
     with pytest.warns(GuardNotice, match="float64 became float32, which Metal has: x "):
-        lightning_loops.trainer(pl, tmp_path, max_steps=1).fit(lightning_loops.module(pl, OnFloats()), rows)
-
-
-class Hungry(nn.Module):
-    """A model that needs 16 MB for each row of its batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(1, 1)
-
-    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> Any:
-        wide = torch.ones(len(labels), 4_000_000, device=labels.device)
-        return type("Output", (), {"loss": self.layer(wide.sum(1, keepdim=True)).square().mean()})
-
-
-@pytest.mark.usefixtures("budget")
-@pytest.mark.parametrize("name", lightning_loops.NAMES)
-def test_the_batch_size_finder_knows_metal_s_out_of_memory(name: str, tmp_path: Path) -> None:
-    pl = lightning_loops.library(name)
-    tuner = pl.tuner.Tuner
-
-    def found() -> int:
-        model = lightning_loops.module(pl, Hungry(), batch_size=1)
-        run = lightning_loops.trainer(pl, tmp_path, max_steps=4)
-        return int(tuner(run).scale_batch_size(model, init_val=1, steps_per_trial=1))
-
-    with guards.suspended("oom-text"), pytest.raises(RuntimeError, match="MPS backend out of memory"):
-        found()
-    fits = int(0.01 * torch.mps.recommended_max_memory()) // 16_000_000
-    assert fits / 2 < found() <= fits
-    assert next(each for each in guards.acted() if each["name"] == "oom-text")
+        lightning_loops.trainer(pl, tmp_path, max_steps=1).fit(lightning_loops.module(pl, ends.OnFloats()), rows)
 
 
 class WithMode(nn.Module):

@@ -12,7 +12,8 @@ from torch import nn
 
 from hf_mps import sentinels
 from hf_mps.sentinels import stream
-from tests.guards import experiments, lightning_loops, loops
+from tests.guards import lightning_loops, loops
+from tests.guards.experiments import results
 
 
 def long_trainer(folder: Path) -> None:
@@ -36,8 +37,8 @@ def bfloat16_weights(folder: Path) -> None:
 
 def overflowing_fp16(folder: Path) -> None:
     """fp16 whose first steps GradScaler skips, until its scale fits."""
-    experiments.needs_fp16()
-    loops.trained(folder, model=experiments.steep(), fp16=True, max_grad_norm=0.0, num_train_epochs=5)
+    results.needs_fp16()
+    loops.trained(folder, model=results.steep(), fp16=True, max_grad_norm=0.0, num_train_epochs=5)
 
 
 def unclipped(folder: Path) -> None:

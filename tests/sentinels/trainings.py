@@ -8,25 +8,26 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tests.guards import experiments, lightning_loops, loops
+from tests.guards import lightning_loops, loops
+from tests.guards.experiments import results
 
 Training = Callable[[Path], object]
 
 
 def transposed_trainer(folder: Path) -> None:
     """Trainer, weights transposed, an optimizer that is not fused."""
-    loops.trained(folder, model=experiments.transposed(), optim="adamw_torch")
+    loops.trained(folder, model=results.transposed(), optim="adamw_torch")
 
 
 def transposed_accelerator(folder: Path) -> None:
     """An Accelerate loop over the same weights, with AdamW's weight decay, which does move them a little."""
-    loops.accelerated(experiments.transposed(), weight_decay=0.1)
+    loops.accelerated(results.transposed(), weight_decay=0.1)
 
 
 def transposed_lightning(folder: Path) -> None:
     """Lightning, whose optimizers step with a closure."""
     pl = lightning_loops.library()
-    lightning_loops.trainer(pl, folder, max_epochs=1).fit(lightning_loops.module(pl, experiments.transposed()))
+    lightning_loops.trainer(pl, folder, max_epochs=1).fit(lightning_loops.module(pl, results.transposed()))
 
 
 def transposed_sgd(folder: Path) -> None:
@@ -42,8 +43,8 @@ def transposed_sgd(folder: Path) -> None:
 
 def overflowed_trainer(folder: Path) -> None:
     """Trainer with fp16 and its default optimizer, over steps that overflow."""
-    experiments.needs_fp16()
-    loops.trained(folder, model=experiments.steep(), fp16=True, max_grad_norm=0.0, num_train_epochs=3)
+    results.needs_fp16()
+    loops.trained(folder, model=results.steep(), fp16=True, max_grad_norm=0.0, num_train_epochs=3)
 
 
 def overflowed_loop(folder: Path) -> None:

@@ -1,12 +1,9 @@
-"""For each hazard what a person would see: functions that return whether training came out right.
-
-Each is run with the hazard on, once with its guard and once without.
-"""
+"""Trainings whose numbers are wrong, without an error."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import warnings
 from pathlib import Path
 
 import pytest
@@ -14,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from hf_mps import guards
-from hf_mps.errors import RunError
+from hf_mps.errors import RunError, UserError
+from hf_mps.guards import GuardNotice
+from hf_mps.guards.huge_embedding import LIMIT
 from tests.guards import lightning_loops, loops
-
-Experiment = Callable[[Path], bool]
 
 
 def checkpointed_gradients(folder: Path) -> bool:
@@ -52,38 +49,6 @@ def reentrant_checkpoint(folder: Path) -> bool:
         y.sum().backward()
         assert x.grad is not None
         found.append([x.grad.cpu()])
-    return loops.same(*found)
-
-
-def resumed_trainer(folder: Path) -> bool:
-    """A Trainer run resumed from its checkpoint has, to the last bit, the weights of one that was not stopped."""
-    whole = loops.trained(
-        folder / "whole", model=loops.bert(0.3), num_train_epochs=2, save_steps=3, save_strategy="steps"
-    )
-    torch.rand(5, device="mps")
-    rest = loops.trainer(folder / "rest", model=loops.bert(0.3), num_train_epochs=2)
-    rest.train(resume_from_checkpoint=str(folder / "whole" / "checkpoint-3"))
-    return loops.same(whole, loops.weights(rest.model))
-
-
-def resumed_accelerator(folder: Path) -> bool:
-    """The same for accelerator.save_state and load_state."""
-    found = []
-    for again in (False, True):
-        accelerator = loops.new_accelerator()
-        model = loops.bert(dropout=0.3)
-        model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
-        torch.manual_seed(11 if again else 7)
-        for step, batch in enumerate(loops.batches()):
-            if step == 2:
-                accelerator.load_state(folder) if again else accelerator.save_state(folder)
-            if step < 2 and again:
-                continue
-            moved = {name: tensor.to("mps") for name, tensor in batch.items()}
-            accelerator.backward(model.train()(**moved).loss)
-            optimizer.step()
-            optimizer.zero_grad()
-        found.append(loops.weights(model))
     return loops.same(*found)
 
 
@@ -295,71 +260,63 @@ def numeric_lstm(folder: Path) -> bool:
     return abs(analytic - numeric) < 0.02 * abs(numeric)
 
 
-def resumed_lightning(folder: Path) -> bool:
-    """A Lightning run resumed from the end of its first epoch is the unbroken one, dropout and shuffling on."""
-    return all(lightning_loops.resumed(name, folder / name) for name in lightning_loops.NAMES)
+TALL, WIDE = LIMIT // 1024 + 1, 1024
 
 
-def growing(wide: int = 400) -> list[dict[str, Tensor]]:
-    """Batches that are each a little longer than the one before."""
-    return [{"x": torch.ones(8, 8 * length, wide)} for length in range(1, 41)]
+def huge() -> nn.Parameter:
+    """A parameter of more than 2^31 elements that takes 4 KB: its rows are one row."""
+    return nn.Parameter(torch.ones(1, WIDE, device="mps").expand(TALL, WIDE))
 
 
-def many_shapes(folder: Path) -> bool:
-    """A loop trains over forty lengths in twenty megabytes, of which the longest needs six."""
-    share = 20e6 / torch.mps.recommended_max_memory()
-    accelerator = loops.new_accelerator()
-    loader = accelerator.prepare(torch.utils.data.DataLoader(growing(), batch_size=None))
-    layer = nn.Linear(400, 16).to("mps")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hf_mps.guards.shape_growth.SHARE", share / 10)
-        torch.mps.empty_cache()
-        torch.mps.set_per_process_memory_fraction(share)
-        try:
-            for batch in loader:
-                layer(batch["x"]).square().mean().backward()
-        except RuntimeError as error:
-            if "MPS backend out of memory" not in str(error):
-                raise
-            return False
-        finally:
-            torch.mps.set_per_process_memory_fraction(1.7)
-    return True
-
-
-def worked(train: Callable[[], object]) -> bool:
-    """Whether a training came to its end, with the workers that it started."""
+def huge_table(folder: Path) -> bool:
+    """A loop that trains on the last row of a huge table gets that row, or is refused before."""
+    table = huge()
     try:
-        train()
-    except RuntimeError as error:
-        if "exited unexpectedly" not in str(error):
-            raise
-        return False
-    return True
+        torch.optim.SGD([table])
+    except UserError:
+        return True
+    return nn.functional.embedding(torch.tensor([0, TALL - 1], device="mps"), table).sum(1).tolist() == [WIDE, WIDE]
 
 
-def workers_of_trainer(folder: Path) -> bool:
-    """Trainer with two workers, after its model lies on the device."""
-    return worked(lambda: loops.trained(folder, dataloader_num_workers=2, max_steps=1))
+class FrozenTable(nn.Module):
+    """A huge table that is not trained, and a layer that is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = huge().requires_grad_(False)
+        self.layer = nn.Linear(1, 1)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return nn.functional.embedding(rows, self.table)
 
 
-def workers_of_a_loader(folder: Path) -> bool:
-    """A plain loader with a worker, after something lies on the device."""
-    held = torch.ones(1, device="mps")
-    loader = torch.utils.data.DataLoader(loops.rows(), num_workers=1, collate_fn=len)
-    return worked(lambda: next(iter(loader))) and bool(held)
+def frozen_table(folder: Path) -> bool:
+    """The same in an Accelerate loop for a table that is only read, which no optimizer has."""
+    try:
+        model = loops.new_accelerator().prepare_model(FrozenTable())
+    except UserError:
+        return True
+    return bool((model(torch.tensor([TALL - 1], device="mps")) == 1).all())
 
 
-EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
-    "checkpoint-rng": (checkpointed_gradients, reentrant_checkpoint, checkpointed_trainer),
-    "resume-rng": (resumed_trainer, resumed_accelerator),
-    "lightning-rng": (resumed_lightning,),
-    "shape-growth": (many_shapes,),
-    "fork-workers": (workers_of_trainer, workers_of_a_loader),
-    "fp16-fused-adam": (overflowed_step, fp16_trainer, fp16_accelerator),
-    "non-contiguous": (transposed_loop, transposed_trainer, transposed_accelerator, lightning_loop),
-    "mixed-dtypes": (float32_norms,),
-    "layernorm-frozen": (frozen_backbone,),
-    "lstm-dropout": (stacked_lstm, numeric_lstm),
-    "non-blocking": (released_sources, released_source_of_copy, non_blocking_accelerator, non_blocking_trainer),
-}
+def told(name: str, said: list[warnings.WarningMessage]) -> bool:
+    """Whether a guard's line is among the warnings."""
+    return any(issubclass(each.category, GuardNotice) and f"({name}:" in str(each.message) for each in said)
+
+
+def long_batches(folder: Path) -> bool:
+    """Batches of another shape, then one above 32768 tokens: its gradient is right, or it was told of before.
+
+    Nothing from outside can mend it, so the line before the step is what the guard has.
+    """
+    rows = [{"input_ids": torch.ones(count, 8, dtype=torch.long)} for count in (4, 4097)]
+    loader = loops.new_accelerator().prepare(torch.utils.data.DataLoader(rows, batch_size=None))
+    layer = nn.Linear(2, 2, device="mps")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for batch in loader:
+            layer.zero_grad()
+            known = told("large-batch-grad", said)
+            layer(batch["input_ids"][..., None].float().expand(-1, -1, 2)).mean().backward()
+    assert layer.weight.grad is not None
+    return known or float(layer.weight.grad[0, 0]) == pytest.approx(0.5, rel=1e-3)

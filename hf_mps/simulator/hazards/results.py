@@ -1,86 +1,18 @@
-"""Known faults of Metal, switched on by name for a while: each guard is shown to be needed, and to help.
-
-    with hazards.on("non-blocking"):
-        ...
-
-Each is modelled after the upstream issue that METAL.md names, as a kernel of its own over the device's, or as the
-library's state that has the fault. Faults that the installed libraries have anyhow (checkpoint-rng, resume-rng, …) need
-none. For tests only: slow, and one thread at a time.
-"""
+"""Kernels that compute something else without an error, as upstream issues describe them."""
 
 from __future__ import annotations
 
 import math
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
-from hf_mps.errors import UserError, nearest
-
-_active: set[str] = set()
+from hf_mps.simulator.hazards.kernels import host, kernels
 
 
 @contextmanager
-def on(*names: str) -> Iterator[None]:
-    """Switch hazards on for a while. Raises UserError for a name that there is not, or where no simulator is loaded."""
-    from hf_mps import simulator
-
-    unknown = next((name for name in names if name not in HAZARDS), None)
-    if unknown is not None:
-        raise UserError(f"{unknown} is no hazard; there are {', '.join(HAZARDS)}{nearest(unknown, HAZARDS)}")
-    if simulator.loaded() is None:
-        raise UserError("hazards are faults of the simulated device, which is not loaded: HF_MPS_SIMULATE=1")
-    with ExitStack() as stack:
-        for name in names:
-            if name not in _active:
-                stack.enter_context(_marked(name))
-                stack.enter_context(HAZARDS[name]())
-        yield
-
-
-def active() -> frozenset[str]:
-    """The hazards that are on now."""
-    return frozenset(_active)
-
-
-@contextmanager
-def _marked(name: str) -> Iterator[None]:
-    _active.add(name)
-    try:
-        yield
-    finally:
-        _active.discard(name)
-
-
-@contextmanager
-def kernels(functions: dict[str, Callable[..., Any]], key: str = "MPS") -> Iterator[None]:
-    """Put Python kernels over the device's own for a while, by the operators' names: `copy_`, `addcdiv.out`."""
-    import torch
-
-    # The library that torch.library.Library wraps: this one forgets a kernel when told, and the former one is back.
-    library: Any = torch._C._dispatch_library("IMPL", "aten", key, __file__)
-    try:
-        for name, function in functions.items():
-            library.impl(name, key, function)
-        yield
-    finally:
-        library.reset()
-
-
-def host(tensor: Any) -> Any:
-    """A CPU tensor over the memory of a device tensor; a CPU tensor is returned as it is."""
-    import torch
-
-    if tensor.device.type != "mps":
-        return tensor
-    storage = torch._C._mps_host_alias_storage(tensor.untyped_storage())
-    view = torch.empty(0, dtype=tensor.dtype)
-    return view.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
-
-
-@contextmanager
-def _non_blocking() -> Iterator[None]:
+def non_blocking() -> Iterator[None]:
     """pytorch#189690: the copy reads its source when the GPU comes to it; freed before that, it reads something else.
 
     What it reads then is zero here. Waiting for the GPU, as each read of a result does, ends the danger.
@@ -118,7 +50,7 @@ def _non_blocking() -> Iterator[None]:
             settle()
 
 
-def _fp16_fused_adam() -> Any:
+def fp16_fused_adam() -> Any:
     """pytorch#186360: the fused kernels read neither grad_scale nor found_inf."""
     import torch
 
@@ -131,7 +63,7 @@ def _fp16_fused_adam() -> Any:
     return kernels({name: deaf(name) for name in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_")})
 
 
-def _non_contiguous() -> Any:
+def non_contiguous() -> Any:
     """pytorch#118115: what addcmul_ and addcdiv_ compute for a tensor that is not contiguous never reaches it."""
     import torch
 
@@ -146,7 +78,7 @@ def _non_contiguous() -> Any:
     return kernels({"addcmul_": losing(torch.addcmul), "addcdiv_": losing(torch.addcdiv)})
 
 
-def _layernorm_frozen() -> Any:
+def layernorm_frozen() -> Any:
     """pytorch#183825: where the input needs no gradient, those of weight and bias are what lay in their memory."""
     import torch
 
@@ -159,7 +91,7 @@ def _layernorm_frozen() -> Any:
     return kernels({"native_layer_norm_backward": backward})
 
 
-def _mixed_dtypes() -> Any:
+def mixed_dtypes() -> Any:
     """pytorch#190054: the kernel is chosen by the input's dtype, and reads weight and bias as if they had it.
 
     The backward pass, which aborts Python on a Mac, ends in a RuntimeError here.
@@ -175,7 +107,7 @@ def _mixed_dtypes() -> Any:
     return kernels({"native_layer_norm": norm})
 
 
-def _lstm_dropout() -> Any:
+def lstm_dropout() -> Any:
     """pytorch#190056: the forward pass drops between the layers, the backward pass goes as if it had not."""
     import torch
 
@@ -198,7 +130,7 @@ def _lstm_dropout() -> Any:
     return kernels({"lstm.input": lstm}, "AutogradMPS")
 
 
-def _huge_embedding() -> Any:
+def huge_embedding() -> Any:
     """pytorch#188756: rows that lie beyond 2^31 elements come back as zeros."""
     import torch
 
@@ -211,7 +143,7 @@ def _huge_embedding() -> Any:
     return kernels({"index_select": select})
 
 
-def _large_batch_grad() -> Any:
+def large_batch_grad() -> Any:
     """pytorch#177116: above 32768 rows, once another number of rows has run, a linear layer's gradients are far off."""
     seen: set[int] = set()
 
@@ -223,77 +155,3 @@ def _large_batch_grad() -> Any:
         return tuple(each.to("mps") if wanted else None for each, wanted in zip(found, mask, strict=True))
 
     return kernels({"linear_backward": backward})
-
-
-@contextmanager
-def _shape_growth() -> Iterator[None]:
-    """pytorch#132596: what a result of a new shape needed stays with the allocator, as no other shape can use it.
-
-    Here for linear layers, and eight times over: a model has many more operators than these.
-    """
-    import torch
-
-    kept: dict[Any, Any] = {}
-
-    def linear(input: Any, weight: Any, bias: Any = None) -> Any:
-        found = torch.nn.functional.linear(host(input), host(weight), bias if bias is None else host(bias))
-        if found.shape not in kept:
-            kept[found.shape] = torch.empty(8, *found.shape, device="mps")
-        return found.to("mps")
-
-    stock = {name: getattr(torch.mps, name) for name in ("empty_cache", "current_allocated_memory")}
-
-    def empty_cache() -> None:
-        kept.clear()
-        stock["empty_cache"]()
-
-    def current_allocated_memory() -> int:  # what is idle is with the driver alone
-        return int(stock["current_allocated_memory"]() - sum(block.nbytes for block in kept.values()))
-
-    torch.mps.empty_cache = empty_cache
-    torch.mps.current_allocated_memory = current_allocated_memory
-    try:
-        with kernels({"linear": linear}):
-            yield
-    finally:
-        kept.clear()
-        torch.mps.empty_cache = stock["empty_cache"]
-        torch.mps.current_allocated_memory = stock["current_allocated_memory"]
-
-
-@contextmanager
-def _fork_workers() -> Iterator[None]:
-    """pytorch#178037: a process forked from one that uses Metal hangs in it; it ends at once here."""
-    import os
-
-    global _fork_watched
-    if not _fork_watched:
-        os.register_at_fork(after_in_child=_end_forked)
-        _fork_watched = True
-    yield
-
-
-_fork_watched = False
-
-
-def _end_forked() -> None:
-    import os
-
-    import torch
-
-    if "fork-workers" in _active and torch.mps.driver_allocated_memory():
-        os._exit(1)
-
-
-HAZARDS: dict[str, Callable[[], Any]] = {
-    "non-blocking": _non_blocking,
-    "fp16-fused-adam": _fp16_fused_adam,
-    "non-contiguous": _non_contiguous,
-    "layernorm-frozen": _layernorm_frozen,
-    "mixed-dtypes": _mixed_dtypes,
-    "lstm-dropout": _lstm_dropout,
-    "huge-embedding": _huge_embedding,
-    "large-batch-grad": _large_batch_grad,
-    "shape-growth": _shape_growth,
-    "fork-workers": _fork_workers,
-}

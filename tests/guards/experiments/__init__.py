@@ -1,0 +1,56 @@
+"""For each hazard what a person would see: functions that return whether training came out right.
+
+Each is run with the hazard on, once with its guard and once without. They are given an empty folder of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.guards.experiments import ends, memory, results, resumed
+
+Experiment = Callable[[Path], bool]
+
+EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
+    "checkpoint-rng": (results.checkpointed_gradients, results.reentrant_checkpoint, results.checkpointed_trainer),
+    "non-blocking": (
+        results.released_sources,
+        results.released_source_of_copy,
+        results.non_blocking_accelerator,
+        results.non_blocking_trainer,
+    ),
+    "fp16-fused-adam": (results.overflowed_step, results.fp16_trainer, results.fp16_accelerator),
+    "non-contiguous": (
+        results.transposed_loop,
+        results.transposed_trainer,
+        results.transposed_accelerator,
+        results.lightning_loop,
+    ),
+    "layernorm-frozen": (results.frozen_backbone,),
+    "lstm-dropout": (results.stacked_lstm, results.numeric_lstm),
+    "huge-embedding": (results.huge_table, results.frozen_table),
+    "mixed-dtypes": (results.float32_norms,),
+    "large-batch-grad": (results.long_batches,),
+    "resume-rng": (resumed.resumed_trainer, resumed.resumed_accelerator),
+    "lightning-rng": (resumed.resumed_lightning,),
+    "resume-names": (resumed.resumed_images, resumed.best_images),
+    "resume-batches": (resumed.resumed_draws,),
+    "resume-loss": (resumed.resumed_log,),
+    "resume-epoch": (resumed.rest_of_an_epoch,),
+    "torn-checkpoint": (resumed.torn_checkpoint,),
+    "atomic-checkpoint": (resumed.broken_off,),
+    "memory-budget": (memory.more_than_the_machine_has, memory.near_the_recommended_maximum),
+    "memory-metrics": (memory.memory_metrics,),
+    "shape-growth": (memory.many_shapes,),
+    "oom-text": (memory.executable_batch_size, memory.lightning_batch_size),
+    "fork-workers": (ends.workers_of_trainer, ends.workers_of_a_loader),
+    "half-precision": (ends.bf16_trainer, ends.bf16_accelerator, ends.bf16_lightning),
+    "cuda-optimizer": (ends.paged_optimizer,),
+    "one-device": (ends.several_processes, ends.processes_of_a_notebook),
+    "compile": (ends.compiled_accelerator, ends.compiled_trainer),
+    "attention": (ends.flash_attention, ends.flex_attention),
+    "float64-columns": (ends.float64_trainer, ends.float64_accelerator, ends.float64_lightning),
+    "nan-hidden": (ends.shown_loss,),
+    "pin-memory": (ends.quiet_loaders,),
+}

@@ -1,0 +1,256 @@
+"""Runs that end in an error, or late, or without a sign of it: they train, or a line says at once what can be done."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hf_mps import sentinels
+from hf_mps.errors import UserError
+from tests.guards import lightning_loops, loops
+
+
+def worked(train: Callable[[], object]) -> bool:
+    """Whether a training came to its end, with the workers that it started."""
+    try:
+        train()
+    except RuntimeError as error:
+        if "exited unexpectedly" not in str(error):
+            raise
+        return False
+    return True
+
+
+def workers_of_trainer(folder: Path) -> bool:
+    """Trainer with two workers, after its model lies on the device."""
+    return worked(lambda: loops.trained(folder, dataloader_num_workers=2, max_steps=1))
+
+
+def workers_of_a_loader(folder: Path) -> bool:
+    """A plain loader with a worker, after something lies on the device."""
+    held = torch.ones(1, device="mps")
+    loader = torch.utils.data.DataLoader(loops.rows(), num_workers=1, collate_fn=len)
+    return worked(lambda: next(iter(loader))) and bool(held)
+
+
+def refused(train: Callable[[], object], words: str) -> bool:
+    """Whether a training came to its end or was refused in one line that says `words` and what to do next."""
+    try:
+        train()
+    except UserError as refusal:
+        line = str(refusal)
+        return words in line and "next: " in line and "\n" not in line
+    except (ImportError, RuntimeError, TypeError, ValueError):
+        return False
+    return True
+
+
+def bf16_trainer(folder: Path) -> bool:
+    """Trainer with bf16=True trains in it, or the line names the macOS that it needs."""
+    return refused(lambda: loops.trained(folder, bf16=True, max_steps=1), "needs macOS 14.0 or newer")
+
+
+def bf16_accelerator(folder: Path) -> bool:
+    """The same for an Accelerate loop with mixed_precision."""
+
+    def train() -> None:
+        loops.accelerated(accelerator=loops.new_accelerator(mixed_precision="bf16"))
+
+    return refused(train, "needs macOS 14.0 or newer")
+
+
+def bf16_lightning(folder: Path) -> bool:
+    """The same for Lightning's precision, under both of its names."""
+
+    def train() -> None:
+        for name in lightning_loops.NAMES:
+            pl = lightning_loops.library(name)
+            run = lightning_loops.trainer(pl, folder, precision="bf16-mixed", max_steps=1)
+            run.fit(lightning_loops.module(pl))
+
+    return refused(train, "needs macOS 14.0 or newer")
+
+
+def paged_optimizer(folder: Path) -> bool:
+    """Trainer with a paged optimizer trains, or the line names another."""
+    return refused(lambda: loops.trained(folder, optim="paged_adamw_8bit", max_steps=1), "adamw_torch")
+
+
+def several_processes(folder: Path) -> bool:
+    """An Accelerator in one of two processes knows of the other, or the line says how to start one."""
+
+    def start() -> None:
+        if loops.new_accelerator().num_processes != 2:
+            raise RuntimeError("each of the two would train the whole run")
+
+    with pytest.MonkeyPatch.context() as launched:
+        for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
+            launched.setenv(name, value)
+        try:
+            return refused(start, "one Metal device")
+        finally:
+            loops.forget_accelerators()
+
+
+def processes_of_a_notebook(folder: Path) -> bool:
+    """notebook_launcher with two processes starts none, and the line says how to train in one."""
+    from accelerate import notebook_launcher
+
+    def started(config: Any, entrypoint: Any) -> Any:
+        raise RuntimeError(f"{config.max_nodes} x {config.nproc_per_node} processes would be forked")
+
+    loops.forget_accelerators()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.distributed.launcher.api.elastic_launch", started)
+        return refused(lambda: notebook_launcher(print, (), 2), "one Metal device")
+
+
+def compiled_accelerator(folder: Path) -> bool:
+    """A model that cannot be compiled takes its steps as it is, in an Accelerate loop."""
+    plain = loops.accelerated()
+    return compiles(lambda: loops.accelerated(accelerator=loops.new_accelerator(dynamo_backend="inductor")), plain)
+
+
+def compiled_trainer(folder: Path) -> bool:
+    """The same for Trainer's torch_compile."""
+    return compiles(lambda: loops.trained(folder, torch_compile=True, max_steps=2), loops.trained(folder, max_steps=2))
+
+
+def compiles(train: Callable[[], list[Tensor]], plain: list[Tensor]) -> bool:
+    """Whether a training with torch.compile ends with the weights of one without."""
+    with loops.own_compiler():
+        try:
+            return loops.close(train(), plain)
+        except Exception as error:  # dynamo's own kinds are known once it is imported
+            if "Metal source" not in str(error):
+                raise
+            return False
+
+
+def flash_attention(folder: Path) -> bool:
+    """A checkpoint that asks for flash attention is loaded and trains."""
+    return all(attention(folder / name, name) for name in ("flash_attention_2", "flash_attention_3"))
+
+
+def flex_attention(folder: Path) -> bool:
+    """One that asks for flex attention does."""
+    return attention(folder, "flex_attention")
+
+
+def attention(folder: Path, name: str) -> bool:
+    """Whether a checkpoint is loaded with an attention implementation and trains as with torch's own."""
+    from transformers import AutoModelForSequenceClassification
+
+    loops.bert().save_pretrained(folder / "model")
+    try:
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # its threads outlive the load
+            model = AutoModelForSequenceClassification.from_pretrained(folder / "model", attn_implementation=name)
+        return loops.close(loops.trained(folder, model=model, max_steps=1), loops.trained(folder, max_steps=1))
+    except ImportError:
+        return False
+    except Exception as error:
+        if "does not support backward on MPS" not in str(error) and "Metal source" not in str(error):
+            raise
+        return False
+
+
+def with_floats() -> list[dict[str, Any]]:
+    """Rows with a column of NumPy's own floats."""
+    return [{"x": np.full(3, number / 8), "labels": number % 2} for number in range(8)]
+
+
+class OnFloats(nn.Module):
+    """A model over such a column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Any:
+        from transformers.modeling_outputs import SequenceClassifierOutput
+
+        logits = self.layer(x)
+        return SequenceClassifierOutput(loss=nn.functional.cross_entropy(logits, labels), logits=logits)
+
+
+def float64_trainer(folder: Path) -> bool:
+    """Trainer trains on a column of float64."""
+    return takes_float64(lambda: loops.trained(folder, model=OnFloats(), data=with_floats()))
+
+
+def float64_accelerator(folder: Path) -> bool:
+    """An Accelerate loop does."""
+
+    def train() -> None:
+        accelerator = loops.new_accelerator()
+        model, loader = accelerator.prepare(OnFloats(), torch.utils.data.DataLoader(with_floats(), batch_size=4))
+        for batch in loader:
+            accelerator.backward(model(**batch).loss)
+
+    return takes_float64(train)
+
+
+def float64_lightning(folder: Path) -> bool:
+    """Lightning does, under both of its names."""
+
+    def train() -> None:
+        for name in lightning_loops.NAMES:
+            pl = lightning_loops.library(name)
+            rows = torch.utils.data.DataLoader(with_floats())
+            lightning_loops.trainer(pl, folder, max_steps=1).fit(lightning_loops.module(pl, OnFloats()), rows)
+
+    return takes_float64(train)
+
+
+def takes_float64(train: Callable[[], object]) -> bool:
+    """Whether a training came to its end, and not to Metal's error."""
+    try:
+        train()
+    except TypeError as error:
+        if "doesn't support float64" not in str(error):
+            raise
+        return False
+    return True
+
+
+class Diverging(nn.Module):
+    """A model whose loss is no number from its second batch on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2))
+        self.batches = 0
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        self.batches += 1
+        loss = (self.weight - 1).square().sum()
+        return {"loss": loss * float("nan") if self.batches > 1 else loss, "logits": self.weight[None]}
+
+
+def losses(run: Any) -> list[float]:
+    """The losses in a Trainer's log."""
+    return [each["loss"] for each in run.state.log_history if "loss" in each]
+
+
+def shown_loss(folder: Path) -> bool:
+    """A loss that is no number stands in Trainer's log; what stops the run at it is off here."""
+    with sentinels.suspended("non-finite"):
+        run = loops.trainer(folder, Diverging())
+        run.train()
+    return not np.isfinite(losses(run)).all()
+
+
+def quiet_loaders(folder: Path) -> bool:
+    """Trainer's loaders do not warn that they pin memory in vain."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        loops.trained(folder, max_steps=1)
+    return not any("'pin_memory' argument is set as true" in str(each.message) for each in said)

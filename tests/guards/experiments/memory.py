@@ -1,0 +1,178 @@
+"""Runs that need more memory than they have to, or than there is, or that do not know how much."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import TrainerCallback
+
+from hf_mps import guards
+from hf_mps.device import machine
+from hf_mps.guards.memory_budget import PYTORCHS
+from tests.guards import lightning_loops, loops
+from tests.guards.experiments.results import told
+
+GIB = 2**30
+METAL = "MPS backend out of memory"
+
+
+@contextmanager
+def of_the_recommended(share: float) -> Iterator[None]:
+    """A limit for the device in place of PyTorch's own, which nobody takes for a script's word; nothing lies idle."""
+    torch.mps.empty_cache()
+    with guards.suspended("memory-budget"):
+        torch.mps.set_per_process_memory_fraction(share)
+    try:
+        yield
+    finally:
+        with guards.suspended("memory-budget"):
+            torch.mps.set_per_process_memory_fraction(PYTORCHS)
+        torch.mps.empty_cache()
+
+
+def growing(wide: int = 400) -> list[dict[str, Tensor]]:
+    """Batches that are each a little longer than the one before."""
+    return [{"x": torch.ones(8, 8 * length, wide)} for length in range(1, 41)]
+
+
+def many_shapes(folder: Path) -> bool:
+    """A loop trains over forty lengths in twenty megabytes, of which the longest needs six."""
+    share = 20e6 / torch.mps.recommended_max_memory()
+    accelerator = loops.new_accelerator()
+    loader = accelerator.prepare(torch.utils.data.DataLoader(growing(), batch_size=None))
+    layer = nn.Linear(400, 16).to("mps")
+    with pytest.MonkeyPatch.context() as patch, of_the_recommended(share):
+        patch.setattr("hf_mps.guards.shape_growth.SHARE", share / 10)
+        try:
+            for batch in loader:
+                layer(batch["x"]).square().mean().backward()
+        except RuntimeError as error:
+            if METAL not in str(error):
+                raise
+            return False
+    return True
+
+
+def untouched(gigabytes: float) -> list[Tensor]:
+    """Blocks of the device, a gigabyte each and a rest; nothing is written to them, so they take no real memory."""
+    whole, rest = divmod(int(gigabytes * GIB), GIB)
+    return [torch.empty(size, dtype=torch.uint8, device="mps") for size in (*[GIB] * whole, rest)]
+
+
+class Large(nn.Module):
+    """A model whose step needs more than the Mac has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 1)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        held = untouched(machine.present().memory / GIB + 0.5)
+        loss = self.layer(input_ids.float()).square().mean()
+        assert held
+        return {"loss": loss, "logits": loss}
+
+
+def more_than_the_machine_has(folder: Path) -> bool:
+    """Trainer with a model that needs more than the whole machine ends in Metal's error, and does not make it swap."""
+    with of_the_recommended(PYTORCHS):
+        try:
+            loops.trained(folder, model=Large(), max_steps=1)
+        except RuntimeError as error:
+            if METAL not in str(error):
+                raise
+            return True
+    return False
+
+
+def near_the_recommended_maximum(folder: Path) -> bool:
+    """An Accelerate loop beside whose batches there is little left is told of it before macOS swaps."""
+    held = untouched(0.97 * torch.mps.recommended_max_memory() / GIB)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        loops.accelerated()
+    del held
+    torch.mps.empty_cache()
+    return told("memory-budget", said)
+
+
+class Hungry(nn.Module):
+    """A model that needs 16 MB for each row of its batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Any:
+        wide = torch.empty(len(labels), 4_000_000, device=labels.device)
+        return type("Output", (), {"loss": self.layer(wide[:, :1].fill_(1.0)).square().mean()})
+
+
+SHARE = 0.01
+"""Of the recommended maximum: as little as a small model and some rows of `Hungry` need."""
+
+
+def fitting(search: Any) -> bool:
+    """Whether a search ends with a batch size that fits into `SHARE`, and half of it at least."""
+    fits = int(SHARE * torch.mps.recommended_max_memory()) // 16_000_000
+    with of_the_recommended(SHARE):
+        try:
+            return bool(fits / 2 < search() <= fits)
+        except RuntimeError as error:
+            if METAL not in str(error):
+                raise
+            return False
+
+
+def executable_batch_size(folder: Path) -> bool:
+    """accelerate's find_executable_batch_size, which Trainer's auto_find_batch_size is, finds a size that fits."""
+    from accelerate.utils import find_executable_batch_size
+
+    @find_executable_batch_size(starting_batch_size=16)  # type: ignore[untyped-decorator]
+    def train(batch_size: int) -> int:
+        model = Hungry().to("mps")
+        model(torch.ones(batch_size, 1, device="mps"), torch.ones(batch_size, device="mps")).loss.backward()
+        return batch_size
+
+    return fitting(train)
+
+
+def lightning_batch_size(folder: Path) -> bool:
+    """Lightning's batch size finder does, under both of its names."""
+
+    def search(name: str) -> int:
+        pl = lightning_loops.library(name)
+        run = lightning_loops.trainer(pl, folder, max_steps=4)
+        model = lightning_loops.module(pl, Hungry(), batch_size=1)
+        return int(pl.tuner.Tuner(run).scale_batch_size(model, init_val=1, steps_per_trial=1))
+
+    return all(fitting(lambda name=name: search(name)) for name in lightning_loops.NAMES)
+
+
+class HoldsForAMoment(TrainerCallback):  # type: ignore[misc]
+    """Holds 64 MB of the device for a moment in the first step."""
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        import time
+
+        held = torch.ones(16_000_000, device="mps")
+        time.sleep(0.2)
+        del held
+
+
+def memory_metrics(folder: Path) -> bool:
+    """Trainer's memory metrics can be logged, and hold the peak that there was."""
+    run = loops.trainer(folder, callbacks=[HoldsForAMoment()], skip_memory_metrics=False, max_steps=1)
+    metrics = run.train().metrics
+    try:
+        run.log_metrics("train", metrics)
+    except TypeError:
+        return False
+    return bool(metrics["train_mem_gpu_peaked_delta"] >= 60_000_000)
