@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments, TrainingArguments
 
 from hf_mps.errors import RunError, UserError
@@ -77,27 +76,6 @@ def test_batches_of_an_accelerate_loop_too_whatever_their_shape() -> None:
     kinds = [batch["a"].dtype, batch["b"][0].dtype, batch["b"][1].dtype, batch["c"][0].dtype]
     assert kinds == [torch.float32, torch.float32, torch.int64, torch.float16]
     assert rows[0]["a"].dtype == torch.float64
-
-
-@pytest.mark.parametrize("optim", ["adamw_bnb_8bit", "paged_adamw_32bit", "lion_8bit"])
-def test_optimizers_whose_kernels_are_for_cuda_are_refused_in_a_line(optim: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"optim={optim}: .*next: adamw_torch") as refusal:
-        loops.trainer(tmp_path, optim=optim)
-    assert "\n" not in str(refusal.value)
-
-
-class Adam8bit(torch.optim.SGD):
-    """Made as bitsandbytes makes its own, on top of torch's."""
-
-    __module__ = "bitsandbytes.optim.adam"
-
-
-def test_one_that_a_loop_makes_itself_is_refused_too() -> None:
-    with pytest.raises(UserError, match=r"^Adam8bit: .*next: torch.optim.AdamW, or Adafactor"):
-        Adam8bit([nn.Parameter(torch.ones(2, device="mps"))])
-    before_it_moved = Adam8bit([nn.Parameter(torch.ones(2))])
-    with pytest.raises(UserError, match=r"^Adam8bit: "):
-        loops.new_accelerator().prepare_optimizer(before_it_moved)
 
 
 SEVERAL = """
