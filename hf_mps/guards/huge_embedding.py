@@ -38,7 +38,7 @@ class HugeEmbedding(Guard):
     def _look(self, parameters: list[Any]) -> None:
         huge = next((parameter for parameter in parameters if parameter.numel() >= LIMIT), None)
         if huge is not None and self.needed:
-            self.acted(f"a parameter of shape {list(huge.shape)} was refused")
+            self.acted(f"a parameter of shape {list(huge.shape)} was refused", aloud=False)
             raise UserError(
                 f"a parameter of shape {list(huge.shape)} has {huge.numel():,} elements; on Metal torch before 2.14 "
                 f"reads zeros beyond 2^31 (pytorch#188756); next: pip install 'torch>=2.14', or HF_MPS_DEVICE=cpu"

@@ -53,7 +53,7 @@ class OneDevice(Guard):
     def _state_made(self, stock: Any, state: Any, cpu: bool = False, **kwargs: Any) -> None:
         several = _processes()
         if several > 1 and not cpu and not state._shared_state and _takes_metal():
-            self.acted("several processes on one Metal device were refused")
+            self.acted("several processes on one Metal device were refused", aloud=False)
             raise UserError(
                 f"{several} processes were started and there is one Metal device: each would train the whole run "
                 f"into the same output_dir; next: python script.py without torchrun or --multi_gpu, "

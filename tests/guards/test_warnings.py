@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -46,21 +47,47 @@ def test_lightning_s_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         lightning_loops.trainer(pl, tmp_path, max_steps=1).fit(lightning_loops.module(pl, model))
 
 
+def test_a_refusal_is_the_only_line() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GuardNotice)
+        with pytest.raises(UserError):
+            torch.optim.SGD([results.huge()])
+
+
 def long_batches(rows: list[int], length: int = 8) -> list[dict[str, Any]]:
     return [{"input_ids": torch.ones(count, length, dtype=torch.long)} for count in rows]
 
 
-def test_such_a_batch_is_warned_of_in_an_accelerate_loop() -> None:
-    accelerator = loops.new_accelerator()
-    loader = accelerator.prepare(torch.utils.data.DataLoader(long_batches([4, 4097]), batch_size=None))
+def sent(batches: list[Any]) -> int:
+    """Move batches in an Accelerate loop; how many came."""
+    return len(list(loops.new_accelerator().prepare(torch.utils.data.DataLoader(batches, batch_size=None))))
+
+
+@pytest.mark.parametrize("rows", [[4, 4097], [4097, 4, 4097]])
+def test_such_a_batch_is_warned_of_in_an_accelerate_loop(rows: list[int]) -> None:
     with pytest.warns(GuardNotice, match="a batch of 4097 x 8 tokens after other shapes: .*a batch size of 4096"):
-        assert len(list(loader)) == 2
+        assert sent(long_batches(rows)) == len(rows)
+
+
+def test_one_of_a_tensor_dataset_is_too() -> None:
+    batches = [(batch["input_ids"], torch.ones(1, 2, 3)) for batch in long_batches([4, 4097])]
+    with pytest.warns(GuardNotice, match="a batch of 4097 x 8 tokens after other shapes"):
+        assert sent(batches) == 2
 
 
 def test_large_batches_of_one_shape_are_not() -> None:
-    loader = loops.new_accelerator().prepare(torch.utils.data.DataLoader(long_batches([4097, 4097]), batch_size=None))
-    assert len(list(loader)) == 2
+    assert sent(long_batches([4097, 4097])) == 2
     assert not guards.acted()
+
+
+def test_nor_are_those_without_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.no_grad():
+        assert sent(long_batches([4, 4097])) == 2
+    monkeypatch.setattr("hf_mps.guards.large_batch_grad.TOKENS", 100)
+    run = loops.trainer(tmp_path, per_device_eval_batch_size=32)
+    for rows in (loops.rows()[:8], loops.rows()):
+        run.evaluate(rows)
+    assert "large-batch-grad" not in [each["name"] for each in guards.acted()]
 
 
 def test_such_a_batch_is_warned_of_in_a_trainer(tmp_path: Path) -> None:
