@@ -73,6 +73,7 @@ for _lightning in ("lightning.pytorch", "pytorch_lightning"):
         ),
         f"{_lightning}.trainer.connectors.accelerator_connector": ("half-precision",),
         f"{_lightning}.trainer.connectors.checkpoint_connector": ("lightning-rng",),
+        f"{_lightning}.loops.fetchers": ("lightning-rng",),
         f"{_lightning}.utilities.memory": ("oom-text",),
     }
 

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-import random
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_mps.choice import Choice
 from hf_mps.guards.guard import Guard, around
 
-KEY = "hf_mps_random_states"
+if TYPE_CHECKING:
+    from hf_mps.guards.place import Replay
+
+KEY, LOADERS = "hf_mps_random_states", "hf_mps_loaders"
 
 
 class LightningRng(Guard):
     """Puts the states of the device, of torch, NumPy and Python into the checkpoint's dictionary, and takes them out.
 
-    A checkpoint of the end of an epoch then resumes to the last bit. One of the middle does where its loader keeps its
-    own place (torchdata's StatefulDataLoader): Lightning begins the epoch's batches anew otherwise.
+    Also where the loaders are in their epoch, which Lightning begins anew unless they keep their own place.
     """
 
     name = "lightning-rng"
-    what = "Lightning's checkpoints hold no random states, so a resumed run shuffles and drops otherwise"
+    what = (
+        "Lightning's checkpoints hold no random states and no place in an epoch, so a resumed run shuffles and drops"
+        " otherwise, and sees other rows"
+    )
     issue = "https://github.com/Lightning-AI/pytorch-lightning/issues/17543"
     until = "Lightning saves the random states, those of mps too"
 
     def __init__(self) -> None:
         super().__init__()
         self._saves = False
+        self._waiting: list[Replay | None] = []  # of a checkpoint that was read, for the loaders of its epoch
 
     def applies(self) -> Choice[bool]:
         """Whether Lightning's function that makes a checkpoint names no random state."""
@@ -35,56 +40,71 @@ class LightningRng(Guard):
         return Choice(True, "dump_checkpoint of this Lightning saves no random state")
 
     def install(self, module: ModuleType) -> None:
-        """Put it around the making of a checkpoint and around what restores a training from one."""
+        """Put it around the making of a checkpoint, what restores a training from one, and what begins an epoch."""
+        if module.__name__.endswith("fetchers"):
+            from torch.utils.data import DataLoader
+
+            around(self, module._DataFetcher, "setup", self._epoch)
+            around(self, DataLoader, "__iter__", self._begun)
+            return
         connector = module._CheckpointConnector
         self._saves = any("rng" in word for word in connector.dump_checkpoint.__code__.co_names)
         if not self._saves:
             around(self, connector, "dump_checkpoint", self._dump)
             around(self, connector, "restore_training_state", self._restore)
 
+    def _epoch(self, stock: Any, fetcher: Any, combined_loader: Any) -> None:
+        from torch.utils.data import DataLoader
+
+        from hf_mps.guards import place
+
+        stock(fetcher, combined_loader)
+        waiting, self._waiting = self._waiting, []
+        loaders = [each for each in combined_loader.flattened if type(each) is DataLoader]
+        for number, loader in enumerate(loaders):
+            place.notes(loader).replay = waiting[number] if len(waiting) == len(loaders) else None
+
+    def _begun(self, stock: Any, loader: Any) -> Any:
+        from hf_mps.guards import place
+
+        return place.begin(stock, loader)
+
     def _dump(self, stock: Any, connector: Any, *args: Any, **kwargs: Any) -> Any:
+        from hf_mps.guards.random_states import States
+
         checkpoint = stock(connector, *args, **kwargs)
         if _on_metal(connector) and "optimizer_states" in checkpoint:  # one of weights alone resumes nothing
-            checkpoint[KEY] = states()
+            checkpoint[KEY] = States.now(mps=True).plain()
+            checkpoint[LOADERS] = [replay and replay.store() for replay in _places(connector.trainer)]
             self.acted(f"checkpoints also hold the random states, as {KEY}", aloud=False)
         return checkpoint
 
     def _restore(self, stock: Any, connector: Any) -> None:
+        from hf_mps.guards.place import Replay
+        from hf_mps.guards.random_states import States
+
         stock(connector)
         checkpoint = connector._loaded_checkpoint
         if not checkpoint or not _on_metal(connector) or connector.trainer.state.fn != "fit":
             return
         if KEY in checkpoint:
-            restore(checkpoint[KEY])
+            States.of(checkpoint[KEY]).put()
+            self._waiting = [stored and Replay.of(stored) for stored in checkpoint.get(LOADERS, [])]
         else:
             self.acted("the checkpoint holds no random states: the resumed run draws others than an unbroken one")
 
 
-def states() -> dict[str, Any]:
-    """The random states of Metal, torch, NumPy and Python, in types that torch.load reads with weights_only=True."""
-    import numpy
-    import torch
+def _places(trainer: Any) -> list[Replay | None]:
+    """Where the loaders of an epoch that is not at its end are."""
+    from torch.utils.data import DataLoader
 
-    kind, keys, place, has_gauss, gauss = numpy.random.get_state(legacy=True)
-    return {
-        "mps": torch.mps.get_rng_state(),
-        "torch": torch.get_rng_state(),
-        "numpy": [str(kind), [int(key) for key in keys], int(place), int(has_gauss), float(gauss)],
-        "python": random.getstate(),
-    }
+    from hf_mps.guards import place
 
-
-def restore(found: dict[str, Any]) -> None:
-    """Draw on from `states`."""
-    import numpy
-    import torch
-
-    torch.mps.set_rng_state(found["mps"].cpu())
-    torch.set_rng_state(found["torch"].cpu())
-    kind, keys, place, has_gauss, gauss = found["numpy"]
-    numpy.random.set_state((kind, numpy.array(keys, dtype=numpy.uint32), place, has_gauss, gauss))
-    version, inner, next_gauss = found["python"]
-    random.setstate((version, tuple(inner), next_gauss))
+    loop = trainer.fit_loop
+    done = loop.epoch_loop.batch_progress.current.ready
+    if loop._combined_loader is None or not 0 < done < loop.max_batches:
+        return []
+    return [place.reached(each, done) for each in loop._combined_loader.flattened if type(each) is DataLoader]
 
 
 def _on_metal(connector: Any) -> bool:

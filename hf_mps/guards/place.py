@@ -6,67 +6,15 @@ state that a checkpoint keeps; and a shuffled order is drawn when an epoch begin
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy
-import torch
-from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
+
+from hf_mps.guards.random_states import States
 
 _NOTES = "_hf_mps_notes"
-
-
-@dataclass(frozen=True)
-class States:
-    """Those of the generators that samplers, data sets and collators draw from.
-
-    torch's on the CPU, Python's, NumPy's, and the loader's own where it was given one.
-    """
-
-    torch: Any
-    python: Any
-    numpy: dict[str, Any]
-    generator: Any = None
-
-    @classmethod
-    def now(cls, loader: Any = None) -> States:
-        """As they are; with the generator of a loader."""
-        own = None if loader is None else generator(loader)
-        return cls(
-            torch.get_rng_state(),
-            random.getstate(),
-            numpy.random.get_state(legacy=False),
-            None if own is None else own.get_state(),
-        )
-
-    def put(self, loader: Any = None) -> None:
-        """Let them be so again."""
-        torch.set_rng_state(self.torch)
-        random.setstate(self.python)
-        numpy.random.set_state(self.numpy)
-        own = None if loader is None else generator(loader)
-        if own is not None and self.generator is not None:
-            own.set_state(self.generator)
-
-    def plain(self) -> dict[str, Any]:
-        """In types that torch.load reads with weights_only."""
-        inner = self.numpy["state"]
-        key = torch.from_numpy(inner["key"].astype("int64"))
-        return {
-            "torch": self.torch,
-            "python": self.python,
-            "numpy": {**self.numpy, "state": {**inner, "key": key}},
-            "generator": self.generator,
-        }
-
-    @classmethod
-    def of(cls, plain: dict[str, Any]) -> States:
-        """From what `plain` made."""
-        inner = plain["numpy"]["state"]
-        key = inner["key"].numpy().astype("uint32")
-        return cls(**{**plain, "numpy": {**plain["numpy"], "state": {**inner, "key": key}}})
 
 
 @dataclass
@@ -82,25 +30,28 @@ class Place:
 class Replay:
     """A place that was stored: the number of the batch that was made ahead, and the states around it.
 
-    The number is None where workers make the batches.
+    The number is None where no batch was, or workers made it.
     """
 
     number: int | None
     begun: States
     before: States | None
     after: States
+    skip: int = 0
+    """How many batches are to be left out first, where nobody else leaves them out."""
     done: bool = False
 
     def store(self) -> dict[str, Any]:
         """In types that torch.load reads with weights_only."""
         before = None if self.before is None else self.before.plain()
-        return {"number": self.number, "begun": self.begun.plain(), "before": before, "after": self.after.plain()}
+        states = {"begun": self.begun.plain(), "before": before, "after": self.after.plain()}
+        return {"number": self.number, "skip": self.skip, **states}
 
     @classmethod
     def of(cls, stored: dict[str, Any]) -> Replay:
         """From what `store` made."""
         before = None if stored["before"] is None else States.of(stored["before"])
-        return cls(stored["number"], States.of(stored["begun"]), before, States.of(stored["after"]))
+        return cls(stored["number"], States.of(stored["begun"]), before, States.of(stored["after"]), stored["skip"])
 
 
 @dataclass
@@ -186,42 +137,67 @@ class _Watched(_SingleProcessDataLoaderIter):
 
     def _next_data(self) -> Any:
         data = super()._next_data()  # type: ignore[no-untyped-call]
-        if self.replay is not None and self.replay.number in (None, self.place.made - 1):
+        if self.replay is not None and self.replay.number == self.place.made - 1:
             self.replay.after.put()
             self.replay.done, self.replay = True, None
         return data
 
+    def leave_out(self) -> None:
+        """Go past a batch; of rows that can be addressed none is made."""
+        if self._dataset_kind == _DatasetKind.Map:
+            self._next_index()
+        else:
+            self._next_data()
+
 
 def begin(stock: Callable[..., Any], base: Any) -> Any:
-    """Return the iterator of a base loader; that of a prepared one keeps its place from now on.
+    """Return the iterator of a base loader; that of one with notes keeps its place from now on.
 
     Workers draw from generators of their own: of their batches only the order of rows is kept.
     """
-    of: Notes | None = base.__dict__.get(_NOTES)
+    of: Notes | None = base.__dict__.pop(_NOTES, None)
     if of is None:
         return stock(base)
+    try:
+        return _begin(stock, base, of)
+    finally:
+        base.__dict__[_NOTES] = of
+
+
+def _begin(stock: Callable[..., Any], base: Any, of: Notes) -> Any:
     replay, of.replay = of.replay, None
     if replay is not None and replay.number is not None and replay.number < of.skipped:
         replay = None  # the script goes on from elsewhere
+    own = generator(base)
     if replay is not None:
-        replay.begun.put(base)
-    of.place = Place(States.now(base), None, of.skipped)
+        replay.begun.put(own)
+    of.place = Place(States.now(generator=own), None, of.skipped)
     iterator = stock(base)
-    if type(iterator) is _SingleProcessDataLoaderIter:
+    watched = type(iterator) is _SingleProcessDataLoaderIter
+    if watched:
         _Watched.become(iterator, of.place, replay)
-    elif replay is not None:
+    if replay is None:
+        return iterator
+    for _ in range(replay.skip):
+        iterator.leave_out() if watched else next(iterator)
+    if replay.number is None or not watched:
         replay.after.put()
         replay.done = True
     return iterator
 
 
-def reached(loader: Any) -> Replay | None:
-    """Where a prepared loader that a step was just taken from is, to be stored; None at the end of its epoch."""
+def reached(loader: Any, trained_on: int | None = None) -> Replay | None:
+    """Where a loader that a step was just taken from is, to be stored; None where that is not known.
+
+    `trained_on` counts the batches that steps were taken on, where nobody else leaves them out of a resumed epoch; one
+    more may have been made. Without it one more was, as Accelerate's loaders make it.
+    """
     place = notes(loader).place
-    if place is None or loader.end_of_dataloader:
+    if place is None:
         return None
-    number = None if place.before is None else place.made - 1
-    return Replay(number, place.begun, place.before, States.now())
+    skip, ahead = trained_on or 0, trained_on is None or place.made > trained_on
+    number = place.made - 1 if ahead and place.before is not None else None
+    return Replay(number, place.begun, place.before, States.now(), skip)
 
 
 def generator(loader: Any) -> Any:

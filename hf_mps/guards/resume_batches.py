@@ -92,7 +92,7 @@ class ResumeBatches(Guard):
         return loaded
 
     def _trainer_synchronizes(self, stock: Callable[..., None], trainer: Any, checkpoint: str | None) -> None:
-        from hf_mps.guards.place import States
+        from hf_mps.guards.random_states import States
 
         replay: Replay | None = trainer.__dict__.pop(_REPLAY, None)
         kept = States.now() if replay is not None and replay.done else None
@@ -129,7 +129,7 @@ class ResumeBatches(Guard):
         from hf_mps.guards import place
 
         active = place.active()
-        replay = None if active is None else place.reached(active)
+        replay = None if active is None or active.end_of_dataloader else place.reached(active)
         generators = [place.generator(loader.base_dataloader) for loader in loaders]
         stored = {
             "loader": None if replay is None else _number(place.source_of(active), loaders),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.guards import loops
+from tests.guards.resume_loops import masked
 
 NAMES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -23,7 +24,7 @@ def library(name: str = NAMES[0]) -> Any:
 
 
 def module(pl: Any, model: nn.Module | None = None, batch_size: int = 8) -> Any:
-    """A BERT with dropout as a LightningModule with a shuffled loader over `loops.rows`."""
+    """A BERT with dropout as a LightningModule, with a loader over `loops.rows`: shuffled, words hidden at random."""
 
     class Classifier(pl.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -36,10 +37,11 @@ def module(pl: Any, model: nn.Module | None = None, batch_size: int = 8) -> Any:
             return loss
 
         def train_dataloader(self) -> Any:
-            from transformers import default_data_collator
-
             return torch.utils.data.DataLoader(
-                loops.rows(), self.batch_size, shuffle=True, collate_fn=default_data_collator
+                loops.rows(),  # type: ignore[arg-type]
+                self.batch_size,
+                shuffle=True,
+                collate_fn=masked,
             )
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -59,16 +61,16 @@ def trainer(pl: Any, folder: Path, **settings: Any) -> Any:
     return pl.Trainer(default_root_dir=folder, **(quiet | settings))
 
 
-def resumed(name: str, folder: Path) -> bool:
-    """Three epochs, and one epoch resumed for two more from its checkpoint: the same weights to the last bit."""
+def resumed(name: str, folder: Path, step: int) -> bool:
+    """Three epochs of four steps, and a run that goes on from the checkpoint of `step`: the same weights to the bit."""
     pl = library(name)
     torch.manual_seed(1)
-    saving = pl.callbacks.ModelCheckpoint(folder, save_top_k=-1)
+    saving = pl.callbacks.ModelCheckpoint(folder, save_top_k=-1, every_n_train_steps=2)
     whole = module(pl)
     trainer(pl, folder, max_epochs=3, enable_checkpointing=True, callbacks=[saving]).fit(whole)
     torch.manual_seed(99)
     torch.rand(5, device="mps")
     rest = module(pl)
-    (first,) = folder.glob("epoch=0-*.ckpt")
-    trainer(pl, folder, max_epochs=3).fit(rest, ckpt_path=str(first))
+    (found,) = folder.glob(f"*-step={step}.ckpt")
+    trainer(pl, folder, max_epochs=3).fit(rest, ckpt_path=str(found))
     return loops.same(loops.weights(whole), loops.weights(rest))

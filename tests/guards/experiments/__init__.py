@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.guards import resume_loops
 from tests.guards.experiments import ends, memory, results, resumed
 
 Experiment = Callable[[Path], bool]
@@ -30,14 +31,14 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     "layernorm-frozen": (results.frozen_backbone,),
     "lstm-dropout": (results.stacked_lstm, results.numeric_lstm),
     "huge-embedding": (results.huge_table, results.frozen_table),
-    "mixed-dtypes": (results.float32_norms,),
+    "mixed-dtypes": (results.float32_norms, results.frozen_float32_norms),
     "large-batch-grad": (results.long_batches,),
     "resume-rng": (resumed.resumed_trainer, resumed.resumed_accelerator),
-    "lightning-rng": (resumed.resumed_lightning,),
+    "lightning-rng": (resumed.resumed_lightning, resumed.resumed_lightning_epoch),
     "resume-names": (resumed.resumed_images, resumed.best_images),
-    "resume-batches": (resumed.resumed_draws,),
+    "resume-batches": (resume_loops.masked_trainer, resume_loops.shuffled_accelerator),
     "resume-loss": (resumed.resumed_log,),
-    "resume-epoch": (resumed.rest_of_an_epoch,),
+    "resume-epoch": (resumed.rest_of_an_epoch, resume_loops.seeded_accelerator),
     "torn-checkpoint": (resumed.torn_checkpoint,),
     "atomic-checkpoint": (resumed.broken_off,),
     "memory-budget": (memory.more_than_the_machine_has, memory.near_the_recommended_maximum),

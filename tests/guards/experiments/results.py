@@ -206,6 +206,22 @@ def float32_norms(folder: Path) -> bool:
     return loops.close(*found, tolerance=0.02)
 
 
+def frozen_float32_norms(folder: Path) -> bool:
+    """An Accelerate loop that trains a layer above a frozen model like that trains it as on the CPU."""
+    torch.manual_seed(0)
+    frozen = nn.Sequential(nn.Linear(8, 8, dtype=torch.bfloat16), nn.LayerNorm(8)).requires_grad_(False)
+    nn.init.uniform_(frozen[1].weight)
+    layers = nn.Sequential(*frozen, nn.Linear(8, 2, dtype=torch.bfloat16))
+    rows = torch.linspace(-1, 1, 32, dtype=torch.bfloat16).view(4, 8)
+    found = []
+    for cpu in (True, False):
+        accelerator = loops.new_accelerator(cpu=cpu)
+        model = accelerator.prepare_model(copy.deepcopy(layers))
+        found.append([model(rows.to(accelerator.device)).float().cpu()])
+    loops.forget_accelerators()
+    return loops.close(*found, tolerance=0.02)
+
+
 def lightning_loop(folder: Path) -> bool:
     """Lightning trains transposed weights as it trains others."""
     pl = lightning_loops.library()

@@ -1,0 +1,58 @@
+"""The states of the generators that a training draws from, taken, put back, and stored. Imports torch."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+
+
+@dataclass(frozen=True)
+class States:
+    """torch's on the CPU, Python's and NumPy's; Metal's and that of a torch.Generator where they were asked for."""
+
+    torch: Any
+    python: Any
+    numpy: dict[str, Any]
+    mps: Any = None
+    generator: Any = None
+
+    @classmethod
+    def now(cls, *, generator: Any = None, mps: bool = False) -> States:
+        """As they are."""
+        return cls(
+            torch.get_rng_state(),
+            random.getstate(),
+            numpy.random.get_state(legacy=False),
+            torch.mps.get_rng_state() if mps else None,
+            None if generator is None else generator.get_state(),
+        )
+
+    def put(self, generator: Any = None) -> None:
+        """Let them be so again."""
+        torch.set_rng_state(self.torch)
+        random.setstate(self.python)
+        numpy.random.set_state(self.numpy)
+        if self.mps is not None:
+            torch.mps.set_rng_state(self.mps)
+        if generator is not None and self.generator is not None:
+            generator.set_state(self.generator)
+
+    def plain(self) -> dict[str, Any]:
+        """In types that torch.load reads with weights_only."""
+        inner = self.numpy["state"]
+        key = torch.from_numpy(inner["key"].astype("int64"))
+        return {**vars(self), "numpy": {**self.numpy, "state": {**inner, "key": key}}}
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> States:
+        """From what `plain` made, whatever device and containers it was loaded to."""
+        on_cpu = {name: each.cpu() if isinstance(each, torch.Tensor) else each for name, each in plain.items()}
+        version, inner, gauss = plain["python"]
+        state = plain["numpy"]["state"]
+        key = state["key"].cpu().numpy().astype("uint32")
+        python, of_numpy = (version, tuple(inner), gauss), {**plain["numpy"], "state": {**state, "key": key}}
+        return cls(on_cpu["torch"], python, of_numpy, on_cpu["mps"], on_cpu["generator"])
