@@ -118,7 +118,10 @@ def _held_out(rows: Rows, share: float, seed: int, together: str | None) -> dict
         taken += 1
     if taken in (0, len(order)):
         of = f" in {len(groups)} groups of one {together}" if together else ""
-        raise UserError(f"{rows.where}: data.hold_out={share} of {count} rows{of} leaves one split without rows")
+        raise UserError(
+            f"{rows.where}: data.hold_out={share} of {count} rows{of} leaves one split without rows;"
+            " next: more rows, or a validation split of its own"
+        )
     rest = [number for place in order[taken:] for number in members[place]]
     validation = rows.sample(sorted(kept_back), f"{rows.where} (held out)")
     return {"train": rows.sample(sorted(rest)), "validation": validation}

@@ -13,6 +13,8 @@ from hf_mps.finetune.data import Rows
 
 ProblemType = Literal["single_label_classification", "regression"]
 SHOWN = 12
+# How a reason begins where the training rows themselves say which labels there are.
+FOUND = "found in"
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,10 @@ def decide(
         labels = _named(classes, train, seen, "data.labels in the recipe" if given else "the data set names them")
     else:
         ordered = _ordered({key(raw) for raw in seen} - {""})
-        labels = Labels(
-            tuple(ordered), {name: number for number, name in enumerate(ordered)}, f"found in {train.where}"
-        )
+        labels = Labels(tuple(ordered), {name: number for number, name in enumerate(ordered)}, f"{FOUND} {train.where}")
+        if SHOWN < len(ordered) == len(train.dataset):
+            way_on = "give the column of classes with data.columns.label"
+            raise UserError(f"{train.where}: each of its {len(ordered)} rows has a label of its own; next: {way_on}")
     _check_classes(splits, labels)
     if len(labels.names) < 2:
         raise UserError(f"{train.where}: every row has the label '{labels.names[0]}'; allowed: two labels or more")
@@ -149,10 +152,11 @@ def _check_classes(splits: Iterable[Rows], labels: Labels) -> None:
             lambda raw: key(raw) not in labels.keys,
             f"is not in the label set ({listed(labels.names)}), {labels.reason}",
             labels.names,
+            "; next: correct it, or name every class in data.labels" if labels.reason.startswith(FOUND) else "",
         )
 
 
-def _refuse_first(rows: Rows, wrong: Any, problem: str, names: Sequence[str] = ()) -> None:
+def _refuse_first(rows: Rows, wrong: Any, problem: str, names: Sequence[str] = (), way_on: str = "") -> None:
     """Raise UserError for the first row whose label is wrong; the distinct labels are looked at first, they are few."""
     bad = {repr(raw) for raw in _distinct(rows) if wrong(raw)}
     if not bad:
@@ -163,7 +167,7 @@ def _refuse_first(rows: Rows, wrong: Any, problem: str, names: Sequence[str] = (
         place = f"{rows.where}: row {rows.number(index)}"
         if raw == -1 or key(raw) == "":
             raise UserError(f"{place} has no label; allowed: a label in every row")
-        raise UserError(f"{place}: label '{raw}' {problem}{nearest(key(raw), names)}")
+        raise UserError(f"{place}: label '{raw}' {problem}{nearest(key(raw), names)}{way_on}")
 
 
 def _distinct(rows: Rows) -> list[Any]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.errors import UserError, nearest
-from hf_mps.finetune import nested
+from hf_mps.finetune import nested, separated
 from hf_mps.finetune import recipe as recipes
 from hf_mps.finetune.quiet import datasets_silent
 from hf_mps.finetune.rows import Rows
@@ -75,24 +74,9 @@ def _file(data: recipes.Data, split: str, seed: int) -> Rows:
 def _local(path: Path, name: str, split: str) -> Rows:
     """The rows of the file `path`, called `name` to a person."""
     builder = BUILDERS[path.suffix]
-    settings = _csv(path, name) if builder == "csv" else {}
-    dataset = _built(builder, name, path.suffix[1:], data_files={split: str(path.resolve())}, split=split, **settings)
+    settings = separated.settings(path, name) if builder == "csv" else {}
+    dataset = _built(builder, path, name, split, settings)
     return Rows(dataset, name, textual=builder == "csv", folder=path.parent)
-
-
-def _csv(path: Path, name: str) -> dict[str, Any]:
-    """How pandas is to read a csv or tsv."""
-    from datasets import Features, Value
-
-    # Text throughout: pandas would guess a type for every 10,000 rows anew, and take the word "null" for a gap.
-    return {
-        "features": Features({column: Value("string") for column in _header(path, name)}),
-        "keep_default_na": False,
-        "na_filter": False,
-        "sep": "\t" if path.suffix == ".tsv" else ",",
-        # A tab-separated file has no quoting (IANA text/tab-separated-values): GLUE's hold lone quotation marks.
-        "quoting": csv.QUOTE_NONE if path.suffix == ".tsv" else csv.QUOTE_MINIMAL,
-    }
 
 
 def _folder(data: recipes.Data, split: str, seed: int) -> Rows:
@@ -138,19 +122,19 @@ def _media(place: Path) -> tuple[str, list[Path]]:
     return most, found[most]
 
 
-def _built(builder: str, name: str, kind: str, **settings: Any) -> Dataset:
-    """`load_dataset` of local files, with what it says of broken ones in one line."""
+def _built(builder: str, path: Path, name: str, split: str, settings: dict[str, Any]) -> Dataset:
+    """`load_dataset` of a local file, with what it says of a broken one in one line."""
     from datasets import load_dataset
     from datasets.exceptions import DatasetGenerationError
 
     try:
         with datasets_silent():
-            return load_dataset(builder, **settings)
+            return load_dataset(builder, data_files={split: str(path.resolve())}, split=split, **settings)
     except (DatasetGenerationError, ValueError, TypeError, KeyError) as error:
         _raise_machine_failure(error)
         if "corresponds to no data" in str(error):  # how `datasets` says that a split came out empty
             raise UserError(f"{name}: {NO_ROWS}") from error
-        raise UserError(f"{name}: cannot be read as {kind}: {_innermost(error)}") from error
+        raise UserError(_unreadable(error, path, name)) from error
 
 
 def _hub(data: recipes.Data, split: str, seed: int) -> Rows:
@@ -227,32 +211,26 @@ def _undecoded(dataset: Dataset) -> Dataset:
     return dataset
 
 
-def _header(path: Path, name: str) -> list[str]:
-    """The column names of a csv or tsv. Raises UserError for no names, a name twice, or text that is not UTF-8."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            tabs = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-            header = next(tabs if path.suffix == ".tsv" else csv.reader(file), [])
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{name}: is not UTF-8 text (byte {error.start}); next: iconv -f latin1 -t utf-8 {name} > new.csv"
-        ) from error
-    except csv.Error as error:
-        raise UserError(f"{name}: cannot be read as {path.suffix[1:]}: {error}") from error
-    twice = [column for column in header if header.count(column) > 1]
-    if twice or not header:
-        raise UserError(
-            f"{name}: its first line " + (f"names the column '{twice[0]}' twice" if twice else "names no columns")
-        )
-    return header
+def _unreadable(error: BaseException, path: Path, name: str) -> str:
+    """The line for a file that cannot be read."""
+    if isinstance(_root(error), UnicodeDecodeError):
+        return separated.not_text(path, name)
+    text = _innermost(error)
+    return f"{name}: {separated.in_words(text) or f'cannot be read as {path.suffix[1:]}: {text}'}"
 
 
 def _innermost(error: BaseException) -> str:
-    """The first line of the error that began a chain: `datasets` wraps what pandas or pyarrow said."""
+    """The first line of the error that began a chain."""
+    root = _root(error)
+    text = str(root).strip()
+    return text.splitlines()[0] if text else type(root).__name__
+
+
+def _root(error: BaseException) -> BaseException:
+    """The error that began a chain: `datasets` wraps what pandas or pyarrow said."""
     while error.__cause__ is not None:
         error = error.__cause__
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    return error
 
 
 def _raise_machine_failure(error: Exception) -> None:

@@ -180,3 +180,49 @@ def test_a_folder_without_images_or_sound_is_refused(tmp_path: Path) -> None:
     assert str(raised.value) == (
         "texts/train: holds neither images nor sound; allowed: a folder for each class with files in it"
     )
+
+
+TWO = {"text": "text", "label": "label"}
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_a_csv_is_read_with_what_separates_the_names_of_its_first_line(
+    tmp_path: Path, separator: str, encoding: str
+) -> None:
+    text = 'text|label\n"one; two, and\tthree"|good\nnone|bad\n'.replace("|", separator)
+    (tmp_path / "a.csv").write_text(text, encoding=encoding)
+    rows = loaded({"files": {"train": "a.csv", "validation": "a.csv"}}, TWO)["train"].dataset
+    assert rows[:] == {"text": ["one; two, and\tthree", "none"], "label": ["good", "bad"]}
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b'text,label\nfine,good\n"open,bad\n', "the quotation mark that opens in row 2 is never closed"),
+        (
+            b"text,label\n" + 3000 * b"all is plain,good\n" + b"caf\xe9,bad\n",
+            "is not UTF-8 text (byte 54014); next: iconv -f latin1 -t utf-8 a.csv > new.csv",
+        ),
+        (
+            "text,label\nfine,good\n".encode("utf-16"),
+            "is not UTF-8 text (byte 0); next: iconv -f utf-16 -t utf-8 a.csv > new.csv",
+        ),
+    ],
+    ids=["an open quotation mark", "latin letters far below", "utf-16"],
+)
+def test_a_broken_csv_is_told_in_our_words(tmp_path: Path, content: bytes, line: str) -> None:
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(UserError) as raised:
+        loaded({"files": {"train": "a.csv", "validation": "a.csv"}}, TWO)
+    assert str(raised.value) == f"a.csv: {line}"
+
+
+def test_too_few_rows_to_hold_some_out_are_refused_with_the_way_on(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\na,0\nb,1\nc,0\n", encoding="utf-8")
+    with pytest.raises(UserError) as raised:
+        loaded({"files": {"train": "a.csv"}, "hold_out": 0.1}, TWO)
+    assert str(raised.value) == (
+        "a.csv: data.hold_out=0.1 of 3 rows leaves one split without rows; next: more rows, or a validation split of"
+        " its own"
+    )

@@ -113,7 +113,8 @@ def test_a_csv_with_a_row_too_wide(desk: Path, finetune: Command) -> None:
     ended = finetune("my.yaml", "data.files.train=wide.csv")
     assert ended.code == 2
     assert ended.err == (
-        "hf-mps: wide.csv: cannot be read as csv: Error tokenizing data. C error: Expected 3 fields in line 3, saw 4\n"
+        "hf-mps: wide.csv: line 3 has 4 fields and the first line 3; allowed: as many in each, a text with a separator"
+        " inside in quotation marks\n"
     )
 
 
@@ -136,7 +137,8 @@ def test_a_label_that_is_not_in_the_set(desk: Path, finetune: Command) -> None:
     ended = finetune("my.yaml", "data.files.validation=dev.csv", "data.files.train=train.csv")
     assert (ended.code, ended.err) == (
         2,
-        "hf-mps: dev.csv: row 5: label '7' is not in the label set (0, 1), found in train.csv\n",
+        "hf-mps: dev.csv: row 5: label '7' is not in the label set (0, 1), found in train.csv; next: correct it, or"
+        " name every class in data.labels\n",
     )
 
 

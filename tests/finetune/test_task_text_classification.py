@@ -83,7 +83,11 @@ def test_a_promise_of_a_further_split_is_kept_or_refused(desk: Path, finetune: C
 @pytest.mark.parametrize(
     ("label", "line"),
     [
-        ("2", "other.csv: row 3: label '2' is not in the label set (0, 1), found in train.csv"),
+        (
+            "2",
+            "other.csv: row 3: label '2' is not in the label set (0, 1), found in train.csv; next: correct it, or name"
+            " every class in data.labels",
+        ),
         ("", "other.csv: row 3 has no label; allowed: a label in every row"),
     ],
 )
@@ -94,6 +98,16 @@ def test_a_label_that_training_never_saw_is_refused_in_every_split(
     rows[2]["label"] = label
     tiny.write_csv(desk / "other.csv", rows)
     assert finetune("my.yaml", "data.files.test=other.csv") == (2, "", f"hf-mps: {line}\n")
+
+
+def test_a_column_in_which_every_row_differs_is_no_label(desk: Path, finetune: Command) -> None:
+    tiny.write_csv(desk / "train.csv", [{**row, "label": f"id{place}"} for place, row in enumerate(tiny.rows(13))])
+    assert finetune("my.yaml") == (
+        2,
+        "",
+        "hf-mps: train.csv: each of its 13 rows has a label of its own; next: give the column of classes with"
+        " data.columns.label\n",
+    )
 
 
 def test_splits_that_number_their_classes_otherwise_are_refused(desk: Path, finetune: Command) -> None:
