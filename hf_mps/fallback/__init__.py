@@ -13,7 +13,18 @@ from hf_mps.fallback.ledger import ledger as _ledger
 from hf_mps.fallback.ledger import share as _share
 from hf_mps.fallback.notice import MetalFallbackWarning
 
-__all__ = ["Entry", "MetalFallbackWarning", "Report", "mode", "refused", "registered", "report", "reset", "start"]
+__all__ = [
+    "Entry",
+    "MetalFallbackWarning",
+    "Report",
+    "mode",
+    "refused",
+    "registered",
+    "report",
+    "reset",
+    "start",
+    "told",
+]
 
 _mode: Choice[str] | None = None
 
@@ -44,6 +55,11 @@ def mode() -> Choice[str] | None:
 def report() -> Report:
     """What ran on the CPU since the layer was switched on (or since `reset`): print it, or read its `operators`."""
     return _ledger.report()
+
+
+def told() -> None:
+    """Let no table follow at the end of the process of what fell back up to now: it has been told of."""
+    _ledger.told()
 
 
 def reset() -> None:

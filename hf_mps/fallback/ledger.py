@@ -165,6 +165,10 @@ class Ledger:
             self._printed = calls
             notice.say(text)
 
+    def told(self) -> None:
+        """Let what fell back up to now count as printed: somebody has told of it in words of their own."""
+        self._printed = sum(slot.calls for slot in self._slots.values())
+
 
 class Share:
     """Warns once when fallbacks take more than `limit` of the time, judged over windows of a few seconds."""

@@ -121,7 +121,7 @@ def _steps(said: dict[str, Any], rows: int, batch: int, accumulation: int) -> Ch
     epochs = said.get("num_train_epochs", 3)
     batches = rows // batch if said.get("dataloader_drop_last") else math.ceil(rows / batch)
     each = max(1, math.ceil(batches / accumulation))
-    return Choice(math.ceil(epochs * each), f"{epochs:g} epochs of {each}, for {rows} rows")
+    return Choice(math.ceil(epochs * each), f"{epochs:g} epoch{'s' * (epochs != 1)} of {each}, for {rows} rows")
 
 
 def _cadence(said: dict[str, Any], steps: int, choices: dict[str, Choice[Any]]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_mps import settings
+from hf_mps import fallback, settings
 from hf_mps.choice import Choice
 from hf_mps.errors import INTERRUPTED, RunError, UserError
 from hf_mps.finetune import arguments, data, expect, failures, folder, progress, stored, tasks
@@ -191,6 +191,7 @@ def _table(record: RunRecord, files: Sequence[Path], *, share: bool) -> None:
         needed = [name for name in names if name not in record.unexpected_fallback]
         notes += [("on the CPU", f"{', '.join(needed)}, as the recipe names them")] if needed else []
         notes += [("unexpected", f"{', '.join(record.unexpected_fallback)} ran on the CPU")] if needed != names else []
+        fallback.told()
     if share:
         notes.append(("to share", arguments.UPLOAD.format(shlex.quote(str(files[0])))))
     progress.final_table(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tiny import Command
 
+from hf_mps.fallback.ledger import ledger as fallback_ledger
 from hf_mps.finetune import catalogue, tasks
 from hf_mps.finetune import order as orders
 from hf_mps.finetune.smoke import families
@@ -36,7 +37,9 @@ def test_every_recipe_that_there_should_be_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_runs_from_end_to_end(name: str, own_cache: Path, finetune: Command) -> None:
+def test_a_recipe_runs_from_end_to_end(
+    name: str, own_cache: Path, finetune: Command, capfd: pytest.CaptureFixture[str]
+) -> None:
     order = orders.load(name)
     ended = finetune(name, "--smoke", "output_dir=run")
     assert ended.code == 0, ended.err
@@ -48,6 +51,11 @@ def test_a_recipe_runs_from_end_to_end(name: str, own_cache: Path, finetune: Com
     assert said["choices"]["smoke"]["reason"].endswith("no score counts")
     # No operator leaves the device but those that the recipe's header owns up to.
     fell_back = {entry["operator"] for entry in said["fallback"]}
+    # Nothing else is said on stderr than, once, what those operators cost: a line and a table with its head.
+    table = ended.err.splitlines()[: 2 + len(fell_back)] if fell_back else []
+    fallback_ledger.print_report()  # as at the end of the process
+    assert ended.err.splitlines() + capfd.readouterr().err.splitlines() == table
+    assert not table or table[0].startswith(f"hf-mps: {len(fell_back)} operators without a Metal kernel ran on the CPU")
     assert fell_back <= set(order.recipe.fallback)
     text = catalogue.find(name).path.read_text(encoding="utf-8")
     header = "\n".join(line for line in text.splitlines() if line.startswith("#"))

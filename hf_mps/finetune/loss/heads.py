@@ -18,6 +18,7 @@ from torch import Tensor
 from hf_mps.choice import Choice
 from hf_mps.finetune.loss import chunked
 from hf_mps.finetune.loss.tied import Gathering, Shared, fits
+from hf_mps.finetune.quiet import errors_only
 from hf_mps.finetune.text.padding import IGNORED
 
 if TYPE_CHECKING:
@@ -216,7 +217,8 @@ def _pass(model: Any, loss: Loss, function: Callable[..., Tensor], *, deferred: 
     model.eval()
     model.loss_function, loss.head.deferred = function, deferred
     try:
-        found: Tensor = model(input_ids=ids, labels=ids).loss
+        with errors_only():  # the first of these ids may be the one for padding, and nothing is padded
+            found: Tensor = model(input_ids=ids, labels=ids).loss
         return found
     finally:
         model.loss_function, loss.head.deferred = loss, False

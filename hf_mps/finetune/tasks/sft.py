@@ -156,7 +156,7 @@ def _learned(rows: Mapping[str, Rows], features: Mapping[str, Dataset]) -> Choic
     labels = numpy.concatenate([numpy.asarray(row) for row in features["train"].with_format("numpy")["labels"]])
     share = float((labels != IGNORED).mean())
     left = {split: len(rows[split].dataset) - len(features[split]) for split in features}
-    told = ", ".join(f"{count} {split} rows" for split, count in left.items() if count)
+    told = ", ".join(f"{count} {split} row{'s' * (count > 1)}" for split, count in left.items() if count)
     out = f"; left out, their prompt alone is max_length or longer: {told}" if told else ""
     return Choice("the assistant's words", f"{share:.0%} of the training tokens; the others are read, not learned{out}")
 
