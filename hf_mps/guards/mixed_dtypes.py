@@ -36,8 +36,11 @@ class MixedDtypes(Guard):
         return Choice(True, "tried on the device: a layer norm of float32 weights over float16 is wrong")
 
     def install(self, module: ModuleType) -> None:
-        """See the parameters' dtypes before the first step; torch.nn.functional is touched only where it must be."""
-        moments.parameters(self, module, self._look)
+        """See the parameters' dtypes before the first step; torch.nn.functional is touched only where it must be.
+
+        Those of frozen ones too: below an adapter the norms of the frozen model are misread as well.
+        """
+        moments.parameters(self, module, self._look, frozen=True)
 
     def _look(self, parameters: list[Any]) -> None:
         import torch

@@ -28,8 +28,8 @@ class NonContiguous(Guard):
         return Choice(False, "tried on the device: the operators of those issues are right on transposed tensors")
 
     def install(self, module: ModuleType) -> None:
-        """See parameters before the first step."""
-        moments.parameters(self, module, self._look)
+        """See parameters before the first step; frozen ones too, as linear layers and convolutions misread them."""
+        moments.parameters(self, module, self._look, frozen=True)
 
     def _look(self, parameters: list[Any]) -> None:
         loose = [parameter for parameter in parameters if not parameter.is_contiguous()]

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from hf_mps import guards
 from hf_mps.errors import UserError
 from hf_mps.guards.catalogue import NAMES
 from hf_mps.guards.checkpoint_rng import CheckpointRng
 from hf_mps.simulator import hazards
+from tests.guards import loops
 from tests.guards.experiments import EXPERIMENTS, Experiment
 
 # Each worker imports transformers; torch.compile traces a whole model.
@@ -70,6 +72,13 @@ def test_without_the_fault_nothing_is_done(tmp_path: Path) -> None:
         assert not guards.get(name).times
     states = {state.name: state.state for state in guards.report().guards}
     assert states["non-contiguous"] == "needless"
+
+
+def test_frozen_weights_are_made_contiguous_too() -> None:
+    layer = nn.Linear(3, 4).requires_grad_(False)
+    layer.weight.data = layer.weight.data.T.contiguous().T
+    with hazards.on("non-contiguous"):
+        assert loops.new_accelerator().prepare_model(layer).weight.is_contiguous()
 
 
 def test_the_dispatcher_has_its_former_kernels_after_a_hazard() -> None:
