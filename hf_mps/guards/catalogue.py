@@ -17,6 +17,7 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "memory-budget",
         "fork-workers",
         "cuda-optimizer",
+        "compile",
     ),
     "transformers.training_args": ("nan-hidden", "pin-memory", "half-precision"),
     "transformers.trainer_utils": ("torn-checkpoint",),

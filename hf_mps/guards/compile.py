@@ -14,7 +14,10 @@ ERRORS = "TORCHDYNAMO_SUPPRESS_ERRORS"
 
 
 class Compile(Guard):
-    """Sets two switches of torch's own when Accelerate, and so Trainer's torch_compile, is about to compile a model."""
+    """Sets two switches of torch's own when Accelerate, and so Trainer's torch_compile, is about to compile a model.
+
+    Where a program calls torch.compile itself it is the one for layouts alone: what cannot be compiled stays its error.
+    """
 
     name = "compile"
     what = "a model compiled for Metal can train four times slower than before, or end where a graph cannot be compiled"
@@ -30,26 +33,37 @@ class Compile(Guard):
         return Choice(True, "layouts stay as they are already; a graph that cannot be compiled still ends the run")
 
     def install(self, module: ModuleType) -> None:
-        """Put it around the preparing of a model."""
-        around(self, module.Accelerator, "prepare_model", self._prepare)
+        """Put it around the preparing of a model, and around what hands a graph to torch's compiler."""
+        if module.__name__ == "torch":
+            around(self, module._TorchCompileInductorWrapper, "__call__", self._compiles)
+        else:
+            around(self, module.Accelerator, "prepare_model", self._prepare)
+
+    def _compiles(self, stock: Any, backend: Any, graph: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        # As a rule parameters are inputs too; a graph that makes all of its tensors itself holds no model.
+        if any(getattr(getattr(each, "device", None), "type", "") == "mps" for each in inputs):
+            self._switch((LAYOUT,))
+        return stock(backend, graph, inputs, *args, **kwargs)
 
     def _prepare(self, stock: Any, accelerator: Any, *args: Any, **kwargs: Any) -> Any:
         backend = getattr(accelerator.state.dynamo_plugin.backend, "value", "NO")
         if backend.upper() == "INDUCTOR" and accelerator.device.type == "mps":
-            self._switch()
+            self._switch((LAYOUT, ERRORS))
         return stock(accelerator, *args, **kwargs)
 
-    def _switch(self) -> None:
+    def _switch(self, variables: tuple[str, ...]) -> None:
+        """Set the switches behind those variables that the user has not, and say so where that changes something."""
         import torch._dynamo.config
         import torch._inductor.config
 
         done = []
-        if LAYOUT not in os.environ:
-            torch._inductor.config.layout_optimization = False
-            done.append("leaves layouts as they are")
-        if ERRORS not in os.environ:
-            torch._dynamo.config.suppress_errors = True
-            done.append("runs as it is what it cannot compile")
+        for variable, owner, name, value, words in (
+            (LAYOUT, torch._inductor.config, "layout_optimization", False, "leaves layouts as they are"),
+            (ERRORS, torch._dynamo.config, "suppress_errors", True, "runs as it is what it cannot compile"),
+        ):
+            if variable in variables and variable not in os.environ and getattr(owner, name) is not value:
+                setattr(owner, name, value)
+                done.append(words)
         if done:
             self.acted(f"torch.compile {' and '.join(done)}; on Metal it is young: compare a few steps without")
 

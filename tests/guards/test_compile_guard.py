@@ -41,6 +41,25 @@ def test_with_it_the_step_is_taken_as_it_is() -> None:
     assert not torch._inductor.config.layout_optimization
 
 
+def test_where_a_program_compiles_itself_layouts_stay_and_errors_are_its_own() -> None:
+    model = torch.compile(nn.Linear(3, 1).to("mps"))
+    with (
+        pytest.warns(GuardNotice, match="torch.compile leaves layouts as they are; on Metal it is young"),
+        pytest.raises(Exception, match="Metal source"),
+    ):
+        model(torch.ones(2, 3, device="mps"))
+    assert not torch._inductor.config.layout_optimization
+    assert not torch._dynamo.config.suppress_errors
+
+
+def test_what_is_compiled_for_the_cpu_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", lambda graph, *_, **__: graph.forward)
+    compiled = torch.compile(lambda x: x * 2)
+    assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert torch._inductor.config.layout_optimization
+    assert not guards.get("compile").times
+
+
 def test_switches_that_the_user_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LAYOUT, "1")
     monkeypatch.setenv(ERRORS, "")
