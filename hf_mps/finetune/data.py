@@ -81,9 +81,10 @@ def _narrow(rows: Rows, columns: Mapping[str, str]) -> Rows:
     there = dataset.column_names
     for role, column in columns.items():
         if column not in there:
+            way_on = nearest(column, there) or f"; next: name the one that it is with data.columns.{role}"
             raise UserError(
                 f"{rows.where}: there is no column '{column}' for data.columns.{role}; the columns are"
-                f" {', '.join(there)}{nearest(column, there)}"
+                f" {', '.join(there)}{way_on}"
             )
     if len(dataset) == 0:
         raise UserError(f"{rows.where}: {sources.NO_ROWS}")

@@ -62,6 +62,8 @@ class Document:
                 return "command line"
             if around in self.lines:
                 return f"{self.path}:{self.lines[around]}"
+        if any(said.startswith(f"{key}.") for said in self.overridden):  # a section that the command line began
+            return "command line"
         return str(self.path) if self.path else "command line"
 
 

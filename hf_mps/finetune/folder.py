@@ -43,7 +43,7 @@ def choose(order: Order, *, fresh: bool = False) -> Place:
     """
     named = order.recipe.output_dir
     first = Path(named).expanduser() if named is not None else RUNS / order.name
-    there = [path for path in (_numbered(first) if named is None else [first]) if _used(path)]
+    there = [path for path in (numbered(first) if named is None else [first]) if _used(path)]
     if fresh:
         reason = f"--fresh: beside {first}" if there else "--fresh"
         return Place(beside(first) if there else first, reason, named is not None)
@@ -81,7 +81,7 @@ def claimed(place: Place) -> Iterator[Path]:
                 staging(path).mkdir()
                 break
         except OSError as error:
-            raise UserError(f"output_dir {path}: cannot be made: {error.strerror}") from error
+            raise UserError(f"output_dir {path}: cannot be made: {error.strerror}; next: another output_dir") from error
         if lock is not None:
             os.close(lock)
         if place.named or place.checkpoint:
@@ -158,7 +158,7 @@ def _changed(path: Path, differs: list[str]) -> str:
     return f"{path} holds {state} run of a recipe that has changed since: {shown}; next: {way_on}"
 
 
-def _numbered(path: Path) -> list[Path]:
+def numbered(path: Path) -> list[Path]:
     """The folder itself, NAME-2, NAME-3, … as far as they are there."""
     found = [path]
     while (there := path.with_name(f"{path.name}-{len(found) + 1}")).exists():

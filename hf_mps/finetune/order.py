@@ -19,6 +19,8 @@ from hf_mps.finetune.recipe import SOURCES, Recipe
 # What the rows' source brings with it: dropped where the command line names another.
 OF_A_SOURCE = ("rows", "labels", "hold_out")
 HELD_OUT = 0.1
+# The splits that the command line names without `files`.
+SHORT = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def examine(said: Document) -> tuple[Recipe | None, list[Problem]]:
     try:
         recipe = task.Recipe.model_validate(said.values)
     except ValidationError as error:
-        problems = [_in_words(details, task.Recipe) for details in error.errors()]
+        problems = [_in_words(details, task.Recipe, said) for details in error.errors()]
     training = said.values.get("training")
     if isinstance(training, dict):
         source, settled = getattr(task, "ARGUMENTS", None), getattr(task, "SETTLED", None)
@@ -157,7 +159,7 @@ def _in_full(argument: str, said: Document) -> str:
     known = tasks.module(said.values["task"]).Recipe.model_fields["data"].annotation.model_fields
     if last in known:
         return argument
-    if last in ("train", "validation", "test"):
+    if last in SHORT:
         return f"data.files.{last}={value}"
     if "columns" in known and last in known["columns"].annotation.model_fields:
         return f"data.columns.{last}={value}"
@@ -182,12 +184,14 @@ def _replace_source(data: Values, overrides: Sequence[str]) -> None:
         data.setdefault("hold_out", HELD_OUT)
 
 
-def _in_words(details: ErrorDetails, kind: type[Recipe]) -> tuple[str, str]:
+def _in_words(details: ErrorDetails, kind: type[Recipe], said: Document) -> tuple[str, str]:
     """A pydantic error as a dotted key and a clause that says what came and what is allowed."""
     key = ".".join(str(part) for part in details["loc"] if part != "[key]") or "the recipe"
     came = details.get("input")
     if details["type"] == "extra_forbidden":
         allowed = _allowed(kind, details["loc"][:-1])
+        if details["loc"][:-1] == ("data",) and said.where(key) == "command line":
+            allowed += _short(kind)
         return key, f"is not a key here; allowed: {', '.join(allowed)}{nearest(str(details['loc'][-1]), allowed)}"
     if details["type"] == "missing":
         return key, "is missing; give it"
@@ -198,6 +202,12 @@ def _in_words(details: ErrorDetails, kind: type[Recipe]) -> tuple[str, str]:
         return key, f"is {came!r}; allowed: {values}{nearest(str(came), values.split(', '))}"
     text = details["msg"].removeprefix("Input should be ")
     return key, f"is {came!r}; allowed: {text}" if not isinstance(came, dict) else f"is a section; allowed: {text}"
+
+
+def _short(kind: type[BaseModel]) -> list[str]:
+    """The short names that `_in_full` takes for a task's data."""
+    columns = _allowed(kind, ("data", "columns")) if "columns" in _allowed(kind, ("data",)) else []
+    return [*SHORT, *columns]
 
 
 def _allowed(kind: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:

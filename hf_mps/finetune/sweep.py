@@ -20,6 +20,7 @@ from hf_mps.finetune import order as orders
 from hf_mps.finetune.order import Order
 
 SEED = "seed"
+TABLE = "sweep.json"
 
 
 @dataclass
@@ -65,9 +66,10 @@ class Sweep:
 def run(name: str, overrides: Sequence[str], axes: Sequence[str], *, fresh: bool = False) -> Sweep:
     """Run the recipe once for each combination of `axes` (`seed=1,2,3`), and return what came of it.
 
-    Runs lie in `runs/NAME-sweep/VALUES` (or below output_dir), with sweep.csv and sweep.json beside them. The same call
-    goes on with a sweep that was stopped; one run's failure does not stop the others. Raises UserError, before the
-    first run, for axes and recipes that cannot be; RunError at the end where a run failed.
+    Runs lie in `runs/NAME-sweep/VALUES` (or below output_dir), with sweep.csv and sweep.json beside them. The same
+    values, or more, go on with the sweep that lies there; other ones leave its table as it is and lie beside it. One
+    run's failure does not stop the others. Raises UserError, before the first run, for axes and recipes that cannot be;
+    RunError at the end where a run failed.
     """
     sweep = plan(name, overrides, axes, fresh=fresh)
     for number, one in enumerate(sweep.runs, start=1):
@@ -97,13 +99,10 @@ def plan(name: str, overrides: Sequence[str], axes: Sequence[str], *, fresh: boo
             raise UserError("--sweep output_dir: each run has a folder of its own below one; give output_dir=PATH")
         values[key] = list(dict.fromkeys(_split(text)))
     whole = orders.load(name, overrides)
-    named = whole.recipe.output_dir
-    base = Path(named).expanduser() if named else folder.RUNS / f"{whole.name}-sweep"
-    if fresh and base.exists():
-        base = folder.beside(base)
+    every = [dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values())]
+    base = _base(whole, every, fresh=fresh)
     runs = []
-    for combination in itertools.product(*values.values()):
-        chosen = dict(zip(values, combination, strict=True))
+    for chosen in every:
         words = [word for word in overrides if not word.startswith("output_dir=")]
         words += [f"{key}={value}" for key, value in chosen.items()]
         place = base / _name(chosen)
@@ -111,6 +110,33 @@ def plan(name: str, overrides: Sequence[str], axes: Sequence[str], *, fresh: boo
         folder.choose(order)  # refuses a folder that holds the run of another recipe
         runs.append(One(chosen, order, place))
     return Sweep(whole.name, base, (name, *overrides, "--sweep", *axes), runs)
+
+
+def _base(order: Order, every: Sequence[dict[str, str]], *, fresh: bool) -> Path:
+    """The folder of a sweep over the combinations `every`: that of one which they go on with, or one not used yet.
+
+    Raises UserError for a folder that the user named and that holds another sweep.
+    """
+    named = order.recipe.output_dir
+    first = Path(named).expanduser() if named else folder.RUNS / f"{order.name}-sweep"
+    if not first.exists():
+        return first
+    there = [] if fresh else [first] if named else reversed(folder.numbered(first))
+    for path in there:
+        if all(values in every for values in _swept(path)):
+            return path
+    if named and not fresh:
+        shown = "; ".join(" ".join(f"{key}={value}" for key, value in values.items()) for values in _swept(first)[:4])
+        raise UserError(f"output_dir {first} holds a sweep of other values ({shown}); next: --fresh, or another folder")
+    return folder.beside(first)
+
+
+def _swept(path: Path) -> list[dict[str, str]]:
+    """The combinations of the sweep in a folder, none where its table was not written."""
+    try:
+        return [one["values"] for one in json.loads((path / TABLE).read_text(encoding="utf-8"))["runs"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def write(sweep: Sweep) -> list[Path]:
@@ -136,7 +162,7 @@ def write(sweep: Sweep) -> list[Path]:
     sweep.place.mkdir(parents=True, exist_ok=True)
     return [
         write_atomic(sweep.place / "sweep.csv", predictions.text(rows)),
-        write_json(sweep.place / "sweep.json", content),
+        write_json(sweep.place / TABLE, content),
     ]
 
 

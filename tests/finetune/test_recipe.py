@@ -91,6 +91,23 @@ def test_a_key_of_the_command_line_is_called_so(tmp_path: Path) -> None:
     assert refused(tmp_path, PLAIN, "sed=1").endswith("; did you mean 'seed'?")
 
 
+def test_a_section_that_the_command_line_began_is_its_own(tmp_path: Path) -> None:
+    line = refused(tmp_path, PLAIN, "trainin.max_steps=1")
+    assert line.startswith("command line: trainin is not a key here; allowed: task, model, ")
+    assert line.endswith("; did you mean 'training'?")
+
+
+def test_the_short_names_of_ones_own_data_are_offered_where_they_are_taken(tmp_path: Path) -> None:
+    allowed = "hub, config, revision, splits, files, field, folder, generated, rows, hold_out, columns, labels"
+    assert refused(tmp_path, PLAIN, "data.txt=body") == (
+        f"command line: data.txt is not a key here; allowed: {allowed}, train, validation, test, text, text_pair,"
+        " label; did you mean 'text'?"
+    )
+    assert refused(tmp_path, {**PLAIN, "data": {**PLAIN["data"], "txt": "body"}}) == (  # type: ignore[dict-item]
+        f"my.yaml:5: data.txt is not a key here; allowed: {allowed}"
+    )
+
+
 def test_several_mistakes_are_counted_in_one_line(tmp_path: Path) -> None:
     line = refused(tmp_path, {**PLAIN, "seed": "x", "training": {"warmup_ratio": 0.1}})
     assert line == "my.yaml:6: seed is 'x'; allowed: a valid integer (also wrong: training.warmup_ratio)"

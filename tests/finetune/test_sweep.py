@@ -127,6 +127,23 @@ def test_a_changed_recipe_is_refused_before_the_first_run(desk: Path, finetune: 
     assert (desk / "runs/my-sweep-2/seed=1/results.json").is_file()
 
 
+def test_a_sweep_of_other_values_leaves_the_first_ones_table_as_it_is(desk: Path, finetune: Command) -> None:
+    assert finetune(*SHORT, "--sweep", "seed=1").code == 0
+    kept = (desk / "runs/my-sweep/sweep.json").read_bytes()
+    other = ("--sweep", "training.learning_rate=1e-3")
+    assert finetune(*SHORT, *other).code == 0
+    assert (desk / "runs/my-sweep/sweep.json").read_bytes() == kept
+    assert [run["values"] for run in said(desk / "runs/my-sweep-2")["runs"]] == [{"training.learning_rate": "1e-3"}]
+    assert sweeps.plan(*SHORT[:1], SHORT[1:], ["seed=1,2"]).place == Path("runs/my-sweep")
+    assert sweeps.plan(*SHORT[:1], SHORT[1:], other[1:]).place == Path("runs/my-sweep-2")
+    ended = finetune(*SHORT, "output_dir=runs/my-sweep", *other)
+    assert ended == (
+        2,
+        "",
+        "hf-mps: output_dir runs/my-sweep holds a sweep of other values (seed=1); next: --fresh, or another folder\n",
+    )
+
+
 def test_a_value_with_commas_of_its_own_stays_whole(desk: Path) -> None:
     sweep = sweeps.plan("my.yaml", [], ["metrics=[f1, accuracy],accuracy", 'data.columns.text="first",third'])
     assert [one.values["metrics"] for one in sweep.runs] == ["[f1, accuracy]"] * 2 + ["accuracy"] * 2
