@@ -19,6 +19,7 @@ from tests.guards.experiments import EXPERIMENTS, Experiment
 
 # Each worker imports transformers; torch.compile traces a whole model.
 MARKS = dict.fromkeys(("workers_of_trainer", "compiled_trainer"), pytest.mark.slow)
+OF_LIBRARIES = ("half-precision", "oom-text", "resume-epoch")
 TABLE = [
     pytest.param(name, experiment, id=f"{name}: {experiment.__name__}", marks=MARKS.get(experiment.__name__, ()))
     for name, experiments in EXPERIMENTS.items()
@@ -43,13 +44,17 @@ def test_wrong_without_the_guard_and_right_with_it(name: str, experiment: Experi
         assert not any("\n" in line for line in guards.get(name).lines)
 
 
-@pytest.mark.parametrize("name", [name for name in hazards.HAZARDS if name in EXPERIMENTS])
+@pytest.mark.parametrize("name", hazards.HAZARDS)
 def test_nothing_is_left_of_a_hazard(name: str, tmp_path: Path) -> None:
+    experiment = EXPERIMENTS[name][0]
+    with guards.suspended(name):
+        # An older library may have the fault by itself; the device has none.
+        before = experiment(tmp_path / "before") if name in OF_LIBRARIES else True
     with hazards.on(name):
         assert hazards.active() == {name}
     assert not hazards.active()
     with guards.suspended(name):
-        assert EXPERIMENTS[name][0](tmp_path), "the device is not what it was"
+        assert experiment(tmp_path / "after") is before, "the device is not what it was"
 
 
 @pytest.mark.parametrize(

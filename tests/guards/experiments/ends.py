@@ -91,8 +91,10 @@ def several_processes(folder: Path) -> bool:
             raise RuntimeError("each of the two would train the whole run")
 
     with pytest.MonkeyPatch.context() as launched:
-        for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
+        # As torchrun's, without the address at which it would wait for the other one.
+        for name, value in {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
             launched.setenv(name, value)
+        launched.setenv("MASTER_PORT", "29500")
         try:
             return refused(start, "one Metal device")
         finally:
