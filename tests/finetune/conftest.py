@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+from screens import Terminal
 from tiny import Command, Ended
 
 
@@ -48,3 +49,14 @@ def finetune(capfd: pytest.CaptureFixture[str]) -> Command:
         return Ended(code, *capfd.readouterr())
 
     return run
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """A terminal of 120 columns with colours."""
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLORTERM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("LINES", "40")
+    return Terminal()

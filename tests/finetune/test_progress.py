@@ -4,53 +4,18 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from screens import Piped, Terminal
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainingArguments
 
-from hf_mps.finetune.progress import StepLines, final_table, header, rows, words
-from hf_mps.finetune.report import Expectation
+from hf_mps.finetune.progress import StepLines, final_table, header
 
 GIB = 2**30
-
-
-class Piped(io.StringIO):
-    """A log file, or whatever else is no terminal, of a given encoding."""
-
-    def __init__(self, encoding: str | None = "utf-8") -> None:
-        super().__init__()
-        self._encoding = encoding
-
-    @property
-    def encoding(self) -> str | None:  # type: ignore[override]
-        return self._encoding
-
-    def lines(self) -> list[str]:
-        return self.getvalue().splitlines()
-
-
-class Terminal(Piped):
-    def isatty(self) -> bool:
-        return True
-
-    def lines(self) -> list[str]:
-        """What was printed, without colours and cursor movements."""
-        return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", self.getvalue()).split("\n")]
-
-
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLORTERM"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setenv("LINES", "40")
-    return Terminal()
 
 
 class Run:
@@ -268,137 +233,6 @@ def test_where_nothing_can_be_drawn_lines_are_plain(
     )
 
 
-HEADER = [
-    ("model", "google-bert/bert-base-cased", "the recipe's"),
-    ("data [1]", Path("my.csv"), ""),
-    ("device", "mps", "Metal answered the probe:\nan allocation and a matrix product came back right"),
-    ("steps", 345, "3 epochs of 115"),
-]
-
-
-def test_the_header_is_plain_aligned_lines_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
-    header(HEADER, title="finetune glue/mrpc")
-    assert capsys.readouterr().out == (
-        "finetune glue/mrpc\n"
-        "  model     google-bert/bert-base-cased  the recipe's\n"
-        "  data [1]  my.csv\n"
-        "  device    mps                          Metal answered the probe: an allocation and a matrix product came back right\n"  # noqa: E501
-        "  steps     345                          3 epochs of 115\n"
-    )
-
-
-def test_a_very_long_value_pushes_its_own_line_only() -> None:
-    out = Piped()
-    header([("model", "m" * 60, "given"), ("device", "mps", "probed")], stream=out)
-    assert out.lines() == ["hf_mps", f"  model   {'m' * 60}  given", "  device  mps  probed"]
-
-
-def test_the_header_is_boxed_on_a_terminal(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    header(HEADER, title="finetune glue/mrpc", stream=terminal)
-    assert terminal.lines() == [
-        "╭─ finetune glue/mrpc ─────────────────────────────────────────────────────────────────────────────╮",
-        "│ model     google-bert/bert-base-cased  the recipe's                                              │",
-        "│ data [1]  my.csv                                                                                 │",
-        "│ device    mps                          Metal answered the probe: an allocation and a matrix      │",
-        "│                                        product came back right                                   │",
-        "│ steps     345                          3 epochs of 115                                           │",
-        "╰──────────────────────────────────────────────────────────────────────────────────────────────────╯",
-        "",
-    ]
-
-
-def test_on_a_narrow_terminal_reasons_go_below_their_values(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "44")
-    header(HEADER[2:], title="run", stream=terminal)
-    assert terminal.lines() == [
-        "╭─ run ────────────────────────────────────╮",
-        "│ device  mps                              │",
-        "│         Metal answered the probe: an     │",
-        "│         allocation and a matrix product  │",
-        "│         came back right                  │",
-        "│ steps   345                              │",
-        "│         3 epochs of 115                  │",
-        "╰──────────────────────────────────────────╯",
-        "",
-    ]
-
-
-FINAL: dict[str, Any] = {
-    "baseline": {"f1": 0.8122, "accuracy": 0.6838},
-    "baseline_is": "always answers 1, the label of 67.4% of the training rows",
-    "expectation": Expectation("f1", 0.85, None, True),
-    "seconds": 192.3,
-    "samples_per_second": 57.24,
-    "peak_memory": 2_085_000_000,
-    "files": [Path("out/results.json"), Path("out/training.png")],
-}
-
-
-def test_the_closing_table_holds_metrics_against_the_baseline_cost_and_files() -> None:
-    out = Piped()
-    final_table({"f1": 0.8821, "accuracy": 0.8431, "loss": 0.41}, **FINAL, stream=out)
-    assert out.lines() == [
-        "metric    this run  baseline",
-        "f1          0.8821    0.8122",
-        "accuracy    0.8431    0.6838",
-        "loss        0.4100",
-        "baseline  always answers 1, the label of 67.4% of the training rows",
-        "expected  f1 at least 0.85: met",
-        "training  3 min 12 s, 57.2 samples/s, 1.94 GiB at peak",
-        "written   out/results.json",
-        "          out/training.png",
-    ]
-
-
-def test_the_closing_table_is_drawn_on_a_terminal_and_a_missed_expectation_is_red(terminal: Terminal) -> None:
-    missed = {**FINAL, "expectation": Expectation("f1", 0.9, 0.95, False)}
-    final_table({"f1": 0.8821}, **missed, stream=terminal)
-    assert terminal.lines()[:6] == [
-        "╭────────┬──────────┬──────────╮",
-        "│ metric │ this run │ baseline │",
-        "├────────┼──────────┼──────────┤",
-        "│ f1     │   0.8821 │   0.8122 │",
-        "╰────────┴──────────┴──────────╯",
-        "baseline  always answers 1, the label of 67.4% of the training rows",
-    ]
-    assert "\x1b[1;31mf1 at least 0.9 and at most 0.95: missed" in terminal.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("seconds", "clock", "duration"),
-    [
-        (0, "0:00", "0.0 s"),
-        (59.96, "1:00", "1 min 00 s"),
-        (192.3, "3:12", "3 min 12 s"),
-        (3599.7, "1:00:00", "1 h 00 min"),
-    ],
-)
-def test_seconds_read_as_people_say_them(seconds: float, clock: str, duration: str) -> None:
-    assert words.clock(seconds) == clock
-    assert words.duration(seconds) == duration
-
-
-def test_an_eta_that_is_not_known_is_dashes() -> None:
-    assert words.clock(float("inf")) == "--:--"
-
-
-def test_bytes_read_as_mebibytes_below_one_gibibyte() -> None:
-    assert [words.memory(size) for size in (0, 512 * 2**20, GIB, 2_085_000_000)] == [
-        "0 MiB",
-        "512 MiB",
-        "1.00 GiB",
-        "1.94 GiB",
-    ]
-
-
-def test_a_metric_of_a_named_data_set_is_no_timing() -> None:
-    logs = {"eval_mm_accuracy": 0.5, "eval_mm_runtime": 3.0, "eval_mm_samples_per_second": 3.0, "epoch": 1.0}
-    assert rows.evaluated(logs) == {"mm_accuracy": 0.5}
-
-
 def test_the_real_trainer_prints_through_it_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Line(torch.nn.Module):
         def __init__(self) -> None:
@@ -436,12 +270,3 @@ def test_the_real_trainer_prints_through_it_alone(tmp_path: Path, capsys: pytest
         "eval 4/4  epoch  1.00  loss  3.0625    T s",
     ]
     assert trainer.state.log_history[0]["memory_bytes"] == GIB
-
-
-def test_a_header_needs_neither_torch_nor_transformers(run_python: Callable[..., Any]) -> None:
-    program = (
-        "import sys; from hf_mps.finetune.progress import header; header([('a', 1, 'b')])\n"
-        "print([name for name in ('torch', 'transformers', 'rich', 'numpy') if name in sys.modules])"
-    )
-    done = run_python("-c", program, env={"HF_MPS": "0"})
-    assert done.stdout == "hf_mps\n  a  1  b\n[]\n", done.stderr
