@@ -16,7 +16,8 @@ from hf_mps.finetune import arguments, catalogue, document, paths, tasks
 from hf_mps.finetune.document import Document, Values
 from hf_mps.finetune.recipe import SOURCES, Recipe
 
-# What the rows' source brings with it: dropped where the command line names another.
+# What the rows' source brings with it: dropped where the command line names another. A folder's columns have names of
+# their own too, those of the task.
 OF_A_SOURCE = ("rows", "labels", "hold_out")
 HELD_OUT = 0.1
 # The splits that the command line names without `files`.
@@ -177,7 +178,7 @@ def _replace_source(data: Values, overrides: Sequence[str]) -> None:
             continue
         others = [other for other in SOURCES if other != source and other in data]
         for other in others:
-            for key in (other, *SOURCES[other], *OF_A_SOURCE):
+            for key in (other, *SOURCES[other], *OF_A_SOURCE, *(("columns",) if source == "folder" else ())):
                 data.pop(key, None)
     given = {key for key in keys if key.startswith("data.files")}
     if given == {"data.files.train"} and "validation" not in (data.get("files") or {}):

@@ -218,6 +218,14 @@ def test_row_limits_go_with_the_data_that_they_were_for() -> None:
     assert order.recipe.data.rows.train is None
 
 
+def test_a_folder_of_ones_own_brings_the_tasks_own_names_of_columns() -> None:
+    assert orders.load("image-classification").recipe.data.columns.label == "labels"  # type: ignore[attr-defined]
+    order = orders.load("image-classification", ["data.folder=photos"])
+    assert order.recipe.data.columns.label == "label"  # type: ignore[attr-defined]
+    order = orders.load("image-classification", ["data.folder=photos", "data.label=kind"])
+    assert order.recipe.data.columns.label == "kind"  # type: ignore[attr-defined]
+
+
 def test_paths_in_a_file_are_relative_to_it_and_those_of_the_command_line_are_not(tmp_path: Path) -> None:
     order = orders.load(write(tmp_path, PLAIN), ["data.files.validation=own.csv"])
     assert order.recipe.data.files == {"train": str(tmp_path / "train.csv"), "validation": "own.csv"}

