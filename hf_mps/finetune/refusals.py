@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_mps.errors import UserError, nearest
+from hf_mps.guards.cuda_optimizer import reason_against
 
 # Where the package that a tracker of Trainer's needs is not called like the tracker.
 PIP = {"azure_ml": "azureml-mlflow mlflow", "comet_ml": "comet-ml", "kubeflow": "kubeflow-trainer"}
@@ -28,10 +29,9 @@ def refuse_impossible(said: dict[str, Any], device_type: str) -> None:
             f"training.resume_from_checkpoint: {resumed} is no whole checkpoint; allowed: a run's checkpoint-N folder"
         )
     optimizer = str(said.get("optim", ""))
-    if device_type == "mps" and any(word in optimizer for word in ("8bit", "paged", "bnb", "4bit")):
-        raise UserError(
-            f"training.optim={optimizer}: its kernels are for CUDA and {where}; allowed: adamw_torch, sgd, adafactor, …"
-        )
+    against = reason_against(optimizer) if device_type == "mps" else ""
+    if against:
+        raise UserError(f"training.optim={optimizer}: {against}; allowed: adamw_torch, sgd, adafactor, …")
     _refuse_trackers(said.get("report_to"))
 
 

@@ -70,14 +70,21 @@ class CudaOptimizer(Guard):
         stock(trainer, *args, **kwargs)
         optim = str(getattr(trainer.args.optim, "value", trainer.args.optim))
         if trainer.args.device.type == "mps" and _bitsandbytes(optim):
-            bits, paged = 8 if "8bit" in optim else 32, "paged" in optim
-            self._refuse(f"optim={optim}", bits, paged, instead="adamw_torch")
+            self._refuse(f"optim={optim}", *_named(optim), instead="adamw_torch")
 
     def _refuse(self, what: str, bits: int, paged: bool, *, instead: str) -> None:
         reason = _lacks(bits, paged=paged)
         if reason:
             self.acted(f"{what} was refused", aloud=False)
             raise UserError(f"{what}: {reason}; next: {instead}, or Adafactor where memory is short")
+
+
+def reason_against(optim: str) -> str:
+    """Why Trainer's `optim` of that name cannot train on mps, or an empty string."""
+    if not _bitsandbytes(optim):
+        return ""
+    bits, paged = _named(optim)
+    return _lacks(bits, paged=paged)
 
 
 def _lacks(bits: int, *, paged: bool) -> str:
@@ -125,6 +132,11 @@ def _kind(optimizer: Any) -> tuple[int, bool]:
     name = type(optimizer).__name__.lower()
     bits = getattr(getattr(optimizer, "args", None), "optim_bits", 8 if "8bit" in name else 32)
     return 8 if bits == 8 else 32, bool(getattr(optimizer, "is_paged", "paged" in name))
+
+
+def _named(optim: str) -> tuple[int, bool]:
+    """The bits of an optimizer's state, and whether it is paged, by Trainer's name of it."""
+    return 8 if "8bit" in optim else 32, "paged" in optim
 
 
 def _bitsandbytes(optim: str) -> bool:
