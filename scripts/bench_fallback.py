@@ -18,13 +18,13 @@ import os
 import statistics
 import sys
 from collections.abc import Callable
-from time import perf_counter
 from typing import Any
 
 # PyTorch reads its variable when it is loaded; the layer is registered and taken back here.
 os.environ.update({"PYTORCH_ENABLE_MPS_FALLBACK": "1", "HF_MPS": "0", "HF_MPS_FALLBACK": "quiet"})
 
 import torch
+from steps import timed
 
 WITHOUT_OUT = {"channel_shuffle"}
 SIZES = {"1 KB": 1 << 10, "1 MB": 1 << 20, "64 MB": 64 << 20}
@@ -77,25 +77,19 @@ def measure(name: str, size: int, rounds: int) -> tuple[float, float, float]:
     on_cpu, on_device = operators(size, "cpu")[name], operators(size, "mps")[name]
     repeat = max(1, min(300, (64 << 20) // size))
     times: list[list[float]] = [[], [], []]
+
+    def warm(call: Call) -> float:
+        call()
+        return timed(call, repeat)
+
     for _ in range(rounds):
-        times[0].append(timed(on_cpu, repeat))
-        times[1].append(timed(on_device, repeat))
+        times[0].append(warm(on_cpu))
+        times[1].append(warm(on_device))
         register.start()
-        times[2].append(timed(on_device, repeat))
+        times[2].append(warm(on_device))
         register.stop()
     bare, theirs, ours = (statistics.median(each) for each in times)
     return bare, theirs, ours
-
-
-def timed(call: Call, repeat: int) -> float:
-    """Milliseconds a call, after one that is not counted."""
-    call()
-    torch.mps.synchronize()
-    start = perf_counter()
-    for _ in range(repeat):
-        call()
-    torch.mps.synchronize()
-    return (perf_counter() - start) / repeat * 1000
 
 
 def judge(name: str, label: str, bare: float, theirs: float, ours: float) -> list[str]:

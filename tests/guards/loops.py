@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,21 @@ def bert(dropout: float = 0.0, **settings: Any) -> Any:
         **settings,
     )
     return BertForSequenceClassification(config)
+
+
+class Diverging(nn.Module):
+    """A model whose loss is no number in one of its batches; its weights, trained on that, are none either."""
+
+    def __init__(self, batch: int = 2) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2))
+        self.batch = batch
+        self.batches = 0
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        self.batches += 1
+        loss = (self.weight - 1).square().sum()
+        return {"loss": loss * math.nan if self.batches == self.batch else loss, "logits": self.weight[None]}
 
 
 def rows() -> list[dict[str, Any]]:

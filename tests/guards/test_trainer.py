@@ -21,13 +21,13 @@ from tests.guards.experiments import ends
 
 def test_a_loss_that_is_no_number_stops_the_run_and_the_line_says_where(tmp_path: Path) -> None:
     with pytest.warns(GuardNotice, match="logging_nan_inf_filter is off"):
-        run = loops.trainer(tmp_path, ends.Diverging())
+        run = loops.trainer(tmp_path, loops.Diverging())
     with pytest.raises(RunError, match=r"loss is nan at step 2 of 4; next: a lower learning_rate \(now 0.01\)"):
         run.train()
 
 
 def test_a_filter_that_the_user_asked_for_stays(tmp_path: Path) -> None:
-    run = loops.trainer(tmp_path, ends.Diverging(), logging_nan_inf_filter=True)
+    run = loops.trainer(tmp_path, loops.Diverging(), logging_nan_inf_filter=True)
     run.train()
     assert run.args.logging_nan_inf_filter
     assert np.isfinite(ends.losses(run)).all()

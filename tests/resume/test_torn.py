@@ -277,19 +277,3 @@ def test_losses_that_were_not_logged_yet_are_in_the_checkpoint(tmp_path: Path) -
     assert logged(run)[0] != logged(unbroken)[0]
     assert logged(run)[1] == logged(unbroken)[1]
     assert guarded.training_loss == pytest.approx(stock.training_loss)  # the mean of the call's own steps stays that
-
-
-def test_the_rest_of_an_epoch_has_that_epochs_order_of_rows() -> None:
-    from accelerate import skip_first_batches
-    from accelerate.utils import DataLoaderConfiguration
-
-    accelerator = loops.new_accelerator(dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
-    loader = accelerator.prepare(torch.utils.data.DataLoader(range(12), batch_size=2, shuffle=True))  # type: ignore[arg-type]
-
-    def rows(of: Any) -> list[Any]:
-        return [batch.tolist() for batch in of]
-
-    first, second = rows(loader), rows(loader)
-    assert first != second
-    loader.set_epoch(1)
-    assert rows(skip_first_batches(loader, 2)) == second[2:]

@@ -7,25 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hf_mps import guards, sentinels
 from hf_mps.errors import RunError
 from tests.guards import loops
-
-
-class Breaking(nn.Module):
-    """A model whose loss is no number in its sixth batch; its weights, trained on that, are none either."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(2))
-        self.batches = 0
-
-    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        self.batches += 1
-        loss = (self.weight - 1).square().sum()
-        return {"loss": loss * math.nan if self.batches == 6 else loss, "logits": self.weight[None]}
 
 
 def finite(folder: Path) -> bool:
@@ -48,7 +34,7 @@ def test_trainer_stops_before_a_checkpoint_of_weights_that_are_no_numbers(loggin
         "save_steps": 1,
         "save_total_limit": 2,
     }
-    run = loops.trainer(tmp_path / "with", Breaking(), **settings)
+    run = loops.trainer(tmp_path / "with", loops.Diverging(6), **settings)
     at = "at step 6 of 12" if logging_steps == 1 else "at optimizer step 6"
     advice = r"next: a lower learning[_ ]rate.*, or HF_MPS_SENTINELS=-non-finite to go on regardless$"
     with pytest.raises(RunError, match=f"loss is nan {at}; {advice}"):
@@ -57,12 +43,12 @@ def test_trainer_stops_before_a_checkpoint_of_weights_that_are_no_numbers(loggin
     (found,) = sentinels.found()
     assert (found["name"], found["times"]) == ("non-finite", 1)
     with sentinels.suspended("non-finite"):
-        loops.trained(tmp_path / "without", model=Breaking(), **settings)
+        loops.trained(tmp_path / "without", model=loops.Diverging(6), **settings)
     assert checkpoints(tmp_path / "without") == {"checkpoint-11": False, "checkpoint-12": False}
 
 
 def test_a_gradient_that_is_no_number_counts_as_well(tmp_path: Path) -> None:
-    model = Breaking()
+    model = loops.Diverging(6)
     model.weight.register_hook(lambda gradient: gradient * (math.inf if model.batches == 3 else 1))
     with pytest.raises(RunError, match=r"^grad_norm is inf at step 3 of 4; next: "):
         loops.trainer(tmp_path, model).train()
@@ -70,12 +56,12 @@ def test_a_gradient_that_is_no_number_counts_as_well(tmp_path: Path) -> None:
 
 def test_a_training_that_ends_on_one_says_so(tmp_path: Path) -> None:
     with guards.suspended("nan-hidden"), pytest.raises(RunError, match="the loss is nan at optimizer step 6; "):
-        loops.trainer(tmp_path, Breaking(), max_steps=6, logging_steps=500).train()
+        loops.trainer(tmp_path, loops.Diverging(6), max_steps=6, logging_steps=500).train()
 
 
 def test_the_state_of_an_accelerator_is_not_saved_either(tmp_path: Path) -> None:
     accelerator = loops.new_accelerator()
-    model = Breaking()
+    model = loops.Diverging(6)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
     def epoch() -> None:

@@ -223,20 +223,6 @@ def takes_float64(train: Callable[[], object]) -> bool:
     return True
 
 
-class Diverging(nn.Module):
-    """A model whose loss is no number from its second batch on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(2))
-        self.batches = 0
-
-    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        self.batches += 1
-        loss = (self.weight - 1).square().sum()
-        return {"loss": loss * float("nan") if self.batches > 1 else loss, "logits": self.weight[None]}
-
-
 def losses(run: Any) -> list[float]:
     """The losses in a Trainer's log."""
     return [each["loss"] for each in run.state.log_history if "loss" in each]
@@ -245,7 +231,7 @@ def losses(run: Any) -> list[float]:
 def shown_loss(folder: Path) -> bool:
     """A loss that is no number stands in Trainer's log; what stops the run at it is off here."""
     with sentinels.suspended("non-finite"):
-        run = loops.trainer(folder, Diverging())
+        run = loops.trainer(folder, loops.Diverging())
         run.train()
     return not np.isfinite(losses(run)).all()
 
