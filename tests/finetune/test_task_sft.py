@@ -75,7 +75,7 @@ def test_rows_without_room_for_an_answer_are_left_out_and_counted(place: str, tm
         task="sft", model=place, data=chats(tmp_path, [*CHATS, long]), max_length=120, packing=False
     )
     assert len(prepared.train) == len(CHATS)
-    assert "left out, their prompt alone is max_length or longer: 1 train rows" in prepared.choices["learned"].reason
+    assert "left out, their prompt alone is max_length or longer: 1 train row" in prepared.choices["learned"].reason
 
 
 def test_packed_rows_have_the_loss_of_single_ones(place: str, tmp_path: Path) -> None:
