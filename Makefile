@@ -10,6 +10,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+RECIPES := tests/finetune tests/audit tests/memory_plan tests/parity
 READY := $(VENV)/.ready
 
 # A Mac has the device itself; elsewhere it is simulated.
@@ -27,10 +28,10 @@ test: check
 	$(MAKE) --jobs 2 --keep-going test-recipes test-rest
 
 test-recipes: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/finetune
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(RECIPES)
 
 test-rest: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests --ignore tests/finetune
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests $(RECIPES:%=--ignore %)
 
 check: $(READY)
 	$(BIN)/ruff check .
