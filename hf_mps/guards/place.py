@@ -155,7 +155,7 @@ def begin(stock: Callable[..., Any], base: Any) -> Any:
 
     Workers draw from generators of their own: of their batches only the order of rows is kept.
     """
-    of: Notes | None = base.__dict__.pop(_NOTES, None)
+    of: Notes | None = base.__dict__.pop(_NOTES, None)  # not there meanwhile: two guards are put around __iter__
     if of is None:
         return stock(base)
     try:

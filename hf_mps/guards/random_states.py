@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -56,3 +57,10 @@ class States:
         key = state["key"].cpu().numpy().astype("uint32")
         python, of_numpy = (version, tuple(inner), gauss), {**plain["numpy"], "state": {**state, "key": key}}
         return cls(on_cpu["torch"], python, of_numpy, on_cpu["mps"], on_cpu["generator"])
+
+
+def save(value: Any, file: Path) -> None:
+    """torch.save, whole or not at all."""
+    part = file.with_name(f"{file.name}.part")
+    torch.save(value, part)
+    part.replace(file)

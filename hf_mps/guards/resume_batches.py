@@ -124,9 +124,7 @@ class ResumeBatches(Guard):
         return loaded
 
     def _save(self, folder: Path, loaders: list[Any]) -> None:
-        import torch
-
-        from hf_mps.guards import place
+        from hf_mps.guards import place, random_states
 
         active = place.active()
         replay = None if active is None or active.end_of_dataloader else place.reached(active)
@@ -136,9 +134,7 @@ class ResumeBatches(Guard):
             "active": None if replay is None else replay.store(),
             "generators": [None if each is None else each.get_state() for each in generators],
         }
-        part = folder / f"{FILE}.part"
-        torch.save(stored, part)
-        part.replace(folder / FILE)  # whole or not at all
+        random_states.save(stored, folder / FILE)
         self.acted(f"checkpoints also hold where the loader is in its epoch, in {FILE}", aloud=False)
 
 

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from hf_mps.choice import Choice
+from hf_mps.files import write_json
 from hf_mps.guards.code import words
 from hf_mps.guards.guard import Guard, around
 
@@ -72,9 +73,7 @@ class ResumeEpoch(Guard):
         from hf_mps.guards import place
 
         saved = stock(folder, *args, **kwargs)
-        part = Path(folder) / f"{FILE}.part"
-        part.write_text(json.dumps([_epochs(loader) for loader in place.given(args, kwargs)]), encoding="utf-8")
-        part.replace(Path(folder) / FILE)  # whole or not at all
+        write_json(Path(folder) / FILE, [_epochs(loader) for loader in place.given(args, kwargs)])
         self.acted(f"checkpoints also hold how many epochs each loader has done, in {FILE}", aloud=False)
         return saved
 

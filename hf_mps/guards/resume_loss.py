@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from hf_mps.choice import Choice
+from hf_mps.files import write_atomic
 from hf_mps.guards.code import words
 from hf_mps.guards.guard import Guard, around
 
@@ -57,7 +58,7 @@ class ResumeLoss(Guard):
         since, unlogged = trainer._globalstep_last_logged, getattr(trainer, "_hf_mps_sum", None)
         if trainer.args.device.type == "mps" and unlogged is not None and since < trainer.state.global_step:
             rest = {"sum": float(unlogged), "logged": since}
-            (Path(output_dir) / FILE).write_text(json.dumps(rest), encoding="utf-8")
+            write_atomic(Path(output_dir) / FILE, json.dumps(rest))
             self.acted(f"checkpoints also hold the loss since the last log entry, in {FILE}", aloud=False)
 
     def _loaded(self, stock: Callable[..., None], trainer: Any, checkpoint: str | None) -> None:

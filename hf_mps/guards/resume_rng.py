@@ -77,9 +77,9 @@ class ResumeRng(Guard):
     def _save(self, folder: Path) -> None:
         import torch
 
-        part = folder / f"{FILE}.part"
-        torch.save(torch.mps.get_rng_state(), part)
-        part.replace(folder / FILE)  # whole or not at all
+        from hf_mps.guards import random_states
+
+        random_states.save(torch.mps.get_rng_state(), folder / FILE)
         self.acted(f"checkpoints also hold the device's random numbers, in {FILE}", aloud=False)
 
     def _load(self, folder: Path) -> None:
