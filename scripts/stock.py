@@ -1,4 +1,4 @@
-"""Trainings as the documentation has them: transformers' own Trainer, batches padded to their longest row, on the CPU.
+"""Trainings as the documentation has them: transformers' own Trainer, batches padded to their longest row.
 
 The other side of compare_stock.py. Rows and settings are those of a recipe; nothing else of hf_mps takes part, and the
 layer has to be off (HF_MPS=0). The steps follow transformers' guides for text classification and question answering
@@ -32,18 +32,27 @@ from hf_mps.finetune.rows import Rows
 N_BEST, LONGEST_ANSWER = 20, 30
 
 
-def train(recipe: Recipe, output: Path) -> dict[str, float]:
-    """Train as `recipe` says and return its metrics on the validation rows, with `train_seconds`."""
+def train(recipe: Recipe, output: Path, *, cuda: bool = False) -> dict[str, float]:
+    """Train as `recipe` says, on the CPU or with `cuda` on the GPU, and return its metrics on the validation rows.
+
+    `train_seconds` stands among them.
+    """
     sides = {"text-classification": classification, "question-answering": question_answering}
     rows = data.load(recipe.data, tasks.module(recipe.task).columns(recipe), recipe.seed)
     set_seed(recipe.seed)
-    return sides[recipe.task](recipe, rows, resolve(recipe.model).place, arguments(recipe, output))
+    return sides[recipe.task](recipe, rows, resolve(recipe.model).place, arguments(recipe, output, cuda))
 
 
-def arguments(recipe: Recipe, output: Path) -> TrainingArguments:
-    """The recipe's own training arguments, on the CPU."""
+def arguments(recipe: Recipe, output: Path, cuda: bool) -> TrainingArguments:
+    """The recipe's own training arguments."""
     said = {"save_strategy": "no", "eval_strategy": "no", "logging_steps": 50}
-    ours = {"output_dir": str(output), "seed": recipe.seed, "use_cpu": True, "report_to": "none", "disable_tqdm": True}
+    ours = {
+        "output_dir": str(output),
+        "seed": recipe.seed,
+        "use_cpu": not cuda,
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
     return TrainingArguments(**recipe.training | said | ours)
 
 

@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_both_sides_train_on_local_files_and_the_figures_are_kept(
+def test_both_sides_train_on_local_files_and_the_figures_are_kept_for_the_next_time(
     run_python: Callable[..., Any], model: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "data" / "glue_mrpc"
@@ -34,20 +34,25 @@ def test_both_sides_train_on_local_files_and_the_figures_are_kept(
     for name, rows in (("train", tiny.rows(16)), ("dev", tiny.rows(8, 16))):
         said = [{"sentence1": row["first"], "sentence2": row["second"], "label": row["label"]} for row in rows]
         tiny.write_csv(folder / f"{name}.csv", said)
-    done = run_python(
+    command = (
         CHECKOUT / "scripts" / "compare_stock.py",
         "glue/mrpc",
         *("--model", model, "--data", tmp_path / "data", "--threads", "1", "--allowed", "100", "--out", "out.json"),
         *("max_length=32", "training.max_steps=2", "training.per_device_train_batch_size=4"),
     )
+    done = run_python(*command)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("glue/mrpc, 1 seed: 42\n  metric                      stock   hf_mps   points\n  f1 ")
-    said = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["glue/mrpc"]
-    assert set(said["compared"]) == {"f1", "accuracy"}
-    for side in ("stock", "ours"):
-        (run,) = said[side]
-        assert 0 <= run["accuracy"] <= 1
-        assert run["train_seconds"] > 0
+    stock, ours = json.loads((tmp_path / "out.json").read_text(encoding="utf-8")).values()
+    assert (stock["side"], stock["device"]) == ("stock", "cpu")
+    assert (ours["side"], ours["device"]) == ("ours", "mps")
+    for run in (stock, ours):
+        assert run["words"][-1] == "seed=42"
+        assert 0 <= run["metrics"]["accuracy"] <= 1
+        assert run["metrics"]["train_seconds"] > 0
+    again = run_python(*command)
+    assert again.stdout == done.stdout
+    assert "train_seconds" not in again.stderr  # the line of a training that was run
 
 
 @pytest.mark.parametrize(("ours", "code"), [(0.79, 0), (0.785, 1)])
@@ -74,6 +79,18 @@ def test_percents_are_points_as_they_are() -> None:
     compared = compare_stock.compared(runs)
     assert compared["f1"]["points"] == pytest.approx(-0.5)
     assert compared["accuracy"]["points"] == pytest.approx(1.0)
+    assert compared["f1"]["error"] is None
+
+
+def test_the_standard_error_is_of_the_differences_seed_by_seed() -> None:
+    runs = {"stock": [{"f1": 0.80}, {"f1": 0.90}, {"f1": 0.70}], "ours": [{"f1": 0.81}, {"f1": 0.92}, {"f1": 0.73}]}
+    row = compare_stock.compared(runs)["f1"]
+    assert row["points"] == pytest.approx(2.0)
+    assert row["error"] == pytest.approx(1 / 3**0.5)  # of 1, 2 and 3 points
+
+
+def test_seeds_are_numbers_and_spans_of_them() -> None:
+    assert compare_stock.seeds("42,1-3") == [42, 1, 2, 3]
 
 
 def test_files_of_a_recipe_without_any_are_asked_for_in_words(tmp_path: Path) -> None:
