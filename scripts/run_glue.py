@@ -73,6 +73,37 @@ def build(model_args: ModelArguments, rows: DatasetDict, columns: list[str], con
     return tokenizer, model
 
 
+def features(
+    rows: DatasetDict, tokenizer, columns: list[str], ids: dict, data_args: DataTrainingArguments
+) -> DatasetDict:
+    """The rows as token ids and labels; without `ids` a label is a number to come near to."""
+
+    def convert(batch: dict) -> dict:
+        padding = "max_length" if data_args.pad_to_max_length else False
+        texts = (batch[column] for column in columns)
+        found = tokenizer(*texts, padding=padding, max_length=data_args.max_seq_length, truncation=True)
+        found["labels"] = [ids[label] for label in batch["label"]] if ids else batch["label"]
+        return found
+
+    cached = not data_args.overwrite_cache
+    ready = rows.map(convert, batched=True, remove_columns=rows["train"].column_names, load_from_cache_file=cached)
+    for split, most in (("train", data_args.max_train_samples), ("validation", data_args.max_eval_samples)):
+        if most is not None:
+            ready[split] = ready[split].select(range(min(len(ready[split]), most)))
+    return ready
+
+
+def score(prediction: EvalPrediction, labels: int) -> dict[str, float]:
+    """Accuracy and F1 of so many labels, the mean squared error where there are none."""
+    logits = prediction.predictions[0] if isinstance(prediction.predictions, tuple) else prediction.predictions
+    if not labels:
+        return {"mse": float(np.mean((np.squeeze(logits) - prediction.label_ids) ** 2))}
+    best = np.argmax(logits, axis=1)
+    average = "binary" if labels == 2 else "macro"
+    f1 = f1_score(prediction.label_ids, best, average=average, zero_division=0)
+    return {"accuracy": float(accuracy_score(prediction.label_ids, best)), "f1": float(f1)}
+
+
 def last_checkpoint(training_args: TrainingArguments) -> str | None:
     """The checkpoint to go on from: the one that is named, or the last in the output folder."""
     if training_args.resume_from_checkpoint is not None:
@@ -85,19 +116,25 @@ def last_checkpoint(training_args: TrainingArguments) -> str | None:
     return found
 
 
-def main() -> None:
-    """Train, evaluate and save, as the command line says."""
+def parsed() -> tuple[ModelArguments, DataTrainingArguments, TrainingArguments]:
+    """What the command line says, or the JSON file that it names; logging and seed are set as it says."""
     parser = HfArgumentParser((ModelArguments, DataTrainingArguments, TrainingArguments))
     if len(sys.argv) == 2 and sys.argv[1].endswith(".json"):
-        model_args, data_args, training_args = parser.parse_json_file(Path(sys.argv[1]).resolve())
+        found = parser.parse_json_file(Path(sys.argv[1]).resolve())
     else:
-        model_args, data_args, training_args = parser.parse_args_into_dataclasses()
+        found = parser.parse_args_into_dataclasses()
+    training_args = found[2]
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
     logger.setLevel(training_args.get_process_log_level())
     transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
     logger.warning("Device: %s, fp16: %s, bf16: %s", training_args.device, training_args.fp16, training_args.bf16)
     set_seed(training_args.seed)
+    return found
 
+
+def main() -> None:
+    """Train, evaluate and save, as the command line says."""
+    model_args, data_args, training_args = parsed()
     rows = sources.sentences(data_args.task_name, data_args.train_file, data_args.validation_file)
     columns = sources.sentence_columns(rows["train"])
     regression = rows["train"].features["label"].dtype.startswith("float")
@@ -108,56 +145,29 @@ def main() -> None:
     if not regression:
         model.config.label2id = {str(name): number for name, number in ids.items()}
         model.config.id2label = {number: str(name) for name, number in ids.items()}
-
-    def features(batch: dict) -> dict:
-        padding = "max_length" if data_args.pad_to_max_length else False
-        found = tokenizer(
-            *(batch[c] for c in columns), padding=padding, max_length=data_args.max_seq_length, truncation=True
-        )
-        found["labels"] = batch["label"] if regression else [ids[label] for label in batch["label"]]
-        return found
-
-    def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
-        logits = prediction.predictions[0] if isinstance(prediction.predictions, tuple) else prediction.predictions
-        if regression:
-            return {"mse": float(np.mean((np.squeeze(logits) - prediction.label_ids) ** 2))}
-        best = np.argmax(logits, axis=1)
-        average = "binary" if len(names) == 2 else "macro"
-        f1 = f1_score(prediction.label_ids, best, average=average, zero_division=0)
-        return {"accuracy": float(accuracy_score(prediction.label_ids, best)), "f1": float(f1)}
-
     with training_args.main_process_first(desc="tokenization"):
-        ready = rows.map(
-            features,
-            batched=True,
-            remove_columns=rows["train"].column_names,
-            load_from_cache_file=not data_args.overwrite_cache,
-        )
-    train, validation = ready["train"], ready["validation"]
-    if data_args.max_train_samples is not None:
-        train = train.select(range(min(len(train), data_args.max_train_samples)))
-    if data_args.max_eval_samples is not None:
-        validation = validation.select(range(min(len(validation), data_args.max_eval_samples)))
+        ready = features(rows, tokenizer, columns, ids, data_args)
 
     trainer = Trainer(
         model=model,
         args=training_args,
-        train_dataset=train if training_args.do_train else None,
-        eval_dataset=validation if training_args.do_eval else None,
-        compute_metrics=compute_metrics,
+        train_dataset=ready["train"] if training_args.do_train else None,
+        eval_dataset=ready["validation"] if training_args.do_eval else None,
+        compute_metrics=lambda prediction: score(prediction, len(names)),
         processing_class=tokenizer,
         data_collator=default_data_collator if data_args.pad_to_max_length else DataCollatorWithPadding(tokenizer),
     )
     if training_args.do_train:
         result = trainer.train(resume_from_checkpoint=last_checkpoint(training_args))
+        metrics = {**result.metrics, "train_samples": len(ready["train"])}
         trainer.save_model()
-        trainer.log_metrics("train", {**result.metrics, "train_samples": len(train)})
-        trainer.save_metrics("train", {**result.metrics, "train_samples": len(train)})
+        trainer.log_metrics("train", metrics)
+        trainer.save_metrics("train", metrics)
         trainer.save_state()
     if training_args.do_eval:
-        metrics = trainer.evaluate()
-        trainer.log_metrics("eval", {**metrics, "eval_samples": len(validation)})
-        trainer.save_metrics("eval", {**metrics, "eval_samples": len(validation)})
+        metrics = {**trainer.evaluate(), "eval_samples": len(ready["validation"])}
+        trainer.log_metrics("eval", metrics)
+        trainer.save_metrics("eval", metrics)
 
 
 if __name__ == "__main__":
