@@ -62,7 +62,7 @@ def run(name: str, overrides: Sequence[str] = (), *, fresh: bool = False, smoke:
         activate.activate()
         with smokes.order(order) as small:
             results = train(small, keep=False)
-        if order.recipe.output_dir is None:
+        if not smokes.kept(small):
             print("smoke run ended well; its files are gone (output_dir=PATH keeps them)")
         return results
     return train(order, fresh=fresh)
@@ -155,7 +155,7 @@ def _train(planned: Planned, place: folder.Place, output: Path) -> RunRecord:
     written = predictions.write(output, prepared, trainer)
     record = records.make(order, plan, prepared, trained, written)
     files = report.write(output, record)
-    _table(record, [output, *files, *written.files], share=order.smoke is None)
+    _table(order, record, [output, *files, *written.files])
     return record
 
 
@@ -183,8 +183,10 @@ def header(order: Order, plan: Plan, verb: str = "finetune") -> None:
     progress.header(rows, title=f"hf_mps {verb} {order.name}")
 
 
-def _table(record: RunRecord, files: Sequence[Path], *, share: bool) -> None:
-    """Print how the run ended; `files` begin with its folder, `share` adds the command that gives it to the hub."""
+def _table(order: Order, record: RunRecord, files: Sequence[Path]) -> None:
+    """Print how the run ended, with the files that stay, its folder first, and the command that gives it to the hub."""
+    from hf_mps.finetune import smoke
+
     notes = []
     if record.fallback:
         names = [entry["operator"] for entry in record.fallback]
@@ -192,7 +194,7 @@ def _table(record: RunRecord, files: Sequence[Path], *, share: bool) -> None:
         notes += [("on the CPU", f"{', '.join(needed)}, as the recipe names them")] if needed else []
         notes += [("unexpected", f"{', '.join(record.unexpected_fallback)} ran on the CPU")] if needed != names else []
         fallback.told()
-    if share:
+    if order.smoke is None:
         notes.append(("to share", arguments.UPLOAD.format(shlex.quote(str(files[0])))))
     progress.final_table(
         record.metrics,
@@ -203,7 +205,7 @@ def _table(record: RunRecord, files: Sequence[Path], *, share: bool) -> None:
         samples_per_second=record.samples_per_second,
         peak_memory=record.peak_memory,
         notes=notes,
-        files=files,
+        files=files if order.smoke is None or smoke.kept(order) else (),
     )
 
 

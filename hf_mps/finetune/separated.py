@@ -17,39 +17,46 @@ def settings(path: Path, name: str) -> dict[str, Any]:
     """How pandas is to read a csv or tsv."""
     from datasets import Features, Value
 
-    separator, columns = first_line(path, name)
+    separator, columns, spaced = first_line(path, name)
     # Text throughout: pandas would guess a type for every 10,000 rows anew, and take the word "null" for a gap.
     return {
         "features": Features({column: Value("string") for column in columns}),
         "keep_default_na": False,
         "na_filter": False,
         "sep": separator,
+        "skipinitialspace": spaced,
         "quoting": _quoting(path),
     }
 
 
-def first_line(path: Path, name: str) -> tuple[str, list[str]]:
-    """What separates the columns of a csv or tsv, and their names: in a csv whatever makes columns of its first line.
+def first_line(path: Path, name: str) -> tuple[str, list[str], bool]:
+    """What separates the columns of a csv or tsv, their names, and whether a space stands behind each separator.
 
-    Raises UserError for no names, a name twice, or text that is not UTF-8.
+    In a csv the separator is whatever makes columns of its first line. Raises UserError for no names, a name twice, or
+    text that is not UTF-8.
     """
-    found = {}
     try:
-        for separator in SEPARATORS[path.suffix]:
-            with path.open(encoding="utf-8-sig", newline="") as file:
-                found[separator] = next(csv.reader(file, delimiter=separator, quoting=_quoting(path)), [])
+        found = {separator: _names(path, separator, spaced=False) for separator in SEPARATORS[path.suffix]}
     except UnicodeDecodeError as error:
         raise UserError(not_text(path, name)) from error
     except csv.Error as error:
         raise UserError(f"{name}: cannot be read as {path.suffix[1:]}: {error}") from error
     # Spreadsheets of countries that write 0,5 save a csv with semicolons.
     separator, header = next((pair for pair in found.items() if len(pair[1]) > 1), next(iter(found.items())))
+    spaced = len(header) > 1 and all(column.startswith(" ") for column in header[1:])
+    if spaced:
+        header = _names(path, separator, spaced=True)
     twice = [column for column in header if header.count(column) > 1]
     if twice or not header:
         raise UserError(
             f"{name}: its first line " + (f"names the column '{twice[0]}' twice" if twice else "names no columns")
         )
-    return separator, header
+    return separator, header, spaced
+
+
+def _names(path: Path, separator: str, *, spaced: bool) -> list[str]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        return next(csv.reader(file, delimiter=separator, skipinitialspace=spaced, quoting=_quoting(path)), [])
 
 
 def not_text(path: Path, name: str) -> str:

@@ -185,7 +185,7 @@ def test_a_folder_without_images_or_sound_is_refused(tmp_path: Path) -> None:
 TWO = {"text": "text", "label": "label"}
 
 
-@pytest.mark.parametrize("separator", [",", ";", "\t"])
+@pytest.mark.parametrize("separator", [",", ";", "\t", ", ", "; "])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
 def test_a_csv_is_read_with_what_separates_the_names_of_its_first_line(
     tmp_path: Path, separator: str, encoding: str

@@ -90,6 +90,7 @@ def test_a_smoke_run_leaves_nothing_where_no_folder_is_named(own_cache: Path, fi
     assert (ended.code, ended.err) == (0, "")
     assert "--smoke: gone after the run" in ended.out
     assert ended.out.splitlines()[-1] == "smoke run ended well; its files are gone (output_dir=PATH keeps them)"
+    assert "results.json" not in ended.out  # nor is a file named that nobody can open
     assert list(Path().iterdir()) == []
     assert not own_cache.exists()
 

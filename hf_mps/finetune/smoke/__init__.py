@@ -78,8 +78,13 @@ def reasons(small: Order, choices: dict[str, Choice[Any]]) -> None:
     for name, key in SETTLED.items():
         if name in choices and f"training.{key}" not in small.changed:
             choices[name] = Choice(choices[name].value, "--smoke, which takes a few short steps")
-    if Path(small.recipe.output_dir or "") == Path(small.recipe.model).with_name("run"):
+    if not kept(small):
         choices["output"] = Choice(choices["output"].value, "--smoke: gone after the run")
+
+
+def kept(small: Order) -> bool:
+    """Whether the files of a smoke run stay: those in an `output_dir` that the recipe or command line names."""
+    return Path(small.recipe.output_dir or "") != Path(small.recipe.model).with_name("run")
 
 
 def texts(value: Any) -> Iterator[str]:
