@@ -24,7 +24,7 @@ from transformers import (
     set_seed,
 )
 
-from hf_mps.finetune import data, metrics, tasks
+from hf_mps.finetune import data, metrics
 from hf_mps.finetune.models.checkpoint import resolve
 from hf_mps.finetune.recipe import Recipe
 from hf_mps.finetune.rows import Rows
@@ -38,7 +38,7 @@ def train(recipe: Recipe, output: Path, *, cuda: bool = False) -> dict[str, floa
     `train_seconds` stands among them.
     """
     sides = {"text-classification": classification, "question-answering": question_answering}
-    rows = data.load(recipe.data, tasks.module(recipe.task).columns(recipe), recipe.seed)
+    rows = data.load(recipe.data, recipe.data.columns.roles(), recipe.seed)
     set_seed(recipe.seed)
     return sides[recipe.task](recipe, rows, resolve(recipe.model).place, arguments(recipe, output, cuda))
 

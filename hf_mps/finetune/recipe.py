@@ -34,8 +34,23 @@ class Rows(Section):
     validation: int | None = Field(default=None, ge=1)
 
 
+class Columns(Section):
+    """The columns of the data by their roles; a task's own names the roles. One that is None is not in the data."""
+
+    def roles(self) -> dict[str, str]:
+        """The column of each role that the task reads."""
+        return {role: column for role, column in self if column}
+
+    @model_validator(mode="after")
+    def _apart(self) -> Columns:
+        named = list(self.roles().values())
+        if len(set(named)) < len(named):
+            raise ValueError(f"names one column for two roles ({', '.join(named)}); give each role a column of its own")
+        return self
+
+
 class Data(Section):
-    """Where the rows come from: exactly one of `hub`, `files`, `folder` and `generated`. A task adds its columns.
+    """Where the rows come from: exactly one of `hub`, `files`, `folder` and `generated`. A task has columns of its own.
 
     `config`, `revision` and `splits` belong to `hub`; of a `folder`, `splits` names the folders inside it. `field`
     leads to the rows inside JSON files, through dicts and lists (`data.paragraphs.qas`). Splits beside train and
@@ -56,6 +71,7 @@ class Data(Section):
     generated: Literal["pairs"] | None = None
     rows: Rows = Rows()
     hold_out: float | None = Field(default=None, gt=0, lt=1)
+    columns: Columns = Columns()
 
     @property
     def source(self) -> str:

@@ -106,7 +106,7 @@ def prepare(order: Order, source: checkpoint.Checkpoint) -> tuple[Choice[str], P
     refuse_impossible(order.recipe.training, device.value)
     task = tasks.module(order.recipe.task)
     set_seed(order.recipe.seed)  # the new layers of the model are drawn while it is loaded
-    rows = data.load(order.recipe.data, task.columns(order.recipe), order.recipe.seed)
+    rows = data.load(order.recipe.data, order.recipe.data.columns.roles(), order.recipe.seed)
     prepared = task.prepare(order.recipe, rows, source, device.value)
     data.refuse_unread(rows, (*data.SPLITS, *prepared.further), order.recipe.task)
     expect.refuse_unmeasured(order, prepared.reported)

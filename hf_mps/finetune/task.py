@@ -29,13 +29,13 @@ class Measures(Protocol):
 
 @dataclass
 class Prepared:
-    """A task ready for Trainer. `train` and `validation` hold the model's own columns alone, as Python numbers.
+    """A task ready for Trainer.
 
+    `splits` are `train`, `validation` and any further one by name, of the model's own columns alone, as Python numbers.
     The fields from `trainer` on are for tasks that need more than transformers' plain Trainer on one label a row.
     """
 
-    train: Any
-    validation: Any
+    splits: Mapping[str, Any]
     model: Any
     processing_class: Any
     collator: Callable[[list[Any]], Any] | None
@@ -46,8 +46,6 @@ class Prepared:
     pipeline_tag: str
     choices: dict[str, Choice[Any]] = field(default_factory=dict)
 
-    further: Mapping[str, Any] = field(default_factory=dict)
-    """Splits beside these two, like `validation`, by name: measured once, after training, as `NAME_metric`."""
     trainer: Callable[..., Any] | None = None
     """A subclass of transformers' Trainer, or what is called like one; None is Trainer itself."""
     arguments: type[Any] | None = None
@@ -68,6 +66,21 @@ class Prepared:
     """Three lines of Python that load the model from `"."`; None is the auto class with its tokenizer."""
     library: str = "transformers"
     """The library that loads the model, by its name on the hub."""
+
+    @property
+    def train(self) -> Any:
+        """The rows that are trained on."""
+        return self.splits["train"]
+
+    @property
+    def validation(self) -> Any:
+        """The rows that are evaluated during training and predicted after it."""
+        return self.splits["validation"]
+
+    @property
+    def further(self) -> dict[str, Any]:
+        """The splits beside these two: measured once, after training, as `NAME_metric`."""
+        return {name: rows for name, rows in self.splits.items() if name not in ("train", "validation")}
 
     @property
     def reported(self) -> tuple[str, ...]:

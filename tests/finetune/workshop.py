@@ -43,7 +43,7 @@ def prepare(**values: Any) -> Prepared:
 
     made = recipe(**values)
     task = tasks.module(made.task)
-    rows = data.load(made.data, task.columns(made), made.seed)
+    rows = data.load(made.data, made.data.columns.roles(), made.seed)
     prepared: Prepared = task.prepare(made, rows, checkpoint.resolve(made.model), hf_mps.device.choose().value)
     return prepared
 

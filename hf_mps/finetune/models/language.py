@@ -13,7 +13,7 @@ from hf_mps.finetune.models.lora import Lora, apply, save, snippet
 from hf_mps.finetune.text import lengths, tokens
 
 if TYPE_CHECKING:
-    from datasets import Dataset, Features
+    from datasets import Features
 
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
@@ -98,11 +98,6 @@ def labelled() -> Features:
     from datasets import Features, List, Value
 
     return Features({"input_ids": List(Value("int32")), "labels": List(Value("int32"))})
-
-
-def further(features: dict[str, Dataset]) -> dict[str, Dataset]:
-    """The splits that are neither `train` nor `validation`."""
-    return {split: rows for split, rows in features.items() if split not in ("train", "validation")}
 
 
 @dataclass

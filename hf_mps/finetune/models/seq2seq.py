@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
@@ -36,17 +36,11 @@ TARGET = 128
 FEATURES = 1
 
 
-class Columns(recipes.Section):
+class Columns(recipes.Columns):
     """The columns of the data by their roles; `translation.en` is a key of a column of dicts."""
 
     source: str
     target: str
-
-    @model_validator(mode="after")
-    def _apart(self) -> Columns:
-        if self.source == self.target:
-            raise ValueError(f"names one column for two roles ({self.source}); give each role a column of its own")
-        return self
 
 
 class Recipe(language.Recipe):
@@ -70,11 +64,6 @@ class Kind:
     untrained: Callable[[str], str]
     """The answer of the baseline to a source."""
     prefix: str
-
-
-def columns(recipe: Any) -> dict[str, str]:
-    """The role of each column that the task reads."""
-    return {"source": recipe.data.columns.source, "target": recipe.data.columns.target}
 
 
 def prepare(
@@ -103,9 +92,7 @@ def prepare(
     inner = DataCollatorForSeq2Seq(loaded.tokenizer, model=model)
     validation = rows["validation"].dataset
     return Prepared(
-        train=features["train"],
-        validation=features["validation"],
-        further=language.further(features),
+        splits=features,
         model=model,
         processing_class=loaded.tokenizer,
         collator=sources.value.collator(inner, loaded.tokenizer, labels=targets.value),

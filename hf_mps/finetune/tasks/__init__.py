@@ -1,8 +1,7 @@
 """The tasks, a file each: `text_classification.py` is the task `text-classification`.
 
 A task's module offers
-- `Recipe`, its subclass of `hf_mps.finetune.recipe.Recipe`: its own keys, and the columns of its data;
-- `columns(recipe)`, the role of each column that it reads ({"text": "sentence1", …});
+- `Recipe`, its subclass of `hf_mps.finetune.recipe.Recipe`: its own keys, and the columns of its data by their roles;
 - `prepare(recipe, rows, checkpoint, device)`, which returns `hf_mps.finetune.task.Prepared`;
 - `smoke_rows(recipe, folder)`, a few generated rows of each split ({"train": […], "validation": […]}) under the names
   of the recipe's own columns, as JSON holds them; files that rows name (images, sound) are written into `folder`;

@@ -27,11 +27,6 @@ class Recipe(language.Recipe):
     data: blocks.Data
 
 
-def columns(recipe: Recipe) -> dict[str, str]:
-    """The role of each column that the task reads."""
-    return {"text": recipe.data.columns.text}
-
-
 def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
     """Make blocks, model, collator and metrics. Raises UserError for rows or a checkpoint that cannot be used."""
     from hf_mps.finetune.models.token_trainer import TokenTrainer, measured
@@ -46,9 +41,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     model = language.model(recipe, checkpoint, loaded)
     defaults, baseline = language.untrained(recipe)
     return Prepared(
-        train=features["train"],
-        validation=features["validation"],
-        further=language.further(features),
+        splits=features,
         model=model,
         processing_class=loaded.tokenizer,
         collator=length.value.collator(language.Labelled(loaded.tokenizer), loaded.tokenizer),

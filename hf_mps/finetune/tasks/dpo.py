@@ -41,7 +41,7 @@ FEATURES = 1
 IDS = ("prompt_ids", "chosen_ids", "rejected_ids")
 
 
-class Columns(recipes.Section):
+class Columns(recipes.Columns):
     """The two answers, and the prompt where they do not hold it: texts, messages, or whole conversations."""
 
     prompt: str | None = None
@@ -61,12 +61,6 @@ class Recipe(language.Recipe):
     task: Literal["dpo"]
     data: Data
     chat_template: str | None = None
-
-
-def columns(recipe: Recipe) -> dict[str, str]:
-    """The role of each column that the task reads."""
-    named = recipe.data.columns
-    return {**({"prompt": named.prompt} if named.prompt else {}), "chosen": named.chosen, "rejected": named.rejected}
 
 
 def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
@@ -89,9 +83,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     inner = DataCollatorForPreference(loaded.tokenizer.pad_token_id)
     rate = RATE_OF_ADAPTERS if recipe.lora else RATE
     return Prepared(
-        train=features["train"],
-        validation=features["validation"],
-        further=language.further(features),
+        splits=features,
         model=model,
         processing_class=loaded.tokenizer,
         collator=length.value.collator(inner, loaded.tokenizer, filled={"completion_mask": 0}),

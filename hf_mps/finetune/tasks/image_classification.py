@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from hf_mps.choice import Choice
 from hf_mps.finetune import data as sources
@@ -32,17 +32,11 @@ SMOKE_SIZE = (40, 32)
 COLOURS = ((200, 40, 40), (40, 80, 200), (40, 180, 60), (220, 200, 40))
 
 
-class Columns(recipes.Section):
+class Columns(recipes.Columns):
     """The columns of the data by their roles; `image` holds paths, or images as Parquet and the hub have them."""
 
     image: str = "image"
     label: str = "label"
-
-    @model_validator(mode="after")
-    def _apart(self) -> Columns:
-        if self.image == self.label:
-            raise ValueError(f"names one column for two roles ({self.image}); give each role a column of its own")
-        return self
 
 
 class Data(recipes.Data):
@@ -59,11 +53,6 @@ class Recipe(recipes.Recipe):
     data: Data
     augmentation: Augmentation | None = Augmentation()
     config_overrides: dict[str, Any] = Field(default_factory=dict)
-
-
-def columns(recipe: Recipe) -> dict[str, str]:
-    """The role of each column that the task reads."""
-    return {"image": recipe.data.columns.image, "label": recipe.data.columns.label}
 
 
 def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -110,9 +99,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     varied = {"train": recipe.augmentation}
     made = {split: Images(rows[split], ids[split], processor, varied.get(split), recipe.seed) for split in rows}
     return Prepared(
-        train=made["train"],
-        validation=made["validation"],
-        further={split: made[split] for split in made if split not in sources.SPLITS},
+        splits=made,
         model=model,
         processing_class=processor,
         collator=transformers.default_data_collator,

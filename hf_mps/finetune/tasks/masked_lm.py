@@ -47,11 +47,6 @@ class Gaps:
         return self.kept(features) if "labels" in features[0] else self.drawn(features)
 
 
-def columns(recipe: Recipe) -> dict[str, str]:
-    """The role of each column that the task reads."""
-    return {"text": recipe.data.columns.text}
-
-
 def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
     """Make blocks, model, collator and metrics. Raises UserError for rows or a checkpoint that cannot be used."""
     from transformers import AutoModelForMaskedLM
@@ -78,9 +73,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     )
     defaults, baseline = language.untrained(recipe)
     return Prepared(
-        train=features["train"],
-        validation=features["validation"],
-        further=language.further(features),
+        splits=features,
         model=model,
         processing_class=loaded.tokenizer,
         collator=length.value.collator(

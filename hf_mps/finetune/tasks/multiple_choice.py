@@ -31,7 +31,7 @@ AUTO_CLASS = "AutoModelForMultipleChoice"
 FEATURES = 1
 
 
-class Columns(recipes.Section):
+class Columns(recipes.Columns):
     """The columns of the data by their roles.
 
     `choices` is one column of lists, or a column for each choice. `start` is what every choice of a row begins with,
@@ -43,14 +43,19 @@ class Columns(recipes.Section):
     choices: str | list[str] = "choices"
     label: str = "label"
 
+    def roles(self) -> dict[str, str]:
+        """The column of each role that the task reads; choices in columns of their own are `choice_0`, `choice_1`, …"""
+        if isinstance(self.choices, str):
+            choices = {"choices": self.choices}
+        else:
+            choices = {f"choice_{number}": column for number, column in enumerate(self.choices)}
+        before = {"context": self.context, **({"start": self.start} if self.start else {})}
+        return {**before, **choices, "label": self.label}
+
     @model_validator(mode="after")
-    def _apart(self) -> Columns:
-        several = [self.choices] if isinstance(self.choices, str) else self.choices
-        if len(several) < 2 and not isinstance(self.choices, str):
+    def _two_at_least(self) -> Columns:
+        if not isinstance(self.choices, str) and len(self.choices) < 2:
             raise ValueError("names fewer than two choices; give a column for each, or one column of lists")
-        named = [column for column in (self.context, self.start, *several, self.label) if column]
-        if len(set(named)) < len(named):
-            raise ValueError(f"names one column for two roles ({', '.join(named)}); give each role a column of its own")
         return self
 
 
@@ -66,15 +71,6 @@ class Recipe(lengths.Padded):
     task: Literal["multiple-choice"]
     data: Data
     config_overrides: dict[str, Any] = Field(default_factory=dict)
-
-
-def columns(recipe: Recipe) -> dict[str, str]:
-    """The role of each column that the task reads; choices in columns of their own are `choice_0`, `choice_1`, …"""
-    named = recipe.data.columns
-    roles = {"context": named.context, **({"start": named.start} if named.start else {}), "label": named.label}
-    if isinstance(named.choices, str):
-        return roles | {"choices": named.choices}
-    return roles | {f"choice_{number}": column for number, column in enumerate(named.choices)}
 
 
 def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -121,9 +117,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     truths = {split: features[split]["labels"] for split in sources.SPLITS}
     collator = transformers.data.data_collator.DataCollatorForMultipleChoice(tokenizer)
     return Prepared(
-        train=features["train"],
-        validation=features["validation"],
-        further={split: features[split] for split in features if split not in sources.SPLITS},
+        splits=features,
         model=model,
         processing_class=tokenizer,
         collator=length.value.collator(collator, tokenizer),

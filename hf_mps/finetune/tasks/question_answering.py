@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from hf_mps.choice import Choice
 from hf_mps.finetune import metrics
 from hf_mps.finetune import recipe as recipes
+from hf_mps.finetune.data import SPLITS
 from hf_mps.finetune.metrics import answers as scoring
 from hf_mps.finetune.metrics.chosen import choose
 from hf_mps.finetune.report import pictures
@@ -31,20 +32,13 @@ LONGEST = 384
 """Tokens of a window where the recipe does not say: transformers' run_qa.py has as many."""
 
 
-class Columns(recipes.Section):
+class Columns(recipes.Columns):
     """The columns of the data by their roles; `answers` holds SQuAD's text and answer_start, `id` may be left out."""
 
     context: str = "context"
     question: str = "question"
     answers: str = "answers"
     id: str | None = None
-
-    @model_validator(mode="after")
-    def _apart(self) -> Columns:
-        named = [column for column in (self.context, self.question, self.answers, self.id) if column]
-        if len(set(named)) < len(named):
-            raise ValueError(f"names one column for two roles ({', '.join(named)}); give each role a column of its own")
-        return self
 
 
 class Data(recipes.Data):
@@ -88,13 +82,6 @@ class Recipe(lengths.Padded):
         return self
 
 
-def columns(recipe: Recipe) -> dict[str, str]:
-    """The role of each column that the task reads."""
-    named = recipe.data.columns
-    roles = {"context": named.context, "question": named.question, "answers": named.answers}
-    return {**roles, **({"id": named.id} if named.id else {})}
-
-
 def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
     """Make windows, model, collator and metrics from the rows of both splits.
 
@@ -127,8 +114,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     model, choices["model"] = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
     asked = _Asked(recipe, rows["validation"], found["validation"], measured, negative.value)
     return Prepared(
-        train=found["train"].select_columns(cut.columns),
-        validation=found["validation"].select_columns(cut.columns),
+        splits={split: found[split].select_columns(cut.columns) for split in SPLITS},
         model=model,
         processing_class=tokenizer,
         collator=length.value.collator(transformers.DataCollatorWithPadding(tokenizer), tokenizer),

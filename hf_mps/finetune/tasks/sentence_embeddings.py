@@ -17,6 +17,7 @@ from hf_mps.choice import Choice
 from hf_mps.errors import UserError
 from hf_mps.finetune import metrics
 from hf_mps.finetune import recipe as recipes
+from hf_mps.finetune.data import SPLITS
 from hf_mps.finetune.metrics.chosen import choose
 from hf_mps.finetune.models import embeddings
 from hf_mps.finetune.report import pictures
@@ -46,7 +47,7 @@ SCORED: tuple[Loss, ...] = ("CosineSimilarityLoss", "CoSENTLoss")
 RANKED: tuple[Loss, ...] = ("MultipleNegativesRankingLoss",)
 
 
-class Columns(recipes.Section):
+class Columns(recipes.Columns):
     """The columns of the data by their roles: `score` for pairs with a score, `negative` only without one."""
 
     text: str = "text"
@@ -55,10 +56,7 @@ class Columns(recipes.Section):
     score: str | None = None
 
     @model_validator(mode="after")
-    def _apart(self) -> Columns:
-        named = [column for column in (self.text, self.text_pair, self.negative, self.score) if column]
-        if len(set(named)) < len(named):
-            raise ValueError(f"names one column for two roles ({', '.join(named)}); give each role a column of its own")
+    def _one_kind(self) -> Columns:
         if self.negative and self.score:
             raise ValueError("has negative beside score; leave one of them out")
         return self
@@ -93,11 +91,6 @@ class Recipe(lengths.Padded):
         return self
 
 
-def columns(recipe: Recipe) -> dict[str, str]:
-    """The role of each column that the task reads."""
-    return {role: column for role, column in recipe.data.columns.model_dump().items() if column}
-
-
 def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
     """Make rows, model, loss and metrics from the rows of both splits.
 
@@ -110,7 +103,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     longest = lengths.limit(recipe, model.tokenizer, checkpoint.config())
     model.max_seq_length = longest
     span = _span(recipe, rows) if scored else Choice((0.0, 1.0), "")
-    roles = [role for role in columns(recipe) if role != "score"]
+    roles = [role for role in recipe.data.columns.roles() if role != "score"]
     found = {split: _encoded(rows[split], model.tokenizer, longest, roles, span.value) for split in rows}
     counts = {split: found[split]["lengths"][:] for split in found}
     flat = {split: list(itertools.chain(*counts[split])) for split in counts}
@@ -124,12 +117,11 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         "model": kept,
     }
     kept_columns = [*(embeddings.NAMES[role] for role in roles), *(["score"] if scored else [])]
-    data = {split: found[split].select_columns(kept_columns) for split in found}
+    data = {split: found[split].select_columns(kept_columns) for split in SPLITS}
     collator = embeddings.collator(model, length.value, recipe.training.get("prompts"))
     judge = embeddings.Judge(rows["validation"], data["validation"], measured, collator)
     return Prepared(
-        train=data["train"],
-        validation=data["validation"],
+        splits=data,
         model=model,
         processing_class=model.tokenizer,
         collator=collator,

@@ -48,11 +48,6 @@ class Recipe(language.Recipe):
     packing: bool | None = None
 
 
-def columns(recipe: Recipe) -> dict[str, str]:
-    """The role of each column that the task reads."""
-    return recipe.data.columns.roles()
-
-
 def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
     """Make features, model, collator and metrics. Raises UserError for rows or a checkpoint that cannot be used."""
     from hf_mps.finetune.models.token_trainer import TokenTrainer, measured
@@ -83,9 +78,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     if packed.value:
         length = Choice(length.value, f"of validation rows, which are not packed; {length.reason}")
     return Prepared(
-        train=train,
-        validation=features["validation"],
-        further=language.further(features),
+        splits={**features, "train": train},
         model=model,
         processing_class=loaded.tokenizer,
         collator=packing.Collator(length.value.collator(language.Labelled(loaded.tokenizer), loaded.tokenizer)),

@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
 from hf_mps.finetune import labels, metrics
 from hf_mps.finetune import recipe as recipes
+from hf_mps.finetune.data import SPLITS
 from hf_mps.finetune.media import audio, letters
 from hf_mps.finetune.metrics import edits
 from hf_mps.finetune.metrics.chosen import choose
@@ -31,17 +32,11 @@ AUTO_CLASS = "AutoModelForCTC"
 FEATURES = 1
 
 
-class Columns(recipes.Section):
+class Columns(recipes.Columns):
     """The columns of the data by their roles: `audio` holds a path, relative to its file, or the bytes of a file."""
 
     audio: str = "audio"
     text: str = "text"
-
-    @model_validator(mode="after")
-    def _apart(self) -> Columns:
-        if self.audio == self.text:
-            raise ValueError(f"names one column for two roles ({self.audio}); give each role a column of its own")
-        return self
 
 
 class Data(recipes.Data):
@@ -66,11 +61,6 @@ class Recipe(recipes.Recipe):
     max_duration_in_seconds: float = Field(default=20.0, gt=0)
     freeze_feature_encoder: bool = True
     config_overrides: dict[str, Any] = Field(default_factory=dict)
-
-
-def columns(recipe: Recipe) -> dict[str, str]:
-    """The role of each column that the task reads."""
-    return {"audio": recipe.data.columns.audio, "text": recipe.data.columns.text}
 
 
 def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
@@ -104,12 +94,11 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     if recipe.freeze_feature_encoder:
         model.freeze_feature_encoder()
         choices["feature_encoder"] = Choice("frozen", "its filters are learned in pretraining; freeze_feature_encoder")
-    sounds = {split: audio.Sounds(rows[split], found[split]["labels"][:], kept[split], extractor) for split in found}
+    sounds = {split: audio.Sounds(rows[split], found[split]["labels"][:], kept[split], extractor) for split in SPLITS}
     heard = _Heard(rows["validation"], counts["validation"], tokenizer, model, spelling, extractor.sampling_rate)
     widest = max(map(len, found["train"]["labels"][:]))
     return Prepared(
-        train=sounds["train"],
-        validation=sounds["validation"],
+        splits=sounds,
         model=model,
         processing_class=_processor(extractor, tokenizer),
         collator=length.value.collator(audio.collator(extractor, widest)),

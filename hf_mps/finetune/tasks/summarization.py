@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from hf_mps.finetune import recipe as recipes
 from hf_mps.finetune.metrics.generation import sentences
 from hf_mps.finetune.models import seq2seq
-from hf_mps.finetune.models.seq2seq import ARGUMENTS, SETTLED, columns
+from hf_mps.finetune.models.seq2seq import ARGUMENTS, SETTLED
 
 if TYPE_CHECKING:
     from hf_mps.finetune.data import Rows
     from hf_mps.finetune.models.checkpoint import Checkpoint
     from hf_mps.finetune.task import Prepared
 
-__all__ = ["ARGUMENTS", "SETTLED", "Recipe", "columns", "prepare", "smoke_rows"]
+__all__ = ["ARGUMENTS", "SETTLED", "Recipe", "prepare", "smoke_rows"]
 
 LEAD = 3
 
@@ -56,7 +56,7 @@ def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Generated sentences, four to a document, of which the first is the summary."""
     from hf_mps.finetune import pairs
 
-    source, target = columns(recipe).values()
+    source, target = recipe.data.columns.roles().values()
     made: dict[str, list[dict[str, Any]]] = {}
     for split, rows in pairs.generate(rows_train=96, rows_dev=16, seed=recipe.seed).items():
         texts = [f"{row['sentence1']} {row['sentence2']}" for row in rows]

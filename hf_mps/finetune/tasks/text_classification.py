@@ -28,19 +28,12 @@ AUTO_CLASS = "AutoModelForSequenceClassification"
 FEATURES = 2
 
 
-class Columns(recipes.Section):
+class Columns(recipes.Columns):
     """The columns of the data by their roles; `text_pair` only where there is a second text."""
 
     text: str = "text"
     text_pair: str | None = None
     label: str = "label"
-
-    @model_validator(mode="after")
-    def _apart(self) -> Columns:
-        named = [column for column in (self.text, self.text_pair, self.label) if column]
-        if len(set(named)) < len(named):
-            raise ValueError(f"names one column for two roles ({', '.join(named)}); give each role a column of its own")
-        return self
 
 
 class Data(recipes.Data):
@@ -63,12 +56,6 @@ class Recipe(lengths.Padded):
         if self.problem_type == "regression" and self.data.labels:
             raise ValueError("has data.labels beside problem_type: regression; leave one of them out")
         return self
-
-
-def columns(recipe: Recipe) -> dict[str, str]:
-    """The role of each column that the task reads."""
-    named = recipe.data.columns
-    return {"text": named.text, **({"text_pair": named.text_pair} if named.text_pair else {}), "label": named.label}
 
 
 def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -110,9 +97,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     length = lengths.decide(recipe, counts["train"], longest, others=itertools.chain(*counts.values()))
     model, told = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
     return Prepared(
-        train=features["train"],
-        validation=features["validation"],
-        further={split: features[split] for split in features if split not in sources.SPLITS},
+        splits=features,
         model=model,
         processing_class=tokenizer,
         collator=length.value.collator(transformers.DataCollatorWithPadding(tokenizer), tokenizer),

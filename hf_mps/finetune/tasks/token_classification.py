@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
@@ -35,17 +35,11 @@ tagger = pipeline("token-classification", model=".", aggregation_strategy="simpl
 print(tagger("Ada Lovelace lived in London."))"""
 
 
-class Columns(recipes.Section):
+class Columns(recipes.Columns):
     """The columns of the data by their roles: lists of words, and of as many tags."""
 
     words: str = "tokens"
     tags: str = "ner_tags"
-
-    @model_validator(mode="after")
-    def _apart(self) -> Columns:
-        if self.words == self.tags:
-            raise ValueError(f"names one column for two roles ({self.words}); give each role a column of its own")
-        return self
 
 
 class Data(recipes.Data):
@@ -61,11 +55,6 @@ class Recipe(lengths.Padded):
     task: Literal["token-classification"]
     data: Data
     config_overrides: dict[str, Any] = Field(default_factory=dict)
-
-
-def columns(recipe: Recipe) -> dict[str, str]:
-    """The role of each column that the task reads."""
-    return {"words": recipe.data.columns.words, "tags": recipe.data.columns.tags}
 
 
 def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -105,9 +94,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     truths = {split: _truths(features[split], found) for split in ("train", "validation")}
     collator = transformers.DataCollatorForTokenClassification(tokenizer)
     return Prepared(
-        train=inputs["train"],
-        validation=inputs["validation"],
-        further={split: inputs[split] for split in inputs if split not in sources.SPLITS},
+        splits=inputs,
         model=model,
         processing_class=tokenizer,
         collator=length.value.collator(collator, tokenizer),

@@ -10,14 +10,14 @@ from pydantic import model_validator
 from hf_mps.errors import UserError, nearest
 from hf_mps.finetune import recipe as recipes
 from hf_mps.finetune.models import seq2seq
-from hf_mps.finetune.models.seq2seq import ARGUMENTS, SETTLED, columns
+from hf_mps.finetune.models.seq2seq import ARGUMENTS, SETTLED
 
 if TYPE_CHECKING:
     from hf_mps.finetune.data import Rows
     from hf_mps.finetune.models.checkpoint import Checkpoint
     from hf_mps.finetune.task import Prepared
 
-__all__ = ["ARGUMENTS", "SETTLED", "Recipe", "columns", "prepare", "smoke_rows"]
+__all__ = ["ARGUMENTS", "SETTLED", "Recipe", "prepare", "smoke_rows"]
 
 
 class Data(recipes.Data):
@@ -43,7 +43,7 @@ class Recipe(seq2seq.Recipe):
 
 def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
     """Make features, model, collator and metrics. Raises UserError for what cannot be used."""
-    source, target = (name.rpartition(".")[2] for name in columns(recipe).values())
+    source, target = (name.rpartition(".")[2] for name in recipe.data.columns.roles().values())
     kind = seq2seq.Kind(
         pipeline_tag="translation",
         metrics=("sacrebleu", "chrf", "bleu"),
@@ -95,7 +95,7 @@ def _number(tokenizer: Any, key: str, name: str) -> int:
 
 def _nested(recipe: Recipe, source: str, target: str) -> dict[str, Any]:
     row: dict[str, Any] = {}
-    for column, text in zip(columns(recipe).values(), (source, target), strict=True):
+    for column, text in zip(recipe.data.columns.roles().values(), (source, target), strict=True):
         *outer, last = column.split(".")
         here = row
         for name in outer:

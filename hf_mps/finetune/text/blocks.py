@@ -24,7 +24,7 @@ FEATURES = 1
 JOINED = 10_000
 
 
-class Columns(recipes.Section):
+class Columns(recipes.Columns):
     """The column that holds the texts."""
 
     text: str = "text"

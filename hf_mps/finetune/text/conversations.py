@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ALPACA = ("instruction", "input", "output", "system")
 
 
-class Columns(recipes.Section):
+class Columns(recipes.Columns):
     """Either `messages`, or `instruction` and `output` with, where the data has them, `input` and `system`."""
 
     messages: str | None = None
