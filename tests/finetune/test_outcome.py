@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,17 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from left import predictions, results
 from tiny import Command
 
 from hf_mps.finetune.tasks import text_classification
 
 PNG = b"\x89PNG\r\n\x1a\n"
-
-
-def results(run: Path) -> dict[str, Any]:
-    """What results.json says."""
-    content: dict[str, Any] = json.loads((run / "results.json").read_text(encoding="utf-8"))
-    return content
 
 
 @pytest.fixture
@@ -56,8 +50,7 @@ def test_predictions_and_pictures_are_written_and_named_everywhere(
     ended = finetune("my.yaml")
     assert (ended.code, ended.err) == (0, "")
     run = desk / "runs" / "my"
-    with (run / "predictions.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = predictions(run)
     assert len(rows) == len(seen) == 16
     assert {row["label"] for row in rows} == {"0", "1"}
     assert json.loads(rows[0]["words"]) == ["a", "b, c"]

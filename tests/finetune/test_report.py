@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,17 +10,10 @@ from typing import Any
 
 import pytest
 import transformers.modeling_utils  # first of all: importing it sets a variable, which no test may do
+from left import results
 from records import a_record, history
 
 from hf_mps.finetune import report
-
-
-def results(folder: Path) -> dict[str, Any]:
-    def refuse(word: str) -> None:
-        raise AssertionError(f"{word} is not JSON")
-
-    content: dict[str, Any] = json.loads((folder / "results.json").read_text("utf-8"), parse_constant=refuse)
-    return content
 
 
 def test_a_run_leaves_three_files_and_nothing_else(tmp_path: Path) -> None:

@@ -8,13 +8,8 @@ from typing import Any
 
 import pytest
 import tiny
+from left import results
 from tiny import Command
-
-
-def results(folder: Path) -> dict[str, Any]:
-    """What results.json says."""
-    content: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    return content
 
 
 def test_a_run_trains_on_mps_and_leaves_its_files(desk: Path, finetune: Command) -> None:
@@ -161,7 +156,7 @@ def test_other_formats_train_as_the_csv_does(desk: Path, finetune: Command, kind
         elif kind == "json":
             path.write_text(json.dumps(rows), encoding="utf-8")
         elif kind == "jsonl":
-            path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+            tiny.write_jsonl(path, rows)
         else:
             datasets.Dataset.from_list(rows).to_parquet(path)
     assert finetune("my.yaml", "output_dir=csv").code == 0

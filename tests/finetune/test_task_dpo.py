@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 import workshop
 
 from hf_mps.errors import UserError
@@ -38,7 +39,7 @@ def pairs(folder: Path) -> dict[str, Any]:
         }
         for number in range(10)
     ]
-    file = workshop.jsonl(folder / "pairs.jsonl", rows)
+    file = str(tiny.write_jsonl(folder / "pairs.jsonl", rows))
     return {"files": {"train": file, "validation": file}, "columns": {"prompt": "question"}}
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import tiny
+from left import predictions, results
 from tiny import Command
 
 from hf_mps.finetune.media import images
@@ -75,11 +76,6 @@ def photos(desk: Path, vit: Path) -> Path:
     return desk
 
 
-def results(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    return content
-
-
 def test_a_folder_of_images_trains_on_mps_and_the_snippet_of_the_card_runs(photos: Path, finetune: Command) -> None:
     ended = finetune("my.yaml", "training.num_train_epochs=4")
     assert (ended.code, ended.err) == (0, "")
@@ -90,8 +86,7 @@ def test_a_folder_of_images_trains_on_mps_and_the_snippet_of_the_card_runs(photo
     assert said["fallback"] == []
     assert said["choices"]["images"]["value"] == "height 16, width 16 pixels"
     assert said["choices"]["augmentation"]["value"] == "8% to 100% of the area, mirrored in 50%"
-    with (photos / "runs/my/predictions.csv").open(encoding="utf-8", newline="") as file:
-        lines = list(csv.DictReader(file))
+    lines = predictions(photos / "runs/my")
     assert [(Path(line["image"]).name, line["label"], line["prediction"]) for line in lines] == [
         (f"{number}.png", colour, colour) for colour in COLOURS for number in range(12, 16)
     ]

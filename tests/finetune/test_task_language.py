@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 import workshop
 
 from hf_mps.errors import UserError
@@ -211,7 +212,7 @@ def test_what_cannot_be_is_refused(models: Path, files: dict[str, Any], values: 
 
 
 def test_an_empty_text_is_refused(models: Path, tmp_path: Path, files: dict[str, Any]) -> None:
-    path = workshop.jsonl(tmp_path / "gap.jsonl", [{"text": "a"}, {"text": None}])
+    path = str(tiny.write_jsonl(tmp_path / "gap.jsonl", [{"text": "a"}, {"text": None}]))
     data = {"files": {"train": path, "validation": files["files"]["validation"]}}
     with pytest.raises(UserError, match=r"gap\.jsonl: row 2 has no text; allowed: a text in every row"):
         workshop.prepare(task="causal-lm", model=str(workshop.model(models, "qwen3")), data=data, max_length=40)

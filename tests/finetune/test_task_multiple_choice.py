@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
+from left import predictions, results
 from tiny import Command
 
 RECIPE = """# Choose the place.
@@ -36,22 +36,13 @@ def rows(count: int, offset: int = 0) -> list[dict[str, Any]]:
     return made
 
 
-def write(path: Path, lines: list[dict[str, Any]]) -> None:
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
-
-
 @pytest.fixture
 def choosing(desk: Path) -> Path:
     """The desk with a recipe that chooses, and its rows."""
-    write(desk / "train.jsonl", rows(48))
-    write(desk / "dev.jsonl", rows(18, 48))
+    tiny.write_jsonl(desk / "train.jsonl", rows(48))
+    tiny.write_jsonl(desk / "dev.jsonl", rows(18, 48))
     (desk / "my.yaml").write_text(RECIPE, encoding="utf-8")
     return desk
-
-
-def results(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    return content
 
 
 def test_a_model_learns_to_choose_and_its_answers_are_written_down(choosing: Path, finetune: Command) -> None:
@@ -62,8 +53,7 @@ def test_a_model_learns_to_choose_and_its_answers_are_written_down(choosing: Pat
     assert said["baseline"]["metrics"] == {"accuracy": pytest.approx(1 / 3)}
     assert said["choices"]["choices"] == {"value": 3, "reason": "in every row of train.jsonl"}
     assert said["fallback"] == []
-    with (choosing / "runs/my/predictions.csv").open(encoding="utf-8", newline="") as file:
-        lines = list(csv.DictReader(file))
+    lines = predictions(choosing / "runs/my")
     dev = rows(18, 48)
     assert [(line["context"], json.loads(line["choices"]), int(line["label"])) for line in lines] == [
         (row["context"], row["choices"], row["label"]) for row in dev
@@ -101,7 +91,7 @@ def test_every_choice_of_a_batch_is_padded_to_one_length_of_the_list(choosing: P
     from hf_mps.finetune.tasks import multiple_choice
 
     longer = [{**row, "context": row["context"] + " it" * (number % 5)} for number, row in enumerate(rows(48))]
-    write(choosing / "train.jsonl", longer)
+    tiny.write_jsonl(choosing / "train.jsonl", longer)
     made = order.load("my.yaml")
     found = data.load(made.recipe.data, made.recipe.data.columns.roles(), 1)
     prepared = multiple_choice.prepare(made.recipe, found, checkpoint.resolve("model"), "mps")
@@ -133,7 +123,7 @@ def test_rows_that_do_not_fit_are_refused_by_their_number(
 ) -> None:
     made = rows(18, 48)
     made[2] |= change
-    write(choosing / "dev.jsonl", made)
+    tiny.write_jsonl(choosing / "dev.jsonl", made)
     assert finetune("my.yaml") == (2, "", f"hf-mps: {line}\n")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
 import random
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import tiny
+from left import predictions, results
 from tiny import Command
 
 from hf_mps.errors import UserError
@@ -48,27 +48,13 @@ def rows(count: int, seed: int = 0, nothing: bool = False) -> list[dict[str, Any
     return made
 
 
-def write(path: Path, lines: list[dict[str, Any]]) -> None:
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
-
-
 @pytest.fixture
 def asking(desk: Path) -> Path:
     """The desk with a recipe that asks, and its rows."""
-    write(desk / "train.jsonl", rows(96))
-    write(desk / "dev.jsonl", rows(24, seed=1))
+    tiny.write_jsonl(desk / "train.jsonl", rows(96))
+    tiny.write_jsonl(desk / "dev.jsonl", rows(24, seed=1))
     (desk / "my.yaml").write_text(RECIPE, encoding="utf-8")
     return desk
-
-
-def results(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    return content
-
-
-def predictions(folder: Path) -> list[dict[str, str]]:
-    with (folder / "predictions.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_a_model_learns_to_answer_and_says_what_it_answered(asking: Path, finetune: Command) -> None:
@@ -100,8 +86,8 @@ def test_a_model_learns_to_answer_and_says_what_it_answered(asking: Path, finetu
 
 
 def test_questions_without_an_answer_are_learned_and_measured_apart(asking: Path, finetune: Command) -> None:
-    write(asking / "train.jsonl", rows(96, nothing=True))
-    write(asking / "dev.jsonl", rows(24, seed=1, nothing=True))
+    tiny.write_jsonl(asking / "train.jsonl", rows(96, nothing=True))
+    tiny.write_jsonl(asking / "dev.jsonl", rows(24, seed=1, nothing=True))
     ended = finetune("my.yaml", "training.num_train_epochs=2")
     assert (ended.code, ended.err) == (0, "")
     said = results(asking / "runs/my")
@@ -163,7 +149,7 @@ def test_a_row_that_cannot_be_asked_is_named(
 ) -> None:
     lines = rows(12)
     lines[0] |= change
-    write(asking / "train.jsonl", lines)
+    tiny.write_jsonl(asking / "train.jsonl", lines)
     ended = finetune("my.yaml")
     assert (ended.code, ended.err) == (2, f"hf-mps: {message}\n")
 
@@ -171,7 +157,7 @@ def test_a_row_that_cannot_be_asked_is_named(
 def test_a_question_without_an_answer_is_refused_where_the_recipe_says_that_there_are_none(
     asking: Path, finetune: Command
 ) -> None:
-    write(asking / "dev.jsonl", rows(4, nothing=True))
+    tiny.write_jsonl(asking / "dev.jsonl", rows(4, nothing=True))
     ended = finetune("my.yaml", "version_2_with_negative=false")
     message = "hf-mps: dev.jsonl: row 1 has no answer; allowed with version_2_with_negative=true\n"
     assert (ended.code, ended.err) == (2, message)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import numpy
 import pytest
 import tiny
+from left import predictions, results
 from tiny import Command
 
 from hf_mps.errors import UserError
@@ -73,16 +72,6 @@ def pairing(desk: Path) -> Path:
     tiny.write_csv(desk / "dev.csv", scored(18, 48))
     (desk / "my.yaml").write_text(SCORED, encoding="utf-8")
     return desk
-
-
-def results(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    return content
-
-
-def predictions(folder: Path) -> list[dict[str, str]]:
-    with (folder / "predictions.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_scored_pairs_are_learned_measured_and_saved_for_sentence_transformers(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 import workshop
 
 from hf_mps.errors import UserError
@@ -28,7 +29,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def translations(folder: Path) -> dict[str, Any]:
-    files = {split: workshop.jsonl(folder / f"{split}.jsonl", ROWS) for split in ("train", "validation")}
+    files = {split: str(tiny.write_jsonl(folder / f"{split}.jsonl", ROWS)) for split in ("train", "validation")}
     return {"files": files, "columns": {"source": "translation.en", "target": "translation.xx"}}
 
 
@@ -125,7 +126,7 @@ def test_labels_are_padded_with_what_no_loss_counts(models: Path, tmp_path: Path
 
 def test_the_baseline_of_a_summary_is_the_beginning_of_its_document(models: Path, tmp_path: Path) -> None:
     rows = [{"document": "One is. Two is! Three is? Four is.\nFive is.", "summary": "Two is."}] * 4
-    file = workshop.jsonl(tmp_path / "rows.jsonl", rows)
+    file = str(tiny.write_jsonl(tmp_path / "rows.jsonl", rows))
     data = {"files": {"train": file, "validation": file}}
     prepared = workshop.prepare(task="summarization", model=str(workshop.model(models, "t5")), data=data, max_length=32)
     assert prepared.baseline is not None

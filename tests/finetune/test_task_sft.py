@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 import workshop
 
 from hf_mps.errors import UserError
@@ -34,8 +35,8 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def chats(folder: Path, conversations: Any = CHATS) -> dict[str, Any]:
-    train = workshop.jsonl(folder / "train.jsonl", [{"messages": one} for one in conversations])
-    validation = workshop.jsonl(folder / "validation.jsonl", [{"messages": one} for one in CHATS[:4]])
+    train = str(tiny.write_jsonl(folder / "train.jsonl", [{"messages": one} for one in conversations]))
+    validation = str(tiny.write_jsonl(folder / "validation.jsonl", [{"messages": one} for one in CHATS[:4]]))
     return {"files": {"train": train, "validation": validation}}
 
 
@@ -53,9 +54,9 @@ def test_labels_are_the_assistants_words_and_nothing_else(place: str, tmp_path: 
 
 def test_an_alpaca_row_and_the_same_conversation_are_one(place: str, tmp_path: Path) -> None:
     asked, given, answer = "Add.", "2, 2", "It is 4."
-    alpaca = workshop.jsonl(tmp_path / "a.jsonl", [{"question": asked, "input": given, "answer": answer}] * 2)
+    alpaca = str(tiny.write_jsonl(tmp_path / "a.jsonl", [{"question": asked, "input": given, "answer": answer}] * 2))
     said = [{"from": "human", "value": f"{asked}\n\n{given}"}, {"from": "gpt", "value": answer}]
-    shared = workshop.jsonl(tmp_path / "s.jsonl", [{"conversations": said}] * 2)
+    shared = str(tiny.write_jsonl(tmp_path / "s.jsonl", [{"conversations": said}] * 2))
     named = {"instruction": "question", "input": "input", "output": "answer"}
     one, other = (
         workshop.prepare(

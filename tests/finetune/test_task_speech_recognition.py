@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 
 import numpy
 import pytest
+import tiny
+from left import predictions, results
 from tiny import Command
 
 from hf_mps.errors import UserError
@@ -71,14 +72,9 @@ def hearing(desk: Path, ear: Path) -> Path:
     made = speech_recognition.smoke_rows(names, sounds)  # type: ignore[arg-type]
     for split, name in (("train", "train"), ("validation", "dev")):
         lines = [row | {"audio": f"sounds/{Path(row['audio']).name}"} for row in made[split]]
-        (desk / f"{name}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+        tiny.write_jsonl(desk / f"{name}.jsonl", lines)
     (desk / "my.yaml").write_text(RECIPE, encoding="utf-8")
     return desk
-
-
-def results(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    return content
 
 
 def test_a_run_falls_back_with_exactly_the_operators_that_its_recipe_names(hearing: Path, finetune: Command) -> None:
@@ -94,8 +90,7 @@ def test_a_run_falls_back_with_exactly_the_operators_that_its_recipe_names(heari
     assert said["choices"]["vocabulary"]["value"] == "abcd"
     assert said["choices"]["feature_encoder"]["value"] == "frozen"
     # Rows lie beside the csv or jsonl that names them, and each has a line.
-    with (hearing / "runs/my/predictions.csv").open(encoding="utf-8", newline="") as file:
-        lines = list(csv.DictReader(file))
+    lines = predictions(hearing / "runs/my")
     given = [json.loads(line)["text"] for line in (hearing / "dev.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [line["truth"] for line in lines] == given
     assert [float(line["seconds"]) for line in lines] == [round(len(text) * 0.1, 2) for text in given]
@@ -195,7 +190,7 @@ def test_a_row_that_cannot_be_heard_is_named(
 ) -> None:
     lines = [json.loads(line) for line in (hearing / "train.jsonl").read_text(encoding="utf-8").splitlines()]
     lines[0] |= change
-    (hearing / "train.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    tiny.write_jsonl(hearing / "train.jsonl", lines)
     ended = finetune("my.yaml")
     assert (ended.code, ended.err) == (2, f"hf-mps: {message}\n")
 

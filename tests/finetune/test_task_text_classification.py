@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny
+from left import predictions, results
 from tiny import Command
 
 from hf_mps.finetune.models import verdicts
-
-
-def results(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    return content
-
-
-def lines(folder: Path) -> list[dict[str, str]]:
-    with (folder / "predictions.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_predictions_hold_inputs_truth_answer_and_its_probability(desk: Path, finetune: Command) -> None:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     assert finetune("my.yaml").code == 0
-    found = lines(desk / "runs/my")
+    found = predictions(desk / "runs/my")
     dev = tiny.rows(16, 48)
     assert [(line["text"], line["text_pair"], line["label"]) for line in found] == [
         (row["first"], row["second"], str(row["label"])) for row in dev
@@ -48,7 +36,7 @@ def test_values_are_predicted_as_numbers_and_drawn_over_the_truth(desk: Path, fi
     for name, rows in (("train", tiny.rows(48)), ("dev", tiny.rows(16, 48))):
         tiny.write_csv(desk / f"{name}.csv", [{**row, "label": f"{2.5 * row['label']:.3f}"} for row in rows])
     assert finetune("my.yaml", "metrics=glue/stsb").code == 0
-    found = lines(desk / "runs/my")
+    found = predictions(desk / "runs/my")
     assert set(found[0]) == {"text", "text_pair", "label", "prediction"}
     assert [float(line["label"]) for line in found] == [2.5 * row["label"] for row in tiny.rows(16, 48)]
     assert (desk / "runs/my/values.png").read_bytes().startswith(b"\x89PNG")
@@ -66,7 +54,7 @@ def test_two_validation_splits_are_both_measured_as_mnli_has_them(desk: Path, fi
     # The same texts with every label turned round.
     assert said["metrics"]["mismatched_accuracy"] == pytest.approx(1 - said["metrics"]["accuracy"])
     assert said["choices"]["data"]["value"] == "48 + 16 + 16 rows"
-    assert len(lines(desk / "runs/my")) == 16
+    assert len(predictions(desk / "runs/my")) == 16
 
 
 def test_a_promise_of_a_further_split_is_kept_or_refused(desk: Path, finetune: Command) -> None:

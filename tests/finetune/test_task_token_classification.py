@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import random
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 import tiny
+from left import predictions, results
 from tiny import Command
 
 from hf_mps.finetune.text import words
@@ -39,22 +39,13 @@ def rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
     return made
 
 
-def write(path: Path, lines: list[dict[str, Any]]) -> None:
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
-
-
 @pytest.fixture
 def tagging(desk: Path) -> Path:
     """The desk with a recipe that tags, and its rows."""
-    write(desk / "train.jsonl", rows(48))
-    write(desk / "dev.jsonl", rows(16, seed=1))
+    tiny.write_jsonl(desk / "train.jsonl", rows(48))
+    tiny.write_jsonl(desk / "dev.jsonl", rows(16, seed=1))
     (desk / "my.yaml").write_text(RECIPE, encoding="utf-8")
     return desk
-
-
-def results(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    return content
 
 
 def test_a_model_learns_the_tags_and_every_kind_of_name_is_measured(tagging: Path, finetune: Command) -> None:
@@ -76,8 +67,7 @@ def test_a_model_learns_the_tags_and_every_kind_of_name_is_measured(tagging: Pat
 
 def test_predictions_have_a_line_for_each_word_of_the_dev_set(tagging: Path, finetune: Command) -> None:
     assert finetune("my.yaml").code == 0
-    with (tagging / "runs/my/predictions.csv").open(encoding="utf-8", newline="") as file:
-        lines = list(csv.DictReader(file))
+    lines = predictions(tagging / "runs/my")
     given = [
         (str(number + 1), word, tag)
         for number, row in enumerate(rows(16, seed=1))
@@ -107,7 +97,7 @@ def test_tags_of_single_words_are_measured_by_word(tagging: Path, finetune: Comm
 
 
 def test_a_split_beside_the_two_is_measured_once_at_the_end(tagging: Path, finetune: Command) -> None:
-    write(tagging / "test.jsonl", rows(8, seed=2))
+    tiny.write_jsonl(tagging / "test.jsonl", rows(8, seed=2))
     ended = finetune("my.yaml", "data.files.test=test.jsonl", "expect.test_overall_f1=0.9")
     assert (ended.code, ended.err) == (0, "")
     said = results(tagging / "runs/my")
@@ -132,8 +122,7 @@ def test_words_that_are_cut_off_are_told_of_and_left_without_an_answer(tagging: 
     said = results(tagging / "runs/my")["choices"]["words_left_out"]
     of_train, of_dev = (sum(len(row["tokens"]) for row in made) for made in (rows(48), rows(16, seed=1)))
     assert said["value"] == f"{cut} of {of_train} train words, {dev} of {of_dev} validation words"
-    with (tagging / "runs/my/predictions.csv").open(encoding="utf-8", newline="") as file:
-        lines = list(csv.DictReader(file))
+    lines = predictions(tagging / "runs/my")
     assert sum(line["prediction"] == "" for line in lines) == dev
     assert len(lines) == of_dev
 
@@ -154,7 +143,7 @@ def test_ids_are_named_by_the_data_set_or_the_recipe(tagging: Path, finetune: Co
     assert choice == {"value": "4 tags: O, B-ANIMAL, I-ANIMAL, B-PLACE", "reason": "the data set names them"}
     for name in ("train", "dev"):
         made = rows(48) if name == "train" else rows(16, seed=1)
-        write(
+        tiny.write_jsonl(
             tagging / f"{name}.jsonl",
             [{**row, "ner_tags": [names.index(tag) for tag in row["ner_tags"]]} for row in made],
         )
@@ -184,7 +173,7 @@ def test_rows_that_do_not_fit_are_refused_by_their_number(
 ) -> None:
     made = rows(16, seed=1)
     made[2] = {"tokens": ["it", "is"], "ner_tags": ["O", "O"]} | change
-    write(tagging / "dev.jsonl", made)
+    tiny.write_jsonl(tagging / "dev.jsonl", made)
     assert finetune("my.yaml") == (2, "", f"hf-mps: {line}\n")
 
 

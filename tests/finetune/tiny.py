@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,6 +74,12 @@ def rows(count: int, offset: int = 0) -> list[dict[str, Any]]:
             }
         )
     return made
+
+
+def write_jsonl(path: Path, lines: Iterable[Mapping[str, Any]]) -> Path:
+    """Write rows as JSON lines, and return the path."""
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    return path
 
 
 def write_csv(path: Path, lines: Iterable[Mapping[str, Any]], delimiter: str = ",") -> Path:

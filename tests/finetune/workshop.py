@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +17,6 @@ TEXTS = (
     "The sun was warm, so they sat on the grass and had a nap.",
     "He said: I like my new toy car, do you want to see it?",
 )
-
-
-def jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> str:
-    """Write rows as JSON lines, and return the path as a recipe has it."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
 
 
 def recipe(**values: Any) -> Any:
