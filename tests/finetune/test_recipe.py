@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,15 @@ def test_a_malformed_recipe_is_refused(tmp_path: Path, content: str, line: str |
 def test_data_has_exactly_one_source(tmp_path: Path, data: dict[str, Any], problem: str | None) -> None:
     problem = problem or "data.columns names one column for two roles (a, a); give each role a column of its own"
     assert refused(tmp_path, {**PLAIN, "data": data}).partition(": ")[2] == problem
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in catalogue.entries()])
+def test_two_roles_never_share_a_column_whatever_the_task(name: str) -> None:
+    roles = orders.load(name).recipe.data.columns.roles()
+    first, *others = [role for role in roles if not role.startswith("choice_")]
+    for other in others:
+        with pytest.raises(UserError, match=rf"names one column for two roles \(.*{re.escape(roles[first])}.*\)"):
+            orders.load(name, [f"data.columns.{other}={roles[first]}"])
 
 
 def test_values_are_yaml_1_2(tmp_path: Path) -> None:
