@@ -29,6 +29,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from hf_mps.files import write_atomic
+
 HERE = Path(__file__).resolve()
 # The recipes' rows in a folder such as ../shared/data: overrides, {} the folder.
 GLUE = ("data.files.train={{}}/glue_{0}/train.csv", "data.files.validation={{}}/glue_{0}/dev.csv")
@@ -82,7 +84,7 @@ class Kept:
         with self._lock:
             self._figures[self._name(of)] = {**of, "machine": platform.platform(), "metrics": metrics}
             if self._file:
-                self._file.write_text(json.dumps(self._figures, indent=2) + "\n", encoding="utf-8")
+                write_atomic(self._file, json.dumps(self._figures, indent=2) + "\n")
 
     @staticmethod
     def _name(of: dict[str, Any]) -> str:
@@ -97,7 +99,7 @@ def trained(recipe: str, words: list[str], said: argparse.Namespace, kept: Kept)
         of = {"side": side, "device": device, "recipe": recipe, "words": [*words, f"seed={seed}"]}
         metrics = kept.get(of)
         if metrics is None:
-            metrics = spawned(side, recipe, of["words"], said)
+            metrics = spawned(side, device, recipe, of["words"], said)
             kept.put(of, metrics)
         return metrics
 
@@ -149,16 +151,16 @@ def where(recipe: str, model: str | None, folder: Path | None) -> list[str]:
     return words
 
 
-def spawned(side: str, recipe: str, words: list[str], said: argparse.Namespace) -> dict[str, float]:
-    """One training in a process of its own."""
+def spawned(side: str, device: str, recipe: str, words: list[str], said: argparse.Namespace) -> dict[str, float]:
+    """One training on `device` in a process of its own."""
     variables = os.environ | {"OMP_NUM_THREADS": str(said.threads), "TOKENIZERS_PARALLELISM": "false"}
     if said.model and said.data:
         variables["HF_HUB_OFFLINE"] = "1"
-    variables |= {"HF_MPS": "0"} if side == "stock" else ours(said.device)
+    variables |= {"HF_MPS": "0"} if side == "stock" else ours(device)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="compare-stock-") as folder:
         file = Path(folder) / "metrics.json"
-        command = [sys.executable, str(HERE), "--device", said.device, "--one", side, str(file), recipe, *words]
+        command = [sys.executable, str(HERE), "--device", device, "--one", side, str(file), recipe, *words]
         done = subprocess.run(command, env=variables, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode or not file.is_file():
             raise SystemExit(f"{side} {recipe} {' '.join(words)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")

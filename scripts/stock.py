@@ -38,7 +38,7 @@ def train(recipe: Recipe, output: Path, *, cuda: bool = False) -> dict[str, floa
     `train_seconds` stands among them.
     """
     sides = {"text-classification": classification, "question-answering": question_answering}
-    rows = data.load(recipe.data, recipe.data.columns.roles(), recipe.seed)
+    rows = data.load(recipe.data, recipe.seed)
     set_seed(recipe.seed)
     return sides[recipe.task](recipe, rows, resolve(recipe.model).place, arguments(recipe, output, cuda))
 

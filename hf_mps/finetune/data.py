@@ -58,13 +58,14 @@ def refuse_unread(rows: Mapping[str, Rows], read: Collection[str], task: str) ->
             raise UserError(f"data names a split {split}, which {task} does not measure; allowed: {', '.join(SPLITS)}")
 
 
-def load(data: recipes.Data, columns: Mapping[str, str], seed: int) -> dict[str, Rows]:
-    """Return the rows of `train`, `validation` and any further split, with `columns` ({role: column}) renamed.
+def load(data: recipes.Data, seed: int) -> dict[str, Rows]:
+    """Return the rows of `train`, `validation` and any further split, with its columns renamed to their roles.
 
     Columns keep their types: lists and dicts of JSON, Parquet and the hub arrive as they are, and `translation.en`
     names a key of a column of dicts. A csv is text throughout. Images and sound are not decoded, see `Rows.content`.
     Raises UserError for what cannot be read, a column that is not there (naming those that are), a split without rows.
     """
+    columns = data.columns.roles()
     found = {split: _narrow(sources.read(data, split, seed), columns) for split in wanted(data)}
     if data.hold_out:
         found |= _held_out(found["train"], data.hold_out, seed, data.KEPT_TOGETHER)

@@ -106,7 +106,7 @@ def prepare(order: Order, source: checkpoint.Checkpoint) -> tuple[Choice[str], P
     refuse_impossible(order.recipe.training, device.value)
     task = tasks.module(order.recipe.task)
     set_seed(order.recipe.seed)  # the new layers of the model are drawn while it is loaded
-    rows = data.load(order.recipe.data, order.recipe.data.columns.roles(), order.recipe.seed)
+    rows = data.load(order.recipe.data, order.recipe.seed)
     prepared = task.prepare(order.recipe, rows, source, device.value)
     data.refuse_unread(rows, (*data.SPLITS, *prepared.further), order.recipe.task)
     expect.refuse_unmeasured(order, prepared.reported)
@@ -185,8 +185,6 @@ def header(order: Order, plan: Plan, verb: str = "finetune") -> None:
 
 def _table(order: Order, record: RunRecord, files: Sequence[Path]) -> None:
     """Print how the run ended, with the files that stay, its folder first, and the command that gives it to the hub."""
-    from hf_mps.finetune import smoke
-
     notes = []
     if record.fallback:
         names = [entry["operator"] for entry in record.fallback]
@@ -196,6 +194,10 @@ def _table(order: Order, record: RunRecord, files: Sequence[Path]) -> None:
         fallback.told()
     if order.smoke is None:
         notes.append(("to share", arguments.UPLOAD.format(shlex.quote(str(files[0])))))
+    else:
+        from hf_mps.finetune import smoke
+
+        files = files if smoke.kept(order) else ()
     progress.final_table(
         record.metrics,
         baseline=record.baseline.metrics if record.baseline else None,
@@ -205,7 +207,7 @@ def _table(order: Order, record: RunRecord, files: Sequence[Path]) -> None:
         samples_per_second=record.samples_per_second,
         peak_memory=record.peak_memory,
         notes=notes,
-        files=files if order.smoke is None or smoke.kept(order) else (),
+        files=files,
     )
 
 

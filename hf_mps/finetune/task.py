@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hf_mps.choice import Choice
+from hf_mps.finetune.data import SPLITS
 
 if TYPE_CHECKING:
     from hf_mps.finetune.metrics import Baseline
@@ -80,7 +81,7 @@ class Prepared:
     @property
     def further(self) -> dict[str, Any]:
         """The splits beside these two: measured once, after training, as `NAME_metric`."""
-        return {name: rows for name, rows in self.splits.items() if name not in ("train", "validation")}
+        return {name: rows for name, rows in self.splits.items() if name not in SPLITS}
 
     @property
     def reported(self) -> tuple[str, ...]:

@@ -122,7 +122,7 @@ def _prepare(recipe: Any, source: checkpoint.Checkpoint, device: str) -> Prepare
 
     task = tasks.module(recipe.task)
     set_seed(recipe.seed)
-    rows = data.load(recipe.data, recipe.data.columns.roles(), recipe.seed)
+    rows = data.load(recipe.data, recipe.seed)
     found: Prepared = task.prepare(recipe, rows, source, device)
     return found
 

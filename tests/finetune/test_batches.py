@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
+from left import results
 from test_lengths import recipe, rows
 from tiny import Command
 
@@ -78,7 +78,7 @@ def test_a_run_that_goes_on_in_the_middle_of_an_epoch_ends_with_the_same_weights
     saved = ("training.save_strategy=steps", "training.save_steps=5", "training.num_train_epochs=2")
     ended = finetune("my.yaml", "output_dir=whole", *saved, "training.save_total_limit=9")
     assert (ended.code, ended.err) == (0, "")
-    said = json.loads((desk / "whole/results.json").read_text(encoding="utf-8"))
+    said = results(desk / "whole")
     assert said["choices"]["sampling"]["value"] == "like length together"
     for step in (5, 15):
         on = f"training.resume_from_checkpoint=whole/checkpoint-{step}"
@@ -89,7 +89,7 @@ def test_a_run_that_goes_on_in_the_middle_of_an_epoch_ends_with_the_same_weights
 def test_one_key_switches_it_all_off(desk: Path, finetune: Command) -> None:
     tiny.write_csv(desk / "train.csv", rows(96))
     assert finetune("my.yaml", "speedups=false").code == 0
-    said = json.loads((desk / "runs/my/results.json").read_text(encoding="utf-8"))["choices"]
+    said = results(desk / "runs/my")["choices"]
     assert said["sampling"] == {"value": "random", "reason": "speedups is false in the recipe"}
     assert said["lengths"]["value"]["padding"] == "longest"
     assert said["lengths"]["reason"].startswith("speedups is false in the recipe: each batch to its own longest row; ")

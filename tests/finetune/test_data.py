@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import sklearn  # noqa: F401  sets KMP_ variables when it is first imported, which no single test is to answer for
+from pydantic import create_model
 
 from hf_mps.errors import UserError
 from hf_mps.finetune import data
-from hf_mps.finetune.recipe import Data
+from hf_mps.finetune.recipe import Columns, Data
 
 SQUAD = {
     "version": "1.1",
@@ -42,9 +43,10 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def loaded(said: dict[str, Any], columns: dict[str, str]) -> dict[str, data.Rows]:
-    made = Data.model_validate(said)
+    named = create_model("Named", __base__=Columns, **{role: (str, column) for role, column in columns.items()})
+    made = Data.model_validate(said).model_copy(update={"columns": named()})
     data.check(made)
-    return data.load(made, columns, seed=1)
+    return data.load(made, seed=1)
 
 
 def test_rows_inside_json_come_out_with_what_stands_around_them(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from left import results
 from tiny import Command
 
 
@@ -52,7 +53,7 @@ def test_a_plan_as_json_has_what_a_program_wants(desk: Path, finetune: Command, 
 def test_the_plan_is_the_runs_own_header(desk: Path, finetune: Command) -> None:
     said = json.loads(finetune("my.yaml", "--plan", "--json").out)["choices"]
     assert finetune("my.yaml").code == 0
-    ran = json.loads((desk / "runs/my/results.json").read_text(encoding="utf-8"))["choices"]
+    ran = results(desk / "runs/my")["choices"]
     assert {name: said[name] for name in ran} == ran
     assert set(said) - set(ran) == {"parameters", "memory", "operators"}
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
+from left import results
 from tiny import Command
 
 
@@ -13,7 +13,7 @@ from tiny import Command
 def test_the_quickstart_learns_on_mps(desk: Path, finetune: Command) -> None:
     ended = finetune("quickstart")
     assert (ended.code, ended.err) == (0, "")
-    said = json.loads((desk / "runs/quickstart/results.json").read_text(encoding="utf-8"))
+    said = results(desk / "runs/quickstart")
     assert said["device"]["value"] == "mps"
     assert said["device"]["reason"]
     assert said["metrics"]["f1"] >= 0.85

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import workshop
+from left import results
 from tiny import Command
 
 ALPACA = "data.columns={messages: null, instruction: instruction, input: input, output: output}"
@@ -57,7 +57,7 @@ def test_a_recipe_runs_on_ones_own_files(
         recipe, f"model={model}", f"data.train={shared_data / data}", *rows, *words, *steps, "output_dir=run"
     )
     assert (ended.code, ended.err) == (0, "")
-    said = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
+    said = results(tmp_path / "run")
     assert metric in said["metrics"]
     assert said["device"]["value"] == "mps"
     assert said["fallback"] == []

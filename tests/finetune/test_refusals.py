@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -167,7 +166,7 @@ def test_a_row_without_a_label(desk: Path, finetune: Command) -> None:
 def test_a_row_without_a_text(desk: Path, finetune: Command) -> None:
     rows = tiny.rows(16)
     rows[3]["first"] = None
-    (desk / "gap.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    tiny.write_jsonl(desk / "gap.jsonl", rows)
     ended = finetune("my.yaml", "data.files.train=gap.jsonl")
     assert (ended.code, ended.err) == (2, "hf-mps: gap.jsonl: row 4 has no text; allowed: a text in every row\n")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from left import results
 from tiny import Command
 
 from hf_mps.errors import UserError
@@ -43,7 +43,7 @@ def stop(monkeypatch: pytest.MonkeyPatch) -> Stop:
 
 def history(run: Path) -> list[dict[str, Any]]:
     """The losses and scores of a run, without timings."""
-    entries = json.loads((run / "results.json").read_text(encoding="utf-8"))["log_history"]
+    entries = results(run)["log_history"]
     kept = ("step", "loss", "eval_loss", "eval_f1", "learning_rate")
     return [{key: entry[key] for key in kept if key in entry} for entry in entries if "train_runtime" not in entry]
 
@@ -118,7 +118,7 @@ def test_a_handler_of_the_users_own_is_left_alone() -> None:
 def test_a_finished_run_is_told_of_and_not_repeated(desk: Path, finetune: Command) -> None:
     assert finetune("my.yaml").code == 0
     written = {path: path.stat().st_mtime_ns for path in (desk / "runs/my").rglob("*")}
-    score = json.loads((desk / "runs/my/results.json").read_text(encoding="utf-8"))["metrics"]["f1"]
+    score = results(desk / "runs/my")["metrics"]["f1"]
     ended = finetune("my.yaml")
     assert ended == (
         0,
@@ -162,10 +162,7 @@ def test_the_stored_recipe_runs_by_itself(desk: Path, finetune: Command) -> None
     assert orders.load(str(stored)).recipe.seed == 5
     ended = finetune(str(stored))
     assert (ended.code, ended.err) == (0, "")
-    metrics = [
-        json.loads((desk / f"runs/{name}/results.json").read_text(encoding="utf-8"))["metrics"]
-        for name in ("my", "recipe")
-    ]
+    metrics = [results(desk / f"runs/{name}")["metrics"] for name in ("my", "recipe")]
     assert metrics[0] == metrics[1]
 
 

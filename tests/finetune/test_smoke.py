@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from left import results
 from tiny import Command
 
 from hf_mps.fallback.ledger import ledger as fallback_ledger
@@ -45,7 +46,7 @@ def test_a_recipe_runs_from_end_to_end(
     assert ended.code == 0, ended.err
     assert f"a tiny {families.find(order.recipe).name}" in ended.out
     run = Path("run")
-    said: dict[str, Any] = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    said: dict[str, Any] = results(run)
     assert said["device"]["value"] == "mps"
     assert said["expectation"] is None
     assert said["choices"]["smoke"]["reason"].endswith("no score counts")

@@ -93,7 +93,7 @@ def test_every_choice_of_a_batch_is_padded_to_one_length_of_the_list(choosing: P
     longer = [{**row, "context": row["context"] + " it" * (number % 5)} for number, row in enumerate(rows(48))]
     tiny.write_jsonl(choosing / "train.jsonl", longer)
     made = order.load("my.yaml")
-    found = data.load(made.recipe.data, made.recipe.data.columns.roles(), 1)
+    found = data.load(made.recipe.data, 1)
     prepared = multiple_choice.prepare(made.recipe, found, checkpoint.resolve("model"), "mps")
     batch = prepared.collator([prepared.train[number] for number in range(4)])
     assert batch["input_ids"].shape == batch["attention_mask"].shape == (4, 3, 16)

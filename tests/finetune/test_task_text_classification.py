@@ -120,7 +120,7 @@ def test_texts_are_cut_to_max_length_with_their_special_tokens(desk: Path, finet
     from hf_mps.finetune.tasks import text_classification
 
     made = order.load("my.yaml", ["max_length=7"])
-    rows = data.load(made.recipe.data, made.recipe.data.columns.roles(), 1)
+    rows = data.load(made.recipe.data, 1)
     prepared = text_classification.prepare(made.recipe, rows, checkpoint.resolve("model"), "mps")
     assert {len(row) for row in prepared.train["input_ids"]} == {7}
     assert {(row[0], row[-1]) for row in prepared.train["input_ids"]} == {(2, 3)}  # [CLS] and [SEP]

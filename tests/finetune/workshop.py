@@ -35,7 +35,7 @@ def prepare(**values: Any) -> Prepared:
 
     made = recipe(**values)
     task = tasks.module(made.task)
-    rows = data.load(made.data, made.data.columns.roles(), made.seed)
+    rows = data.load(made.data, made.seed)
     prepared: Prepared = task.prepare(made, rows, checkpoint.resolve(made.model), hf_mps.device.choose().value)
     return prepared
 
