@@ -20,6 +20,7 @@ def run(
 ) -> None:
     """Audit what `words` name and print it in one form. Raises RunError (exit 1) where something was found."""
     from hf_mps import audit as room
+    from hf_mps import status
     from hf_mps.audit import report, script
 
     if sum((json, github, badge)) > 1:
@@ -31,7 +32,8 @@ def run(
     else:
         from hf_mps.target.find import find
 
-        found = room.audit(find(words[0], words[1:], task), torch_table)
+        with status.shown("tracing a training step …"):
+            found = room.audit(find(words[0], words[1:], task), torch_table)
     if json:
         print(report.for_programs(found))
     elif github:

@@ -30,9 +30,11 @@ def examine() -> dict[str, list[Finding]]:
 
 def run(*, json: bool = False) -> None:
     """Print the report. Raises RunError (exit 1), which counts the problems, where there is one."""
+    from hf_mps import status
     from hf_mps.doctor import report
 
-    found = examine()
+    with status.shown("looking at this machine …"):
+        found = examine()
     report.print_report(found, json=json)
     problems = [finding for findings in found.values() for finding in findings if finding.state == "problem"]
     if problems:

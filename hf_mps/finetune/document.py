@@ -94,7 +94,7 @@ def read(path: Path, *, lenient: bool = False) -> Document:
 
 
 def override(document: Document, arguments: Sequence[str]) -> None:
-    """Lay `key=value` arguments over `document`: dotted keys, split at the first "=", values read as YAML.
+    """Lay `key=value` arguments over `document`: dotted keys, split at the first "=", values read as flow YAML.
 
     Raises UserError for an argument without "=", a key said twice, a value that is no YAML, a key below a plain value.
     """
@@ -106,12 +106,17 @@ def override(document: Document, arguments: Sequence[str]) -> None:
             )
         if key in document.overridden:
             raise UserError(f"command line: {key} is given twice; give it once")
-        try:
-            value = yaml.load(text, Loader=_Loader)
-        except yaml.YAMLError as error:
-            raise UserError(f"command line: {key}: '{text}' is not valid YAML: {_problem(error)}") from error
-        _put(document.values, key, value)
+        _put(document.values, key, _value(key, text))
         document.overridden.add(key)
+
+
+def _value(key: str, text: str) -> Any:
+    """What `text` says as YAML. A mapping stands in braces: `translate English to German: ` is a text."""
+    try:
+        value = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise UserError(f"command line: {key}: '{text}' is not valid YAML: {_problem(error)}") from error
+    return text if isinstance(value, dict) and not text.lstrip().startswith("{") else value
 
 
 def _put(values: Values, key: str, value: Any) -> None:

@@ -140,7 +140,7 @@ def _cadence(said: dict[str, Any], steps: int, choices: dict[str, Choice[Any]]) 
     )
     # The filter replaces a NaN loss by the mean of the others, and waits for the device at every step to do so.
     settled["logging_nan_inf_filter"] = False
-    reason = "off: a loss that is no number stops the run, and no step waits for the device to look for one"
+    reason = "a NaN loss stops the run, and no step waits for the device to look for one"
     choices["logging_nan_inf_filter"] = Choice(
         said.get("logging_nan_inf_filter", False), _why(said, "logging_nan_inf_filter", reason)
     )

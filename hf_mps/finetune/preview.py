@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hf_mps import settings
+from hf_mps import settings, status
 from hf_mps.choice import Choice
 from hf_mps.errors import RunError, UserError
 from hf_mps.files import plain
@@ -41,8 +41,8 @@ def show(name: str, overrides: Sequence[str] = (), *, fresh: bool = False, as_js
     from hf_mps.finetune import training
     from hf_mps.finetune.quiet import no_bars
 
-    activate.activate()
-    with no_bars():
+    with status.shown("loading PyTorch, the rows and the model …"), no_bars():
+        activate.activate()
         device, prepared = runner.prepare(order, source)
         planned = runner.plan(order, device, prepared, place.path, place)
         training.arguments(planned.plan, prepared)
@@ -66,6 +66,7 @@ def show(name: str, overrides: Sequence[str] = (), *, fresh: bool = False, as_js
 
 def _foreseen(order: Order, prepared: Prepared, device: str) -> dict[str, Choice[Any]]:
     """What a run will need that only shows once it runs."""
+    status.now("tracing a training step …")
     trainable, frozen = _parameters(prepared.model)
     share = f"{trainable / max(1, trainable + frozen):.1%} of {type(prepared.model).__name__}'s are trained"
     return {

@@ -7,12 +7,12 @@ import re
 import shlex
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_mps import fallback, settings
+from hf_mps import fallback, settings, status
 from hf_mps.choice import Choice
 from hf_mps.errors import INTERRUPTED, RunError, UserError
 from hf_mps.finetune import arguments, data, expect, failures, folder, progress, stored, tasks
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from hf_mps.finetune.plan import Plan
     from hf_mps.finetune.report import RunRecord
     from hf_mps.finetune.task import Prepared
+
+
+# Names that would make the header's first column wider than all others do.
+SHORT_NAMES = {"logging_nan_inf_filter": "NaN filter"}
 
 
 class Interrupted(RunError):
@@ -59,9 +63,10 @@ def run(name: str, overrides: Sequence[str] = (), *, fresh: bool = False, smoke:
         from hf_mps import activate
         from hf_mps.finetune import smoke as smokes
 
-        activate.activate()
-        with smokes.order(order) as small:
-            results = train(small, keep=False)
+        with _loading(order):
+            activate.activate()
+            with smokes.order(order) as small:
+                results = train(small, keep=False)
         if not smokes.kept(small):
             print("smoke run ended well; its files are gone (output_dir=PATH keeps them)")
         return results
@@ -79,8 +84,8 @@ def train(order: Order, *, fresh: bool = False, keep: bool = True) -> dict[str, 
     from hf_mps.finetune import awake
     from hf_mps.finetune.quiet import no_bars
 
-    activate.activate()
-    with no_bars(), awake.held(), notice.told(progress.note), ExitStack() as held:
+    with _loading(order), no_bars(), awake.held(), notice.told(progress.note), ExitStack() as held:
+        activate.activate()
         with _told(order, None):
             device, prepared = prepare(order, source)
         output = held.enter_context(folder.claimed(place))
@@ -106,7 +111,9 @@ def prepare(order: Order, source: checkpoint.Checkpoint) -> tuple[Choice[str], P
     refuse_impossible(order.recipe.training, device.value)
     task = tasks.module(order.recipe.task)
     set_seed(order.recipe.seed)  # the new layers of the model are drawn while it is loaded
+    status.now("reading the rows …")
     rows = data.load(order.recipe.data, order.recipe.seed)
+    status.now("preparing the model and its features …")
     prepared = task.prepare(order.recipe, rows, source, device.value)
     data.refuse_unread(rows, (*data.SPLITS, *prepared.further), order.recipe.task)
     expect.refuse_unmeasured(order, prepared.reported)
@@ -159,6 +166,12 @@ def _train(planned: Planned, place: folder.Place, output: Path) -> RunRecord:
     return record
 
 
+def _loading(order: Order) -> AbstractContextManager[None]:
+    """What stands on the screen until the header does; a smoke run's own part of it is inside the recipe's."""
+    words = "loading PyTorch, the rows and the model …"
+    return status.shown(words, log="" if order.smoke else f"{order.name}: {words}")
+
+
 @contextmanager
 def _named(operators: Sequence[str]) -> Iterator[None]:
     """Let no warning be shown of operators that the recipe names; the ledger counts them all the same."""
@@ -177,7 +190,7 @@ def header(order: Order, plan: Plan, verb: str = "finetune") -> None:
     rows = []
     for name, choice in plan.shown().items():
         value = str(choice.value)
-        rows.append((name.replace("_", " "), words.get(value, value), choice.reason))
+        rows.append((SHORT_NAMES.get(name, name.replace("_", " ")), words.get(value, value), choice.reason))
     if order.recipe.expect:
         rows.append(("expected", expect.in_words(order), expect.applies(order).reason))
     progress.header(rows, title=f"hf_mps {verb} {order.name}")

@@ -25,12 +25,14 @@ def parity(
     """
 
     def work() -> None:
+        from hf_mps import status
         from hf_mps.errors import RunError
         from hf_mps.parity import parity as compare
         from hf_mps.parity import report
         from hf_mps.target.find import find
 
-        found, facts = compare(find(target, overrides or [], task), steps, rows)
+        with status.shown("training the same steps on the CPU and on the device …"):
+            found, facts = compare(find(target, overrides or [], task), steps, rows)
         print(report.for_programs(target, found, facts) if json else report.for_people(target, found, facts))
         if not found.same:
             raise RunError(f"parity: {report.verdict(found)}")

@@ -29,13 +29,15 @@ def plan(
     """
 
     def work() -> None:
+        from hf_mps import status
         from hf_mps.errors import RunError
         from hf_mps.plan import machine, report
         from hf_mps.plan import plan as make
         from hf_mps.target.find import find
 
         named = machine.named(memory) if memory is not None else None
-        found = make(find(target, overrides or [], task), named, length=length)
+        with status.shown("tracing a training step …"):
+            found = make(find(target, overrides or [], task), named, length=length)
         print(report.for_programs(found) if json else report.for_people(found))
         if found.verdict != "fits":
             size = report.gib(found.estimate.bytes)

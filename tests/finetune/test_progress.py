@@ -79,6 +79,18 @@ def test_an_evaluation_is_a_line_with_its_metrics_and_without_trainers_timings()
     ]
 
 
+def test_a_tagger_with_measures_for_every_class_gets_a_line_that_can_be_read() -> None:
+    out = Piped()
+    of_classes = {f"eval_{tag}_{what}": 0.5 for tag in ("LOC", "MISC", "ORG", "PER") for what in ("f1", "recall")}
+    run = Run(out, main_metric="overall_f1").begin().steps(115)
+    run.evaluate(1.0, eval_overall_recall=0.8, **of_classes, eval_overall_f1=0.9, eval_loss=0.61, epoch=1.0)
+    [line] = out.lines()
+    assert len(line) <= 160
+    # The measure that the run is judged by comes first, and those of single classes are what is left to the table.
+    assert line.startswith("eval 115/345  epoch  1.00  loss  0.6100    overall_f1 0.9000    overall_recall 0.8000")
+    assert "PER_recall" not in line
+
+
 def test_what_a_run_does_not_report_leaves_no_hole() -> None:
     out = Piped()
     Run(out, total=9, memory=lambda: None).begin().steps(1).log(loss=1.5)

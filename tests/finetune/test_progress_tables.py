@@ -52,19 +52,17 @@ def test_the_header_is_boxed_on_a_terminal(terminal: Terminal, monkeypatch: pyte
     ]
 
 
-def test_on_a_narrow_terminal_reasons_go_below_their_values(
+def test_on_a_narrow_terminal_each_reason_follows_its_value(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "44")
     header(HEADER[2:], title="run", stream=terminal)
     assert terminal.lines() == [
         "╭─ run ────────────────────────────────────╮",
-        "│ device  mps                              │",
-        "│         Metal answered the probe: an     │",
-        "│         allocation and a matrix product  │",
-        "│         came back right                  │",
-        "│ steps   345                              │",
-        "│         3 epochs of 115                  │",
+        "│ device  mps  Metal answered the probe:   │",
+        "│         an allocation and a matrix       │",
+        "│         product came back right          │",
+        "│ steps   345  3 epochs of 115             │",
         "╰──────────────────────────────────────────╯",
         "",
     ]

@@ -13,6 +13,7 @@ from functools import partial
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
+from hf_mps import extras
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
 from hf_mps.finetune.plan import BATCH
@@ -31,7 +32,7 @@ def library() -> Any:
     try:
         import soundfile
     except (ImportError, OSError) as error:  # OSError: a system without a wheel and without libsndfile
-        raise UserError("reading sound needs soundfile; next: pip install 'hf-mps[audio]'") from error
+        raise UserError(f"reading sound needs soundfile; next: {extras.install('audio')}") from error
     return soundfile
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hf_mps import extras
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
 from hf_mps.finetune.metrics import Baseline, Metrics
@@ -30,7 +31,7 @@ def library() -> Any:
         import sentence_transformers.sentence_transformer.losses  # version 6 has them there
     except ImportError as error:
         raise UserError(
-            "sentence-embeddings needs sentence-transformers 6; next: pip install 'hf-mps[embeddings]'"
+            f"sentence-embeddings needs sentence-transformers 6; next: {extras.install('embeddings')}"
         ) from error
     return sentence_transformers
 

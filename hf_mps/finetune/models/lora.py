@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from hf_mps import extras
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError, nearest
 from hf_mps.finetune import recipe as recipes
 
 ALL_LINEAR = "all-linear"
-INSTALL = "pip install 'hf-mps[lora]'"
 SHOWN = 8
 
 
@@ -38,7 +38,9 @@ def configuration(said: Lora, task_type: str) -> Any:
     try:
         from peft import LoraConfig
     except ImportError as error:
-        raise UserError(f"lora: peft is not installed; next: {INSTALL}, or lora=null to train every weight") from error
+        raise UserError(
+            f"lora: peft is not installed; next: {extras.install('lora')}, or lora=null to train every weight"
+        ) from error
     return LoraConfig(
         r=said.r,
         # peft only divides by it, and annotates it as an integer.

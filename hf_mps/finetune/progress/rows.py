@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from hf_mps.finetune.progress.words import GIB, clock
 
 GAP = "  "
+WIDEST = 160
+"""Columns of a line in a log file: a tagger has measures for each of its classes, the closing table lists them."""
 # Trainer adds these to every evaluation's log; they are no metric.
 NOT_METRICS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time", "jit_compilation_time")
 
@@ -85,7 +87,9 @@ def eval_fields(
     fields = [Field(_place("eval", step, total))]
     if isinstance(epoch := logs.get("epoch"), (int, float)):
         fields.append(Field(f"epoch {epoch:5.2f}", leave=2))
-    for name, value in evaluated(logs).items():
+    measures = evaluated(logs)
+    for name in sorted(measures, key=lambda name: (name != "loss", name != main_metric)):
+        value = measures[name]
         before = last.get(f"eval_{name}")
         earlier = float(before) if isinstance(before, (int, float)) else None
         if name == "loss":
@@ -115,7 +119,8 @@ def fit(fields: list[Field], width: int | None) -> list[Field]:
     """The fields that fit into `width` columns (None: no limit), the least wanted left out first."""
     kept = list(fields)
     while width is not None and len(line(kept)) > width and any(field.leave for field in kept):
-        kept.remove(min((field for field in kept if field.leave), key=lambda field: field.leave))
+        # Of fields that are wanted as little the last goes first: overall measures stand before those of a class.
+        kept.remove(min((field for field in reversed(kept) if field.leave), key=lambda field: field.leave))
     return kept
 
 

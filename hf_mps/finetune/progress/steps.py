@@ -174,7 +174,7 @@ class StepLines(TrainerCallback):  # type: ignore[misc]
         if not state.is_world_process_zero:
             return
         if self._console is None:
-            say(self._stream, rows.line(fields))
+            say(self._stream, rows.line(rows.fit(fields, rows.WIDEST)))
             return
         from rich.text import Text
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from hf_mps import status
 from hf_mps.finetune.progress.words import duration, memory, say, terminal
 
 if TYPE_CHECKING:
@@ -15,10 +16,13 @@ if TYPE_CHECKING:
     from hf_mps.finetune.report import Expectation
 
 Rows = list[tuple[str, ...]]
+WIDE = 100
+"""Columns from which on reasons have a column of their own; in a narrower terminal each follows its value."""
 
 
 def header(rows: Iterable[tuple[str, Any, str]], *, title: str = "hf_mps", stream: TextIO | None = None) -> None:
     """Print what a run has decided: each row is a name, its value and the reason (may be empty). Default: stdout."""
+    status.over()
     stream = stream or sys.stdout
     cells: Rows = [tuple(" ".join(str(cell).split()) for cell in row) for row in rows]
     if console := terminal(stream):
@@ -115,14 +119,14 @@ def _draw_header(console: Console, title: str, rows: Rows) -> None:
 
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
-    narrow = console.width < 72  # no room for a column of reasons: each goes below its value
+    narrow = console.width < WIDE
     grid.add_column(overflow="fold", max_width=None if narrow else console.width * 2 // 5)
     if not narrow:
         grid.add_column(style="dim", overflow="fold")
     for name, value, reason in rows:
         cells = [Text(name), Text(value, style="cyan")]  # Text, not str: a path may hold [brackets], rich's markup
         if narrow and reason:
-            cells[1].append(f"\n{reason}", style="dim default")
+            cells[1].append(f"  {reason}", style="dim default")
         grid.add_row(*cells, *([] if narrow else [Text(reason)]))
     console.print(Panel(grid, title=Text(title, style="bold"), title_align="left", border_style="dim", expand=False))
 

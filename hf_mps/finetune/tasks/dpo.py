@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from hf_mps import extras
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
 from hf_mps.finetune import recipe as recipes
@@ -66,7 +67,7 @@ class Recipe(language.Recipe):
 def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
     """Make features, model, collator and metrics. Raises UserError for what cannot be used, and without TRL."""
     if find_spec("trl") is None:
-        raise UserError("task dpo: trl is not installed; next: pip install 'hf-mps[preference]'")
+        raise UserError(f"task dpo: trl is not installed; next: {extras.install('preference')}")
     from trl.trainer.dpo_trainer import DataCollatorForPreference
 
     from hf_mps.finetune.models.preference_trainer import Arguments, PreferenceTrainer, measured
