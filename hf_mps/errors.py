@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from collections.abc import Callable, Iterable
 
@@ -36,11 +37,16 @@ def run_command(command: Callable[[], None], *, debug: bool = False) -> int:
     """
     try:
         command()
+        sys.stdout.flush()
     except (UserError, RunError) as error:
         if debug:
             raise
         print(f"hf-mps: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:  # `| head` has read what it wanted
+        # Python flushes stdout once more at exit, and would fail there (docs.python.org, "Note on SIGPIPE").
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     except KeyboardInterrupt:
         if debug:
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from hf_mps.cli import main
 Printed = pytest.CaptureFixture[str]
 
 WITHOUT_TORCH = """
+import subprocess
 import sys
 from hf_mps import autoload, settings
 from hf_mps.cli import main
@@ -117,3 +119,25 @@ def test_debug_shows_the_traceback() -> None:
 
     with pytest.raises(UserError):
         main(["finetune", "no-such-recipe", "--debug"])
+
+
+def test_a_reader_that_has_seen_enough_ends_a_list_without_a_word() -> None:
+    command = [sys.executable, "-m", "hf_mps.cli", "recipes", "keys", "glue/mrpc"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()  # as `| head` does, before anything is written
+        assert process.stderr.read() == ""
+
+
+def test_the_keys_of_a_recipe_and_of_its_task_are_listed_with_defaults(capsys: Printed) -> None:
+    assert main(["recipes", "keys", "glue/mrpc"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert main(["recipes", "keys", "text-classification"]) == 0
+    assert capsys.readouterr().out.splitlines() == lines
+    assert [line.split() for line in lines if line.startswith(("seed ", "training.learning_rate "))] == [
+        ["seed", "42", "whole", "number"],
+        ["training.learning_rate", "a", "number"],
+    ]
+    assert main(["recipes", "keys", "glue/mrcp"]) == 2
+    assert "did you mean 'glue/mrpc'?" in capsys.readouterr().err

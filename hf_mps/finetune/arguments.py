@@ -104,6 +104,15 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "list": (list,),
     "None": (type(None),),
 }
+# The same types in words, as the other keys of a recipe have them.
+WORDS = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "dict": "a section of keys, such as {a: b}",
+    "list": "a list, such as [a, b]",
+}
 
 
 def checkpointing() -> str:
@@ -124,12 +133,17 @@ def _installed(key: str) -> str:
 
 
 def problems(
-    training: Mapping[str, Any], source: Source | None = None, settled: Mapping[str, str] | None = None
+    training: Mapping[str, Any],
+    source: Source | None = None,
+    settled: Mapping[str, str] | None = None,
+    *,
+    task: str = "RECIPE",
 ) -> list[tuple[str, str]]:
     """What is wrong with a recipe's `training` section: pairs of a key and one clause; empty where all is well.
 
     `source` is the class whose fields are allowed (None: TrainingArguments), `settled` names fields that the task says
-    itself, each with where. Raises UserError where the library of `source` is not installed.
+    itself, each with where; `task` is whose keys a hint lists. Raises UserError where the library of `source` is not
+    installed.
     """
     source = source or TRAINING_ARGUMENTS
     known, elsewhere = fields(source), ELSEWHERE | dict(settled or {})
@@ -139,7 +153,7 @@ def problems(
             found.append((key, f"is not set here: {elsewhere[key]}"))
         elif (name := _installed(key)) not in known:
             allowed = [name for name in known if name not in elsewhere]
-            found.append((key, _unknown(key, allowed, source[1])))
+            found.append((key, _unknown(key, allowed, source[1], task)))
         elif RENAMED.get(key) in training:
             found.append((key, f"is the newer name of {RENAMED[key]}, which is here too; give one of them"))
         elif value is not None and (problem := _mismatch(known[name], value)):
@@ -147,10 +161,16 @@ def problems(
     return found
 
 
-def _unknown(key: str, allowed: list[str], kind: str) -> str:
+def _unknown(key: str, allowed: list[str], kind: str, task: str) -> str:
     if key in REMOVED:
         return f"was removed in transformers 5; in its place: {REMOVED[key]}"
-    return f"is no field of {kind}; allowed: its {len(allowed)} fields{nearest(key, allowed)}"
+    return f"is no field of {kind}; next, to see all: hf-mps recipes keys {task}{nearest(key, allowed)}"
+
+
+def in_words(field: Field) -> str:
+    """The kinds of values that a field takes, as a person says them; its annotation where it is a class of its own."""
+    names = types(ast.parse(field.annotation, mode="eval").body)
+    return " or ".join(WORDS[name] for name in names if name in WORDS) or field.annotation
 
 
 def _mismatch(field: Field, value: Any) -> str:
@@ -166,8 +186,7 @@ def _mismatch(field: Field, value: Any) -> str:
     fits = isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds)
     if fits or (value is False and "Literal" in names):
         return _out_of_range(field.name, value)
-    allowed = " or ".join(name for name in names if name in _TYPES and name != "None")
-    return f"is {value!r}; allowed: {', '.join(field.values) if field.values else allowed}"
+    return f"is {value!r}; allowed: {', '.join(field.values) or in_words(field)}"
 
 
 def _out_of_range(name: str, value: Any) -> str:

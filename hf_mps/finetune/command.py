@@ -158,6 +158,20 @@ def copy_recipe(
     return work
 
 
+@recipes.command("keys")
+def recipe_keys(recipe: RecipeName, debug: Debug = False) -> Work:
+    """List every key that a recipe may have, with its default and what it takes."""
+
+    def work() -> None:
+        from hf_mps.finetune import keys
+        from hf_mps.finetune.progress.tables import aligned
+
+        for line in aligned([(key.name, key.default, key.kind) for key in keys.of_recipe(recipe)]):
+            print(line)
+
+    return work
+
+
 @recipes.command("validate")
 def validate_recipes(
     recipe: Annotated[

@@ -108,6 +108,10 @@ def override(document: Document, arguments: Sequence[str]) -> None:
             raise UserError(f"command line: {key} is given twice; give it once")
         _put(document.values, key, _value(key, text))
         document.overridden.add(key)
+        # What the file said at this key, and below it, is not there any more.
+        document.lines = {
+            said: line for said, line in document.lines.items() if said != key and not said.startswith(f"{key}.")
+        }
 
 
 def _value(key: str, text: str) -> Any:

@@ -40,15 +40,18 @@ def training(task: str) -> list[Key]:
     source = getattr(module, "ARGUMENTS", None) or TRAINING_ARGUMENTS
     refused = arguments.ELSEWHERE | dict(getattr(module, "SETTLED", None) or {})
     return [
-        Key(f"training.{name}", ", ".join(field.values) or field.annotation, "")
+        Key(f"training.{name}", ", ".join(field.values) or arguments.in_words(field), "")
         for name, field in arguments.fields(source).items()
         if name not in refused
     ]
 
 
 def of_recipe(recipe: str) -> list[Key]:
-    """Every key that the recipe called `recipe` could be given. Raises UserError where there is no such recipe."""
-    task = document.read(catalogue.find(recipe).path).values.get("task")
+    """Every key that the recipe called `recipe`, or any of that task, could be given.
+
+    Raises UserError where there is neither such a recipe nor such a task.
+    """
+    task = recipe if recipe in tasks.names() else document.read(catalogue.find(recipe).path).values.get("task")
     if task not in tasks.names():
         raise UserError(f"{recipe} has no task")
     return [*of_task(task), *training(task)]
@@ -77,7 +80,7 @@ def _union(annotation: Any) -> list[Any]:
 
 def _words(annotation: Any) -> str:
     """A type in a person's words: `integer`, `list of text`, the values of a Literal."""
-    plain = {str: "text", int: "integer", float: "number", bool: "true or false", Any: "any"}
+    plain = {str: "text", int: "whole number", float: "number", bool: "true or false", Any: "any"}
     parts = []
     for one in _union(annotation):
         origin, inner = get_origin(one), get_args(one)

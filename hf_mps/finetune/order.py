@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import ValidationError
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError, nearest
 from hf_mps.finetune import arguments, catalogue, document, paths, tasks
 from hf_mps.finetune.document import Document, Values
+from hf_mps.finetune.problems import SHORT, Problem, in_words
 from hf_mps.finetune.recipe import SOURCES, Recipe
 
 # What the rows' source brings with it: dropped where the command line names another. A folder's columns have names of
 # their own too, those of the task.
 OF_A_SOURCE = ("rows", "labels", "hold_out")
 HELD_OUT = 0.1
-# The splits that the command line names without `files`.
-SHORT = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -37,18 +34,6 @@ class Order:
     changed: tuple[str, ...]
     words: tuple[str, ...] = ()
     smoke: Choice[str] | None = None
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A mistake: who said it (`my.yaml:3`, `command line`), the dotted key, and what is wrong with it."""
-
-    where: str
-    key: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.key} {self.text}" if self.key else f"{self.where}: {self.text}"
 
 
 def load(name: str, overrides: Sequence[str] = ()) -> Order:
@@ -127,12 +112,13 @@ def examine(said: Document) -> tuple[Recipe | None, list[Problem]]:
     try:
         recipe = task.Recipe.model_validate(said.values)
     except ValidationError as error:
-        problems = [_in_words(details, task.Recipe, said) for details in error.errors()]
+        problems = in_words(error, task.Recipe, said)
     training = said.values.get("training")
     if isinstance(training, dict):
         source, settled = getattr(task, "ARGUMENTS", None), getattr(task, "SETTLED", None)
         try:
-            wrong = arguments.problems({str(key): value for key, value in training.items()}, source, settled)
+            fields = {str(key): value for key, value in training.items()}
+            wrong = arguments.problems(fields, source, settled, task=said.values["task"])
         except UserError as error:  # the library whose arguments they are is not installed
             wrong = [("", f"cannot be checked: {error}")]
         problems += [(f"training.{key}" if key else "training", text) for key, text in wrong]
@@ -183,42 +169,3 @@ def _replace_source(data: Values, overrides: Sequence[str]) -> None:
     given = {key for key in keys if key.startswith("data.files")}
     if given == {"data.files.train"} and "validation" not in (data.get("files") or {}):
         data.setdefault("hold_out", HELD_OUT)
-
-
-def _in_words(details: ErrorDetails, kind: type[Recipe], said: Document) -> tuple[str, str]:
-    """A pydantic error as a dotted key and a clause that says what came and what is allowed."""
-    key = ".".join(str(part) for part in details["loc"] if part != "[key]") or "the recipe"
-    came = details.get("input")
-    if details["type"] == "extra_forbidden":
-        allowed = _allowed(kind, details["loc"][:-1])
-        if details["loc"][:-1] == ("data",) and said.where(key) == "command line":
-            allowed += _short(kind)
-        return key, f"is not a key here; allowed: {', '.join(allowed)}{nearest(str(details['loc'][-1]), allowed)}"
-    if details["type"] == "missing":
-        return key, "is missing; give it"
-    if details["type"] == "value_error":
-        return key, str(details["ctx"]["error"])
-    if details["type"] == "literal_error":
-        values = details["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
-        return key, f"is {came!r}; allowed: {values}{nearest(str(came), values.split(', '))}"
-    text = details["msg"].removeprefix("Input should be ")
-    return key, f"is {came!r}; allowed: {text}" if not isinstance(came, dict) else f"is a section; allowed: {text}"
-
-
-def _short(kind: type[BaseModel]) -> list[str]:
-    """The short names that `_in_full` takes for a task's data."""
-    columns = _allowed(kind, ("data", "columns")) if "columns" in _allowed(kind, ("data",)) else []
-    return [*SHORT, *columns]
-
-
-def _allowed(kind: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    """The keys that the section at `location` knows."""
-    here: type[BaseModel] = kind
-    for part in location:
-        field = here.model_fields.get(str(part))
-        inner = [t for t in (field.annotation, *get_args(field.annotation)) if isinstance(t, type)] if field else []
-        sections = [t for t in inner if issubclass(t, BaseModel)]
-        if not sections:
-            break
-        here = sections[0]
-    return list(here.model_fields)

@@ -70,7 +70,7 @@ def test_every_mistake_is_told_at_once_with_its_line(desk: Path, capsys: Printed
     assert told[2].startswith("sed is not a key here; allowed: ")
     assert told[3].startswith("training.learning_rat is no field of TrainingArguments; ")
     assert told[4].startswith("training.warmup_ratio was removed in transformers 5; in its place: warmup_steps")
-    assert told[5] == "training.learning_rate is 'fast'; allowed: float"
+    assert told[5] == "training.learning_rate is 'fast'; allowed: a number"
 
 
 def test_files_that_are_not_there_are_told_of_too(desk: Path, capsys: Printed) -> None:

@@ -90,6 +90,41 @@ def test_a_key_of_the_command_line_is_called_so(tmp_path: Path) -> None:
         "command line: training.learning_rat is no field of TrainingArguments"
     )
     assert refused(tmp_path, PLAIN, "sed=1").endswith("; did you mean 'seed'?")
+    # What has no near name still leads to a page that lists what there is.
+    assert refused(tmp_path, PLAIN, "training.zzz=1") == (
+        "command line: training.zzz is no field of TrainingArguments; next, to see all: hf-mps recipes keys"
+        " text-classification"
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("training={1: 2}", "training.1 is no text; allowed: keys that are text (also wrong: training.1)"),
+        ("data={1: 2}", "data.1 is no text; allowed: keys that are text"),
+        ("expect={f1: {a: 1}}", "expect.f1 is a section; allowed: a number or a list, such as [a, b]"),
+        ("metrics=[]", "metrics is []; allowed: at least 1 of them"),
+        ("seed=-1", "seed is -1; allowed: 0 or more"),
+        ("seed=true", "seed is true; allowed: a whole number"),
+        ("model=", "model is empty; allowed: text"),
+        ("fallback=x", "fallback is 'x'; allowed: a list, such as [a, b]"),
+        ("training=", "training is empty; allowed: a section of keys, such as {a: b}"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_told_in_words_of_yaml(tmp_path: Path, override: str, line: str) -> None:
+    assert refused(tmp_path, PLAIN, override) == f"command line: {line}"
+
+
+def test_a_text_with_a_colon_is_a_text_and_a_mapping_stands_in_braces(tmp_path: Path) -> None:
+    assert orders.read(Path(write(tmp_path, PLAIN)), ["model=translate: "]).values["model"] == ("translate: ")
+    assert refused(tmp_path, PLAIN, "training=max_steps: 3") == (
+        "command line: training is 'max_steps: 3'; allowed: a section of keys, such as {a: b}"
+    )
+
+
+def test_a_section_that_the_command_line_replaced_is_its_own(tmp_path: Path) -> None:
+    line = refused(tmp_path, {**PLAIN, "training": {"max_steps": 1}}, "training={max_steps: x}")
+    assert line == "command line: training.max_steps is 'x'; allowed: a whole number"
 
 
 def test_a_section_that_the_command_line_began_is_its_own(tmp_path: Path) -> None:
@@ -111,7 +146,7 @@ def test_the_short_names_of_ones_own_data_are_offered_where_they_are_taken(tmp_p
 
 def test_several_mistakes_are_counted_in_one_line(tmp_path: Path) -> None:
     line = refused(tmp_path, {**PLAIN, "seed": "x", "training": {"warmup_ratio": 0.1}})
-    assert line == "my.yaml:6: seed is 'x'; allowed: a valid integer (also wrong: training.warmup_ratio)"
+    assert line == "my.yaml:6: seed is 'x'; allowed: a whole number (also wrong: training.warmup_ratio)"
 
 
 @pytest.mark.parametrize(

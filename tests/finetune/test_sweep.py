@@ -105,7 +105,7 @@ def test_a_sweep_that_was_stopped_goes_on(desk: Path, finetune: Command, monkeyp
         (("training.max_steps=1,2",), "--sweep training.max_steps is given twice; give it once"),
         (("output_dir=a,b",), "--sweep output_dir: each run has a folder of its own below one; give output_dir=PATH"),
         (("sed=1,2",), None),
-        (("seed=1,x",), "command line: seed is 'x'; allowed: a valid integer"),
+        (("seed=1,x",), "command line: seed is 'x'; allowed: a whole number"),
     ],
 )
 def test_axes_that_cannot_be_are_refused_before_the_first_run(
