@@ -6,19 +6,29 @@ import difflib
 import os
 import sys
 from collections.abc import Callable, Iterable
+from unicodedata import category
 
 MISUSE = 2
 FAILED = 1
 INTERRUPTED = 130
+# Unicode's control letters, line and paragraph separators, and halves of a letter, which no terminal can take.
+BREAKING = ("Cc", "Zl", "Zp", "Cs")
 
 
-class UserError(Exception):
+class _OneLine(Exception):
+    """An error whose words are one line, whatever somebody's file or command line holds that they show."""
+
+    def __str__(self) -> str:
+        return "".join(ascii(letter)[1:-1] if category(letter) in BREAKING else letter for letter in super().__str__())
+
+
+class UserError(_OneLine):
     """What the user gave cannot be used: one line that says what came, what is allowed, the next command. Exit 2."""
 
     exit_code = MISUSE
 
 
-class RunError(Exception):
+class RunError(_OneLine):
     """A run that was asked for rightly and failed (no space left, a diverged loss, …): one line. Exit 1."""
 
     exit_code = FAILED
