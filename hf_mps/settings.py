@@ -88,9 +88,17 @@ def sentinels_off() -> frozenset[str]:
 
 
 def simulate() -> str | None:
-    """The profile that HF_MPS_SIMULATE asks for ("1" is the default profile), or None where unset or 0."""
+    """The profile that HF_MPS_SIMULATE asks for ("1" is the default profile), or None where unset or 0.
+
+    Raises UserError for a profile that there is not.
+    """
     value = os.environ.get("HF_MPS_SIMULATE", "").strip()
-    return None if value in ("", "0") else value
+    if value in ("", "0"):
+        return None
+    from hf_mps.simulator import profiles
+
+    profiles.get(value)
+    return value
 
 
 def _switched_off(variable: str, kind: str, names: tuple[str, ...]) -> frozenset[str]:

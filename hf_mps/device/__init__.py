@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hf_mps.device.choice import choose, cuda, metal, switch
+    from hf_mps.device.choice import choose, cuda, metal, simulated, switch
 
-__all__ = ["choose", "cuda", "metal", "switch"]
+__all__ = ["choose", "cuda", "metal", "simulated", "switch"]
 
 
 # Lazy, because every `import torch` in the environment comes through this package (autoload, gate).

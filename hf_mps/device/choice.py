@@ -11,10 +11,10 @@ from hf_mps.errors import UserError
 def choose() -> Choice[str]:
     """Return the device type, 'mps', 'cuda' or 'cpu', and why. Imports torch and probes Metal on the first call.
 
-    Raises UserError where HF_MPS_DEVICE asks for a device that is not there, has a value that nobody knows, or is set
-    beside HF_MPS=0, with which no library follows it.
+    Raises UserError where HF_MPS_DEVICE asks for a device that is not there or is set beside HF_MPS=0, with which no
+    library follows it, and where it or HF_MPS_SIMULATE has a value that nobody knows.
     """
-    wanted = settings.device()
+    wanted = _wanted()
     if wanted is not None and not settings.enabled():
         raise UserError(
             f"HF_MPS=0 and HF_MPS_DEVICE={wanted} contradict each other: with hf_mps off no library follows the "
@@ -45,17 +45,35 @@ def switch() -> str | None:
     return None if settings.device() is None else choose().value
 
 
+def simulated(device: str = "mps") -> bool:
+    """Whether `device` is simulated: its numbers then come from this machine's CPU, and its speed is no Mac's.
+
+    For labels alone: what a program does is to be the same on the simulated device and on a Mac. Imports torch.
+    """
+    if device != "mps":
+        return False
+    import torch  # noqa: F401  first: the simulated device is loaded with it
+
+    return machine.present().simulated
+
+
 def metal() -> Choice[bool]:
     """Whether Metal is taken, with the reason: not switched off, and the probe passed; with HF_MPS=0 what PyTorch says.
 
-    Raises UserError only for a value of HF_MPS or HF_MPS_DEVICE that nobody knows.
+    Raises UserError only for a value of HF_MPS, HF_MPS_DEVICE or HF_MPS_SIMULATE that nobody knows.
     """
     if not settings.enabled():
         return probe.untried()
-    wanted = settings.device()
+    wanted = _wanted()
     if wanted not in (None, "mps"):
         return Choice(False, f"HF_MPS_DEVICE={wanted} switches Metal off; to switch it on: unset HF_MPS_DEVICE")
     return probe.metal()
+
+
+def _wanted() -> str | None:
+    """The device type that HF_MPS_DEVICE asks for; a misspelt HF_MPS_SIMULATE is no reason to train on the CPU."""
+    settings.simulate()
+    return settings.device()
 
 
 def cuda() -> Choice[bool]:

@@ -15,11 +15,12 @@ class Machine:
 
     system: str  # platform.system(): Darwin, Linux, Windows
     processor: str  # the architecture of this process: arm64, x86_64, aarch64
-    chip: str  # "Apple M2 Pro", or the processor's name
+    chip: str  # "Apple M2 Pro", "Apple M2 Pro (simulated)", or the processor's name
     memory: int
     macos: str | None = None  # "14.5"; None where this is no Mac
     rosetta: bool = False  # an x86-64 process, translated on Apple silicon
     virtual: bool = False  # a virtual machine
+    simulated: bool = False  # a Mac that hf_mps.simulator pretends to be; its chip's name says so too
 
     @property
     def mac(self) -> bool:
@@ -37,9 +38,12 @@ _read: Machine | None = None
 
 def present() -> Machine:
     """Return this machine, read once a process on the first call, or the one that `pretend` was given."""
+    return _pretended if _pretended is not None else real()
+
+
+def real() -> Machine:
+    """Return the machine that computes, whichever one `present` pretends; read once a process on the first call."""
     global _read
-    if _pretended is not None:
-        return _pretended
     if _read is None:
         _read = _read_mac() if sys.platform == "darwin" else _read_other()
     return _read

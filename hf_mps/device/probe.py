@@ -54,7 +54,10 @@ def untried() -> Choice[bool]:
     here = machine.present()
     readings = read(here)
     if readings.found:
-        return Choice(True, "HF_MPS=0 switches hf_mps off, and the libraries take the Metal that PyTorch sees, untried")
+        return Choice(
+            True,
+            f"HF_MPS=0 switches hf_mps off, and the libraries take the Metal that PyTorch sees on {here.chip}, untried",
+        )
     return Choice(False, verdict(readings).reason)
 
 

@@ -1,7 +1,8 @@
 """The simulated Metal device: a device of type `mps` on a machine that has no Metal.
 
 It lets the Metal paths of any program be run and tested on Linux. It makes no claim about a Mac's speed or about its
-rounding. Everything above this package sees a device like a Mac's and never asks whether it is simulated.
+rounding. Everything above this package sees a device like a Mac's and asks whether it is simulated
+(`hf_mps.device.simulated`) for a label alone, never to do something else.
 """
 
 from __future__ import annotations

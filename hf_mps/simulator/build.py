@@ -1,8 +1,9 @@
 """Compiles the simulated Metal device with the system's C++ compiler, once for each torch, and loads it.
 
 Nothing here is about Metal: sources go in (`native/*.cpp`), a loaded extension module named `_metal` comes out.
-The cached build is found by torch's version, Python's ABI and a hash of sources and flags. The compiler is not part
-of that name, so an image that was built with one and shipped without still works.
+The cached build is found by torch's version, Python's ABI and a hash of sources, flags and torch's own settings. No
+path is part of that name, nor of the build: every environment with the same torch takes the same one, wherever it lies.
+Nor is the compiler, so an image that was built with one and shipped without still works.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ NAME = "_metal"
 MODULE = f"hf_mps.simulator.{NAME}"
 NATIVE = Path(__file__).parent / "native"
 LIBRARIES = ("torch_python", "torch", "torch_cpu", "c10")
+# The headers that PyTorch's own build writes: the rest of them is settled by the commit, these by how it was built.
+CONFIGURED = ("ATen/Config.h", "torch/headeronly/macros/cmake_macros.h", "c10/macros/cmake_macros.h")
 # One source with torch's full headers needs about a gigabyte: more jobs than this helps nobody and may hurt.
 MOST_JOBS = 4
 
@@ -48,12 +51,15 @@ def extension() -> ModuleType:
 
 
 def build_name() -> str:
-    """The folder name of the build that fits this torch, this Python and the present sources."""
+    """The folder name of the build that fits this torch, this Python and the present sources, wherever they lie."""
     import torch
 
     digest = hashlib.blake2b(digest_size=8)
     for source in sorted([*NATIVE.glob("*.cpp"), *NATIVE.glob("*.h")]):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    for header in CONFIGURED:
+        path = _torch_folder() / "include" / header
+        digest.update(header.encode() + b"\0" + (path.read_bytes() if path.is_file() else b"") + b"\0")
     libc = os.confstr("CS_GNU_LIBC_VERSION") if sys.platform == "linux" else sys.platform
     for fact in (*_compile_flags(), *_link_flags(), str(torch.version.git_version), str(libc)):
         digest.update(fact.encode() + b"\0")
@@ -124,7 +130,7 @@ def _compile(compiler: Sequence[str], work: Path, log: Path) -> Path:
     """Compile every source into an object, as many at once as there are cores, and link them."""
     sources = sorted(NATIVE.glob("*.cpp"))
     objects = [work / f"{source.stem}.o" for source in sources]
-    flags = _compile_flags()
+    flags = [*_compile_flags(), *_header_folders()]
     commands = [
         [*compiler, *flags, "-c", str(source), "-o", str(target)]
         for source, target in zip(sources, objects, strict=True)
@@ -135,7 +141,8 @@ def _compile(compiler: Sequence[str], work: Path, log: Path) -> Path:
         results = list(pool.map(_call, commands))
     _refuse_failures(results, log)
     library = work / f"{NAME}.so"
-    _refuse_failures([_call([*compiler, *map(str, objects), "-o", str(library), *_link_flags()])], log)
+    linked = [*map(str, objects), "-o", str(library), f"-L{_torch_folder() / 'lib'}", *_link_flags()]
+    _refuse_failures([_call([*compiler, *linked])], log)
     return library
 
 
@@ -165,10 +172,9 @@ def _refuse_failures(results: Sequence[subprocess.CompletedProcess[str]], log: P
 
 
 def _compile_flags() -> list[str]:
+    """What decides on the code that comes out, without a path: two environments with one torch share one build."""
     import torch
 
-    include = Path(torch.__file__).parent / "include"
-    folders = (include, include / "torch" / "csrc" / "api" / "include", Path(sysconfig.get_paths()["include"]))
     # torch 2.13 builds extensions as C++20 (torch/utils/cpp_extension.py); the headers of 2.8 compile as such too.
     flags = ["-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-w", f"-DTORCH_EXTENSION_NAME={NAME}"]
     flags += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", "-DTORCH_API_INCLUDE_EXTENSION_H"]
@@ -177,15 +183,30 @@ def _compile_flags() -> list[str]:
         value = getattr(torch._C, f"_PYBIND11_{name}", None)
         if value is not None:
             flags.append(f'-DPYBIND11_{name}="{value}"')
-    return flags + [f"-isystem{folder}" for folder in folders]
+    return flags
+
+
+def _header_folders() -> list[str]:
+    """Where the headers lie here. Errors name the files that they come from, and are to name no environment's folder."""
+    include, python = _torch_folder() / "include", Path(sysconfig.get_paths()["include"])
+    shown = {include: "torch/include", python: "python/include", NATIVE: "hf_mps/simulator/native"}
+    folders = (include, include / "torch" / "csrc" / "api" / "include", python)
+    return [
+        *(f"-ffile-prefix-map={folder}={name}" for folder, name in shown.items()),
+        *(f"-isystem{folder}" for folder in folders),
+    ]
 
 
 def _link_flags() -> list[str]:
+    """torch's libraries by name alone: they are in the process already, and the loader finds them there."""
+    kind = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared"]
+    return [*kind, *(f"-l{library}" for library in LIBRARIES)]
+
+
+def _torch_folder() -> Path:
     import torch
 
-    folder = Path(torch.__file__).parent / "lib"
-    kind = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared"]
-    return [*kind, f"-L{folder}", f"-Wl,-rpath,{folder}", *(f"-l{library}" for library in LIBRARIES)]
+    return Path(torch.__file__).parent
 
 
 def _compiler() -> list[str]:

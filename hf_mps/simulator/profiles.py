@@ -16,8 +16,9 @@ DEFAULT = "m2-pro-16gb"
 
 @dataclass(frozen=True)
 class Profile:
-    """A Mac: its chip's name as Metal gives it, GPU cores, unified memory in bytes, macOS as (major, minor).
+    """A Mac: its chip's name, GPU cores, unified memory in bytes, macOS as (major, minor).
 
+    The chip's name is Metal's with the word that it is simulated, so that whatever prints it says so.
     Source of the core counts: Apple's technical specifications of the Macs that were sold with that memory.
     """
 
@@ -47,13 +48,14 @@ class Profile:
             chip=self.chip,
             memory=self.memory,
             macos=".".join(map(str, self.macos)),
+            simulated=True,
         )
 
 
 def _profile(name: str, chip: str, cores: int, macos: tuple[int, int]) -> Profile:
     """A profile whose memory stands in its name, as every name must have it: m1-8gb."""
     gigabytes = int(name.rsplit("-", 1)[1].removesuffix("gb"))
-    return Profile(name=name, chip=chip, cores=cores, memory=gigabytes * GIB, macos=macos)
+    return Profile(name=name, chip=f"{chip} (simulated)", cores=cores, memory=gigabytes * GIB, macos=macos)
 
 
 PROFILES = {

@@ -31,12 +31,11 @@ def present() -> Choice[str]:
     if sys.platform != "darwin" and simulator.loaded() is None:
         simulator.load(settings.simulate())
     activate()
-    from hf_mps.device import choose
+    from hf_mps.device import choose, simulated
 
     chosen = choose()
     if chosen.value != "mps":
         raise UserError(f"there is no Metal device to look at: {chosen.reason}")
-    profile = simulator.loaded()
-    if profile is not None:
+    if simulated():
         return Choice("mps", f"simulated Metal, torch {torch.__version__}; no claim about a Mac's speed")
     return Choice("mps", chosen.reason)

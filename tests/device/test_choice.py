@@ -101,7 +101,7 @@ def test_with_the_layer_off_it_says_what_the_libraries_take(pretend: Pretend, mo
     monkeypatch.setenv("HF_MPS", "0")
     pretend(MAC, trial=lambda: False)
     assert str(device.choose()) == (
-        "mps (HF_MPS=0 switches hf_mps off, and the libraries take the Metal that PyTorch sees, untried)"
+        "mps (HF_MPS=0 switches hf_mps off, and the libraries take the Metal that PyTorch sees on Apple M2, untried)"
     )
     pretend(LINUX, built=False, found=False)
     assert str(device.choose()) == f"cpu (no CUDA: PyTorch 2.13.0 is built without CUDA; no Metal: {NO_METAL})"

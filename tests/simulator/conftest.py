@@ -1,6 +1,8 @@
-"""The fixture that puts a test on the simulated device, whatever started the process."""
+"""The fixtures that put a test on the simulated device, whatever started the process, and give it empty folders."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
@@ -16,3 +18,16 @@ def mps() -> None:
         if torch.backends.mps.is_built():
             pytest.skip("this PyTorch has real Metal")
         simulator.load("1")
+
+
+@pytest.fixture
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The simulator's two folders, empty and the test's own: what this machine has compiled or stored is not seen.
+
+    Returns the usual one (it is not made yet); the other is below tmp_path / "temporary".
+    """
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", None)
+    return tmp_path / "cache" / "hf_mps" / "simulator"

@@ -31,9 +31,19 @@ static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_metal", "", -1, methods};
 PyMODINIT_FUNC PyInit__metal() { return PyModule_Create(&module); }
 """
 
+# Needs torch's library at run time, and names its own file in an error as torch's headers name theirs.
+OF_TORCH = """
+#include <c10/core/Device.h>
+int answer() {
+  const int found = c10::Device("mps:0").index() + 42;
+  TORCH_CHECK(found == 42, "another number");
+  return found;
+}
+"""
+
 
 @pytest.fixture
-def native(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def native(own_folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of two small C++ sources in the place of the device's, with an empty cache of its own."""
     folder = tmp_path / "native"
     folder.mkdir()
@@ -41,11 +51,7 @@ def native(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (folder / "answer.cpp").write_text("int answer() { return 42; }\n")
     monkeypatch.setattr(build, "NATIVE", folder)
     monkeypatch.setattr(build, "MODULE", "hf_mps_test_build._metal")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.delenv("CXX", raising=False)
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", None)
     yield folder
     sys.modules.pop(build.MODULE, None)
 
@@ -102,6 +108,68 @@ def test_another_torch_gets_a_build_of_its_own(native: Path, monkeypatch: pytest
     monkeypatch.setattr(torch, "__version__", "2.99.0")
     assert build.build_name().startswith("2.99.0-")
     assert build.build_name() != before
+
+
+ELSEWHERE = """
+import torch
+from pathlib import Path
+from hf_mps.simulator import build
+assert torch.__file__.startswith({folder!r}), torch.__file__
+build.NATIVE = Path({native!r})
+print(build.build_name(), build.extension().answer())
+"""
+
+
+def test_an_environment_at_another_place_with_the_same_torch_takes_the_same_build(
+    native: Path, tmp_path: Path, run_python
+) -> None:
+    (native / "answer.cpp").write_text(OF_TORCH)
+    assert build.extension().answer() == 42
+    folder = tmp_path / "environment"
+    folder.mkdir()
+    here = Path(torch.__file__).parent
+    for package in (here, here.parent / "torchgen"):
+        (folder / package.name).symlink_to(package)
+    code = ELSEWHERE.format(folder=str(folder), native=str(native))
+    variables = {"HF_MPS": "0", "HF_MPS_SIMULATE": None, "PATH": "/nowhere", "PYTHONPATH": str(folder)}
+    done = run_python("-c", code, env=variables)
+    assert (done.stdout, done.stderr) == (f"{build.build_name()} 42\n", "")
+
+
+def test_a_build_names_no_folder_of_the_environment(native: Path, tmp_path: Path) -> None:
+    (native / "answer.cpp").write_text(OF_TORCH)
+    build.extension()
+    (built,) = (tmp_path / "cache").rglob("_metal.so")
+    content = built.read_bytes()
+    assert b"hf_mps/simulator/native/answer.cpp" in content
+    for folder in (Path(torch.__file__).parent, native, Path(sysconfig.get_paths()["include"])):
+        assert str(folder).encode() not in content
+    dynamic = subprocess.run(["readelf", "-d", str(built)], capture_output=True, text=True, check=True).stdout
+    assert "libc10.so" in dynamic
+    assert "RPATH" not in dynamic
+    assert "RUNPATH" not in dynamic
+
+
+def test_a_torch_that_was_built_otherwise_gets_a_build_of_its_own(
+    native: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {build.build_name()}
+    with monkeypatch.context() as other:
+        other.setattr(torch.version, "git_version", "0" * 40)
+        names.add(build.build_name())
+    with monkeypatch.context() as other:
+        other.setattr(torch, "compiled_with_cxx11_abi", lambda: False)
+        names.add(build.build_name())
+    with monkeypatch.context() as other:
+        other.setattr(torch._C, "_PYBIND11_BUILD_ABI", "_cxxabi9999", raising=False)
+        names.add(build.build_name())
+    with monkeypatch.context() as other:  # the same commit, without MKL
+        header = tmp_path / "torch" / "include" / "ATen" / "Config.h"
+        header.parent.mkdir(parents=True)
+        header.write_text("#define AT_MKL_ENABLED() 0\n")
+        other.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
+        names.add(build.build_name())
+    assert len(names) == 5
 
 
 def test_processes_that_start_together_compile_once(native: Path, tmp_path: Path) -> None:

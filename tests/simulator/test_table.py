@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from hf_mps.errors import UserError
+from hf_mps.simulator import cache
 from hf_mps.simulator import table as tables
 
 COMPOSITE_KEYS = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
@@ -97,9 +99,15 @@ def test_operators_whose_kind_is_known(name: str, kind: str) -> None:
     assert tables.table().kind(name) == kind
 
 
-def test_reading_it_costs_less_than_5_ms_once_it_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+@pytest.fixture
+def stored(own_folders: Path) -> Iterator[Path]:
+    """The folder that the table is stored in, empty, and nothing read in this process yet."""
     tables.table.cache_clear()
+    yield own_folders
+    tables.table.cache_clear()
+
+
+def test_reading_it_costs_less_than_5_ms_once_it_is_stored(stored: Path) -> None:
     parsed = tables.table()
     times = []
     for _ in range(5):
@@ -108,30 +116,42 @@ def test_reading_it_costs_less_than_5_ms_once_it_is_stored(tmp_path: Path, monke
         assert tables.table() == parsed
         times.append(time.perf_counter() - start)
     assert min(times) < 0.005
-    assert [path.suffix for path in (tmp_path / "hf_mps" / "simulator").iterdir()] == [".json"]
-    tables.table.cache_clear()
+    assert [path.suffix for path in stored.iterdir()] == [".json"]
 
 
-def test_a_damaged_store_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    tables.table.cache_clear()
+def test_a_damaged_store_is_made_anew(stored: Path) -> None:
     parsed = tables.table()
-    (stored,) = (tmp_path / "hf_mps" / "simulator").iterdir()
+    (file,) = stored.iterdir()
     for damage in (b"", b"{}", b"[1]", b'{"native": 1}', b"\xff\xfe"):
-        stored.write_bytes(damage)
+        file.write_bytes(damage)
         tables.table.cache_clear()
         assert tables.table() == parsed
-    assert stored.stat().st_size > 10_000
+    assert file.stat().st_size > 10_000
+
+
+def test_a_table_in_the_spare_folder_is_found_there(
+    stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as unwritable:
+        (tmp_path / "file").write_text("")
+        unwritable.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+        parsed = tables.table()
+    spare = cache.spare()
+    assert spare is not None
+    assert tmp_path in spare.parents, "the temporary folder of the test, not of the machine"
+    assert [path.suffix for path in spare.iterdir()] == [".json"]
     tables.table.cache_clear()
+    assert tables.table() == parsed
+    assert not stored.exists(), "found in the spare folder, it is not stored once more"
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_is_no_error(
+    stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
-    tables.table.cache_clear()
     assert tables.table().native
-    tables.table.cache_clear()
 
 
 def test_a_torch_without_the_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
