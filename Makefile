@@ -1,4 +1,5 @@
-# Every target does its own set-up: a virtual environment in .venv with the pinned requirements.
+# Every target does its own set-up: a virtual environment in .venv with the pinned requirements, for a wheel a small one
+# in .venv-build with its builder alone.
 #
 #   make quickstart   fine-tune the embedded default on the device mps (simulated where there is no Metal)
 #   make test         lint, type-check and run the whole suite
@@ -12,6 +13,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 RECIPES := tests/finetune tests/audit tests/memory_plan tests/parity
 READY := $(VENV)/.ready
+BUILDER := .venv-build
+NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "hf_mps needs Python 3.10 or newer: make PYTHON=python3.12")'
+PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # A Mac has the device itself; elsewhere it is simulated.
 ifneq ($(shell uname -s),Darwin)
@@ -42,14 +46,21 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-wheel: $(READY)
-	$(BIN)/python -m build --wheel --outdir dist .
+# --no-isolation: the builder is here already, so the pinned one builds and nothing is fetched a second time.
+wheel: $(BUILDER)/.ready
+	$(BUILDER)/bin/python -m build --wheel --no-isolation --outdir dist .
 
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(BUILDER) dist build .pytest_cache .mypy_cache .ruff_cache
 
 $(READY): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "hf_mps needs Python 3.10 or newer: make PYTHON=python3.12")'
+	$(NEW_ENOUGH)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python $(PIP_INSTALL) --editable '.[dev]'
+	touch $@
+
+$(BUILDER)/.ready: pyproject.toml constraints.txt
+	$(NEW_ENOUGH)
+	$(PYTHON) -m venv $(BUILDER)
+	$(BUILDER)/bin/python $(PIP_INSTALL) build hatchling
 	touch $@

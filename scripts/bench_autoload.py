@@ -18,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 
+import measured_on
+
 WHOLE = "import time; start = time.perf_counter(); import torch; print((time.perf_counter() - start) * 1000)"
 
 # As PyTorch does it at the end of `import torch`: load the entry point's module, call its function. The simulated
@@ -46,6 +48,8 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     layer = {"HF_MPS_SIMULATE": arguments.simulate} if arguments.simulate else {}
+    if layer:
+        print(measured_on.line_of(layer))
     with tempfile.TemporaryDirectory() as bytecode:
         os.environ["PYTHONPYCACHEPREFIX"] = bytecode
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

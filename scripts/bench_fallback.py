@@ -23,6 +23,7 @@ from typing import Any
 # PyTorch reads its variable when it is loaded; the layer is registered and taken back here.
 os.environ.update({"PYTORCH_ENABLE_MPS_FALLBACK": "1", "HF_MPS": "0", "HF_MPS_FALLBACK": "quiet"})
 
+import measured_on
 import torch
 from steps import timed
 
@@ -58,6 +59,7 @@ def main() -> int:
         from hf_mps import simulator
 
         simulator.load()
+    print(measured_on.line())
     print(f"{'operator':<22}{'size':>6}{'CPU':>11}{'PyTorch':>11}{'hf_mps':>11}   time ratio  overhead ratio")
     missed = []
     for label in given.sizes:

@@ -26,6 +26,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import measured_on
+
 HERE = Path(__file__).resolve().parent
 BATCH = 32
 
@@ -44,6 +46,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="a JSON file for what was measured")
     given = parser.parse_args()
     seeds = [int(seed) for seed in given.seeds.split(",")]
+    device = measured_on.line("cpu")
+    print(device, flush=True)
     found: dict[str, list[dict[str, float]]] = {"run_glue": [], "hf_mps": []}
     with tempfile.TemporaryDirectory() as folder:
         for seed in seeds[:1] if given.steps else seeds:
@@ -55,7 +59,12 @@ def main() -> int:
                 print(f"{name:<9} seed {seed:<3}{speed:8.2f} examples/s{seconds:8.0f} s in all{shown}", flush=True)
     told = summary(found, scored=not given.steps)
     if given.out:
-        said = {"threads": given.threads, "learning_rate": given.learning_rate, "epochs": given.epochs}
+        said = {
+            "device": device,
+            "threads": given.threads,
+            "learning_rate": given.learning_rate,
+            "epochs": given.epochs,
+        }
         said |= {"steps": given.steps, **told, "runs": found}
         given.out.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
     print(f"examples per second, hf_mps / run_glue   {told['ratio']:.2f}")

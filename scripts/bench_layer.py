@@ -21,6 +21,7 @@ os.environ.update({"HF_MPS_FALLBACK": "quiet", "HF_HUB_OFFLINE": "1"})
 if sys.platform != "darwin":
     os.environ.setdefault("HF_MPS_SIMULATE", "1")
 
+import measured_on
 import torch
 from steps import timed, training_step
 
@@ -34,6 +35,7 @@ def main() -> int:
     from hf_mps import fallback
     from hf_mps.fallback import register
 
+    print(measured_on.line())
     torch.set_num_threads(1)
     step = training_step()
     for _ in range(3):

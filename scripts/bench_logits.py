@@ -21,6 +21,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if sys.platform != "darwin":
     os.environ.setdefault("HF_MPS_SIMULATE", "1")
 
+import measured_on
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
 
@@ -43,6 +44,7 @@ def main() -> int:
     ):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"{what} (default {value})")
     given = parser.parse_args()
+    print(measured_on.line())
     peaks, losses = {}, {}
     for name in ("stock Trainer", "loss in chunks"):
         peaks[name], losses[name], seconds = measured(given, chunks=name != "stock Trainer")

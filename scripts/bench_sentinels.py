@@ -31,6 +31,7 @@ os.environ.update({"HF_MPS_FALLBACK": "quiet", "HF_HUB_OFFLINE": "1"})
 if sys.platform != "darwin":
     os.environ.setdefault("HF_MPS_SIMULATE", "1")
 
+import measured_on
 import torch
 from steps import timed, training_step
 
@@ -48,6 +49,7 @@ def main() -> int:
     parser.add_argument("--norms", type=Path, metavar="DATA", help="measure gradient norms on DATA/glue_mrpc instead")
     parser.add_argument("--steps", type=int, default=300, help="steps of each training with --norms (default 300)")
     given = parser.parse_args()
+    print(measured_on.line())
     return (
         norms(given.norms, given.steps)
         if given.norms

@@ -20,6 +20,7 @@ from hf_mps import simulator
 
 PROFILE = simulator.load()  # before anything below asks PyTorch for a device: it remembers the answer
 
+import measured_on  # noqa: E402
 import torch  # noqa: E402
 from torch.optim import AdamW  # noqa: E402
 from transformers import (  # noqa: E402
@@ -75,6 +76,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6, help="optimizer steps a turn (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each device (default %(default)s)")
     given = parser.parse_args()
+    print(measured_on.line())
     print(f"{torch.get_num_threads()} threads, batch {BATCH} x {LENGTH}, profile {PROFILE.name}")
     print(f"{'model':<16} {'cpu':>12} {'mps':>12} {'mps / cpu':>10}")
     for name, build in (("MiniLM (6 layers)", minilm), ("BERT, 2 layers", two_layer_bert)):

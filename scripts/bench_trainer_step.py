@@ -27,6 +27,8 @@ import tempfile
 from time import perf_counter, process_time
 from typing import Any
 
+import measured_on
+
 BAR = 1.02
 STEPS = 4
 WARM = 3
@@ -44,6 +46,7 @@ def main() -> int:
     if given.child:
         train(given.rounds, given.size)
         return 0
+    print(measured_on.line_of(simulated_off_a_mac()))
     with tempfile.TemporaryDirectory() as folder:
         children = {name: start(switch, given, folder) for name, switch in SERIES.items()}
         try:
@@ -75,12 +78,16 @@ def start(switch: str, given: argparse.Namespace, folder: str) -> subprocess.Pop
         "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": "ignore",
         **KEPT,
+        **simulated_off_a_mac(),
     }
-    if sys.platform != "darwin":
-        variables["HF_MPS_SIMULATE"] = "1"
     return subprocess.Popen(
         command, cwd=folder, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     )
+
+
+def simulated_off_a_mac() -> dict[str, str]:
+    """The variable that gives the processes a Metal device."""
+    return {} if sys.platform == "darwin" else {"HF_MPS_SIMULATE": "1"}
 
 
 def turns(children: dict[str, subprocess.Popen[str]], rounds: int) -> dict[str, list[list[float]]]:

@@ -70,9 +70,12 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--within", type=float, default=0.15)
     asked = arguments.parse_args()
+    import measured_on
+
     from hf_mps.target import metal
 
     device = metal.present()
+    print(measured_on.line())
     warnings.simplefilter("ignore")
     worst = 0.0
     print(f"{'model':<11} {'task':<20} {'rows':>4} {'tokens':>6} {'planned':>9} {'measured':>9} {'off':>6}  settings")

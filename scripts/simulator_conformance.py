@@ -17,6 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "simulator"))
 
+import measured_on
 from conformance import exceptions, runner
 
 
@@ -31,6 +32,7 @@ def main() -> int:
     only = [number for number, name in enumerate(runner.names()) if name in given.operators] or None
     if given.operators and only is None:
         parser.error(f"no operator of OpInfo is called {' or '.join(given.operators)}")
+    print(measured_on.line_of({"HF_MPS_SIMULATE": given.profile}), flush=True)
     start = time.monotonic()
     summary = runner.run_all(workers=given.workers, profile=given.profile, only=only, every=given.every)
     listed = exceptions.read()

@@ -52,7 +52,10 @@ def suite(tmp_path: Path) -> Path:
 
 def test_a_suite_runs_on_the_simulated_device(suite: Path, run_python: Run) -> None:
     ended = run_python(*OPTIONS, "--simulated-metal=m1-8gb", cwd=suite, env={"HF_MPS_SIMULATE": None})
-    assert "simulated Metal device m1-8gb: mps (Metal passed its probe on Apple M1, macOS 14.7)" in ended.stdout
+    assert (
+        "simulated Metal device m1-8gb: mps (Metal passed its probe on Apple M1 (simulated), macOS 14.7)"
+        in ended.stdout
+    )
     for passed in ("test_device", "test_marked", "test_allowed", "test_native", "test_plain"):
         assert f"PASSED test_theirs.py::{passed}\n" in ended.stdout
     assert "FAILED test_theirs.py::test_falls" in ended.stdout

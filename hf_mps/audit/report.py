@@ -54,6 +54,7 @@ class Audit:
 
     def as_dict(self) -> dict[str, Any]:
         """The audit in JSON's types."""
+        from hf_mps.device import simulated
         from hf_mps.files import plain
 
         counts = Counter(entry.kind for entry in self.entries)
@@ -70,6 +71,7 @@ class Audit:
         ]
         return {
             "target": self.target,
+            "simulated": simulated(),
             "facts": plain(dict(self.facts)),
             "counts": {kind: counts.get(kind, 0) for kind in KINDS},
             "operators": entries,

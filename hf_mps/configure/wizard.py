@@ -54,12 +54,15 @@ def print_json(
     choices: dict[str, Choice[Any]] | None = None,
 ) -> None:
     """Print what was found and done as one JSON object."""
+    from hf_mps.device import simulated
+
     print(
         jsons.dumps(
             plain(
                 {
                     "config_file": path,
                     "existed": existing is not None,
+                    "simulated": simulated(),
                     "repairs": [
                         {"key": each.key, "came": each.came, "value": each.value, "reason": each.reason}
                         for each in found

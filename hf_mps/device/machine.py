@@ -8,6 +8,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+# Stands behind whatever is said of a device that hf_mps.simulator pretends to be.
+SIMULATED = " (simulated)"
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -21,6 +24,11 @@ class Machine:
     rosetta: bool = False  # an x86-64 process, translated on Apple silicon
     virtual: bool = False  # a virtual machine
     simulated: bool = False  # a Mac that hf_mps.simulator pretends to be; its chip's name says so too
+
+    @property
+    def label(self) -> str:
+        """What stands behind a fact of this machine: that it is simulated, or nothing."""
+        return SIMULATED if self.simulated else ""
 
     @property
     def mac(self) -> bool:

@@ -14,10 +14,17 @@ from hf_mps.doctor.finding import Finding, note, ok, problem
 def examine() -> list[Finding]:
     """Apple silicon, AMD or no Mac; native or translated Python; macOS; the command-line tools."""
     here = machines.present()
-    found = [_computer(here), _python(here)]
+    found = [_simulated(here, machines.real())] if here.simulated else []
+    found += [_computer(here), _python(here)]
     if here.mac:
         found += [_macos(here), _tools()]
     return found
+
+
+def _simulated(here: machines.Machine, real: machines.Machine) -> Finding:
+    """What everything below is to be read with."""
+    says = f"this is {real.system} on {real.chip}, which simulates {here.chip.removesuffix(here.label)} and its Metal"
+    return note("simulated", says, "unset HF_MPS_SIMULATE shows this machine as it is")
 
 
 def _computer(here: machines.Machine) -> Finding:
@@ -47,7 +54,8 @@ def _python(here: machines.Machine) -> Finding:
             f"{version}: platform says {here.processor}, the kernel says that the process is translated by Rosetta",
             "arch -arm64 python3 -m venv metal",
         )
-    return ok("python", f"{version}, {here.processor}: native" if here.mac else f"{version}, {here.processor}")
+    processor = f"{here.processor}{here.label}"
+    return ok("python", f"{version}, {processor}: native" if here.mac else f"{version}, {processor}")
 
 
 def _macos(here: machines.Machine) -> Finding:
@@ -58,7 +66,7 @@ def _macos(here: machines.Machine) -> Finding:
         return problem(
             "macos", f"macOS {here.macos}; PyTorch's Metal backend needs {oldest} or newer", "softwareupdate --list"
         )
-    return ok("macos", f"macOS {here.macos} ({oldest} or newer is needed)")
+    return ok("macos", f"macOS {here.macos}{here.label}; {oldest} or newer is needed")
 
 
 def _tools() -> Finding:

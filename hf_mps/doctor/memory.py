@@ -13,13 +13,14 @@ def examine() -> list[Finding]:
     import psutil
 
     now, swap = psutil.virtual_memory(), psutil.swap_memory()
-    total = machine.present().memory or now.total
-    found = [_free(total, min(total, now.available))]
+    here = machine.present()
+    total = here.memory or now.total
+    found = [_free(total, min(total, now.available), here.label)]
     if choice.metal().value:
         recommended = memories.recommended("mps")
         assert recommended is not None
         says = f"a process should hold at most {words(recommended)} on the GPU; PyTorch refuses at 1.7 times that"
-        found.append(ok("recommended", says))
+        found.append(ok("recommended", says + here.label))
     if swap.used > 0.1 * total:
         found.append(
             note("swap", f"{words(swap.used)} are swapped out already: training slows down many times", "top -o mem")
@@ -29,8 +30,8 @@ def examine() -> list[Finding]:
     return found
 
 
-def _free(total: int, available: int) -> Finding:
-    says = f"{words(total)} in all, {words(available)} free for programs"
+def _free(total: int, available: int, label: str) -> Finding:
+    says = f"{words(total)} in all{label}, {words(available)} free for programs"
     if available < 0.25 * total:
         return note("memory", f"{says}: a training will be pushed into swap early", "top -o mem")
     return ok("memory", says)

@@ -29,13 +29,13 @@ def examine() -> list[Finding]:
 
 def _built(readings: probe.Readings) -> Finding:
     if readings.built:
-        return ok("built", f"PyTorch {readings.torch} is built with Metal")
+        return ok("built", f"PyTorch {readings.torch} is built with Metal{readings.machine.label}")
     return problem("built", *_apart(probe.verdict(readings).reason))
 
 
 def _found(readings: probe.Readings) -> Finding:
     if readings.found:
-        return ok("found", "PyTorch finds a Metal device")
+        return ok("found", f"PyTorch finds a Metal device{readings.machine.label}")
     says = "PyTorch finds no Metal device"
     if readings.machine.macos_at_least(*probe.OLDEST_MACOS):
         says += "; its error blames the macOS version also where a sandbox or a session without the GPU is the reason"

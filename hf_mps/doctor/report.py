@@ -6,6 +6,7 @@ import json as jsons
 from collections.abc import Mapping, Sequence
 
 import hf_mps
+from hf_mps.device import simulated
 from hf_mps.doctor.finding import Finding
 from hf_mps.files import plain
 
@@ -16,7 +17,8 @@ def print_report(found: Mapping[str, Sequence[Finding]], *, json: bool) -> None:
     """Print every section: a line a finding, and below what is not well the command or link that goes on."""
     if json:
         well = not any(each.state == "problem" for findings in found.values() for each in findings)
-        print(jsons.dumps(plain({"hf_mps": hf_mps.__version__, "ready": well, "findings": found}), indent=2))
+        told = {"hf_mps": hf_mps.__version__, "ready": well, "simulated": simulated(), "findings": found}
+        print(jsons.dumps(plain(told), indent=2))
         return
     print(f"hf-mps {hf_mps.__version__} doctor")
     width = max(len(each.name) for findings in found.values() for each in findings)

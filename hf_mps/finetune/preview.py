@@ -27,6 +27,7 @@ def show(name: str, overrides: Sequence[str] = (), *, fresh: bool = False, as_js
     """Print the plan of a run as its header would have it, or as JSON, and return what the JSON says.
 
     - `name`, `recipe`: as in results.json
+    - `simulated`: bool, whether the device of the run is a simulated one
     - `choices`: {name: {"value": any, "reason": str}}, among them `parameters`, `memory` and `operators`
     - `parameters`: {"trainable": int, "frozen": int}; `buckets`: [int], the lengths that batches are padded to
 
@@ -38,6 +39,7 @@ def show(name: str, overrides: Sequence[str] = (), *, fresh: bool = False, as_js
     source = checkpoint.resolve(order.recipe.model)
     place = folder.choose(order, fresh=fresh)
     from hf_mps import activate
+    from hf_mps.device import simulated
     from hf_mps.finetune import training
     from hf_mps.finetune.quiet import no_bars
 
@@ -52,6 +54,7 @@ def show(name: str, overrides: Sequence[str] = (), *, fresh: bool = False, as_js
     content = {
         "name": order.name,
         "recipe": order.recipe.model_dump(exclude_none=True),
+        "simulated": simulated(device.value),
         "choices": plan.shown(),
         "parameters": {"trainable": trainable, "frozen": frozen},
         "buckets": list(getattr(plan.choices["lengths"].value, "shapes", ())) if "lengths" in plan.choices else [],

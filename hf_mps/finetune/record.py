@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hf_mps import guards, sentinels
+from hf_mps.device import simulated
 from hf_mps.finetune import expect
 from hf_mps.finetune.order import Order
 from hf_mps.finetune.report import RunRecord
@@ -37,6 +38,7 @@ def make(order: Order, plan: Plan, prepared: Prepared, trained: Trained, written
         name=order.name,
         recipe=recipe.model_dump(exclude_none=True),
         device=plan.device,
+        simulated=simulated(plan.device.value),
         choices=plan.shown(),
         metrics=metrics,
         main_metric=prepared.metrics.main,

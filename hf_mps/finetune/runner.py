@@ -198,7 +198,7 @@ def header(order: Order, plan: Plan, verb: str = "finetune") -> None:
 
 def _table(order: Order, record: RunRecord, files: Sequence[Path]) -> None:
     """Print how the run ended, with the files that stay, its folder first, and the command that gives it to the hub."""
-    notes = []
+    notes = [("device", "simulated: time and memory say nothing about a Mac")] if record.simulated else []
     if record.fallback:
         names = [entry["operator"] for entry in record.fallback]
         needed = [name for name in names if name not in record.unexpected_fallback]

@@ -27,7 +27,8 @@ TABLE = "sweep.json"
 class One:
     """A run of a sweep: its values by key, as they were typed, its folder, and how it ended.
 
-    `metrics` are those of results.json, empty where the run failed; `error` is the line that tells why.
+    `metrics` are those of results.json, empty where the run failed; `error` is the line that tells why. `seconds` are
+    no Mac's where `simulated`.
     """
 
     values: dict[str, str]
@@ -35,6 +36,7 @@ class One:
     place: Path
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: float | None = None
+    simulated: bool | None = None
     error: str = ""
 
     @property
@@ -142,7 +144,8 @@ def _swept(path: Path) -> list[dict[str, str]]:
 def write(sweep: Sweep) -> list[Path]:
     """Write sweep.csv, a row for each run, and sweep.json, which has the means over seeds too; return their paths."""
     rows = [
-        {**one.values, "state": _state(one), **one.metrics, "train_seconds": one.seconds, "error": one.error}
+        {**one.values, "state": _state(one), **one.metrics, "train_seconds": one.seconds}
+        | {"simulated": one.simulated, "error": one.error}
         for one in sweep.runs
     ]
     content = {
@@ -151,7 +154,7 @@ def write(sweep: Sweep) -> list[Path]:
         "greater_is_better": sweep.greater_is_better,
         "runs": [
             {"values": one.values, "folder": str(one.place), "state": _state(one), "metrics": one.metrics}
-            | {"train_seconds": one.seconds, "error": one.error or None}
+            | {"train_seconds": one.seconds, "simulated": one.simulated, "error": one.error or None}
             for one in sweep.runs
         ],
         "groups": [
@@ -187,6 +190,7 @@ def _told(sweep: Sweep, one: One) -> Iterator[None]:
 
 def _keep(sweep: Sweep, one: One, results: dict[str, Any]) -> None:
     one.metrics, one.seconds = dict(results["metrics"]), results["train_seconds"]
+    one.simulated = results.get("simulated")  # an earlier release left it out
     sweep.main_metric, sweep.greater_is_better = results["main_metric"], results["greater_is_better"]
 
 

@@ -12,6 +12,7 @@ from hf_mps.parity.compare import Parity
 
 def for_programs(target: str, found: Parity, facts: Mapping[str, Choice[Any]]) -> str:
     """One JSON object."""
+    from hf_mps.device import simulated
     from hf_mps.files import plain
 
     steps = [
@@ -20,6 +21,7 @@ def for_programs(target: str, found: Parity, facts: Mapping[str, Choice[Any]]) -
     ]
     whole = {
         "target": target,
+        "simulated": simulated(),
         "facts": dict(facts),
         "same": found.same,
         "tolerance": found.tolerance,
@@ -44,7 +46,13 @@ def for_people(target: str, found: Parity, facts: Mapping[str, Choice[Any]]) -> 
 
 
 def verdict(found: Parity) -> str:
-    """One line: the same, or where they first differ."""
+    """One line: the same, or where they first differ; it says where no Mac's GPU took part."""
+    from hf_mps.device import simulated
+
+    return _difference(found) + (" (mps is simulated)" if simulated() else "")
+
+
+def _difference(found: Parity) -> str:
     if found.same:
         return f"the same: {len(found.steps)} steps, within {found.tolerance.value:g}"
     ended = f"; the run on mps ended: {found.failure}" if found.failure else ""

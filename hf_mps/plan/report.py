@@ -35,10 +35,12 @@ class MemoryPlan:
 
     def as_dict(self) -> dict[str, Any]:
         """The plan in JSON's types, sizes in bytes."""
+        from hf_mps.device import simulated
         from hf_mps.files import plain
 
         return {
             "target": self.target,
+            "simulated": simulated(),
             "facts": plain(dict(self.facts)),
             "machine": {**plain(self.machine), "comfortable": self.machine.comfortable},
             "verdict": self.verdict,

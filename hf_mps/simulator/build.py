@@ -187,7 +187,7 @@ def _compile_flags() -> list[str]:
 
 
 def _header_folders() -> list[str]:
-    """Where the headers lie here. Errors name the files that they come from, and are to name no environment's folder."""
+    """Where the headers lie here; what errors say of the file that they come from names no environment's folder."""
     include, python = _torch_folder() / "include", Path(sysconfig.get_paths()["include"])
     shown = {include: "torch/include", python: "python/include", NATIVE: "hf_mps/simulator/native"}
     folders = (include, include / "torch" / "csrc" / "api" / "include", python)

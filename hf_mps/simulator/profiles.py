@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from hf_mps.device.machine import SIMULATED, Machine
 from hf_mps.errors import UserError, nearest
-
-if TYPE_CHECKING:
-    from hf_mps.device.machine import Machine
 
 GIB = 2**30
 DEFAULT = "m2-pro-16gb"
@@ -40,8 +37,6 @@ class Profile:
 
     def machine(self) -> Machine:
         """The same facts as `hf_mps.device` asks a machine for them."""
-        from hf_mps.device.machine import Machine
-
         return Machine(
             system="Darwin",
             processor="arm64",
@@ -55,7 +50,7 @@ class Profile:
 def _profile(name: str, chip: str, cores: int, macos: tuple[int, int]) -> Profile:
     """A profile whose memory stands in its name, as every name must have it: m1-8gb."""
     gigabytes = int(name.rsplit("-", 1)[1].removesuffix("gb"))
-    return Profile(name=name, chip=f"{chip} (simulated)", cores=cores, memory=gigabytes * GIB, macos=macos)
+    return Profile(name=name, chip=chip + SIMULATED, cores=cores, memory=gigabytes * GIB, macos=macos)
 
 
 PROFILES = {

@@ -139,6 +139,7 @@ def test_json_holds_every_operator(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", "quickstart", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["counts"]["fallback"] == 0
+    assert found["simulated"] is True
     assert sum(found["counts"].values()) == len(found["operators"])
     softmax = next(each for each in found["operators"] if each["operator"] == "aten::_softmax_backward_data")
     assert softmax["kind"] == "native"

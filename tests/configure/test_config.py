@@ -176,6 +176,7 @@ def test_json_is_one_object(place: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert config("--json", "--config_file", str(place)) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["written"] is True
+    assert told["simulated"] is True
     assert told["backup"] == f"{place}.bak"
     assert [repair["key"] for repair in told["repairs"]] == ["use_cpu"]
     assert told["choices"]["mixed_precision"]["value"] == "no"

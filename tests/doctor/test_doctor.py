@@ -12,13 +12,14 @@ import psutil
 import pytest
 import torch
 
-from hf_mps import doctor
+from hf_mps import device, doctor
 from hf_mps.cli import main
 from hf_mps.configure import file
 from hf_mps.device import machine, probe
 from hf_mps.doctor import environment, guards, memory, metal, versions
 from hf_mps.doctor import machine as machines
 from hf_mps.doctor.finding import Finding
+from hf_mps.guards.registry import GUARDS
 
 GIB = 2**30
 APPLE = "https://developer.apple.com/metal/pytorch/"
@@ -85,6 +86,7 @@ def test_json_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["ready"] is True
+    assert told["simulated"] is device.simulated()
     assert list(told["findings"]) == list(doctor.SECTIONS)
     assert set(told["findings"]["metal"][0]) == {"name", "state", "says", "next"}
 
@@ -99,6 +101,34 @@ def test_no_mac(pretend: Pretend, capsys: pytest.CaptureFixture[str]) -> None:
         "hf-mps: doctor: 3 to mend: computer, built, probe; "
         "next: HF_MPS_SIMULATE=1 gives this machine a simulated Metal device\n"
     )
+
+
+def test_a_simulated_mac_is_told_from_a_real_one(simulated: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    real = machine.real()
+    assert f"\n· simulated              this is {real.system} on {real.chip}, which simulates Apple M" in out
+    lines = dict(line[2:].split(None, 1) for line in out.splitlines() if line[:1] in " ·" and line.strip())
+    for name in ("computer", "python", "macos", "built", "found", "probe", "memory", "recommended"):
+        assert "(simulated)" in lines[name], name
+
+
+def test_a_real_mac_is_not_called_simulated(pretend: Pretend, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend()
+    monkeypatch.setattr(torch.backends.mps, "get_name", lambda: "Apple M2")
+    found = [*machines.examine(), *metal.examine(), *memory.examine()]
+    assert not [each for each in found if "simulated" in each.name + each.says]
+
+
+def test_without_metal_the_guards_are_one_line_and_what_concerns_the_user_stays(
+    pretend: Pretend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(system="Linux", chip="AMD EPYC", processor="x86_64", macos=None, built=False, found=False)
+    (idle,) = guards.examine()
+    assert idle.says.endswith(" guards have nothing to do: the hazards are Metal's, and there is none")
+    monkeypatch.setattr(GUARDS.get("pin-memory"), "failure", "KeyError: 'gone'")
+    failed, idle = guards.examine()
+    assert (failed.name, failed.state) == ("pin-memory", "problem")
 
 
 def test_every_finding_that_is_not_well_tells_what_to_do(pretend: Pretend) -> None:

@@ -130,10 +130,34 @@ def test_what_a_user_names_cannot_break_the_cards_tables() -> None:
 
 def test_fallback_and_guards_are_listed_where_there_are_any() -> None:
     text = card(
-        fallback=[{"operator": "aten::_ctc_loss", "calls": 3, "seconds": 0.5}], guards=[{"name": "resume-rng"}]
+        fallback=[{"operator": "aten::_ctc_loss", "calls": 3, "seconds": 0.5}],
+        guards=[
+            {"name": "resume-rng", "times": 2, "lines": ["saved | it", "read it"], "issue": "transformers/trainer.py"},
+            {"name": "pin-memory", "times": 1, "lines": ["off"], "issue": "https://github.com/pytorch"},
+        ],
+        sentinels=[{"name": "loss-frozen", "times": 1, "lines": ["the loss stays the same"]}],
     ).text
-    assert "| operator | calls | seconds |" in text
-    assert "| aten::_ctc_loss | 3 | 0.5 |" in text
-    assert "- name resume-rng" in text
+    for lines in (
+        "| operator | calls | seconds |\n| --- | --- | --- |\n| aten::_ctc_loss | 3 | 0.5 |\n",
+        "## Guards that acted\n\n| guard | what it did | times | reported in |\n| --- | --- | --- | --- |\n"
+        "| `resume-rng` | saved \\| it; read it | 2 | transformers/trainer.py |\n"
+        "| `pin-memory` | off | 1 | https://github.com/pytorch |\n",
+        "## Signs of a fault\n\n| sentinel | what it found | times |\n| --- | --- | --- |\n"
+        "| `loss-frozen` | the loss stays the same | 1 |\n",
+    ):
+        assert lines in text
     assert "## Guards" not in card().text
     assert "## Operators" not in card().text
+
+
+def test_a_simulated_run_is_told_as_one_and_its_speed_not_at_all() -> None:
+    reason = "Metal passed its probe on Apple M2 Pro (simulated), macOS 15.6"
+    text = card(simulated=True, device=Choice("mps", reason)).text
+    assert (
+        f" nyu-mll/glue mrpc, by hf_mps on a simulated device `mps` ({reason}). Training took 3 min 12 s on the CPU"
+        " that stood in for a Mac's GPU: it says nothing about the speed or memory of a Mac.\n"
+    ) in text
+    assert f"| device | `mps` | {reason} |" in text
+    for figure in ("samples/s", "57.2", "1.94 GiB"):
+        assert figure not in text
+    assert "simulated" not in card().text

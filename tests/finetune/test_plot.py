@@ -53,6 +53,23 @@ def test_nothing_is_cut_off_at_the_pages_edge() -> None:
     assert all((edge > 0.99).all() for edge in edges)
 
 
+def test_a_picture_of_a_simulated_run_says_so_beside_the_device_the_throughput_and_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from matplotlib.figure import Figure
+
+    written: list[str] = []
+    text = Figure.text
+    monkeypatch.setattr(
+        Figure, "text", lambda self, x, y, words, **k: (written.append(words), text(self, x, y, words, **k))[1]
+    )
+    assert panel_titles(monkeypatch, a_record(simulated=True))[-2:] == ["Throughput (simulated)", "Memory (simulated)"]
+    assert "   ·   on mps (simulated)   ·   3 min 12 s" in written[1]
+    written.clear()
+    draw(a_record())
+    assert "   ·   on mps   ·   3 min 12 s" in written[1]
+
+
 def test_each_thing_that_was_logged_has_its_panel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert panel_titles(monkeypatch, a_record()) == [
         "Loss", "Evaluation (validation)", "Learning rate", "Gradient norm", "Throughput", "Memory",

@@ -322,6 +322,18 @@ def test_a_variable_that_nobody_reads(finetune: Command, monkeypatch: pytest.Mon
     assert ended.err.endswith("; did you mean 'HF_MPS_DEVICE'?\n")
 
 
+def test_a_simulated_device_that_there_is_not_is_no_training_on_the_cpu(
+    desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as typo:
+        typo.setenv("HF_MPS_SIMULATE", "m2-pro-16g")
+        ended = finetune("my.yaml")
+    assert ended.code == 2
+    assert ended.err.startswith("hf-mps: HF_MPS_SIMULATE=m2-pro-16g is no device profile; allowed: 1, m1-8gb, ")
+    assert ended.err.endswith("; did you mean 'm2-pro-16gb'?\n")
+    assert not (desk / "runs").exists()
+
+
 def test_an_expectation_that_nothing_measures(finetune: Command) -> None:
     ended = finetune("my.yaml", "expect.acuracy=0.5")
     assert (ended.code, ended.err) == (

@@ -50,6 +50,8 @@ def test_each_combination_runs_once_and_seeds_are_averaged(desk: Path, finetune:
         (rate, seed, "finished") for rate in ("1e-3", "1e-2") for seed in ("1", "2")
     ]
     assert [float(row["loss"]) for row in rows] == [losses[name] for name in folders]
+    assert {row["simulated"] for row in rows} == {"True"}
+    assert all(one["simulated"] is True for one in said(place)["runs"])
 
     # The same call repeats nothing; one more value runs it alone.
     written = {path: path.stat().st_mtime_ns for path in place.glob("*/results.json")}

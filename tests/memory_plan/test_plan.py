@@ -105,6 +105,7 @@ def test_a_training_that_fits_ends_with_0_and_names_the_largest_batch(capsys: py
     assert main(["plan", "quickstart", "--memory", "8gb", "--length", "32", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["verdict"] == "fits"
+    assert found["simulated"] is True
     assert found["options"] == []
     assert found["largest_batch"] > found["estimate"]["rows"]
     assert found["estimate"]["bytes"] < found["machine"]["comfortable"] < found["machine"]["recommended"]

@@ -33,7 +33,7 @@ def course(device: str, *, weight: float = 1.0, noise: float = 0.0) -> Course:
 def test_the_first_module_that_differs_is_named_and_the_size_of_it() -> None:
     found = compare(course("cpu"), course("mps", weight=1.5))
     assert found.divergence == Divergence(1, FORWARD, "second", "call 1", pytest.approx(0.5))
-    assert verdict(found) == "different, first at step 1, forward: second (call 1), off by 0.5"
+    assert verdict(found) == "different, first at step 1, forward: second (call 1), off by 0.5 (mps is simulated)"
 
 
 def test_a_gradient_that_is_rounding_beside_the_others_is_not_compared_by_itself() -> None:
@@ -50,7 +50,9 @@ def test_a_nan_on_one_device_is_a_difference() -> None:
 def test_a_loss_that_is_off_is_told_where_no_module_is() -> None:
     found = Parity((Step(1, (1.0, 1.0), (2.0, 2.0)), Step(2, (1.0, 1.1), (2.0, 2.0))), None, TOLERANCES["fp32"])
     assert not found.same
-    assert verdict(found) == "different: loss or gradient norm of step 2 is off by 0.1, and no module's values are"
+    assert verdict(found) == (
+        "different: loss or gradient norm of step 2 is off by 0.1, and no module's values are (mps is simulated)"
+    )
 
 
 @pytest.mark.slow
@@ -59,6 +61,7 @@ def test_every_recipe_agrees_on_both_devices(name: str, capsys: pytest.CaptureFi
     assert main(["parity", name, "--steps", "2", "--rows", "2", "--json"]) == 0, capsys.readouterr().err
     found = json.loads(capsys.readouterr().out)
     assert found["same"] is True
+    assert found["simulated"] is True
     assert found["divergence"] is None
     assert len(found["steps"]) == 2
     assert all(step["off"] < found["tolerance"]["value"] for step in found["steps"])

@@ -29,8 +29,8 @@ def card(record: RunRecord) -> str:
         _fenced("python", _snippet(record)),
         *_section("Choices", _choices(record)),
         *_section("Operators that ran on the CPU", _fallback(record)),
-        *_section("Guards that acted", "\n".join(f"- {_cell(_words(guard))}" for guard in record.guards)),
-        *_section("Signs of a fault", "\n".join(f"- {_cell(_words(sign))}" for sign in record.sentinels)),
+        *_section("Guards that acted", _acted(record.guards, "guard", "what it did")),
+        *_section("Signs of a fault", _acted(record.sentinels, "sentinel", "what it found")),
         "## Recipe",
         _fenced("yaml", _yaml(record.recipe)),
         "## Versions",
@@ -88,13 +88,19 @@ def _opening(record: RunRecord) -> str:
     if record.model and is_hub_id(record.model):
         base = f"[{record.model}](https://huggingface.co/{record.model})"
     data = f" on {_cell(record.dataset_words)}" if record.dataset_words else ""
+    device = f"`{record.device.value}` ({_cell(record.device.reason)})"
+    where = f"a simulated device {device}" if record.simulated else f"the device {device}"
+    return f"Fine-tuned from {base}{data}, by hf_mps on {where}. Training took {_cost(record)}."
+
+
+def _cost(record: RunRecord) -> str:
+    """Time, speed and memory; what a simulated device took is told as what it is, and its speed not at all."""
+    took = duration(record.train_seconds)
+    if record.simulated:
+        return f"{took} on the CPU that stood in for a Mac's GPU: it says nothing about the speed or memory of a Mac"
     speed = [f"{record.samples_per_second:.1f} samples/s"]
     speed += [f"{memory(record.peak_memory)} of memory at peak"] if record.peak_memory is not None else []
-    device = f"`{record.device.value}` ({_cell(record.device.reason)})"
-    return (
-        f"Fine-tuned from {base}{data}, by hf_mps on the device {device}."
-        f" Training took {duration(record.train_seconds)} ({', '.join(speed)})."
-    )
+    return f"{took} ({', '.join(speed)})"
 
 
 def _results(record: RunRecord) -> str:
@@ -138,6 +144,16 @@ def _fallback(record: RunRecord) -> str:
     names = list(dict.fromkeys(name for entry in record.fallback for name in entry))
     rows = [[_words(entry.get(name, "")) for name in names] for entry in record.fallback]
     return _table(names, rows) if rows else ""
+
+
+def _acted(found: Sequence[Any], kind: str, did: str) -> str:
+    """Guards or sentinels that acted: which, what they said, how often, and the upstream issue of a guard."""
+    with_issue = any(one.get("issue") for one in found)
+    heads = (kind, did, "times", "reported in")
+    rows = [
+        (f"`{_code(one['name'])}`", "; ".join(one["lines"]), str(one["times"]), one.get("issue", "")) for one in found
+    ]
+    return _table(heads[: 3 + with_issue], [row[: 3 + with_issue] for row in rows]) if rows else ""
 
 
 def _section(title: str, content: str) -> list[str]:

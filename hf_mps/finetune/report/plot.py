@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hf_mps.device.machine import SIMULATED
 from hf_mps.finetune.progress.rows import evaluated
 from hf_mps.finetune.progress.words import GIB, duration, memory
 from hf_mps.finetune.report.record import RunRecord
@@ -46,7 +47,7 @@ Panel = tuple[str, str, str, list[tuple[str, Series]]]
 
 def draw(record: RunRecord) -> bytes:
     """Return the run's picture as PNG bytes, 1650 pixels wide; what was not logged leaves its panel out."""
-    small = _small_panels(record.log_history)
+    small = _small_panels(record)
 
     def paint(figure: Any) -> None:
         _draw_panels(figure, record, small)
@@ -193,8 +194,9 @@ def _draw_metric(axes: Any, record: RunRecord, name: str) -> bool:
     return True
 
 
-def _small_panels(history: Sequence[dict[str, Any]]) -> list[Panel]:
-    """The small panels that have something to show, left to right."""
+def _small_panels(record: RunRecord) -> list[Panel]:
+    """The small panels that have something to show, left to right; what was no Mac's speed or memory says so."""
+    history, label = record.log_history, _label(record)
     rate = column(history, "learning_rate")
     exponent = math.floor(math.log10(max(map(abs, rate[1]), default=0.0) or 1.0))
     memories = [("now", column(history, "memory_bytes")), ("peak", column(history, "peak_memory_bytes"))]
@@ -203,8 +205,8 @@ def _small_panels(history: Sequence[dict[str, Any]]) -> list[Panel]:
     panels: list[Panel] = [
         ("Learning rate", rf"$\times\,10^{{{exponent}}}$", PURPLE, [("", _scaled(rate, 10.0**-exponent))]),
         ("Gradient norm", "L2 norm", BLUE, [("", column(history, "grad_norm"))]),
-        ("Throughput", "samples / s", GREEN, [("", column(history, "samples_per_second"))]),
-        ("Memory", unit, RED, [(name, _scaled(series, 1 / size)) for name, series in memories]),
+        (f"Throughput{label}", "samples / s", GREEN, [("", column(history, "samples_per_second"))]),
+        (f"Memory{label}", unit, RED, [(name, _scaled(series, 1 / size)) for name, series in memories]),
     ]
     found = ((title, unit, colour, [pair for pair in series if pair[1][0]]) for title, unit, colour, series in panels)
     return [panel for panel in found if panel[3]]
@@ -255,13 +257,17 @@ def _head(figure: Any, record: RunRecord) -> None:
     figure.text(0.065, 1 - 0.385 * inch, f"{record.name}{result}", fontsize=16, fontweight="bold", parse_math=False)
     facts = [
         record.model_words,
-        f"on {record.device.value}",
+        f"on {record.device.value}{_label(record)}",
         duration(record.train_seconds),
         f"{record.samples_per_second:.1f} samples/s",
         f"{memory(record.peak_memory)} at peak" if record.peak_memory is not None else "",
     ]
     facts_line = "   ·   ".join(fact for fact in facts if fact)
     figure.text(0.065, 1 - 0.65 * inch, facts_line, fontsize=10, color=QUIET, parse_math=False)
+
+
+def _label(record: RunRecord) -> str:
+    return SIMULATED if record.simulated else ""
 
 
 def _legend(axes: Any, *, lines: int) -> None:

@@ -46,6 +46,7 @@ class RunRecord:
     """The recipe's name, `glue/mrpc`, or the stem of the user's YAML file."""
     recipe: dict[str, Any]
     device: Choice[str]
+    """The device type that trained, and why; `simulated` says whether it was a simulated one."""
     choices: dict[str, Choice[Any]]
     metrics: dict[str, float]
     main_metric: str
@@ -54,6 +55,8 @@ class RunRecord:
     samples_per_second: float
     baseline: Baseline | None = None
     greater_is_better: bool = True
+    simulated: bool = False
+    """Whether the CPU of a machine without Metal computed: time and memory are then no Mac's."""
     peak_memory: int | None = None
     """Bytes; None where the device cannot tell."""
     fallback: list[dict[str, Any]] = field(default_factory=list)
@@ -118,6 +121,7 @@ def results(record: RunRecord) -> dict[str, Any]:
     - `schema`: 1
     - `name`, `recipe`: the recipe's name, and all of its keys as they ran
     - `device`: {"value": "mps" | "cuda" | "cpu", "reason": str}
+    - `simulated`: bool, whether that device was simulated; seconds, samples per second and bytes are then no Mac's
     - `choices`: {name: {"value": any, "reason": str}}
     - `metrics`: {name: number}; `main_metric`: its name; `greater_is_better`: bool; `split`: str
     - `baseline`: {"what": str, "metrics": {name: number}} or null
@@ -135,6 +139,7 @@ def results(record: RunRecord) -> dict[str, Any]:
         "name": record.name,
         "recipe": record.recipe,
         "device": record.device,
+        "simulated": record.simulated,
         "choices": record.choices,
         "metrics": record.metrics,
         "main_metric": record.main_metric,
