@@ -40,6 +40,18 @@ def test_the_wheel_carries_every_recipe_and_the_simulator_source(wheel: Path) ->
     assert not [name for name in names if name.startswith(("tests/", "scripts/"))]
 
 
+def test_a_wheel_is_built_in_an_environment_of_its_own_without_torch(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_bytes((CHECKOUT / name).read_bytes())
+    said = subprocess.run(
+        ["make", "--dry-run", "wheel"], cwd=tmp_path, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    (installs,) = [line for line in said if "pip install" in line]
+    assert installs.startswith(".venv-build/bin/python ")
+    assert installs.endswith(" --constraint constraints.txt build hatchling")
+    assert said[-1] == ".venv-build/bin/python -m build --wheel --no-isolation --outdir dist ."
+
+
 @pytest.mark.slow
 def test_installed_in_an_empty_environment_the_quickstart_runs_from_outside_the_checkout(
     wheel: Path, tmp_path: Path
