@@ -5,11 +5,15 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from hf_mps.device.choice import metal
 
 _said: set[str] = set()
+_INSTALLED = ("site-packages", "dist-packages")
+_OWN = str(Path(__file__).resolve().parent.parent)
 
 
 def around(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
@@ -35,6 +39,21 @@ def say(line: str) -> None:
     if line not in _said:
         _said.add(line)
         print(f"hf-mps: {line}", file=sys.stderr, flush=True)
+
+
+def asked_by_a_library() -> bool:
+    """Tell whether an installed library asks for what a shim gives: it asks whether a thing is there, and is not told.
+
+    Frames of this package, of the import system and of a class's own attribute access stand between and do not count.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file, function = frame.f_code.co_filename, frame.f_code.co_name
+        between = file.startswith((_OWN, "<frozen importlib")) or function in ("__getattribute__", "__getattr__")
+        if not between:
+            return any(folder in file for folder in _INSTALLED)
+        frame = frame.f_back
+    return False
 
 
 def say_if_metal_fails() -> None:

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from hf_mps.integrations import ROOMS
+from hf_mps.shims import gone_modules
 
 # Module name and room -> "on", or why it could not be switched on.
 applied: dict[tuple[str, str], str] = {}
@@ -25,6 +26,7 @@ def start() -> None:
     """Watch for the libraries of ROOMS, and apply to those imported already. Calling it again does nothing."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
+    gone_modules.start()
     for name in ROOMS:
         module = sys.modules.get(name)
         if module is None or all((name, room) in applied for room in ROOMS[name]):

@@ -1,6 +1,7 @@
-"""Accelerator(fp16=…, logging_dir=…, dispatch_batches=…) and accelerator.use_fp16, as older scripts have them.
+"""Accelerator(fp16=…, logging_dir=…, dispatch_batches=…), accelerator.use_fp16 and DistributedType.TPU.
 
-Replaced by `mixed_precision` (0.16), `project_dir` (0.20) and DataLoaderConfiguration (1.0); `use_fp16` went with 1.0.
+Replaced by `mixed_precision` (0.16), `project_dir` (0.20) and DataLoaderConfiguration (1.0); `use_fp16` went with 1.0,
+TPU became XLA with 0.27.
 Source: the signatures in the releases 0.1, 0.12, 0.20, 0.27, 0.34 and 1.10. Needless, name by name, where Accelerator
 has the argument or the attribute.
 """
@@ -31,6 +32,9 @@ class UseFp16:
 def apply(module: ModuleType) -> None:
     """Switch Accelerator on. Raises AttributeError where the module has none."""
     around(module.Accelerator, "__init__", _init)
+    kinds = getattr(module, "DistributedType", None)
+    if hasattr(kinds, "XLA") and not hasattr(kinds, "TPU"):
+        kinds.TPU = kinds.XLA  # type: ignore[union-attr]  # a name more for the member, listed nowhere
     for kind in (module.Accelerator, module.AcceleratorState):
         if not hasattr(kind, "use_fp16"):
             kind.use_fp16 = UseFp16()

@@ -1,6 +1,7 @@
 """Functions and classes that moved or went, under the names that older scripts import.
 
-`_TABLE` says what took the place of each. Needless, name by name, where the module still has it.
+`name_table.NAMES` says what took the place of each. Needless, name by name, where the module still has it: the names
+are found when they are asked for and stock's own way has none, so that nothing is imported or listed before.
 """
 
 from __future__ import annotations
@@ -11,72 +12,65 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from hf_mps.integrations.patch import say
+from hf_mps.integrations.patch import asked_by_a_library, say
+from hf_mps.shims.name_table import NAMES, Old
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    return None
-
-
-def _never(*args: Any, **kwargs: Any) -> bool:
-    return False
-
-
-class Repository:
-    """huggingface_hub.Repository, a git clone, can be imported and not made. Replaced by HfApi.upload_folder."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError(
-            "huggingface_hub.Repository is gone with huggingface_hub 1.0; in its place: "
-            "HfApi().upload_folder(repo_id=…, folder_path=…), or leave --push_to_hub out"
-        )
-
-
-# Module -> name -> what takes its place in words, and the thing itself: an object or "module:name".
-_TABLE: dict[str, dict[str, tuple[str, Any]]] = {
-    "huggingface_hub": {"Repository": ("", Repository)},
-    "transformers": {
-        "is_tf_available": ("is False, there is only PyTorch", _never),
-        "is_flax_available": ("is False, there is only PyTorch", _never),
-        "is_torch_tpu_available": (
-            "is_torch_xla_available takes its place",
-            "transformers.utils:is_torch_xla_available",
-        ),
-    },
-    "transformers.trainer_utils": {
-        "EvaluationStrategy": ("", "transformers.trainer_utils:IntervalStrategy"),
-    },
-    "transformers.utils": {
-        "send_example_telemetry": ("does nothing, examples report no use", _nothing),
-        "get_full_repo_name": (
-            "huggingface_hub.get_full_repo_name takes its place",
-            "huggingface_hub:get_full_repo_name",
-        ),
-        "is_offline_mode": ("huggingface_hub.is_offline_mode takes its place", "huggingface_hub:is_offline_mode"),
-    },
-}
+@functools.cache
+def places() -> dict[str, dict[str, Old]]:
+    """The old names of each module."""
+    found: dict[str, dict[str, Old]] = {}
+    for old in NAMES:
+        for place in old.places:
+            found.setdefault(place, {})[old.name] = old
+    return found
 
 
 def apply(module: ModuleType) -> None:
     """Give `module` the names of the table that it lacks."""
-    for name, (instead, thing) in _TABLE[module.__name__].items():
-        if hasattr(module, name):
-            continue
-        found = _told(f"{module.__name__}.{name}", instead, thing) if instead else _resolve(thing)
-        setattr(module, name, found)
+    gone = places()[module.__name__]
+    stock = vars(module).get("__getattr__")
+    if getattr(stock, "hf_mps", None) == "names":
+        return
+
+    def __getattr__(name: str) -> Any:
+        if stock is not None:
+            try:
+                return stock(name)
+            except AttributeError:
+                if name not in gone:
+                    raise
+        if name not in gone or _lazily_there(module, name):
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+        return _stands_for(gone[name], f"{module.__name__}.{name}")
+
+    __getattr__.hf_mps = "names"  # type: ignore[attr-defined]
+    module.__getattr__ = __getattr__  # type: ignore[method-assign]
 
 
-def _resolve(thing: Any) -> Any:
-    if not isinstance(thing, str):
-        return thing
+def _lazily_there(module: ModuleType, name: str) -> bool:
+    """Whether a lazy module of transformers has the name itself; it is asked after a module's own __getattr__."""
+    listed = ("_class_to_module", "_objects", "_object_missing_backend", "_modules")
+    return any(name in (vars(module).get(each) or ()) for each in listed)
+
+
+def _stands_for(old: Old, name: str) -> Any:
+    if old.called:
+        return _told(name, old.instead, old.thing)
+    if old.instead and not asked_by_a_library():
+        say(f"{name}: {old.instead}")
+    return _resolve(old.thing)
+
+
+def _resolve(thing: str) -> Any:
     module, _, name = thing.partition(":")
     return getattr(import_module(module), name)
 
 
-def _told(name: str, instead: str, thing: Any) -> Callable[..., Any]:
+@functools.cache
+def _told(name: str, instead: str, thing: str) -> Callable[..., Any]:
     """The function that takes the place of `name`, saying so in one line when it is first called."""
 
-    @functools.wraps(_nothing)
     def call(*args: Any, **kwargs: Any) -> Any:
         say(f"{name}: {instead}")
         return _resolve(thing)(*args, **kwargs)

@@ -7,16 +7,13 @@ subclass that declares a field, or an argument of its own __init__, of the same 
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hf_mps.integrations.patch import around, say
+from hf_mps.integrations.patch import around, asked_by_a_library, say
 from hf_mps.translate import table, words
-
-INSTALLED = ("site-packages", "dist-packages")
 
 
 def apply(training_args: ModuleType) -> None:
@@ -64,8 +61,7 @@ class Gone:
         if old.name in vars(arguments):
             return vars(arguments)[old.name]
         # An installed library that reads it asked first whether it is there: it is written for both.
-        asking = sys._getframe(1).f_code.co_filename
-        if not any(folder in asking for folder in INSTALLED):
+        if not asked_by_a_library():
             say(f"training_args.{old.name} is gone from transformers 5; in its place: {old.instead}")
         return old.default if old.read is None else old.read(arguments)
 

@@ -1,0 +1,119 @@
+"""Methods of tokenizers: as_target_tokenizer, encode_plus, batch_encode_plus, prepare_seq2seq_batch and one more.
+
+Replaced by tokenizer(text_target=…) (4.22) and by calling the tokenizer, removed in transformers 5; so was
+build_inputs_with_special_tokens from tokenizers of the library tokenizers. Needless, name by name, where the class
+has the method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from hf_mps.integrations.patch import say
+
+METHODS = (
+    "as_target_tokenizer",
+    "encode_plus",
+    "batch_encode_plus",
+    "prepare_seq2seq_batch",
+    "build_inputs_with_special_tokens",
+)
+
+
+def apply(module: ModuleType) -> None:
+    """Give PreTrainedTokenizerBase the methods that it lacks. Raises AttributeError without the class."""
+    tokenizer = module.PreTrainedTokenizerBase
+    for name in METHODS:
+        if not hasattr(tokenizer, name):
+            setattr(tokenizer, name, globals()[name])
+
+
+@contextmanager
+def as_target_tokenizer(self: Any) -> Iterator[None]:
+    """Tokenize what is read in this context as a target: with the target language's special tokens where it has any."""
+    say("tokenizer.as_target_tokenizer(): tokenizer(text_target=…) takes its place")
+    _switch(self, "target")
+    self._in_target_context_manager = True
+    try:
+        yield
+    finally:
+        self._in_target_context_manager = False
+        _switch(self, "input")
+
+
+def _switch(tokenizer: Any, mode: str) -> None:
+    switch = getattr(tokenizer, f"_switch_to_{mode}_mode", None)
+    if switch is not None:
+        switch()
+
+
+def encode_plus(self: Any, text: Any, text_pair: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Return what the tokenizer returns for `text`; raises what that raises."""
+    say("tokenizer.encode_plus: calling the tokenizer takes its place")
+    return self(text, text_pair, *args, **_padded(kwargs))
+
+
+def batch_encode_plus(self: Any, batch_text_or_text_pairs: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return what the tokenizer returns for a list of texts, or of pairs of texts; raises what that raises."""
+    say("tokenizer.batch_encode_plus: calling the tokenizer takes its place")
+    texts = list(batch_text_or_text_pairs)
+    if texts and isinstance(texts[0], tuple) and not kwargs.get("is_split_into_words"):
+        return self([pair[0] for pair in texts], [pair[1] for pair in texts], *args, **_padded(kwargs))
+    return self(texts, None, *args, **_padded(kwargs))
+
+
+def _padded(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """`pad_to_max_length`, which was padding="max_length" until transformers 5."""
+    if kwargs.pop("pad_to_max_length", False):
+        kwargs.setdefault("padding", "max_length")
+    return kwargs
+
+
+def prepare_seq2seq_batch(
+    self: Any,
+    src_texts: list[str],
+    tgt_texts: list[str] | None = None,
+    max_length: int | None = None,
+    max_target_length: int | None = None,
+    padding: Any = "longest",
+    return_tensors: Any = None,
+    truncation: bool = True,
+    **kwargs: Any,
+) -> Any:
+    """Return the encoded sources, with the encoded targets as `labels` where there are any."""
+    say("tokenizer.prepare_seq2seq_batch: tokenizer(…, text_target=…) takes its place")
+    for name in ("src_lang", "tgt_lang"):
+        if name in kwargs:
+            setattr(self, name, kwargs.pop(name))
+    kwargs |= {"max_length": max_length, "padding": padding, "return_tensors": return_tensors, "truncation": truncation}
+    if tgt_texts is not None:
+        kwargs |= {"text_target": tgt_texts, "max_target_length": max_target_length or max_length}
+    return self(src_texts, **kwargs)
+
+
+def build_inputs_with_special_tokens(
+    self: Any, token_ids_0: list[int], token_ids_1: list[int] | None = None
+) -> list[int]:
+    """Return the ids with the special tokens that the tokenizer puts around one text or two.
+
+    A tokenizer of the library tokenizers adds them to a text only: they are read off what it does with one.
+    Raises ValueError where no word of its own is found.
+    """
+    probe = self.convert_ids_to_tokens(next(iter(set(range(len(self))) - set(self.all_special_ids))))
+    bare = self.encode(probe, add_special_tokens=False)
+    if not bare:
+        raise ValueError(f"{type(self).__name__} encodes {probe!r} as nothing: its special tokens cannot be read off")
+    if token_ids_1 is None:
+        before, after = _around(self.encode(probe), bare)
+        return [*before, *token_ids_0, *after]
+    before, rest = _around(self.encode(probe, probe), bare)
+    between, after = _around(rest, bare)
+    return [*before, *token_ids_0, *between, *token_ids_1, *after]
+
+
+def _around(ids: list[int], part: list[int]) -> tuple[list[int], list[int]]:
+    at = next(start for start in range(len(ids)) if ids[start : start + len(part)] == part)
+    return ids[:at], ids[at + len(part) :]
