@@ -34,6 +34,10 @@ class RunError(_OneLine):
     exit_code = FAILED
 
 
+class Notice(UserWarning):
+    """Something that the layer says; an exception only where the user turned warnings into errors."""
+
+
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` for the closest of `allowed`, or an empty string where none is near."""
     near = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)

@@ -5,15 +5,17 @@ Guards and sentinels are such things; each kind has a registry of its own.
 
 from __future__ import annotations
 
-import functools
 import importlib
+import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
-from hf_mps.errors import UserError, nearest
+from hf_mps.errors import Notice, UserError, nearest
+from hf_mps.stock import REFUSALS, Around
 
 
 class Installed:
@@ -23,11 +25,15 @@ class Installed:
     """As the kind's environment variable calls it."""
     what: str
     """The danger in one sentence, without a final full stop."""
+    kind = "part"
+    """The word for what it is, as the user reads it."""
 
     def __init__(self) -> None:
         self.off_by_user = False
         self.suspended = 0
+        self.broken = False
         self.failure: str | None = None
+        self.arounds: list[Around] = []
         self.times = 0
         self.lines: list[str] = []
 
@@ -44,13 +50,43 @@ class Installed:
 
     @property
     def on(self) -> bool:
-        """Whether it may act: not switched off by the user, not suspended."""
-        return not self.off_by_user and not self.suspended
+        """Whether it may act: not switched off by the user, not suspended, not broken."""
+        return not self.off_by_user and not self.suspended and not self.broken
 
     def forget(self) -> None:
-        """Begin to count again."""
+        """Begin to count again, and on again where it had failed at its work."""
         self.times = 0
         self.lines.clear()
+        if self.broken:
+            self.broken, self.failure = False, None
+            self.switched(self.on)
+
+    def safely(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call something of its own while it is on: what that returns, or None where it fails. Refusals pass."""
+        if not self.on:
+            return None
+        try:
+            return function(*args)
+        except REFUSALS:
+            raise
+        except Exception as error:
+            self.failed(error)
+            return None
+
+    def failed(self, error: Exception) -> None:
+        """Switch itself off for the rest of the process and say so, once: a fault of ours is not the user's."""
+        if self.broken:
+            return
+        self.broken = True
+        self.failure = f"failed: {_described(error)}"
+        self._say_failure(f"the {self.kind} {self.name} {self.failure}; it is off from here on, and all else goes on")
+        self.switched(False)
+
+    def _say_failure(self, line: str) -> None:
+        try:
+            self.say(line)
+        except Notice:  # warnings are errors here: then it is printed
+            print(f"hf_mps: {line}", file=sys.stderr)
 
     def acted(self, line: str, *, aloud: bool = True) -> None:
         """Note that it did something, and say it in one line, each distinct line once.
@@ -68,22 +104,26 @@ class Installed:
 def around(thing: Installed, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
     """Replace `owner.name` by a function that calls `wrapper(stock, *arguments)` while the thing is on.
 
-    Several may be put around one function; the same one a second time does nothing. Raises AttributeError where the
-    library has no such function.
+    Several may be put around one function; the same one a second time does nothing. A wrapper that fails switches its
+    thing off, and the caller gets what stock does (`hf_mps.stock`). Raises AttributeError where the library has no such
+    function.
     """
     stock = owner.__dict__[name] if name in owner.__dict__ else getattr(owner, name)
     names = getattr(stock, "hf_mps_installed", ())
     if thing.name in names:
         return
-
-    @functools.wraps(stock)
-    def replacement(*args: Any, **kwargs: Any) -> Any:
-        if thing.on:
-            return wrapper(stock, *args, **kwargs)
-        return stock(*args, **kwargs)
-
+    put = Around(thing, f"{owner.__name__}.{name}", stock, wrapper)
+    replacement = put.replacement()
     replacement.hf_mps_installed = (*names, thing.name)  # type: ignore[attr-defined]
     setattr(owner, name, replacement)
+    thing.arounds.append(put)
+
+
+def _described(error: Exception) -> str:
+    """An error in one line, with the line of the layer's own code that it came from."""
+    ours = [each for each in traceback.extract_tb(error.__traceback__) if f"{os.sep}hf_mps{os.sep}" in each.filename]
+    place = f" ({ours[-1].filename.rpartition(f'hf_mps{os.sep}')[2]}:{ours[-1].lineno})" if ours else ""
+    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}{place}"
 
 
 T = TypeVar("T", bound=Installed)

@@ -87,11 +87,12 @@ class AtomicCheckpoint(Guard):
         with checkpoints.staged(target, TRAINER_LAST) as stage:
             saving = self._saving = _Saving(folder, target, stage)
             try:
-                saved = stock(trainer, *args, **kwargs)
+                # Should the renaming fail, the stock function writes the checkpoint under its name.
+                saved = stock.part(trainer, *args, **kwargs)
             finally:
                 self._saving = None
         for step in saving.later:  # a push and the removal of older ones, once this one is there
-            step()
+            stock.theirs(step)
         self._note()
         return saved
 
@@ -138,9 +139,9 @@ class AtomicCheckpoint(Guard):
             return stock(accelerator, output_dir, *args, **kwargs)
         with checkpoints.staged(target, ACCELERATE_LAST, levels=2 if numbered else 1) as stage:
             if numbered:
-                saved = _in_project(stage.parent.parent, stock, accelerator, output_dir, *args, **kwargs)
+                saved = _in_project(stage.parent.parent, stock.part, accelerator, output_dir, *args, **kwargs)
             else:
-                saved = stock(accelerator, str(stage), *args, **kwargs)
+                saved = stock.part(accelerator, str(stage), *args, **kwargs)
         if numbered:
             _limit(target.parent, project.total_limit)
         self._note()

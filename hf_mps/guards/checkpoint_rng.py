@@ -17,7 +17,7 @@ class _Device:
     def __init__(self, device: Any) -> None:
         self.idx = 0
         if not Guard.trying:
-            GUARD.acted("gradient checkpointing replays the device's random numbers", aloud=False)
+            GUARD.safely(GUARD.replayed)
 
     def __enter__(self) -> None:
         return None
@@ -59,6 +59,10 @@ class CheckpointRng(Guard):
         """Give `torch.mps` what it lacks of `_initialized` and `device`."""
         self._ours = tuple(name for name in _STATIC if not hasattr(module.mps, name))
         self.switched(True)
+
+    def replayed(self) -> None:
+        """Note that a checkpointed function was replayed."""
+        self.acted("gradient checkpointing replays the device's random numbers", aloud=False)
 
     def switched(self, on: bool) -> None:
         """Put the names there, or take them away."""

@@ -53,8 +53,8 @@ class CudaOptimizer(Guard):
             optimizer.register_step_pre_hook(self._first_step)
 
     def _first_step(self, optimizer: Any, *_: Any) -> None:
-        if self.on and _LOOKED not in optimizer.__dict__:
-            self._look(optimizer)
+        if _LOOKED not in optimizer.__dict__:
+            self.safely(self._look, optimizer)
             optimizer.__dict__[_LOOKED] = True
 
     def _look(self, optimizer: Any) -> None:

@@ -16,6 +16,7 @@ class Guard(Installed):
     simulator's hazards and METAL.md call it.
     """
 
+    kind = "guard"
     issue: str
     """The upstream issue, or the place in the library's source."""
     until: str

@@ -58,7 +58,7 @@ class MixedDtypes(Guard):
         if not mixed or input.device.type != "mps" or not self.needed:
             return stock(input, normalized_shape, weight, bias, eps)
         self.acted(f"layer norms of {_word(weight)} weights over {_word(input)} are computed in {_word(weight)}")
-        return stock(input.to(weight.dtype), normalized_shape, weight, bias, eps).to(input.dtype)
+        return stock.part(input.to(weight.dtype), normalized_shape, weight, bias, eps).to(input.dtype)
 
 
 def _word(tensor: Any) -> str:

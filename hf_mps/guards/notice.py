@@ -6,11 +6,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from hf_mps.errors import Notice
+
 _said: set[str] = set()
 _listeners: list[Callable[[str], None]] = []
 
 
-class GuardNotice(UserWarning):
+class GuardNotice(Notice):
     """A guard of hf_mps did something about a known hazard of Metal."""
 
 

@@ -6,13 +6,14 @@ state that a checkpoint keeps; and a shuffled order is drawn when an epoch begin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from hf_mps.guards.random_states import States
+from hf_mps.stock import Stock
 
 _NOTES = "_hf_mps_notes"
 
@@ -150,7 +151,7 @@ class _Watched(_SingleProcessDataLoaderIter):
             self._next_data()
 
 
-def begin(stock: Callable[..., Any], base: Any) -> Any:
+def begin(stock: Stock, base: Any) -> Any:
     """Return the iterator of a base loader; that of one with notes keeps its place from now on.
 
     Workers draw from generators of their own: of their batches only the order of rows is kept.
@@ -164,7 +165,7 @@ def begin(stock: Callable[..., Any], base: Any) -> Any:
         base.__dict__[_NOTES] = of
 
 
-def _begin(stock: Callable[..., Any], base: Any, of: Notes) -> Any:
+def _begin(stock: Stock, base: Any, of: Notes) -> Any:
     replay, of.replay = of.replay, None
     if replay is not None and replay.number is not None and replay.number < of.skipped:
         replay = None  # the script goes on from elsewhere
@@ -179,7 +180,7 @@ def _begin(stock: Callable[..., Any], base: Any, of: Notes) -> Any:
     if replay is None:
         return iterator
     for _ in range(replay.skip):
-        iterator.leave_out() if watched else next(iterator)
+        stock.theirs(iterator.leave_out if watched else iterator.__next__)
     if replay.number is None or not watched:
         replay.after.put()
         replay.done = True

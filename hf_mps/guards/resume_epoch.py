@@ -61,9 +61,15 @@ class ResumeEpoch(Guard):
         return rest
 
     def _epoch(self, stock: Callable[..., Iterator[Any]], loader: Any) -> Iterator[Any]:
+        return self._counted(stock(loader), loader)
+
+    def _counted(self, batches: Iterator[Any], loader: Any) -> Iterator[Any]:
+        yield from batches
+        self.safely(self._count, loader)
+
+    def _count(self, loader: Any) -> None:
         from hf_mps.guards import place
 
-        yield from stock(loader)
         whole = place.source_of(loader)
         if whole.iteration < loader.iteration:
             whole.iteration = loader.iteration

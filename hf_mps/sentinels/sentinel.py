@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from hf_mps.errors import Notice
 from hf_mps.guards import notice
 from hf_mps.installed import Installed
 
 
-class SentinelNotice(UserWarning):
+class SentinelNotice(Notice):
     """A sentinel of hf_mps saw something that a right training does not show."""
 
 
@@ -20,6 +21,7 @@ class Sentinel(Installed):
     `what` says what it looks for. It speaks once for each training, in one line.
     """
 
+    kind = "sentinel"
     why: str
     """When it speaks, and whether it stops the run, with the reason; no final full stop."""
 
@@ -40,4 +42,5 @@ class Sentinel(Installed):
 
     def say(self, line: str) -> None:
         """Tell the user, with the way to switch the sentinel off."""
-        notice.say(f"{line} (sentinel; HF_MPS_SENTINELS=-{self.name} switches it off)", SentinelNotice)
+        off = "" if self.failure else f" (sentinel; HF_MPS_SENTINELS=-{self.name} switches it off)"
+        notice.say(f"{line}{off}", SentinelNotice)
