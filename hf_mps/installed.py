@@ -27,6 +27,8 @@ class Installed:
     """The danger in one sentence, without a final full stop."""
     kind = "part"
     """The word for what it is, as the user reads it."""
+    repeats = False
+    """Whether a line may be said again: of another training."""
 
     def __init__(self) -> None:
         self.off_by_user = False
@@ -94,10 +96,10 @@ class Installed:
         Not `aloud` is for what changes nothing that the user asked for: it stands in the report and in results.json.
         """
         self.times += 1
-        if line in self.lines:
-            return
-        self.lines.append(line)
-        if aloud:
+        known = line in self.lines
+        if not known:
+            self.lines.append(line)
+        if aloud and (self.repeats or not known):
             self.say(line)
 
 

@@ -13,11 +13,14 @@ KNOWN = {
     "HF_MPS_FALLBACK": "warn, quiet, error or rescue: what an operator without a Metal kernel does",
     "HF_MPS_FALLBACK_SHARE": "0 to 1: the share of the time above which fallbacks are warned of; default 0.1",
     "HF_MPS_GUARDS": "-name,-name: guards against known hazards that are to be off",
-    "HF_MPS_SENTINELS": "-name,-name: sentinels, which look for signs of a wrong training, that are to be off",
+    "HF_MPS_SENTINELS": "-name,-name: sentinels, which look for signs of a wrong training, that are to be off;"
+    " stop: a loss or gradient that is NaN or infinite ends the run",
     "HF_MPS_SIMULATE": "1 or a profile name: a simulated Metal device",
 }
 DEVICES = ("mps", "cuda", "cpu")
 FALLBACKS = ("warn", "quiet", "error", "rescue")
+STOP = "stop"
+"""In HF_MPS_SENTINELS, alone or beside names."""
 
 
 def enabled() -> bool:
@@ -81,10 +84,18 @@ def guards_off() -> frozenset[str]:
 
 
 def sentinels_off() -> frozenset[str]:
-    """The sentinels that HF_MPS_SENTINELS switches off, as `-name,-name`. Raises UserError as `guards_off`."""
+    """The sentinels that HF_MPS_SENTINELS switches off, as `-name,-name`; it may also say `stop`.
+
+    Raises UserError as `guards_off`.
+    """
     from hf_mps.sentinels.catalogue import NAMES
 
-    return _switched_off("HF_MPS_SENTINELS", "sentinel", NAMES)
+    return _switched_off("HF_MPS_SENTINELS", "sentinel", NAMES, beside=STOP)
+
+
+def sentinels_stop() -> bool:
+    """Whether HF_MPS_SENTINELS asks for an end where a loss or gradient is NaN or infinite (`sentinels_off` checks)."""
+    return STOP in _words("HF_MPS_SENTINELS")
 
 
 def simulate() -> str | None:
@@ -101,14 +112,22 @@ def simulate() -> str | None:
     return value
 
 
-def _switched_off(variable: str, kind: str, names: tuple[str, ...]) -> frozenset[str]:
+def _words(variable: str) -> list[str]:
+    return [word for word in (part.strip() for part in os.environ.get(variable, "").split(",")) if word]
+
+
+def _switched_off(variable: str, kind: str, names: tuple[str, ...], beside: str = "") -> frozenset[str]:
+    """The names in a list of `-name`, in which the word `beside` may stand too."""
     value = os.environ.get(variable, "")
     off = set()
-    for word in filter(None, (part.strip() for part in value.split(","))):
+    for word in _words(variable):
         name = word.removeprefix("-")
+        if word == beside:
+            continue
         if name not in names:
-            known = ", ".join(names)
-            raise UserError(f"{variable}={value}: {name} is no {kind}; there are {known}{nearest(name, names)}")
+            known = ", ".join(names) + (f"; {beside} is the one word beside them" if beside else "")
+            near = nearest(name, (*names, beside) if beside else names)
+            raise UserError(f"{variable}={value}: {name} is no {kind}; there are {known}{near}")
         if name == word:
             raise UserError(f"{variable}={value}: {kind}s are on by themselves; -{name} switches one off")
         off.add(name)

@@ -87,4 +87,3 @@ class Around:
             return call.result if call.called else stock(*args, **kwargs)
 
         return replacement
-

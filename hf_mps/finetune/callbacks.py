@@ -11,17 +11,19 @@ from transformers import TrainerCallback
 from hf_mps.sentinels.non_finite import refuse
 
 
+def lower_rate(now: float) -> str:
+    """What to do about a loss that is NaN or infinite, in a recipe's words."""
+    return f"a lower training.learning_rate (now {now:g}), or training.max_grad_norm=1"
+
+
 class FiniteLoss(TrainerCallback):  # type: ignore[misc]
     """Stops the run (RunError) at the first logged loss or gradient norm that is no number, in a recipe's words.
 
-    On every device, and in the sentinel's place.
+    On every device; the sentinel, which `training.train` lets stop the run too, sees what is not logged.
     """
 
-    stops_on_non_finite = True
-
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        lower = f"a lower training.learning_rate (now {args.learning_rate:g})"
-        refuse(args, state, logs, f"{lower}, or training.max_grad_norm=1")
+        refuse(args, state, logs, lower_rate(args.learning_rate))
 
 
 class Stopwatch(TrainerCallback):  # type: ignore[misc]

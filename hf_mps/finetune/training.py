@@ -34,10 +34,12 @@ class Trained:
 def train(plan: Plan, prepared: Prepared, trainer: Any, watch: Stopwatch, checkpoint: Path | None) -> Trained:
     """Train, from `checkpoint` on where there is one, and measure; prints a line for each logging step.
 
-    Raises RunError for a loss that is no number, Stopped where a signal ends it.
+    Raises RunError for a loss that is NaN or infinite, Stopped where a signal ends it.
     """
     from hf_mps.device.memory import Peak
+    from hf_mps.finetune.callbacks import lower_rate
     from hf_mps.finetune.interrupt import Interruption
+    from hf_mps.sentinels.non_finite import SENTINEL
 
     peak, interruption = Peak(plan.device.value), Interruption()
     interruption.trainer = trainer
@@ -48,7 +50,8 @@ def train(plan: Plan, prepared: Prepared, trainer: Any, watch: Stopwatch, checkp
         greater_is_better=prepared.metrics.greater_is_better,
     )
     start = str(checkpoint) if checkpoint is not None else trainer.args.resume_from_checkpoint
-    with peak, lines.attach(trainer), interruption, notice.told(lines.note):
+    stops = SENTINEL.stopping(lower_rate(trainer.args.learning_rate))
+    with peak, lines.attach(trainer), interruption, notice.told(lines.note), stops:
         trained = trainer.train(resume_from_checkpoint=start)
         if not math.isfinite(trained.training_loss):
             raise RunError(f"the training loss is {trained.training_loss}; next: a lower training.learning_rate")

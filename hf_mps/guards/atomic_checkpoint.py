@@ -15,6 +15,7 @@ from hf_mps import checkpoints
 from hf_mps.choice import Choice
 from hf_mps.guards.code import words
 from hf_mps.guards.guard import Guard, around
+from hf_mps.stock import Stock
 
 TRAINER_LAST = "trainer_state.json"
 ACCELERATE_LAST = "random_states_*.pkl"
@@ -77,7 +78,7 @@ class AtomicCheckpoint(Guard):
         self._verdict = None
         return not self._found[library]
 
-    def _trainer_saves(self, stock: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _trainer_saves(self, stock: Stock, trainer: Any, *args: Any, **kwargs: Any) -> Any:
         arguments = trainer.args
         alone = arguments.world_size == 1 and not (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled)
         folder = trainer._get_output_dir(trial=kwargs.get("trial", args[1] if len(args) > 1 else None))
@@ -123,7 +124,7 @@ class AtomicCheckpoint(Guard):
         stock(state, json_path)
 
     def _accelerator_saves(
-        self, stock: Callable[..., Any], accelerator: Any, output_dir: Any = None, *args: Any, **kwargs: Any
+        self, stock: Stock, accelerator: Any, output_dir: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         project = accelerator.project_configuration
         numbered = bool(project.automatic_checkpoint_naming)

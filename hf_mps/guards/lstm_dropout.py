@@ -46,7 +46,9 @@ class LstmDropout(Guard):
         if layers < 2 or not dropout or not training or not self.needed:
             return stock(input, *rest)
         self.acted(f"an LSTM of {layers} layers with dropout runs a layer at a time, for the right gradients")
-        return _layer_by_layer(stock.part, input, states, weights, has_bias, layers, dropout, bidirectional, batch_first)
+        return _layer_by_layer(
+            stock.part, input, states, weights, has_bias, layers, dropout, bidirectional, batch_first
+        )
 
 
 def _layer_by_layer(

@@ -16,12 +16,12 @@ class GuardNotice(Notice):
     """A guard of hf_mps did something about a known hazard of Metal."""
 
 
-def say(line: str, category: type[Warning] = GuardNotice) -> None:
-    """Warn with `line` at the first line of the user's own code, each distinct line once in a process.
+def say(line: str, category: type[Warning] = GuardNotice, *, again: bool = False) -> None:
+    """Warn with `line` at the first line of the user's own code, each distinct line once in a process or `again`.
 
     A program that prints lines of its own takes it instead (`told`).
     """
-    if line in _said:
+    if line in _said and not again:
         return
     _said.add(line)
     if _listeners:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps.choice import Choice
 from hf_mps.guards.guard import Guard, around
+from hf_mps.stock import Stock
 
 if TYPE_CHECKING:
     from hf_mps.guards.place import Replay
@@ -60,7 +61,7 @@ class ResumeBatches(Guard):
             place.share(loader)
         return stock(loader)
 
-    def _begun(self, stock: Callable[..., Any], base: Any) -> Any:
+    def _begun(self, stock: Stock, base: Any) -> Any:
         from hf_mps.guards import place
 
         return place.begin(stock, base)

@@ -1,30 +1,45 @@
-"""non-finite: a loss or a gradient that is no number ends the run, before a checkpoint is written over a good one."""
+"""non-finite: a loss or gradient that is NaN or infinite is told once for each training, or ends the run."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from numbers import Real
 from types import ModuleType
 from typing import Any
+from weakref import WeakSet
 
+from hf_mps import settings
 from hf_mps.errors import RunError
 from hf_mps.guards.said import FILTER, remember, said
 from hf_mps.installed import around
 from hf_mps.sentinels.sentinel import Sentinel
 
+LOWER = "a lower learning rate"
+GO_ON = f"HF_MPS_SENTINELS without {settings.STOP} to go on regardless"
+STOPS = f"HF_MPS_SENTINELS={settings.STOP} ends a run there, before a checkpoint is written over a good one"
+
 
 class NonFinite(Sentinel):
-    """Stops at what Trainer logs, at once, and in every loop at what the stream reads.
+    """Looks at what Trainer logs, at once, and in every loop at what the stream reads.
 
-    Before a checkpoint all that there is is read, so that none holds weights of a training that has ended. A step that
-    fp16's GradScaler skips is no error; many in a row, all without a loss, are. Somebody who asks Trainer for
+    An unchanged script goes on, as it does without this layer: its author may look at the numbers himself, and one
+    infinite loss need not harm any weight. Where a run is to stop (HF_MPS_SENTINELS=stop, the recipe runner), all that
+    there is is read before a checkpoint, so that none holds weights of a training that has ended. A step that fp16's
+    GradScaler skips is no sign; many in a row, all without a loss, are. Somebody who asks Trainer for
     logging_nan_inf_filter wants to go on.
     """
 
     name = "non-finite"
-    what = "a loss or gradient norm that is nan or infinite"
-    why = "stops the run, because no later step can mend weights that are no numbers; checkpoints stay as they are"
+    what = "a loss or gradient norm that is NaN or infinite"
+    why = f"warns once for each training, which goes on as without it; {STOPS}"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._advice: list[str] = []
+        self._told: WeakSet[Any] = WeakSet()
 
     def install(self, module: ModuleType) -> None:
         """Also look at what Trainer logs, and before Trainer and Accelerator write checkpoints."""
@@ -32,38 +47,62 @@ class NonFinite(Sentinel):
         if module.__name__ == "transformers.training_args":
             remember(module.TrainingArguments)
         elif module.__name__ == "transformers.trainer":
-            around(self, module.Trainer, "__init__", self._trainer_made)
             around(self, module.Trainer, "train", self._trained)
-            around(self, module.Trainer, "_save_checkpoint", self._read_first)
+            around(self, module.Trainer, "log", self._logged)
+            around(self, module.Trainer, "_save_checkpoint", self._trainer_saves)
         elif module.__name__ == "accelerate.accelerator":
-            around(self, module.Accelerator, "save_state", self._read_first)
+            around(self, module.Accelerator, "save_state", self._accelerator_saves)
+
+    def forget(self) -> None:
+        """Also forget every training."""
+        super().forget()
+        self._told.clear()
+
+    @contextmanager
+    def stopping(self, advice: str) -> Iterator[None]:
+        """Let it end a run for a while (RunError), with `advice` what to do next, as the recipe runner does."""
+        self._advice.append(advice)
+        try:
+            yield
+        finally:
+            self._advice.pop()
 
     def look(self, series: Any, losses: Sequence[tuple[int, float]], norms: Sequence[tuple[int, float]]) -> None:
-        """Raise RunError at the first that is no number."""
+        """Tell the first that is NaN or infinite.
+
+        Of several losses before one step, those whose gradients cannot be in it do not count: its norm is finite.
+        """
+        finite = {step for step, norm in norms if math.isfinite(norm)}
+        passes = Counter(step for step, _ in losses)
         for what, values in (("loss", losses), ("gradient norm", norms)):
             for step, value in values:
-                if not math.isfinite(value):
-                    self._stop(f"the {what} is {value} at optimizer step {step}; next: a lower learning rate, {OFF}")
+                elsewhere = what == "loss" and passes[step] > 1 and step in finite
+                if not math.isfinite(value) and not elsewhere:
+                    self._tell(series, f"the {what} is {value} at optimizer step {step}", LOWER)
+                    return
 
-    def look_at_skipped(self, losses: Sequence[float]) -> None:
-        """Raise RunError where none is a number: another scale cannot mend that, as it mends gradients."""
+    def look_at_skipped(self, training: Any, losses: Sequence[float]) -> None:
+        """Tell where none is finite: another scale cannot mend that, as it mends gradients."""
         if not any(map(math.isfinite, losses)):
-            self._stop(
-                f"the loss is {losses[-1]} in {len(losses)} steps in a row, all of which GradScaler skipped; next: bf16"
-                f" in place of fp16, or a lower learning rate, {OFF}"
-            )
+            line = f"the loss is {losses[-1]} in {len(losses)} steps in a row, all of which GradScaler skipped"
+            self._tell(training, line, f"bf16 in place of fp16, or {LOWER}")
 
-    def _stop(self, line: str) -> None:
-        self.acted(line, aloud=False)  # the error says it
-        raise RunError(line)
-
-    def _trainer_made(self, stock: Callable[..., None], trainer: Any, *args: Any, **kwargs: Any) -> None:
-        stock(trainer, *args, **kwargs)
-        there = any(getattr(each, "stops_on_non_finite", False) for each in trainer.callback_handler.callbacks)
-        if trainer.args.device.type == "mps" and not there and not _goes_on(trainer.args):
-            trainer.add_callback(_callback(self))
+    def _tell(self, training: Any, line: str, advice: str) -> None:
+        """Warn, once for each training, or raise RunError."""
+        if self._advice or settings.sentinels_stop():
+            line = f"{line}; next: {self._advice[-1] if self._advice else f'{advice}, or {GO_ON}'}"
+            self.acted(line, aloud=False)  # the error says it
+            raise RunError(line)
+        if training not in self._told:
+            self._told.add(training)
+            self.acted(f"{line}, and the training goes on; next: {advice}; {STOPS}")
 
     def _trained(self, stock: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        from hf_mps.sentinels.stream import STREAM
+
+        if trainer.optimizer is not None:  # of an earlier training
+            STREAM.begin(trainer.optimizer)
+        self._told.discard(trainer)
         if _goes_on(trainer.args):
             self.suspended += 1
             try:
@@ -71,57 +110,54 @@ class NonFinite(Sentinel):
             finally:
                 self.suspended -= 1
         done = stock(trainer, *args, **kwargs)
-        _read_all()
+        STREAM.read(trainer.optimizer)
         return done
 
-    def _read_first(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        _read_all()
-        return stock(*args, **kwargs)
+    def _logged(self, stock: Callable[..., None], trainer: Any, logs: Any, *args: Any, **kwargs: Any) -> None:
+        from hf_mps.sentinels.stream import STREAM
 
+        stock(trainer, logs, *args, **kwargs)
+        arguments = trainer.args
+        sign = None if arguments.device.type != "mps" or _goes_on(arguments) else _sign(arguments, trainer.state, logs)
+        if sign:
+            advice = f"a lower learning_rate (now {arguments.learning_rate:g})"
+            self._tell(STREAM.series(trainer.optimizer) or trainer, sign, advice)
 
-OFF = f"or HF_MPS_SENTINELS=-{NonFinite.name} to go on regardless"
+    def _trainer_saves(self, stock: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        from hf_mps.sentinels.stream import STREAM
+
+        STREAM.read(trainer.optimizer)
+        return stock(trainer, *args, **kwargs)
+
+    def _accelerator_saves(self, stock: Callable[..., Any], accelerator: Any, *args: Any, **kwargs: Any) -> Any:
+        from hf_mps.sentinels.stream import STREAM
+
+        for optimizer in accelerator._optimizers:
+            STREAM.read(optimizer)
+        return stock(accelerator, *args, **kwargs)
 
 
 def refuse(args: Any, state: Any, logs: dict[str, Any] | None, advice: str) -> None:
-    """Raise RunError where Trainer logs a loss or gradient norm that is no number, with `advice` what to do next.
+    """Raise RunError where Trainer logs a loss or gradient norm that is not finite, with `advice` what to do next."""
+    sign = _sign(args, state, logs or {})
+    if sign:
+        raise RunError(f"{sign}; next: {advice}")
+
+
+def _sign(args: Any, state: Any, logs: dict[str, Any]) -> str | None:
+    """What Trainer logs that is not finite, in words.
 
     Under fp16 the losses alone count: a gradient norm may overflow there, and GradScaler skips that step.
     """
-    watched = ("loss", "eval_loss") if args.fp16 else ("loss", "eval_loss", "grad_norm")
-    for name in watched:
-        value = (logs or {}).get(name)
+    for name in ("loss", "eval_loss") if args.fp16 else ("loss", "eval_loss", "grad_norm"):
+        value = logs.get(name)
         if isinstance(value, Real) and not math.isfinite(value):
-            raise RunError(f"{name} is {value} at step {state.global_step} of {state.max_steps}; next: {advice}")
+            return f"{name} is {value} at step {state.global_step} of {state.max_steps}"
+    return None
 
 
 def _goes_on(arguments: Any) -> bool:
     return bool(said(arguments, FILTER) and getattr(arguments, FILTER, False))
-
-
-def _callback(sentinel: NonFinite) -> Any:
-    from transformers import TrainerCallback
-
-    class StopOnNonFinite(TrainerCallback):  # type: ignore[misc]
-        """Ends the run at the first logged loss or gradient norm that is no number; checkpoints stay as they are."""
-
-        stops_on_non_finite = True
-
-        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-            if not sentinel.on:
-                return
-            try:
-                refuse(args, state, logs, f"a lower learning_rate (now {args.learning_rate:g}), {OFF}")
-            except RunError as error:
-                sentinel.acted(str(error), aloud=False)
-                raise
-
-    return StopOnNonFinite()
-
-
-def _read_all() -> None:
-    from hf_mps.sentinels.stream import STREAM
-
-    STREAM.read_all()
 
 
 SENTINEL = NonFinite()

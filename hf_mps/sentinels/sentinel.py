@@ -22,6 +22,7 @@ class Sentinel(Installed):
     """
 
     kind = "sentinel"
+    repeats = True
     why: str
     """When it speaks, and whether it stops the run, with the reason; no final full stop."""
 
@@ -34,8 +35,8 @@ class Sentinel(Installed):
     def look(self, series: Any, losses: Sequence[tuple[int, float]], norms: Sequence[tuple[int, float]]) -> None:
         """See new losses and gradient norms of one training (a `stream.Series`), each with its optimizer step."""
 
-    def look_at_skipped(self, losses: Sequence[float]) -> None:
-        """See the losses of several steps in a row that GradScaler skipped."""
+    def look_at_skipped(self, training: Any, losses: Sequence[float]) -> None:
+        """See the losses of several steps in a row that GradScaler skipped; `training` is its series or its scaler."""
 
     def before_update(self, series: Any, optimizer: Any) -> None:
         """See one of the first `stream.FIRST` optimizer steps, with its gradients, before the weights change."""
@@ -43,4 +44,4 @@ class Sentinel(Installed):
     def say(self, line: str) -> None:
         """Tell the user, with the way to switch the sentinel off."""
         off = "" if self.failure else f" (sentinel; HF_MPS_SENTINELS=-{self.name} switches it off)"
-        notice.say(f"{line}{off}", SentinelNotice)
+        notice.say(f"{line}{off}", SentinelNotice, again=True)

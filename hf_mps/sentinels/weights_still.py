@@ -17,16 +17,29 @@ SAMPLE = 2**22
 """Elements of a weight that are searched for its largest gradient; of a larger one every n-th."""
 ROUNDING = 20
 """A step is judged where it should change a weight by that many times what its dtype resolves."""
-SHARE = 1e-3
-"""Of the change that is due: less is none."""
+FEEBLE = 1e-3
+"""Share of Adam's step that an optimizer with a rule of its own is held to; Adadelta's first is three times that."""
 
 
 @dataclass
 class _Watch:
-    """What was seen of one training: for each step its weights, and on the device which were judged and were still."""
+    """What was seen of one training: for each step its weights, and on the device which were judged and were still.
 
-    seen: list[tuple[list[Any], Any, Any]] = field(default_factory=list)
+    The weights by reference: those of a training that was given up belong to nobody.
+    """
+
+    seen: list[tuple[list[ref[Any]], Any, Any]] = field(default_factory=list)
     done: bool = False
+
+
+@dataclass
+class _Step:
+    """A step that has begun: whose it is, and how its weights are compared when it is over."""
+
+    optimizer: ref[Any]
+    watch: _Watch
+    weights: list[ref[Any]]
+    compare: Callable[[list[Any]], tuple[Any, Any]]
 
 
 class WeightsStill(Sentinel):
@@ -43,7 +56,7 @@ class WeightsStill(Sentinel):
         super().__init__()
         self._watches: WeakKeyDictionary[Any, _Watch] = WeakKeyDictionary()
         self._models: list[ref[Any]] = []
-        self._now: Callable[[Any], None] | None = None
+        self._now: _Step | None = None
 
     def install(self, module: ModuleType) -> None:
         """Also note the models that accelerate prepares, Trainer's among them, to call weights by their names."""
@@ -60,29 +73,31 @@ class WeightsStill(Sentinel):
         """Also forget every training."""
         super().forget()
         self._watches.clear()
+        self._now = None
 
     def before_update(self, series: Any, optimizer: Any) -> None:
         """Note the elements to watch, and compare them when the step is over."""
         watch = self._watches.setdefault(series, _Watch())
         # An optimizer may make its gradients several times in a step: the first ones are before every change.
-        groups = [] if watch.done or self._now else list(_judged(optimizer))
-        if not groups:
+        if watch.done or (self._now is not None and self._now.optimizer() is optimizer):
             return
-        compare = _compared(groups)
-
-        def after(stepped: Any) -> None:
-            if stepped is not optimizer:  # that one's step ended in an error
-                return
-            watch.seen.append(([weight for weight, _ in groups], *compare()))
-            if len(watch.seen) == STEPS:
-                self._tell(watch, optimizer)
-
-        self._now = after
+        groups = list(_judged(optimizer))
+        weights = [ref(weight) for weight, _ in groups]
+        self._now = _Step(ref(optimizer), watch, weights, _compared(groups)) if groups else None
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
-        if self._now is not None:
-            after, self._now = self._now, None
-            after(optimizer)
+        now = self._now
+        if now is not None and now.optimizer() is optimizer:  # else that one's step ended in an error
+            self._now = None
+            self.safely(self._look, now, optimizer)
+
+    def _look(self, now: _Step, optimizer: Any) -> None:
+        weights = [weight() for weight in now.weights]
+        if any(weight is None for weight in weights):
+            return
+        now.watch.seen.append((now.weights, *now.compare(weights)))
+        if len(now.watch.seen) == STEPS:
+            self._tell(now.watch, optimizer)
 
     def look(self, series: Any, losses: Sequence[tuple[int, float]], norms: Sequence[tuple[int, float]]) -> None:
         """Judge a training that ends before its third step by what there is."""
@@ -105,8 +120,8 @@ class WeightsStill(Sentinel):
         moved: set[int] = set()
         for group, _, _ in seen:
             judged, still, flags = flags[: len(group)], flags[len(group) : 2 * len(group)], flags[2 * len(group) :]
-            for weight, due, none in zip(group, judged, still, strict=True):
-                if due:
+            for weight, due, none in zip((each() for each in group), judged, still, strict=True):
+                if due and weight is not None:
                     weights[id(weight)] = weight
                 if due and not none:
                     moved.add(id(weight))
@@ -130,7 +145,7 @@ class WeightsStill(Sentinel):
 
 
 def _judged(optimizer: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """The weights that a step should change, each with its group's settings."""
+    """The weights on the device that a step should change, each with its group's settings."""
     import torch
 
     for group in optimizer.param_groups:
@@ -139,11 +154,13 @@ def _judged(optimizer: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
             continue
         for weight in group["params"]:
             gradient = weight.grad
-            if gradient is not None and gradient.layout == torch.strided and 0 < weight.numel() < 2**31:
+            there = gradient is not None and weight.device.type == gradient.device.type == "mps"
+            dense = there and gradient.layout == torch.strided and weight.is_floating_point()
+            if dense and 0 < weight.numel() < 2**31:
                 yield weight, group
 
 
-def _compared(groups: list[tuple[Any, dict[str, Any]]]) -> Callable[[], tuple[Any, Any]]:
+def _compared(groups: list[tuple[Any, dict[str, Any]]]) -> Callable[[list[Any]], tuple[Any, Any]]:
     """Pick an element of each weight now; the function returned says for each whether it was due to move, and stood."""
     import torch
 
@@ -152,21 +169,19 @@ def _compared(groups: list[tuple[Any, dict[str, Any]]]) -> Callable[[], tuple[An
     def picked(of: list[Any]) -> Any:
         return torch.cat([_sample(each).index_select(0, pick).float() for each, pick in zip(of, picks, strict=True)])
 
-    weights = [weight for weight, _ in groups]
-    gradients, before = picked([weight.grad for weight in weights]).abs(), picked(weights)
-    due, decay, resolved = (
+    gradients, before = picked([weight.grad for weight, _ in groups]).abs(), picked([weight for weight, _ in groups])
+    step, floor, decay, resolved = (
         torch.tensor(column, device=before.device, dtype=torch.float32)
         for column in zip(*(_settings(weight, group) for weight, group in groups), strict=True)
     )
-    adaptive = torch.tensor(["betas" in group for _, group in groups], device=before.device)
-    # Adam and its like step by the learning rate, whatever the gradient's size; SGD in proportion to it.
-    due = due * torch.where(adaptive, gradients / (gradients + 1e-8), gradients)
+    # floor, an optimizer's eps, says that the gradient's size does not matter above it; 0, that the step grows with it.
+    due = step * torch.where(floor > 0, gradients / (gradients + floor), gradients)
     judged = gradients.isfinite() & (due > ROUNDING * resolved * before.abs())
 
-    def compare() -> tuple[Any, Any]:
+    def compare(weights: list[Any]) -> tuple[Any, Any]:
         after = picked(weights)
-        change = torch.minimum((after - before).abs(), (after - before * (1 - decay)).abs())
-        return judged, change <= SHARE * due + resolved * before.abs()
+        decayed = (decay > 0) & ((after - before * (1 - decay)).abs() <= resolved * before.abs())
+        return judged, (after == before) | decayed
 
     return compare
 
@@ -176,12 +191,19 @@ def _sample(tensor: Any) -> Any:
     return flat[:: flat.numel() // SAMPLE + 1]
 
 
-def _settings(weight: Any, group: dict[str, Any]) -> tuple[float, float, float]:
-    """Learning rate, share that a decoupled weight decay takes, and what the dtype resolves."""
+def _settings(weight: Any, group: dict[str, Any]) -> tuple[float, float, float, float]:
+    """Size of a plain step, gradient below which it is smaller, share of a decoupled weight decay, and resolution."""
     import torch
 
-    rate = float(group["lr"])
-    return rate, rate * float(group.get("weight_decay") or 0.0), torch.finfo(weight.dtype).eps
+    rate, resolution = float(group["lr"]), torch.finfo(weight.dtype).eps
+    decay = rate * float(group.get("weight_decay") or 0.0)
+    if "dampening" in group:  # SGD: in proportion to the gradient
+        return rate, 0.0, decay, resolution
+    eps = group.get("eps")
+    floor = max(eps, 1e-30) if isinstance(eps, float) else 1e-8
+    if "betas" in group:  # Adam and its like: by the learning rate; Prodigy's and D-Adaptation's is lr times d
+        return rate * float(group.get("d", 1.0)), floor, decay, resolution
+    return rate * FEEBLE, floor, decay, resolution
 
 
 SENTINEL = WeightsStill()

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from hf_mps import guards, sentinels
-from hf_mps.errors import RunError
 from hf_mps.sentinels import SentinelNotice
 from hf_mps.simulator import hazards
 from tests.sentinels.trainings import SEEN, Training
@@ -26,13 +25,9 @@ def found() -> list[object]:
 @pytest.mark.parametrize(("hazard", "sentinel", "training"), TABLE)
 def test_a_hazard_without_its_guard_is_seen(hazard: str, sentinel: str, training: Training, tmp_path: Path) -> None:
     with hazards.on(hazard), guards.suspended(hazard):
-        if sentinel == "non-finite":
-            with pytest.raises(RunError, match=r" is (nan|inf) (at|in) "):
-                training(tmp_path)
-        else:
-            with pytest.warns(SentinelNotice, match=f"HF_MPS_SENTINELS=-{sentinel} switches it off") as said:
-                training(tmp_path)
-            assert sum(each.category is SentinelNotice for each in said) == 1
+        with pytest.warns(SentinelNotice, match=f"HF_MPS_SENTINELS=-{sentinel} switches it off") as said:
+            training(tmp_path)
+        assert sum(each.category is SentinelNotice for each in said) == 1
     assert found() == [sentinel]
 
 
@@ -47,7 +42,6 @@ def test_the_same_training_on_a_right_device_is_not(
 
 @pytest.mark.parametrize(("hazard", "sentinel", "training"), TABLE)
 def test_a_sentinel_that_is_off_sees_nothing(hazard: str, sentinel: str, training: Training, tmp_path: Path) -> None:
-    # Trainer stops at a loss that is no number where the sentinel alone is off: nan-hidden's filter shows it.
     with hazards.on(hazard), guards.suspended(hazard), sentinels.suspended(sentinel):
         training(tmp_path)
     assert sentinel not in found()
