@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
 
 from hf_mps.sentinels.non_finite import refuse
 
@@ -26,16 +27,28 @@ class FiniteLoss(TrainerCallback):  # type: ignore[misc]
         refuse(args, state, logs, lower_rate(args.learning_rate))
 
 
-class Stopwatch(TrainerCallback):  # type: ignore[misc]
-    """Seconds of training steps, without evaluations and checkpoints."""
+class Stopwatch(TrainerCallback, ExportableState):  # type: ignore[misc]
+    """Seconds of training steps, without evaluations and checkpoints, over every part of a run that was stopped.
+
+    Each checkpoint holds them among the states of callbacks (trainer_state.json), so that a kill loses what came after
+    the last one alone. `first_step` is the step that they count from: above 0 where an older checkpoint holds none.
+    """
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.first_step = 0
         self._mark = 0.0
 
+    def state(self) -> dict[str, Any]:
+        """As Trainer stores it."""
+        return {"args": {}, "attributes": {"seconds": self.seconds, "first_step": self.first_step}}
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.first_step = state.global_step  # above 0 where a run goes on from a checkpoint
+        name = type(self).__name__
+        stored = state.stateful_callbacks.get(name) if state.global_step else None
+        before = stored["attributes"] if stored else {"seconds": 0.0, "first_step": state.global_step}
+        self.seconds, self.first_step = before["seconds"], before["first_step"]
+        state.stateful_callbacks.setdefault(name, self.state())  # Trainer saves those alone that stand there
         self._mark = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

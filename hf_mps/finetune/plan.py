@@ -9,6 +9,7 @@ from typing import Any
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
+from hf_mps.finetune import best as best_metric
 from hf_mps.finetune.recipe import Recipe
 from hf_mps.finetune.refusals import refuse_early_stopping, refuse_impossible
 from hf_mps.finetune.task import Prepared
@@ -151,7 +152,7 @@ def _kept_model(
     said: dict[str, Any], prepared: Prepared, patience: int | None, choices: dict[str, Choice[Any]]
 ) -> dict[str, Any]:
     """Which weights end up in the output folder, and by what the best ones are told."""
-    metric = said.get("metric_for_best_model", prepared.metrics.main)
+    metric, greater = best_metric.settle(said, prepared)
     best = said.get("load_best_model_at_end", patience is not None)
     if patience is not None:
         choices["early_stopping"] = Choice(f"after {patience} evaluations without a better {metric}", SAID)
@@ -162,8 +163,12 @@ def _kept_model(
         reason = "the default: the validation rows pick nothing, so their score is fair"
         choices["kept_model"] = Choice("last", _why(said, "load_best_model_at_end", reason))
     settled: dict[str, Any] = {"load_best_model_at_end": True} if best else {}
-    if (best or said.get("save_strategy") == "best") and "metric_for_best_model" not in said:
-        settled |= {"metric_for_best_model": metric, "greater_is_better": prepared.metrics.greater_is_better}
+    if patience is not None:  # a run that goes on has as much patience left as it had
+        settled["restore_callback_states_from_checkpoint"] = True
+    if best or said.get("save_strategy") == "best" or "metric_for_best_model" in said:
+        # Trainer takes every number but a loss for better the greater it is, an error rate too.
+        settled |= {"metric_for_best_model": metric, "greater_is_better": greater}
+        settled |= best_metric.plateau(said, metric, greater)
     return settled
 
 

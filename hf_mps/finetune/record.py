@@ -47,7 +47,7 @@ def make(order: Order, plan: Plan, prepared: Prepared, trained: Trained, written
         train_seconds=watch.seconds,
         samples_per_second=epochs * len(prepared.train) / watch.seconds if watch.seconds > 0 else 0.0,
         baseline=prepared.baseline,
-        peak_memory=trained.peak,
+        peak_memory=_peak(trained),
         fallback=fallback,
         unexpected_fallback=[one["operator"] for one in fallback if one["operator"] not in recipe.fallback],
         guards=guards.acted(),
@@ -64,6 +64,12 @@ def make(order: Order, plan: Plan, prepared: Prepared, trained: Trained, written
         predictions=written.predictions.name if written.predictions else None,
         pictures=[picture.name for picture in written.pictures],
     )
+
+
+def _peak(trained: Trained) -> int:
+    """The highest memory in bytes, that of the parts before a run went on among it: their log holds theirs."""
+    logged = (entry.get("peak_memory_bytes") or 0 for entry in trained.trainer.state.log_history)
+    return max([trained.peak, *logged])
 
 
 def _dataset_words(order: Order) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.errors import RunError, UserError
-from hf_mps.finetune import progress
+from hf_mps.finetune import optimization, progress
 from hf_mps.finetune.text import batches
 from hf_mps.guards import notice
 
@@ -41,6 +42,7 @@ def train(plan: Plan, prepared: Prepared, trainer: Any, watch: Stopwatch, checkp
     from hf_mps.finetune.interrupt import Interruption
     from hf_mps.sentinels.non_finite import SENTINEL
 
+    _ends_where_it_ended()
     peak, interruption = Peak(plan.device.value), Interruption()
     interruption.trainer = trainer
     trainer.add_callback(interruption)
@@ -58,7 +60,7 @@ def train(plan: Plan, prepared: Prepared, trainer: Any, watch: Stopwatch, checkp
         measured = _measured(trainer)
         for name, dataset in prepared.further.items():
             measured |= trainer.evaluate(eval_dataset=dataset, metric_key_prefix=name)
-    return Trained(trainer, measured, watch, peak.result.value)
+    return Trained(trainer, measured, _running(trainer, watch), peak.result.value)
 
 
 def make(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int | None) -> Any:
@@ -86,6 +88,7 @@ def make(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int | None)
         )
     except REFUSALS as error:
         raise _refused(error) from error
+    _evaluate_every_row(trainer)
     if plan.choices["sampling"].value == batches.ALIKE:
         batches.hang_into(trainer, prepared)
     if args.gradient_accumulation_steps > 1:
@@ -96,17 +99,52 @@ def make(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int | None)
 
 
 def arguments(plan: Plan, prepared: Prepared) -> Any:
-    """The training arguments of a plan. Raises UserError for what transformers refuses."""
+    """The training arguments of a plan. Raises UserError for what transformers, or the optimizer's package, refuses."""
     from transformers import TrainingArguments
 
     try:
-        return (prepared.arguments or TrainingArguments)(**plan.arguments)
+        made = (prepared.arguments or TrainingArguments)(**plan.arguments)
     except REFUSALS as error:
         raise _refused(error) from error
+    optimization.refuse_unusable(made, prepared.model, plan.choices["steps"].value, plan.arguments)
+    return made
 
 
 def _refused(error: Exception) -> UserError:
     return UserError(f"training: transformers refuses it: {str(error).strip().splitlines()[0]}")
+
+
+def _evaluate_every_row(trainer: Any) -> None:
+    """Let `dataloader_drop_last` be about training: an evaluation that leaves rows out scores another split."""
+    if not trainer.args.dataloader_drop_last:
+        return
+    for name in ("get_eval_dataloader", "get_test_dataloader"):
+        setattr(trainer, name, _undropped(trainer.args, getattr(trainer, name)))
+
+
+def _undropped(args: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
+    def loader(*arguments: Any, **settings: Any) -> Any:
+        args.dataloader_drop_last = False
+        try:
+            return stock(*arguments, **settings)
+        finally:
+            args.dataloader_drop_last = True
+
+    return loader
+
+
+def _ends_where_it_ended() -> None:
+    """Switch `resume-end` on also where no guard is, for want of Metal: a recipe goes on rightly on every device."""
+    from transformers import trainer
+
+    from hf_mps.guards.resume_end import GUARD
+
+    GUARD.install(trainer)
+
+
+def _running(trainer: Any, watch: Stopwatch) -> Stopwatch:
+    """The clock that ran: Trainer makes callbacks anew where it restores their states."""
+    return next((one for one in trainer.callback_handler.callbacks if isinstance(one, type(watch))), watch)
 
 
 def _measured(trainer: Any) -> dict[str, float]:

@@ -26,6 +26,7 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "resume-batches",
         "resume-loss",
         "resume-names",
+        "resume-end",
         "atomic-checkpoint",
         "torn-checkpoint",
         "large-batch-grad",

@@ -36,6 +36,7 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     "resume-rng": (resumed.resumed_trainer, resumed.resumed_accelerator),
     "lightning-rng": (resumed.resumed_lightning, resumed.resumed_lightning_epoch),
     "resume-names": (resumed.resumed_images, resumed.best_images),
+    "resume-end": (resumed.resumed_last_step, resumed.resumed_early_stop),
     "resume-batches": (resume_loops.masked_trainer, resume_loops.shuffled_accelerator),
     "resume-loss": (resumed.resumed_log,),
     "resume-epoch": (resumed.rest_of_an_epoch, resume_loops.seeded_accelerator),

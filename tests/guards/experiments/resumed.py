@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import Dataset
-from transformers import Trainer, TrainerCallback, TrainingArguments, ViTConfig
+from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments, ViTConfig
 from transformers import ViTForImageClassification as ViT
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -126,6 +126,40 @@ def resumed_log(folder: Path) -> bool:
         run.train(resume_from_checkpoint=checkpoint)
         found.append([each["loss"] for each in run.state.log_history if "loss" in each])
     return found[0] == found[1]
+
+
+def resumed_last_step(folder: Path) -> bool:
+    """A run resumed from the checkpoint of its last step, within an epoch, has its weights and takes no step more."""
+    for number, ends in enumerate(({"max_steps": 6}, {"num_train_epochs": 1.5})):
+        settings = {**ends, "save_strategy": "steps", "save_steps": 3, "logging_strategy": "no"}
+        whole = loops.trained(folder / str(number), **settings)
+        again = loops.trainer(folder / str(number), **settings)
+        again.train(resume_from_checkpoint=True)
+        if (again.state.global_step, again.state.num_train_epochs) != (6, 2):
+            return False
+        if not loops.same(whole, loops.weights(again.model)):
+            return False
+    return True
+
+
+def resumed_early_stop(folder: Path) -> bool:
+    """A run that early stopping ended is over where it is resumed with its callbacks' states, and not an epoch later."""
+    settings = {
+        "num_train_epochs": 5,
+        "learning_rate": 0.0,  # no evaluation is better than the first
+        "eval_strategy": "epoch",
+        "save_strategy": "epoch",
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "loss",
+        "restore_callback_states_from_checkpoint": True,
+    }
+    steps = []
+    for checkpoint in (None, True):
+        run = images(folder, **settings)
+        run.add_callback(EarlyStoppingCallback(early_stopping_patience=2))
+        run.train(resume_from_checkpoint=checkpoint)
+        steps.append(run.state.global_step)
+    return steps == [6, 6]
 
 
 def rest_of_an_epoch(folder: Path) -> bool:
