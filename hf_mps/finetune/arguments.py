@@ -82,17 +82,25 @@ LOWEST = {
     "per_device_train_batch_size": 1,
     "per_device_eval_batch_size": 1,
     "gradient_accumulation_steps": 1,
+    "eval_accumulation_steps": 1,
+    "torch_empty_cache_steps": 1,
     "learning_rate": 0,
     "weight_decay": 0,
     "max_grad_norm": 0,
     "warmup_steps": 0,
-    "label_smoothing_factor": 0,
+    "adam_epsilon": 0,
     "logging_steps": 0,
     "eval_steps": 0,
+    "eval_delay": 0,
     "save_steps": 0,
     "save_total_limit": 1,
     "dataloader_num_workers": 0,
+    "dataloader_prefetch_factor": 1,
+    "neftune_noise_alpha": 0,
 }
+# Shares of 1 that may not be the whole: PyTorch refuses such betas when the optimizer is made, a smoothing of 1 or more
+# teaches the other classes.
+BELOW_ONE = ("label_smoothing_factor", "adam_beta1", "adam_beta2")
 
 # Python types that a YAML value may have for each name in an annotation. A bool is no number here.
 _TYPES: Mapping[str, tuple[type, ...]] = {
@@ -156,7 +164,7 @@ def problems(
             found.append((key, _unknown(key, allowed, source[1], task)))
         elif RENAMED.get(key) in training:
             found.append((key, f"is the newer name of {RENAMED[key]}, which is here too; give one of them"))
-        elif value is not None and (problem := _mismatch(known[name], value)):
+        elif problem := _mismatch(known[name], value):
             found.append((key, problem))
     return found
 
@@ -175,11 +183,13 @@ def in_words(field: Field) -> str:
 
 def _mismatch(field: Field, value: Any) -> str:
     """One clause where `value` cannot be what the field's annotation says, otherwise an empty string."""
+    names = types(ast.parse(field.annotation, mode="eval").body)
+    if value is None:
+        return "" if "None" in names else f"is empty; allowed: {', '.join(field.values) or in_words(field)}"
     if field.values and isinstance(value, str):
         if value in field.values:
             return ""
         return f"is '{value}'; allowed: {', '.join(field.values)}{nearest(value, field.values)}"
-    names = types(ast.parse(field.annotation, mode="eval").body)
     kinds = tuple(kind for name in names for kind in _TYPES.get(name, ()))
     if not kinds or any(name not in _TYPES and not field.values and name != "Literal" for name in names):
         return ""  # a class of transformers' own: left to TrainingArguments, which checks it at the start of the run
@@ -196,6 +206,10 @@ def _out_of_range(name: str, value: Any) -> str:
         return f"is {value}; allowed: a finite number"
     if name == "num_train_epochs" and value <= 0:
         return f"is {value}; allowed: a number above 0"
+    if name == "max_steps" and value < 1 and value != -1:
+        return f"is {value}; allowed: 1 or more, or -1 for as many as num_train_epochs has"
+    if name in BELOW_ONE and not 0 <= value < 1:
+        return f"is {value}; allowed: 0 or more and less than 1"
     if name in LOWEST and value < LOWEST[name]:
         return f"is {value}; allowed: {LOWEST[name]} or more"
     return ""

@@ -14,6 +14,10 @@ from hf_mps.errors import UserError
 
 Values = dict[str, Any]
 DEEPEST = 20
+# More than any key takes: 64 bits have 19.
+DIGITS = 18
+# Characters of a wrong value that a line repeats.
+SHOWN = 200
 
 
 class _Loader(yaml.SafeLoader):
@@ -21,6 +25,10 @@ class _Loader(yaml.SafeLoader):
 
 
 def _integer(_: yaml.SafeLoader, node: yaml.Node) -> int:
+    digits = len(node.value.lstrip("+-"))
+    if digits > DIGITS:  # int() refuses from 4,300 on, and a float holds none of more than 308
+        words = f"an integer of {digits:,} digits; allowed: up to {DIGITS}, or the digits in quotation marks"
+        raise yaml.constructor.ConstructorError(None, None, words, node.start_mark)
     return int(node.value)
 
 
@@ -77,11 +85,12 @@ def read(path: Path, *, lenient: bool = False) -> Document:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from error
     try:
+        _refuse_odd(text)
         node = yaml.compose(text, Loader=_Loader)
         lines: dict[str, int] = {}
         twice: list[tuple[int, str]] = []
         if node is not None:
-            _walk(node, "", lines, twice, path)
+            _walk(node, "", lines, twice)
         values = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise UserError(f"{path}{_line(error)}: is not valid YAML: {_problem(error)}") from error
@@ -106,6 +115,8 @@ def override(document: Document, arguments: Sequence[str]) -> None:
             )
         if key in document.overridden:
             raise UserError(f"command line: {key} is given twice; give it once")
+        if key.count(".") > DEEPEST:
+            raise UserError(f"command line: '{key[:40]}…' has {key.count('.'):,} dots; allowed: up to {DEEPEST}")
         _put(document.values, key, _value(key, text))
         document.overridden.add(key)
         # What the file said at this key, and below it, is not there any more.
@@ -117,9 +128,11 @@ def override(document: Document, arguments: Sequence[str]) -> None:
 def _value(key: str, text: str) -> Any:
     """What `text` says as YAML. A mapping stands in braces: `translate English to German: ` is a text."""
     try:
+        _refuse_odd(text)
         value = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
-        raise UserError(f"command line: {key}: '{text}' is not valid YAML: {_problem(error)}") from error
+        shown = text if len(text) <= SHOWN else f"{text[:10]}…"
+        raise UserError(f"command line: {key}: '{shown}' is not valid YAML: {_problem(error)}") from error
     return text if isinstance(value, dict) and not text.lstrip().startswith("{") else value
 
 
@@ -140,19 +153,47 @@ def _put(values: Values, key: str, value: Any) -> None:
     here[last] = value
 
 
-def _walk(node: yaml.Node, prefix: str, lines: dict[str, int], twice: list[tuple[int, str]], path: Path) -> None:
+def _refuse_odd(text: str) -> None:
+    """Raise yaml.YAMLError for what no recipe needs, and what reading would not end well for.
+
+    That are values deeper than any recipe's or inside themselves (PyYAML parses without recursion and makes the values
+    with it), tags that ask for another type, and the character 0, which no path may have.
+    """
+    open_anchors: list[str | None] = []
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_anchors.append(event.anchor)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            open_anchors.pop()
+        if wrong := _odd(event, open_anchors):
+            mark: Any = event.start_mark
+            raise yaml.composer.ComposerError(None, None, wrong, mark)
+
+
+def _odd(event: Any, open_anchors: Sequence[str | None]) -> str:
+    """What is odd about a parser's event inside collections of these anchors, in a clause; empty where nothing is."""
+    if len(open_anchors) > DEEPEST:
+        return f"values more than {DEEPEST} deep; write it flatter"
+    if isinstance(event, yaml.AliasEvent) and event.anchor in open_anchors:
+        return f"*{event.anchor} stands inside itself; write it flatter"
+    if isinstance(event, yaml.ScalarEvent) and "\0" in event.value:
+        return "a text with the character 0; leave it out"
+    if getattr(event, "tag", None) not in (None, "!", "tag:yaml.org,2002:str"):
+        return f"a tag, {event.tag}; allowed: plain values"
+    return ""
+
+
+def _walk(node: yaml.Node, prefix: str, lines: dict[str, int], twice: list[tuple[int, str]]) -> None:
     """Note the line of every key below `node`, and each key said again, because YAML would drop the first silently."""
     if not isinstance(node, yaml.MappingNode):
         return
-    if prefix.count(".") > DEEPEST:  # an alias inside its own anchor never ends
-        raise UserError(f"{path}:{node.start_mark.line + 1}: sections stand more than {DEEPEST} deep; write it flatter")
     for key_node, value_node in node.value:
         key = f"{prefix}{key_node.value}"
         line = key_node.start_mark.line + 1
         if key in lines:
             twice.append((line, f"{key} is given twice, first in line {lines[key]}; give it once"))
         lines.setdefault(key, line)
-        _walk(value_node, f"{key}.", lines, twice, path)
+        _walk(value_node, f"{key}.", lines, twice)
 
 
 def _line(error: yaml.YAMLError) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError, nearest
+from hf_mps.finetune import tasks
+from hf_mps.finetune.metrics import catalogue, tags
 from hf_mps.finetune.order import Order
+from hf_mps.finetune.recipe import Recipe
 from hf_mps.finetune.report import Expectation
 
 # What the command line may change without making another run of it than the one that the promise was given for.
@@ -42,6 +45,47 @@ def in_words(order: Order) -> str:
         low, high = _bounds(order, metric)
         parts.append(f"{metric} {low:g} to {high:g}" if high is not None else f"{metric} at least {low:g}")
     return ", ".join(parts)
+
+
+def refuse_unknown(recipe: Recipe, changed: Sequence[str] = ()) -> None:
+    """Raise UserError for a number in `expect` that the recipe's task never reports.
+
+    For a recipe whose rows nobody has read: where those decide which metrics there are, every known number passes.
+    """
+    for metric in recipe.expect if applies(Order("", recipe, tuple(changed))).value else ():
+        if instead := _instead(metric, recipe):
+            raise UserError(f"expect.{metric} is not measured; {instead}")
+
+
+def refuse_unknown_best(recipe: Recipe) -> None:
+    """Raise UserError for a `metric_for_best_model` that the recipe's task never reports, as `refuse_unknown` does."""
+    said = recipe.training.get("metric_for_best_model")
+    if said is not None and (instead := _instead(str(said).removeprefix("eval_"), recipe, "loss")):
+        raise UserError(f"training.metric_for_best_model is '{said}'; {instead}")
+
+
+def _instead(name: str, recipe: Recipe, *more: str) -> str:
+    """What is allowed in place of a number that the recipe cannot report; empty for one that it may."""
+    known, sure = _possible(recipe)
+    if name in more or _may_be(name, known, recipe):
+        return ""
+    allowed = ", ".join((*known, *more))
+    return f"{f'allowed: {allowed}' if sure else f'it is no number that {recipe.task} reports'}{nearest(name, known)}"
+
+
+def _possible(recipe: Recipe) -> tuple[list[str], bool]:
+    """The numbers that a recipe's metrics give, and whether its rows have no say in which metrics those are."""
+    numbers = catalogue.REPORTS | catalogue.OWN
+    names = recipe.metrics or getattr(tasks.module(recipe.task), "METRICS", None)
+    return list(dict.fromkeys(number for name in names or numbers for number in numbers[name])), names is not None
+
+
+def _may_be(name: str, known: Collection[str], recipe: Recipe) -> bool:
+    """Whether `name` is one of the numbers, that of a further split, or of one kind of name (PER_f1)."""
+    splits = {**(recipe.data.files or {}), **(recipe.data.splits or {})}
+    bare = next((name.removeprefix(f"{split}_") for split in splits if name.startswith(f"{split}_")), name)
+    of_a_kind = any(number.startswith("overall_") for number in known) and bare.endswith(tags.OVERALL)
+    return bare in known or of_a_kind
 
 
 def refuse_unmeasured(order: Order, measured: Collection[str]) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import re
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hf_mps.checkpoints import torn
 
+RESULTS = "results.json"
 FULL = {
     errno.ENOSPC: "no space is left on the disk",
     errno.EDQUOT: "the disk quota is used up",
@@ -43,6 +46,17 @@ def in_words(error: BaseException) -> str | None:
             way_on = "PYTORCH_ENABLE_MPS_FALLBACK=1 and the same command"
             return f"the operator {operator.group(1)} has no Metal kernel; next: {way_on}"
     return None
+
+
+@contextmanager
+def costs_itself_alone(part: str) -> Iterator[None]:
+    """Tell a failure inside in one line on stderr and go on: `part` only tells of results, which are safe by then."""
+    try:
+        yield
+    except Exception as error:
+        text = str(error).strip()
+        words = in_words(error) or f"{type(error).__name__}{f': {text.splitlines()[0]}' if text else ''}"
+        print(f"hf-mps: {part} is left out: {words}; the model and {RESULTS} are there", file=sys.stderr)
 
 
 def checkpoints(output_dir: Path) -> list[Path]:

@@ -13,12 +13,11 @@ from pathlib import Path
 from hf_mps.checkpoints import sweep
 from hf_mps.errors import UserError
 from hf_mps.finetune import stored
-from hf_mps.finetune.failures import checkpoints
+from hf_mps.finetune.failures import RESULTS, checkpoints
 from hf_mps.finetune.order import Order
 
 RUNS = Path("runs")
 STAGING = ".saving"
-RESULTS = "results.json"
 # What makes a folder a model to `from_pretrained`, by kind of model: moved in last of all.
 LAST = ("config.json", "adapter_config.json", "modules.json")
 

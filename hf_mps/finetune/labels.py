@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +16,9 @@ ProblemType = Literal["single_label_classification", "regression"]
 SHOWN = 12
 # How a reason begins where the training rows themselves say which labels there are.
 FOUND = "found in"
+# Keys of configurations that count layers, heads or numbers in a vector, and those that are shares.
+COUNT = re.compile(r"(^|_)(layers?|heads?|groups?|size|dim|embd|positions)$|^d_(model|ff|kv)$")
+PROBABILITY = re.compile(r"dropout|_prob$|_pdrop$")
 
 
 @dataclass(frozen=True)
@@ -103,12 +107,32 @@ def configure(config: Any, names: Sequence[str], overrides: Mapping[str, Any] | 
 
 
 def override(config: Any, overrides: Mapping[str, Any]) -> None:
-    """Lay a recipe's `config_overrides` over a model's configuration. Raises UserError for what is no key of it."""
+    """Lay a recipe's `config_overrides` over a model's configuration.
+
+    Raises UserError for what is no key of it, and for a value of another type than the key has, or below its least.
+    """
     known = config.to_dict()
     for name, value in overrides.items():
         if name not in known:
             raise UserError(f"config_overrides.{name} is no key of {type(config).__name__}{nearest(name, known)}")
+        if allowed := _other_than(name, known[name], value):
+            raise UserError(f"config_overrides.{name} is {value!r}; allowed: {allowed}")
         setattr(config, name, value)
+
+
+def _other_than(name: str, now: Any, value: Any) -> str:
+    """What is allowed in place of `value` for a key that is `now`; empty where `value` is, or nobody can tell."""
+    if isinstance(now, bool):
+        return "" if isinstance(value, bool) else "true or false"
+    if isinstance(now, (int, float)) and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        return "" if value is None else "a number"
+    if isinstance(now, int) and now > 0 and COUNT.search(name):  # an id of a token may be 0, or -1 for none
+        return "" if isinstance(value, int) and value >= 1 else "an integer of 1 or more"
+    if isinstance(now, str):
+        return "" if isinstance(value, str) or value is None else "text"
+    if isinstance(now, float) and PROBABILITY.search(name):
+        return "" if 0 <= value <= 1 else "0 to 1"
+    return ""
 
 
 def _named(classes: Sequence[str], train: Rows, seen: Iterable[Any], reason: str) -> Labels:

@@ -53,7 +53,10 @@ def _optimizer(args: Any, model: Any) -> Any:
     alone.optim = type(args.optim)(_word(args.optim).removesuffix("_layerwise"))
     kind, settings = Trainer.get_optimizer_cls_and_kwargs(alone, model)
     weight = torch.nn.Parameter(torch.zeros(1, device="cpu"))
-    if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)) or {"model", "params"} & settings.keys():
+    if (
+        not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer))
+        or {"model", "params"} & settings.keys()
+    ):
         return torch.optim.SGD([weight], lr=args.learning_rate)  # made of the model itself: it has been looked at
     return kind([weight], **settings)
 
@@ -93,10 +96,9 @@ def _refuse_ignored(args: Any, model: Any, name: str, schedule: str, said: Mappi
             raise UserError(f"training.optim_args has {part.partition('=')[0]}, which does nothing {with_it}")
     if args.lr_scheduler_kwargs and schedule in WITHOUT_KWARGS:
         raise UserError(f"training.lr_scheduler_kwargs does nothing with training.lr_scheduler_type={schedule}")
-    for key in ("warmup_steps", "warmup_ratio"):
-        if said.get(key) and schedule in WITHOUT_WARMUP:
-            instead = "; constant_with_warmup has one" if schedule == "constant" else "; leave it out"
-            raise UserError(f"training.{key} does nothing with training.lr_scheduler_type={schedule}{instead}")
+    if said.get("warmup_steps") and schedule in WITHOUT_WARMUP:
+        instead = "constant_with_warmup has one" if schedule == "constant" else "leave it out"
+        raise UserError(f"training.warmup_steps does nothing with training.lr_scheduler_type={schedule}; {instead}")
 
 
 def _settings(args: Any, model: Any, without: str = "") -> Any:

@@ -46,36 +46,47 @@ def load(name: str, overrides: Sequence[str] = ()) -> Order:
     return Order(entry.name, validate(said), tuple(sorted(said.overridden)), (name, *overrides))
 
 
-def problems(name: str, overrides: Sequence[str] = ()) -> list[str]:
+def problems(name: str, overrides: Sequence[str] = ()) -> list[Problem]:
     """Everything that is wrong with the recipe called `name` and `overrides`, each told with file and line.
 
-    More than a run would tell at first: keys said twice, files and folders that are not there. Imports no torch.
+    More than a run would tell at first: keys said twice, files and folders that are not there. Where a library is not
+    installed, what it alone could tell is left `unchecked`. Imports no torch.
     """
-    from hf_mps.finetune import data
-    from hf_mps.finetune.models import checkpoint
-    from hf_mps.finetune.text import chat
-
     try:
         path = catalogue.find(name).path
         said = read(path, overrides, lenient=True)
     except UserError as error:
-        return [str(error)]
-    found = [f"{path}:{line}: {words}" for line, words in said.twice]
+        return [Problem("", "", str(error))]
+    found = [Problem(f"{path}:{line}", "", words) for line, words in said.twice]
     recipe, wrong = examine(said)
-    found += map(str, wrong)
-    if recipe is not None:
-        checks: dict[str, Callable[[], object]] = {
-            "model": lambda: checkpoint.resolve(recipe.model),
-            "data": lambda: data.check(recipe.data),
-        }
-        if (template := getattr(recipe, "chat_template", None)) not in (None, paths.PLAIN):
-            checks["chat_template"] = lambda: chat.written(template)
-        for key, check in checks.items():
-            try:
-                check()
-            except UserError as error:
-                found.append(f"{said.where(key)}: {error}")
-    return found
+    found += wrong
+    for key, check in _checks(recipe, said).items() if recipe is not None else ():
+        try:
+            check()
+        except UserError as error:
+            found.append(Problem(said.where(key), "", str(error)))
+    return [one for place, one in enumerate(found) if one.text not in [before.text for before in found[:place]]]
+
+
+def _checks(recipe: Recipe, said: Document) -> dict[str, Callable[[], object]]:
+    """What a run refuses of a valid recipe before it reads a row, by the key that is to blame."""
+    from hf_mps.finetune import data, expect, refusals
+    from hf_mps.finetune.models import checkpoint
+    from hf_mps.finetune.text import chat
+
+    checks: dict[str, Callable[[], object]] = {
+        "model": lambda: checkpoint.resolve(recipe.model),
+        "model_type": lambda: refusals.refuse_another_type(recipe.model_type, checkpoint.resolve(recipe.model)),
+        "data": lambda: data.check(recipe.data),
+        "expect": lambda: expect.refuse_unknown(recipe, sorted(said.overridden)),
+        "training.metric_for_best_model": lambda: expect.refuse_unknown_best(recipe),
+        "early_stopping_patience": lambda: refusals.refuse_early_stopping(
+            recipe.training, recipe.early_stopping_patience
+        ),
+    }
+    if (template := getattr(recipe, "chat_template", None)) not in (None, paths.PLAIN):
+        checks["chat_template"] = lambda: chat.written(template)
+    return checks
 
 
 def read(path: Path, overrides: Sequence[str] = (), *, lenient: bool = False) -> Document:
@@ -120,8 +131,9 @@ def examine(said: Document) -> tuple[Recipe | None, list[Problem]]:
             fields = {str(key): value for key, value in training.items()}
             wrong = arguments.problems(fields, source, settled, task=said.values["task"])
         except UserError as error:  # the library whose arguments they are is not installed
-            wrong = [("", f"cannot be checked: {error}")]
-        problems += [(f"training.{key}" if key else "training", text) for key, text in wrong]
+            unchecked = Problem(said.where("training"), "training", f"cannot be checked: {error}", unchecked=True)
+            return recipe, [*(Problem(said.where(key), key, text) for key, text in problems), unchecked]
+        problems += [(f"training.{key}", text) for key, text in wrong]
     return recipe, [Problem(said.where(key), key, text) for key, text in problems]
 
 

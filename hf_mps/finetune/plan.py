@@ -116,7 +116,12 @@ def _precision(said: dict[str, Any], device_type: str) -> tuple[Choice[str], dic
 
 
 def _steps(said: dict[str, Any], rows: int, batch: int, accumulation: int) -> Choice[int]:
-    """The number of optimizer steps, as Trainer counts them."""
+    """The number of optimizer steps, as Trainer counts them. Raises UserError where no batch is left to train on."""
+    if said.get("dataloader_drop_last") and rows < batch:
+        raise UserError(
+            f"training.dataloader_drop_last leaves nothing to train on: {rows} rows make no batch of {batch}; leave it"
+            " out, or give a smaller training.per_device_train_batch_size"
+        )
     if said.get("max_steps", -1) > 0:
         return Choice(said["max_steps"], "max_steps in the recipe")
     epochs = said.get("num_train_epochs", 3)

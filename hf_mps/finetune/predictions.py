@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.files import plain, write_atomic
+from hf_mps.finetune import failures
 
 if TYPE_CHECKING:
     from hf_mps.finetune.task import Prepared
@@ -32,13 +33,18 @@ class Written:
 
 
 def write(output: Path, prepared: Prepared, trainer: Any) -> Written:
-    """Write what the task offers into `output`, each file atomically. Raises OSError where the disk refuses."""
+    """Write what the task offers into `output`, each file atomically; pictures that fail cost themselves alone.
+
+    Raises whatever the task's `predict` does, and OSError where the disk refuses.
+    """
     if prepared.predict is None:
         return Written()
     rows = [dict(row) for row in prepared.predict(trainer)]
-    predictions = write_atomic(output / FILE, text(rows))
-    pictures = prepared.figures(rows) if prepared.figures is not None else {}
-    return Written(predictions, tuple(write_atomic(output / name, png) for name, png in pictures.items()))
+    predictions, pictures = write_atomic(output / FILE, text(rows)), []
+    with failures.costs_itself_alone("a picture of the predictions"):
+        drawn = prepared.figures(rows) if prepared.figures is not None else {}
+        pictures = [write_atomic(output / name, png) for name, png in drawn.items()]
+    return Written(predictions, tuple(pictures))
 
 
 def text(rows: Iterable[Mapping[str, Any]]) -> str:

@@ -46,9 +46,11 @@ class Problem:
     where: str
     key: str
     text: str
+    unchecked: bool = False
+    """Nothing is known to be wrong: what would tell is not installed."""
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.key} {self.text}" if self.key else f"{self.where}: {self.text}"
+        return ": ".join(filter(None, (self.where, f"{self.key} {self.text}".strip())))
 
 
 def in_words(error: ValidationError, kind: type[BaseModel], said: Document) -> list[tuple[str, str]]:

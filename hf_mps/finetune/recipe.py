@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -18,6 +19,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "generated": (),
 }
 SPLIT = re.compile(r"[a-z][a-z0-9_]*")
+# A file's or folder's name on APFS, ext4 and their kind.
+LONGEST = 255
 OPERATOR = re.compile(r"\w+::\w+(\.\w+)?")
 
 
@@ -142,6 +145,15 @@ class Recipe(Section):
     fallback: list[str] = Field(default_factory=list)
     early_stopping_patience: int | None = Field(default=None, ge=1)
     model_type: str | None = None
+
+    @field_validator("output_dir")
+    @classmethod
+    def _a_folder(cls, value: str | None) -> str | None:
+        if value is not None and Path(value).expanduser().name in ("", ".."):
+            raise ValueError(f"is '{value}'; allowed: a folder for this run alone, such as runs/mine")
+        if value is not None and any(len(part.encode()) > LONGEST for part in Path(value).parts):
+            raise ValueError(f"has a name of more than {LONGEST} bytes, which no disk takes; allowed: a shorter one")
+        return value
 
     @field_validator("fallback")
     @classmethod

@@ -13,7 +13,6 @@ from hf_mps.integrations.fallback import of_training
 
 if TYPE_CHECKING:
     from hf_mps.finetune.plan import Plan
-    from hf_mps.finetune.predictions import Written
     from hf_mps.finetune.task import Prepared
     from hf_mps.finetune.training import Trained
 
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
 NOT_METRICS = ("epoch", "step", "runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 
 
-def make(order: Order, plan: Plan, prepared: Prepared, trained: Trained, written: Written) -> RunRecord:
-    """The record of a run whose training ended as `trained` and left `written` beside the model."""
+def make(order: Order, plan: Plan, prepared: Prepared, trained: Trained) -> RunRecord:
+    """The record of a run whose training ended as `trained`."""
     trainer, watch = trained.trainer, trained.watch
     metrics = {name.removeprefix("eval_"): value for name, value in trained.measured.items()}
     metrics = {name: value for name, value in metrics.items() if not name.endswith(NOT_METRICS)}
@@ -61,8 +60,6 @@ def make(order: Order, plan: Plan, prepared: Prepared, trained: Trained, written
         auto_class=prepared.auto_class,
         snippet=prepared.snippet,
         library=prepared.library,
-        predictions=written.predictions.name if written.predictions else None,
-        pictures=[picture.name for picture in written.pictures],
     )
 
 

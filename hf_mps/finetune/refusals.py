@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from hf_mps.errors import UserError, nearest
+from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.guards.cuda_optimizer import reason_against
+
+# The folders that Hugging Face's libraries keep rows and models in, where the environment names them.
+CACHES = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE")
 
 # Where the package that a tracker of Trainer's needs is not called like the tracker.
 PIP = {"azure_ml": "azureml-mlflow mlflow", "comet_ml": "comet-ml", "kubeflow": "kubeflow-trainer"}
@@ -46,6 +54,48 @@ def refuse_early_stopping(said: dict[str, Any], patience: int | None) -> None:
                 f"early_stopping_patience: it compares evaluations and keeps the best checkpoint, and {words};"
                 f" leave one of them out"
             )
+
+
+def refuse_another_type(said: str | None, source: Checkpoint) -> None:
+    """Raise UserError for a recipe's `model_type` that is not what the checkpoint's own configuration says.
+
+    Reads the configuration of a folder; that of a hub id is the hub's.
+    """
+    if said is None or not source.local:
+        return
+    try:
+        own = json.loads((Path(source.place) / "config.json").read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError):
+        return  # told, with the reason, where the model is loaded
+    if own is not None and own != said:
+        raise UserError(f"model_type is {said}, and {source.said} holds a {own}; leave model_type out")
+
+
+def refuse_unknown_operators(named: Sequence[str]) -> None:
+    """Raise UserError for a name in a recipe's `fallback` that the libraries which are imported by now do not have."""
+    from torch import _C
+
+    known = set(_C._dispatch_get_all_op_names()) if named else set()
+    bare = {name.partition(".")[0] for name in known}
+    for name in named:
+        if name not in known and name not in bare:
+            which = f"which is no operator of PyTorch {metadata.version('torch')}{nearest(name, bare)}"
+            raise UserError(
+                f"fallback has '{name}', {which}; next: hf-mps audit RECIPE, which lists those that fall back"
+            )
+
+
+def refuse_caches() -> None:
+    """Raise UserError for a cache of Hugging Face's libraries, as the environment names it, that cannot be made."""
+    named = [name for name in CACHES if os.environ.get(name)]
+    for name in named:
+        path = Path(os.environ[name]).expanduser()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"{name} is {path}, which cannot be made: {error.strerror}; allowed: a folder that can be written"
+            ) from error
 
 
 def _refuse_trackers(asked: Any) -> None:

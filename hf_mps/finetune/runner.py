@@ -104,17 +104,19 @@ def prepare(order: Order, source: checkpoint.Checkpoint) -> tuple[Choice[str], P
     """The device and the task's part: all that can be refused before a folder is made."""
     from transformers import set_seed
 
-    from hf_mps.finetune import plan
-    from hf_mps.finetune.refusals import refuse_impossible
+    from hf_mps.finetune import plan, refusals
 
     device = plan.device(order.recipe)
-    refuse_impossible(order.recipe.training, device.value)
+    refusals.refuse_impossible(order.recipe.training, device.value)
+    refusals.refuse_another_type(order.recipe.model_type, source)
+    refusals.refuse_caches()
     task = tasks.module(order.recipe.task)
     set_seed(order.recipe.seed)  # the new layers of the model are drawn while it is loaded
     status.now("reading the rows …")
     rows = data.load(order.recipe.data, order.recipe.seed)
     status.now("preparing the model and its features …")
     prepared = task.prepare(order.recipe, rows, source, device.value)
+    refusals.refuse_unknown_operators(order.recipe.fallback)
     data.refuse_unread(rows, (*data.SPLITS, *prepared.further), order.recipe.task)
     expect.refuse_unmeasured(order, prepared.reported)
     sizes = " + ".join(f"{len(one.dataset)}" for one in rows.values())
@@ -143,7 +145,7 @@ def plan(order: Order, device: Choice[str], prepared: Prepared, output: Path, pl
 
 
 def _train(planned: Planned, place: folder.Place, output: Path) -> RunRecord:
-    """Train, measure, save and report."""
+    """Train, save, measure and report: what costs hours is on the disk before anything is made of it."""
     from hf_mps.finetune import predictions, report, training
     from hf_mps.finetune import record as records
     from hf_mps.finetune.callbacks import Stopwatch
@@ -152,17 +154,19 @@ def _train(planned: Planned, place: folder.Place, output: Path) -> RunRecord:
     watch = Stopwatch()
     trainer = training.make(plan, prepared, watch, order.recipe.early_stopping_patience)
     header(order, plan)
+
+    def keep() -> None:
+        if prepared.save is not None:
+            prepared.save(trainer, folder.staging(output))
+        else:
+            trainer.save_model(str(folder.staging(output)))
+        folder.publish(output)
+
     with _named(order.recipe.fallback):
-        trained = training.train(plan, prepared, trainer, watch, place.checkpoint)
-    if prepared.save is not None:
-        prepared.save(trainer, folder.staging(output))
-    else:
-        trainer.save_model(str(folder.staging(output)))
-    folder.publish(output)
-    written = predictions.write(output, prepared, trainer)
-    record = records.make(order, plan, prepared, trained, written)
-    files = report.write(output, record)
-    _table(order, record, [output, *files, *written.files])
+        trained = training.train(plan, prepared, trainer, watch, place.checkpoint, keep)
+    record = records.make(order, plan, prepared, trained)
+    files = report.write(output, record, lambda: predictions.write(output, prepared, trainer))
+    _table(order, record, [output, *files])
     return record
 
 
@@ -226,7 +230,7 @@ def _table(order: Order, record: RunRecord, files: Sequence[Path]) -> None:
 
 def _finished(order: Order, place: folder.Place) -> dict[str, Any]:
     """Tell of a run that is done already, as it ended. Raises RunError where it missed what the recipe expects."""
-    results: dict[str, Any] = json.loads((place.path / folder.RESULTS).read_text(encoding="utf-8"))
+    results: dict[str, Any] = json.loads((place.path / failures.RESULTS).read_text(encoding="utf-8"))
     metric, value = results["main_metric"], results["metrics"].get(results["main_metric"])
     scored = f" ({metric} {value:.4f})" if value is not None else ""
     again = shlex.join(["hf-mps", "finetune", *order.words, "--fresh"])

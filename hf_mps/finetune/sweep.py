@@ -15,7 +15,7 @@ from typing import Any
 
 from hf_mps.errors import RunError, UserError
 from hf_mps.files import write_atomic, write_json
-from hf_mps.finetune import folder, predictions, progress, runner
+from hf_mps.finetune import failures, folder, predictions, progress, runner
 from hf_mps.finetune import order as orders
 from hf_mps.finetune.order import Order
 
@@ -182,7 +182,7 @@ def _told(sweep: Sweep, one: One) -> Iterator[None]:
         raise runner.Interrupted(words, error.exit_code) from error
     except (RunError, UserError) as error:
         one.error = str(error)
-        results = one.place / folder.RESULTS
+        results = one.place / failures.RESULTS
         if results.is_file():  # a run that ended and missed what its recipe expects
             _keep(sweep, one, json.loads(results.read_text(encoding="utf-8")))
         print(f"run failed: {error}")

@@ -32,8 +32,15 @@ class Trained:
     peak: int
 
 
-def train(plan: Plan, prepared: Prepared, trainer: Any, watch: Stopwatch, checkpoint: Path | None) -> Trained:
-    """Train, from `checkpoint` on where there is one, and measure; prints a line for each logging step.
+def train(
+    plan: Plan,
+    prepared: Prepared,
+    trainer: Any,
+    watch: Stopwatch,
+    checkpoint: Path | None,
+    keep: Callable[[], None],
+) -> Trained:
+    """Train, from `checkpoint` on where there is one, `keep` the model, and measure it; prints a line a logging step.
 
     Raises RunError for a loss that is NaN or infinite, Stopped where a signal ends it.
     """
@@ -57,6 +64,7 @@ def train(plan: Plan, prepared: Prepared, trainer: Any, watch: Stopwatch, checkp
         trained = trainer.train(resume_from_checkpoint=start)
         if not math.isfinite(trained.training_loss):
             raise RunError(f"the training loss is {trained.training_loss}; next: a lower training.learning_rate")
+        keep()
         measured = _measured(trainer)
         for name, dataset in prepared.further.items():
             measured |= trainer.evaluate(eval_dataset=dataset, metric_key_prefix=name)

@@ -73,6 +73,72 @@ def test_every_mistake_is_told_at_once_with_its_line(desk: Path, capsys: Printed
     assert told[5] == "training.learning_rate is 'fast'; allowed: a number"
 
 
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        ("expect: {nope: 1}\n", "my.yaml:13: expect.nope is not measured; allowed: f1, accuracy"),
+        ("expect: {other_f1: 0.5}\n", "my.yaml:13: expect.other_f1 is not measured; allowed: f1, accuracy"),
+        (
+            "  metric_for_best_model: f2\n",
+            "my.yaml:13: training.metric_for_best_model is 'f2'; allowed: f1, accuracy, loss",
+        ),
+        (
+            "  save_strategy: 'no'\nearly_stopping_patience: 2\n",
+            "my.yaml:14: early_stopping_patience: it compares evaluations and keeps the best checkpoint, and"
+            " training.save_strategy=no; leave one of them out",
+        ),
+        ("model_type: gpt2\n", "my.yaml:13: model_type is gpt2, and model holds a bert; leave model_type out"),
+        ("output_dir: ''\n", "my.yaml:13: output_dir is ''; allowed: a folder for this run alone, such as runs/mine"),
+    ],
+)
+def test_validation_refuses_what_a_run_refuses(
+    desk: Path, finetune: Command, capfd: Printed, more: str, line: str
+) -> None:
+    (desk / "my.yaml").write_text(tiny.RECIPE + more, encoding="utf-8")
+    assert main(["recipes", "validate", "my.yaml"]) == 2
+    said = capfd.readouterr().err
+    assert said.startswith(f"hf-mps: {line}")
+    assert said.count("\n") == 1
+    ended = finetune("my.yaml")
+    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
+
+
+def test_a_metric_that_the_rows_decide_on_is_not_refused_unread(desk: Path, capsys: Printed) -> None:
+    text = tiny.RECIPE.replace("metrics: [f1, accuracy]\n", "") + "expect: {f1_macro: 0.1}\n"
+    (desk / "my.yaml").write_text(text, encoding="utf-8")
+    assert main(["recipes", "validate", "my.yaml"]) == 0
+    (desk / "my.yaml").write_text(text.replace("f1_macro", "f1_makro"), encoding="utf-8")
+    assert main(["recipes", "validate", "my.yaml"]) == 2
+    assert capsys.readouterr().err.endswith(
+        "it is no number that text-classification reports; did you mean 'f1_macro'?\n"
+    )
+
+
+def test_the_projects_recipes_are_valid_without_an_extra(capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hf_mps.finetune import fields
+
+    found = fields.find_spec
+    monkeypatch.setattr(
+        fields, "find_spec", lambda name: None if name in ("sentence_transformers", "trl") else found(name)
+    )
+    fields.fields.cache_clear()
+    try:
+        assert main(["recipes", "validate"]) == 0
+    finally:
+        fields.fields.cache_clear()
+    out, err = capsys.readouterr()
+    assert err == ""
+    lines = {line.partition(" ")[0]: line for line in out.splitlines()}
+    assert len(lines) == len(catalogue.entries())
+    assert lines["glue/mrpc"] == "glue/mrpc is valid"
+    assert lines["sentence-embeddings/stsb"].startswith(
+        "sentence-embeddings/stsb is valid as far as this installation can tell: "
+    )
+    assert lines["sentence-embeddings/stsb"].endswith(
+        "training cannot be checked: sentence_transformers is not installed; next: pip install sentence-transformers"
+    )
+
+
 def test_files_that_are_not_there_are_told_of_too(desk: Path, capsys: Printed) -> None:
     text = tiny.RECIPE.replace("model: model", "model: ./nowhere").replace("train.csv", "trian.csv")
     (desk / "my.yaml").write_text(text, encoding="utf-8")

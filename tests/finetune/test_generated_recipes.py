@@ -120,5 +120,5 @@ def test_a_recipe_with_a_piece_lost_or_put_in_is_taken_or_refused_in_one_line(
     taken_or_refused(str(path), [])
     with contextlib.suppress(UserError):
         document.read(Path(path), lenient=True)
-    for line in orders.problems(str(path)):
+    for line in map(str, orders.problems(str(path))):
         assert not any(category(letter) in BREAKING for letter in line), repr(line)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from left import results
@@ -65,22 +67,99 @@ from tiny import Command
             ["optim=sgd", "optim_args=momentum=big"],
             "training.optim=sgd training.optim_args=momentum=big: refused: could not convert string to float: 'big'",
         ),
+        (["learning_rate="], "command line: training.learning_rate is empty; allowed: float"),
+        (["learning_rate=null"], "command line: training.learning_rate is empty; allowed: float"),
+        (
+            ["max_steps=0"],
+            "command line: training.max_steps is 0; allowed: 1 or more, or -1 for as many as num_train_epochs has",
+        ),
+        (["max_steps=-7"], "command line: training.max_steps is -7; allowed: 1 or more"),
+        (
+            ["label_smoothing_factor=2"],
+            "command line: training.label_smoothing_factor is 2; allowed: 0 or more and less than 1",
+        ),
+        (["adam_beta1=1"], "command line: training.adam_beta1 is 1; allowed: 0 or more and less than 1"),
+        (["adam_epsilon=-1e-8"], "command line: training.adam_epsilon is -1e-08; allowed: 0 or more"),
+        (
+            ["dataloader_drop_last=true", "per_device_train_batch_size=64"],
+            "training.dataloader_drop_last leaves nothing to train on: 48 rows make no batch of 64; leave it out",
+        ),
         (
             ["optim=sgd", "optim_args=momentun=0.9"],
             "training.optim_args has momentun, which does nothing with training.optim=sgd",
         ),
         (["optim=sgd", "adam_beta1=0.8"], "training.adam_beta1 does nothing with training.optim=sgd; leave it out"),
-        (["optim_target_modules=[query]"], "training.optim_target_modules does nothing with training.optim=adamw_torch"),
+        (
+            ["optim_target_modules=[query]"],
+            "training.optim_target_modules does nothing with training.optim=adamw_torch",
+        ),
     ],
 )
-def test_what_cannot_be_is_told_before_the_training(
-    desk: Path, finetune: Command, words: list[str], line: str
-) -> None:
+def test_what_cannot_be_is_told_before_the_training(desk: Path, finetune: Command, words: list[str], line: str) -> None:
     ended = finetune("my.yaml", *(f"training.{word}" for word in words))
     assert (ended.code, ended.out) == (2, "")
     assert ended.err.startswith(f"hf-mps: {line}")
     assert ended.err.count("\n") == 1
     assert not (desk / "runs/my").exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("fallback=[aten::nope]", "fallback has 'aten::nope', which is no operator of PyTorch 2."),
+        ("fallback=[aten::add.Tensr]", "fallback has 'aten::add.Tensr', which is no operator of PyTorch 2."),
+        ("model_type=gpt2", "model_type is gpt2, and model holds a bert; leave model_type out"),
+        ("config_overrides.num_hidden_layers=-1", "config_overrides.num_hidden_layers is -1; allowed: an integer of 1"),
+        ("config_overrides.num_attention_heads=0", "config_overrides.num_attention_heads is 0; allowed: an integer of"),
+        ("config_overrides.hidden_size=big", "config_overrides.hidden_size is 'big'; allowed: a number"),
+        ("config_overrides.hidden_dropout_prob=7", "config_overrides.hidden_dropout_prob is 7; allowed: 0 to 1"),
+        ("config_overrides.hidden_act=3", "config_overrides.hidden_act is 3; allowed: text"),
+        ("output_dir=''", "command line: output_dir is ''; allowed: a folder for this run alone, such as runs/mine"),
+        ("output_dir=/", "command line: output_dir is '/'; allowed: a folder for this run alone, such as runs/mine"),
+        ("output_dir=.", "command line: output_dir is '.'; allowed: a folder for this run alone, such as runs/mine"),
+        (f"output_dir={'x' * 300}", "command line: output_dir has a name of more than 255 bytes, which no disk takes"),
+        (
+            f"seed={'1' * 5000}",
+            "command line: seed: '1111111111…' is not valid YAML: an integer of 5,000 digits; allowed",
+        ),
+        (
+            f"data={'[' * 900}{']' * 900}",
+            "command line: data: '[[[[[[[[[[…' is not valid YAML: values more than 20 deep",
+        ),
+        (
+            f"{'a.' * 900}a=1",
+            "command line: 'a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.…' has 900 dots; allowed: up to 20",
+        ),
+        ("seed=!!python/object:os.system x", "command line: seed: "),
+        ('model="a\\0b"', "command line: model: "),
+    ],
+)
+def test_a_key_that_makes_no_sense_is_refused(desk: Path, finetune: Command, word: str, line: str) -> None:
+    ended = finetune("my.yaml", word)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith(f"hf-mps: {line}")
+    assert ended.err.count("\n") == 1
+    assert len(ended.err) < 400
+    assert not list(desk.rglob("results.json"))
+
+
+@pytest.mark.parametrize("content", ["a: " * 40 + "1", f"seed: {'9' * 5000}", "seed: &x [*x]", "x: " + "{y: " * 900])
+def test_a_recipe_file_that_no_reader_ends_well_on_is_refused(desk: Path, finetune: Command, content: str) -> None:
+    (desk / "my.yaml").write_text(content, encoding="utf-8")
+    ended = finetune("my.yaml")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("hf-mps: my.yaml:1: is not valid YAML: ")
+    assert ended.err.count("\n") == 1
+
+
+def test_a_cache_that_cannot_be_made_is_named(desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(desk / "my.yaml" / "cache"))
+    ended = finetune("my.yaml")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == (
+        f"hf-mps: HF_HOME is {desk}/my.yaml/cache, which cannot be made: Not a directory; allowed: a folder that can be"
+        " written\n"
+    )
 
 
 def test_a_plan_refuses_them_too(desk: Path, finetune: Command) -> None:
@@ -113,12 +192,9 @@ def test_an_error_rate_is_better_the_smaller_it_is(desk: Path) -> None:
     from hf_mps.finetune import best
     from hf_mps.finetune.metrics import chosen
 
-    class Asked:
-        metrics = chosen.choose(None, ("wer", "cer"), "speech-recognition")
-        further: dict[str, object] = {}
-
-    assert best.settle({"metric_for_best_model": "cer"}, Asked()) == ("cer", False)  # type: ignore[arg-type]
-    assert best.settle({}, Asked()) == ("wer", False)  # type: ignore[arg-type]
+    asked: Any = SimpleNamespace(metrics=chosen.choose(None, ("wer", "cer"), "speech-recognition"), further={})
+    assert best.settle({"metric_for_best_model": "cer"}, asked) == ("cer", False)
+    assert best.settle({}, asked) == ("wer", False)
 
 
 @pytest.mark.parametrize("word", ["optim=sgd training.optim_args=momentum=0.9,nesterov=true", "optim=adafactor"])

@@ -3,26 +3,44 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from hf_mps.files import write_atomic, write_json
+from hf_mps.finetune import failures
 from hf_mps.finetune.metrics import Baseline
+from hf_mps.finetune.predictions import FILE, Written
 from hf_mps.finetune.report.record import SCHEMA, Expectation, RunRecord, results, versions
 
 __all__ = ["SCHEMA", "Baseline", "Expectation", "RunRecord", "results", "versions", "write"]
 
+PICTURE = "training.png"
 
-def write(output_dir: str | os.PathLike[str], record: RunRecord) -> list[Path]:
-    """Write results.json, training.png and README.md into `output_dir`, each atomically, and return their paths.
 
-    An earlier run's files of these names are replaced. Raises OSError where the disk refuses.
+def write(
+    output_dir: str | os.PathLike[str], record: RunRecord, answer: Callable[[], Written] | None = None
+) -> list[Path]:
+    """Write results.json, training.png, README.md and what `answer` writes, each atomically; return their paths.
+
+    results.json comes first. What only tells of it costs itself alone where it fails, in a line on stderr, and is then
+    named nowhere. An earlier run's files of these names are replaced. Raises OSError where the disk refuses the first.
     """
     from hf_mps.finetune.report.card import card
     from hf_mps.finetune.report.plot import draw
 
     folder = Path(output_dir)
-    return [
-        write_json(folder / "results.json", results(record)),
-        write_atomic(folder / "training.png", draw(record)),
-        write_atomic(folder / "README.md", card(record)),
-    ]
+    files = [write_json(folder / failures.RESULTS, results(record))]
+    written = Written()
+    if answer is not None:
+        with failures.costs_itself_alone(FILE):
+            written = answer()
+            record.predictions = written.predictions.name if written.predictions else None
+            record.pictures = [picture.name for picture in written.pictures]
+            write_json(folder / failures.RESULTS, results(record))
+    record.drawn = False
+    with failures.costs_itself_alone(PICTURE):
+        files.append(write_atomic(folder / PICTURE, draw(record)))
+        record.drawn = True
+    with failures.costs_itself_alone("README.md"):
+        files.append(write_atomic(folder / "README.md", card(record)))
+    return [*files, *written.files]

@@ -21,7 +21,7 @@ def card(record: RunRecord) -> str:
         _opening(record),
         "## Results",
         _results(record),
-        f"![Loss, {record.main_metric} and learning rate over the training steps](training.png)",
+        *([_curves(record)] if record.drawn else []),
         *[f"![{_cell(_caption(name))}]({name})" for name in record.pictures],
         *([_answers(record.predictions, record.split)] if record.predictions else []),
         "## Use",
@@ -114,6 +114,10 @@ def _results(record: RunRecord) -> str:
     notes = [f"The baseline {_cell(record.baseline.what)}."] if record.baseline and base else []
     notes += [f"Expected by the recipe: {record.expectation}."] if record.expectation else []
     return "\n\n".join([table, *notes])
+
+
+def _curves(record: RunRecord) -> str:
+    return f"![Loss, {record.main_metric} and learning rate over the training steps](training.png)"
 
 
 def _caption(name: str) -> str:

@@ -87,6 +87,8 @@ class RunRecord:
     predictions: str | None = None
     """The name of the file of predictions, and of the task's pictures."""
     pictures: list[str] = field(default_factory=list)
+    drawn: bool = True
+    """Whether training.png is there for the card to show."""
 
     @property
     def model_words(self) -> str:

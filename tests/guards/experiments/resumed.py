@@ -143,7 +143,7 @@ def resumed_last_step(folder: Path) -> bool:
 
 
 def resumed_early_stop(folder: Path) -> bool:
-    """A run that early stopping ended is over where it is resumed with its callbacks' states, and not an epoch later."""
+    """A run that early stopping ended is over where it is resumed with its callbacks' states, not an epoch later."""
     settings = {
         "num_train_epochs": 5,
         "learning_rate": 0.0,  # no evaluation is better than the first
