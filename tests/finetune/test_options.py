@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 from left import results
-from tiny import Command
+from tiny import Command, Ended
+
+
+def trained(ended: Ended) -> bool:
+    """Whether a run came as far as its header, which stands before the first step."""
+    return "hf_mps finetune" in ended.out
 
 
 @pytest.mark.parametrize(
@@ -67,8 +72,8 @@ from tiny import Command
             ["optim=sgd", "optim_args=momentum=big"],
             "training.optim=sgd training.optim_args=momentum=big: refused: could not convert string to float: 'big'",
         ),
-        (["learning_rate="], "command line: training.learning_rate is empty; allowed: float"),
-        (["learning_rate=null"], "command line: training.learning_rate is empty; allowed: float"),
+        (["learning_rate="], "command line: training.learning_rate is empty; allowed: a number"),
+        (["learning_rate=null"], "command line: training.learning_rate is empty; allowed: a number"),
         (
             ["max_steps=0"],
             "command line: training.max_steps is 0; allowed: 1 or more, or -1 for as many as num_train_epochs has",
@@ -97,7 +102,7 @@ from tiny import Command
 )
 def test_what_cannot_be_is_told_before_the_training(desk: Path, finetune: Command, words: list[str], line: str) -> None:
     ended = finetune("my.yaml", *(f"training.{word}" for word in words))
-    assert (ended.code, ended.out) == (2, "")
+    assert (ended.code, trained(ended)) == (2, False)
     assert ended.err.startswith(f"hf-mps: {line}")
     assert ended.err.count("\n") == 1
     assert not (desk / "runs/my").exists()
@@ -136,7 +141,7 @@ def test_what_cannot_be_is_told_before_the_training(desk: Path, finetune: Comman
 )
 def test_a_key_that_makes_no_sense_is_refused(desk: Path, finetune: Command, word: str, line: str) -> None:
     ended = finetune("my.yaml", word)
-    assert (ended.code, ended.out) == (2, "")
+    assert (ended.code, trained(ended)) == (2, False)
     assert ended.err.startswith(f"hf-mps: {line}")
     assert ended.err.count("\n") == 1
     assert len(ended.err) < 400
@@ -147,7 +152,7 @@ def test_a_key_that_makes_no_sense_is_refused(desk: Path, finetune: Command, wor
 def test_a_recipe_file_that_no_reader_ends_well_on_is_refused(desk: Path, finetune: Command, content: str) -> None:
     (desk / "my.yaml").write_text(content, encoding="utf-8")
     ended = finetune("my.yaml")
-    assert (ended.code, ended.out) == (2, "")
+    assert (ended.code, trained(ended)) == (2, False)
     assert ended.err.startswith("hf-mps: my.yaml:1: is not valid YAML: ")
     assert ended.err.count("\n") == 1
 
@@ -155,7 +160,7 @@ def test_a_recipe_file_that_no_reader_ends_well_on_is_refused(desk: Path, finetu
 def test_a_cache_that_cannot_be_made_is_named(desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(desk / "my.yaml" / "cache"))
     ended = finetune("my.yaml")
-    assert (ended.code, ended.out) == (2, "")
+    assert (ended.code, trained(ended)) == (2, False)
     assert ended.err == (
         f"hf-mps: HF_HOME is {desk}/my.yaml/cache, which cannot be made: Not a directory; allowed: a folder that can be"
         " written\n"
@@ -165,13 +170,13 @@ def test_a_cache_that_cannot_be_made_is_named(desk: Path, finetune: Command, mon
 def test_a_plan_refuses_them_too(desk: Path, finetune: Command) -> None:
     for word in ("optim=lomo", "metric_for_best_model=nope"):
         ended = finetune("my.yaml", "--plan", f"training.{word}")
-        assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
+        assert (ended.code, trained(ended), ended.err.count("\n")) == (2, False, 1)
 
 
 def test_early_stopping_by_a_number_that_is_not_measured_is_refused(desk: Path, finetune: Command) -> None:
     words = ("early_stopping_patience=1", "data.files.other=dev.csv", "data.files.train=train.csv")
     ended = finetune("my.yaml", *words, "training.metric_for_best_model=other_f1")
-    assert (ended.code, ended.out) == (2, "")
+    assert (ended.code, trained(ended)) == (2, False)
     assert ended.err == (
         "hf-mps: training.metric_for_best_model is 'other_f1'; allowed: f1, accuracy, loss; other is measured once,"
         " after the training\n"
