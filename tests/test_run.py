@@ -81,7 +81,7 @@ def test_without_autoload_the_layer_is_on_before_the_first_line(run_python, tmp_
     )
     done = run_python("-m", "hf_mps.run", "early.py", env=BARE)
     assert done.stdout == "True mps:0 {'accuracy': 1.0}\n", done.stderr
-    assert "hf-mps: datasets.load_metric: evaluate.load takes its place; accuracy is computed here" in done.stderr
+    assert "hf-mps: datasets.load_metric: accuracy is computed here, with evaluate's interface" in done.stderr
 
 
 def test_a_module_runs_as_with_python_m(run_python, tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ def test_the_wheel_carries_every_recipe_and_the_simulator_source(wheel: Path) ->
     assert {"hf_mps/recipes/quickstart.yaml", "hf_mps/recipes/glue/mrpc.yaml"} <= recipes
     assert recipes | sources | {"hf_mps/py.typed"} <= names
     assert not [name for name in names if name.startswith(("tests/", "scripts/"))]
+    assert [name for name in names if name.endswith(".pth")] == ["hf_mps_early.pth"]
 
 
 def test_a_wheel_is_built_in_an_environment_of_its_own_without_torch(tmp_path: Path) -> None:

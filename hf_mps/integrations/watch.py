@@ -6,7 +6,7 @@ import importlib
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -22,12 +22,15 @@ class IntegrationWarning(UserWarning):
     """A library could not be switched on; it then does what it does without hf_mps."""
 
 
-def start() -> None:
-    """Watch for the libraries of ROOMS, and apply to those imported already. Calling it again does nothing."""
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+def start(names: Collection[str] = ROOMS) -> None:
+    """Watch for the libraries `names` of ROOMS, and apply to those imported already. Calling it again adds names."""
+    finder = next((finder for finder in sys.meta_path if isinstance(finder, _Finder)), None)
+    if finder is None:
+        finder = _Finder()
+        sys.meta_path.insert(0, finder)
+    finder.names |= set(names)
     gone_modules.start()
-    for name in ROOMS:
+    for name in names:
         module = sys.modules.get(name)
         if module is None or all((name, room) in applied for room in ROOMS[name]):
             continue
@@ -86,12 +89,13 @@ class _Finder:
     """Finds nothing itself: asks the other finders and puts a loader around theirs, for the watched names only."""
 
     def __init__(self) -> None:
+        self.names: set[str] = set()
         self._asking = threading.local()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in ROOMS or getattr(self._asking, "now", False):
+        if fullname not in self.names or getattr(self._asking, "now", False):
             return None
         self._asking.now = True
         try:

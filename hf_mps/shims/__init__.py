@@ -8,6 +8,8 @@ SHIMS: dict[str, tuple[str, ...]] = {
     "accelerate.accelerator": ("accelerator",),
     "datasets": ("metrics",),
     "datasets.load": ("auth_token", "dataset_task"),
+    "evaluate": ("metrics",),
+    "evaluate.loading": ("metrics",),
     "huggingface_hub": ("names",),
     "transformers": ("names", "optimizer"),
     "transformers.configuration_utils": ("auth_token", "config_attributes"),

@@ -1,32 +1,92 @@
-"""datasets.load_metric, which moved to the library evaluate (as `evaluate.load`) and left datasets with 3.0.
+"""datasets.load_metric, which left datasets with 3.0, and evaluate.load where the hub cannot be reached.
 
-A name that hf_mps has a metric module of its own for is computed from that, without a network. Needless where datasets
-has the function.
+Replaced by evaluate.load, which downloads a metric's code from the hub. Those of `as_evaluate.names` are computed here,
+with the same interface and no network: for load_metric always, for evaluate.load where it finds nothing itself.
+Needless where datasets has the function.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from hf_mps.integrations.patch import say
+from hf_mps.integrations.patch import around, say
 
 
-def apply(datasets: ModuleType) -> None:
-    """Give `datasets` its load_metric back."""
-    if not hasattr(datasets, "load_metric"):
-        datasets.load_metric = load_metric  # type: ignore[attr-defined]
+def apply(module: ModuleType) -> None:
+    """Give `datasets` its load_metric back, and evaluate.load a second place to look."""
+    if module.__name__ != "datasets":
+        around(module, "load", _load)
+    elif not hasattr(module, "load_metric"):
+        module.load_metric = load_metric  # type: ignore[attr-defined]
 
 
-def load_metric(path: str, config_name: str | None = None, *args: Any, **kwargs: Any) -> Any:
-    """Return the metric `path`, as `evaluate.load` does; raises what that raises for a name it cannot find."""
+def load_metric(
+    path: str,
+    config_name: str | None = None,
+    process_id: int = 0,
+    num_process: int = 1,
+    cache_dir: str | None = None,
+    experiment_id: str | None = None,
+    keep_in_memory: bool = False,
+    download_config: Any = None,
+    download_mode: Any = None,
+    revision: Any = None,
+    **keywords: Any,
+) -> Any:
+    """Return the metric `path`, an evaluate.Metric; the arguments are those of datasets 1 and 2.
+
+    Raises FileNotFoundError for a name that neither hf_mps nor evaluate.load has.
+    """
+    from hf_mps.finetune.metrics import as_evaluate
+
+    shared = {"process_id": process_id, "num_process": num_process, "cache_dir": cache_dir}
+    shared |= {"experiment_id": experiment_id, "keep_in_memory": keep_in_memory}
+    if path in as_evaluate.names():
+        say(f"datasets.load_metric: {path} is computed here, with evaluate's interface")
+        return as_evaluate.load(path, config_name, **shared)
     import evaluate
 
-    from hf_mps.finetune.metrics.catalogue import MODULES
-
-    own = MODULES / path
-    known = "/" not in path and own.is_dir()
-    say(f"datasets.load_metric: evaluate.load takes its place{'; ' + path + ' is computed here' if known else ''}")
     for gone in ("script_version", "trust_remote_code", "use_auth_token"):
-        kwargs.pop(gone, None)
-    return evaluate.load(str(own) if known else path, config_name, *args, **kwargs)
+        keywords.pop(gone, None)
+    say(f"datasets.load_metric: evaluate.load takes its place for {path}")
+    hub = {"download_config": download_config, "download_mode": download_mode, "revision": revision}
+    try:
+        return evaluate.load(path, config_name, **shared, **hub, **keywords)
+    except (FileNotFoundError, ConnectionError) as error:
+        raise FileNotFoundError(
+            f"load_metric: {path} is a metric of the hub, and evaluate.load did not get it ({_line(error)}); "
+            f"without a network there are {', '.join(as_evaluate.names())}"
+        ) from error
+
+
+def _load(
+    stock: Callable[..., Any],
+    path: str,
+    config_name: str | None = None,
+    module_type: str | None = None,
+    process_id: int = 0,
+    num_process: int = 1,
+    cache_dir: str | None = None,
+    experiment_id: str | None = None,
+    keep_in_memory: bool = False,
+    *more: Any,
+    **keywords: Any,
+) -> Any:
+    ours = {"process_id": process_id, "num_process": num_process, "cache_dir": cache_dir}
+    ours |= {"experiment_id": experiment_id, "keep_in_memory": keep_in_memory}
+    try:
+        return stock(path, config_name, module_type, *ours.values(), *more, **keywords)
+    except (FileNotFoundError, ConnectionError):
+        from hf_mps.finetune.metrics import as_evaluate
+
+        if path not in as_evaluate.names() or module_type not in (None, "metric"):
+            raise
+    # Outside the handler: an error of the metric's own does not come with the hub's.
+    say(f"evaluate.load: {path} is neither cached nor to be had from the hub; it is computed here")
+    return as_evaluate.load(path, config_name, **ours)
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

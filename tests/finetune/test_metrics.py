@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import math
 import random
@@ -200,17 +199,8 @@ def test_the_baseline_of_values_is_their_mean() -> None:
     assert baseline.what == "always answers 2, the mean of the training rows"
 
 
-def folders() -> list[Path]:
-    return sorted(
-        path
-        for path in Path(metrics.__file__).parent.joinpath("modules").iterdir()
-        if (path / f"{path.name}.py").is_file()
-    )
-
-
-def test_every_name_has_its_module_and_every_module_its_name() -> None:
-    assert {path.name for path in folders()} == {name.partition("/")[0] for name in REPORTS}
-    # Beside these are those that a task takes from its own sums, over tokens and pairs.
+def test_a_recipe_may_name_every_metric_of_the_table_and_those_that_a_task_computes_itself() -> None:
+    # The last three are taken from sums over tokens and pairs.
     assert set(metrics.available()) - set(REPORTS) == {"perplexity", "rewards/accuracies", "rewards/margins"}
 
 
@@ -256,36 +246,10 @@ EXAMPLES: dict[str, tuple[list[Any], list[Any], dict[str, float]]] = {
 }
 
 
-def example(name: str) -> tuple[list[Any], list[Any], dict[str, float]]:
-    """Predictions and references for the metric, and its values as another library has them."""
-    if name in EXAMPLES:
-        return EXAMPLES[name]
-    predictions, references = [0, 1, 1, 0], [0, 1, 0, 0]
-    names = ["pearsonr", "spearmanr"] if name == "glue/stsb" else [name]
-    return predictions, references, {each: (LABELS | VALUES)[each](references, predictions) for each in names}
-
-
-def test_evaluate_itself_loads_every_module_from_its_folder_without_a_network(
-    run_python: Callable[..., Any], tmp_path: Path
-) -> None:
-    program = (
-        NO_NETWORK
-        + """
-import evaluate, json
-for folder, config, predictions, references in json.loads(sys.argv[1]):
-    print(evaluate.load(folder, config).compute(predictions=predictions, references=references))
-"""
-    )
-    examples = [example("glue/stsb" if path.name == "glue" else path.name) for path in folders()]
-    cases = [
-        (str(path), "stsb" if path.name == "glue" else None, *given[:2])
-        for path, given in zip(folders(), examples, strict=True)
-    ]
-    home = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "HF_MPS": "0"}
-    done = run_python("-c", program, json.dumps(cases), env=home)
-    assert done.returncode == 0, done.stderr
-    values = [ast.literal_eval(line) for line in done.stdout.splitlines()]
-    assert values == [pytest.approx(expected) for _, _, expected in examples]
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_metrics_of_texts_names_and_ranks_have_their_known_figures(name: str) -> None:
+    predictions, references, expected = EXAMPLES[name]
+    assert metrics.load([name]).compute(predictions, references) == pytest.approx(expected)
 
 
 def test_loading_needs_no_network_and_no_writable_home(run_python: Callable[..., Any], tmp_path: Path) -> None:

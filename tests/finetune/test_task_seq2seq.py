@@ -11,7 +11,7 @@ import workshop
 
 from hf_mps.errors import UserError
 from hf_mps.finetune import metrics
-from hf_mps.finetune.metrics import generation
+from hf_mps.finetune.metrics import generation, needs
 
 ROWS = [{"translation": {"en": text, "xx": " ".join(reversed(text.split()))}} for text in workshop.TEXTS * 2]
 
@@ -161,7 +161,7 @@ def test_bleu_and_chrf_are_sacrebleus() -> None:
 
 
 def test_a_package_that_is_absent_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation, "find_spec", lambda name: None)
+    monkeypatch.setattr(needs, "find_spec", lambda name: None)
     with pytest.raises(UserError) as raised:
         metrics.load(["chrf"])
     assert str(raised.value) == (

@@ -282,21 +282,6 @@ def test_a_recogniser_keeps_its_own_letters_and_unknown_ones_are_told(hearing: P
     assert "new, to be trained from scratch" not in choices["model"]["reason"]
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_the_distance_of_edits_is_the_textbooks(seed: int) -> None:
-    draw = numpy.random.default_rng(seed)
-    one, other = (draw.integers(0, 4, size=int(draw.integers(0, 12))).tolist() for _ in range(2))
-    table = [[0] * (len(other) + 1) for _ in range(len(one) + 1)]
-    for row in range(len(one) + 1):
-        for column in range(len(other) + 1):
-            if row == 0 or column == 0:
-                table[row][column] = row + column
-            else:
-                change = table[row - 1][column - 1] + (one[row - 1] != other[column - 1])
-                table[row][column] = min(change, table[row - 1][column] + 1, table[row][column - 1] + 1)
-    assert edits.distance(one, other) == table[-1][-1] == edits.distance(other, one)
-
-
 def test_error_rates_count_over_all_rows_and_may_pass_one() -> None:
     assert edits.wer(["a b", "x"], ["a c d", "x"]) == 2 / 4
     assert edits.wer(["a a a"], ["b"]) == 3.0

@@ -100,17 +100,6 @@ def test_adamw_is_pytorch_s_with_the_old_defaults(said) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [(("glue", "mrpc"), {"accuracy": 0.5, "f1": 2 / 3}), (("accuracy",), {"accuracy": 0.5})],
-)
-def test_load_metric_computes_without_a_network(name: tuple[str, ...], expected: dict[str, float], said) -> None:
-    metric = datasets.load_metric(*name, script_version="master")
-    metric.add_batch(predictions=[1, 1], references=[1, 0])
-    assert metric.compute() == pytest.approx(expected)
-    assert said() == [f"datasets.load_metric: evaluate.load takes its place; {name[0]} is computed here"]
-
-
 def test_a_tokenizer_given_to_trainer_is_its_processing_class(said, tmp_path: Path) -> None:
     tokenizer = Tokenizer()
     trainer = Trainer(model(), TrainingArguments(str(tmp_path), report_to="none"), tokenizer=tokenizer)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -26,13 +25,12 @@ def exact_match(answer: str, truths: Sequence[str]) -> float:
     return float(any(normalised(answer) == normalised(truth) for truth in truths or ("",)))
 
 
-def f1(answer: str, truths: Sequence[str]) -> float:
+def f1(answer: str, truths: Sequence[str], *, of_nothing: float = 1.0) -> float:
     """The best F1 of the answer's words against a truth's, in [0, 1]; no truth at all stands for the empty answer.
 
-    Where one side has no words left, 1.0 if the other has none either, as SQuAD 2.0 counts. SQuAD 1.1 calls that 0.0,
-    which can only show where a truth is nothing but articles and punctuation.
+    Where neither side has a word left it is `of_nothing`: SQuAD 2.0 counts that as 1.0, SQuAD 1.1 as 0.0.
     """
-    return max(_overlap(normalised(answer).split(), normalised(truth).split()) for truth in truths or ("",))
+    return max(_overlap(normalised(answer).split(), normalised(truth).split(), of_nothing) for truth in truths or ("",))
 
 
 def mean(scores: Iterable[float]) -> float:
@@ -41,68 +39,71 @@ def mean(scores: Iterable[float]) -> float:
     return 100.0 * sum(values) / len(values)
 
 
-def squad(answers: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """SQuAD 1.1: `exact_match` and `f1` in percent, over all questions."""
+def squad(answers: Sequence[str | None], references: Sequence[Sequence[str]]) -> dict[str, float]:
+    """SQuAD 1.1: `exact_match` and `f1` in percent, over all questions; None, no answer at all, scores 0."""
     pairs = list(zip(answers, references, strict=True))
     return {
-        "exact_match": mean(exact_match(*pair) for pair in pairs),
-        "f1": mean(f1(*pair) for pair in pairs),
+        "exact_match": mean(0.0 if answer is None else exact_match(answer, truths) for answer, truths in pairs),
+        "f1": mean(0.0 if answer is None else f1(answer, truths, of_nothing=0.0) for answer, truths in pairs),
     }
 
 
-def squad_v2(answers: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """SQuAD 2.0: `exact` and `f1` in percent over all questions; the same over those with an answer (HasAns_) and
-    over those without (NoAns_), each only where there are such questions. A truth of no words counts as none.
+def squad_v2(
+    answers: Sequence[str],
+    references: Sequence[Sequence[str]],
+    doubts: Sequence[float] | None = None,
+    threshold: float = 1.0,
+) -> dict[str, float]:
+    """SQuAD 2.0: `exact` and `f1` in percent with their `total`, over all questions; the same over those that have an
+    answer (HasAns_) and over those that have none (NoAns_), each only where there are such questions.
+
+    An answer whose doubt, the probability that there is none, is above `threshold` counts as "no answer". `best_exact`
+    and `best_f1` are the scores under the best threshold, given as `best_exact_thresh` and `best_f1_thresh`.
     """
-    told = [[truth for truth in truths if normalised(truth)] for truths in references]
-    pairs = list(zip(answers, told, strict=True))
-    found = {}
-    for prefix, chosen in (
-        ("", pairs),
-        ("HasAns_", [pair for pair in pairs if pair[1]]),
-        ("NoAns_", [pair for pair in pairs if not pair[1]]),
-    ):
+    there = [bool(truths) for truths in references]
+    doubted = list(doubts or [0.0] * len(answers))
+    # A truth of no words counts as none for the scores, but not for the question: as in the benchmark's script.
+    pairs = [
+        (text, [truth for truth in truths if normalised(truth)])
+        for text, truths in zip(answers, references, strict=True)
+    ]
+    raw = {"exact": [exact_match(*pair) for pair in pairs], "f1": [f1(*pair) for pair in pairs]}
+    told = {
+        name: [
+            float(not has) if doubt > threshold else score
+            for score, doubt, has in zip(scores, doubted, there, strict=True)
+        ]
+        for name, scores in raw.items()
+    }
+    found: dict[str, float] = {}
+    for prefix, wanted in (("", (True, False)), ("HasAns_", (True,)), ("NoAns_", (False,))):
+        chosen = [row for row, has in enumerate(there) if has in wanted]
         if chosen:
-            found[f"{prefix}exact"] = mean(exact_match(*pair) for pair in chosen)
-            found[f"{prefix}f1"] = mean(f1(*pair) for pair in chosen)
+            found |= {f"{prefix}{name}": mean(scores[row] for row in chosen) for name, scores in told.items()}
+            found[f"{prefix}total"] = len(chosen)
+    for name, scores in raw.items():
+        found[f"best_{name}"], found[f"best_{name}_thresh"] = _best(answers, scores, doubted, there)
     return found
 
 
-def columns(
-    predictions: Sequence[Mapping[str, Any]], references: Sequence[Mapping[str, Any]]
-) -> tuple[list[str], list[list[str]]]:
-    """evaluate's rows, matched by `id`, as texts and their truths. Raises ValueError for an id that has no partner."""
-    truths = {row["id"]: list(row["answers"]["text"]) for row in references}
-    unknown = [row["id"] for row in predictions if row["id"] not in truths]
-    if unknown or len(truths) != len(predictions):
-        raise ValueError(f"predictions and references name other questions, first {(unknown or [*truths])[0]}")
-    return [row["prediction_text"] for row in predictions], [truths[row["id"]] for row in predictions]
+def _best(
+    answers: Sequence[str], scores: Sequence[float], doubts: Sequence[float], there: Sequence[bool]
+) -> tuple[float, float]:
+    """The best score in percent over all thresholds, and that threshold.
+
+    Begins where every question is left unanswered and takes the answers in, the least doubted first.
+    """
+    now = best = float(there.count(False))
+    threshold = 0.0
+    for row in sorted(range(len(scores)), key=lambda row: doubts[row]):
+        now += scores[row] if there[row] else -float(bool(answers[row]))
+        if now > best:
+            best, threshold = now, doubts[row]
+    return 100.0 * best / len(scores), threshold
 
 
-def info(description: str) -> Any:
-    """The evaluate.MetricInfo of a metric over answers in evaluate's form of SQuAD."""
-    import datasets
-    import evaluate
-
-    text, number = datasets.Value("string"), datasets.Value("int32")
-    return evaluate.MetricInfo(
-        description=description,
-        citation="",
-        inputs_description='predictions: {"id", "prediction_text"}; references: {"id", "answers": {"text": [...]}}.',
-        features=datasets.Features(
-            {
-                "predictions": {"id": text, "prediction_text": text},
-                "references": {
-                    "id": text,
-                    "answers": {"text": datasets.List(text), "answer_start": datasets.List(number)},
-                },
-            }
-        ),
-    )
-
-
-def _overlap(answer: list[str], truth: list[str]) -> float:
+def _overlap(answer: list[str], truth: list[str], of_nothing: float) -> float:
     if not answer or not truth:
-        return float(answer == truth)
+        return of_nothing if answer == truth else 0.0
     shared = sum((Counter(answer) & Counter(truth)).values())
     return 2 * shared / (len(answer) + len(truth))

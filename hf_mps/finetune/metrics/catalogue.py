@@ -2,63 +2,101 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hf_mps.errors import UserError, nearest
+from hf_mps.finetune.metrics import edits, generation, scores, tags
+from hf_mps.finetune.metrics.as_evaluate import answers
+from hf_mps.finetune.metrics.needs import JIWER, ROUGE, SACREBLEU, Needs
 
-MODULES = Path(__file__).parent / "modules"
+TWO_LABELS = ("f1", "precision", "recall")
+Compute = Callable[[Any, Any], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """The numbers that a metric reports, the first of which judges a run, and how it computes them."""
+
+    reports: tuple[str, ...]
+    compute: Compute
+    needs: Needs | None = None
+
+
+def _numbers(**formulas: Callable[[Any, Any], float]) -> Metric:
+    def compute(predictions: Any, references: Any) -> dict[str, float]:
+        return {name: float(formula(predictions, references)) for name, formula in formulas.items()}
+
+    return Metric(tuple(formulas), compute)
+
+
+def _averaged(name: Any, average: str = "binary") -> Callable[[Any, Any], float]:
+    return lambda predictions, references: scores.averaged(name, predictions, references, average)
+
+
+def _only(reports: tuple[str, ...], compute: Callable[..., dict[str, Any]]) -> Metric:
+    def of(predictions: Any, references: Any) -> dict[str, float]:
+        return {name: value for name, value in compute(predictions, references).items() if name in reports}
+
+    return Metric(reports, of)
+
+
+def _mean_reciprocal_rank(ranks: Sequence[int], wanted: Sequence[int]) -> float:
+    """The mean of one over the rank at which the right text came; a rank beyond 10 counts as 0."""
+    return sum(1 / rank for rank in ranks if rank <= 10) / len(ranks)
+
 
 # What each name reports; the first judges a run, so GLUE's pairs list F1 first: MRPC's results are compared by it.
 # These compare one label or value a row.
-OF_LABELS: dict[str, tuple[str, ...]] = {
-    "accuracy": ("accuracy",),
-    "matthews_correlation": ("matthews_correlation",),
-    "pearsonr": ("pearsonr",),
-    "spearmanr": ("spearmanr",),
-    "mse": ("mse",),
-    **{name: (name,) for name in ("f1", "precision", "recall")},
+_OF_LABELS: dict[str, Metric] = {
+    "accuracy": _numbers(accuracy=scores.accuracy),
+    "matthews_correlation": _numbers(matthews_correlation=scores.matthews_correlation),
+    "pearsonr": _numbers(pearsonr=scores.pearsonr),
+    "spearmanr": _numbers(spearmanr=scores.spearmanr),
+    "mse": _numbers(mse=scores.mse),
+    **{name: _numbers(**{name: _averaged(name)}) for name in TWO_LABELS},
     **{
-        f"{name}/{average}": (f"{name}_{average}",)
-        for name in ("f1", "precision", "recall")
+        f"{name}/{average}": _numbers(**{f"{name}_{average}": _averaged(name, average)})
+        for name in TWO_LABELS
         for average in ("macro", "micro", "weighted")
     },
-    "glue/cola": ("matthews_correlation",),
-    "glue/stsb": ("pearsonr", "spearmanr"),
-    "glue/mrpc": ("f1", "accuracy"),
-    "glue/qqp": ("f1", "accuracy"),
+    "glue/cola": _numbers(matthews_correlation=scores.matthews_correlation),
+    "glue/stsb": _numbers(pearsonr=scores.pearsonr, spearmanr=scores.spearmanr),
+    **{f"glue/{task}": _numbers(f1=_averaged("f1"), accuracy=scores.accuracy) for task in ("mrpc", "qqp")},
     **{
-        f"glue/{task}": ("accuracy",)
+        f"glue/{task}": _numbers(accuracy=scores.accuracy)
         for task in ("sst2", "mnli", "mnli_matched", "mnli_mismatched", "qnli", "rte", "wnli")
     },
 }
-REPORTS: dict[str, tuple[str, ...]] = {
-    **OF_LABELS,
-    "squad": ("f1", "exact_match"),
-    "squad_v2": ("f1", "exact", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"),
-    "sts": ("spearman_cosine", "pearson_cosine"),
-    "retrieval": ("cosine_accuracy@1", "cosine_mrr@10"),
-    "seqeval": ("overall_f1", "overall_precision", "overall_recall", "overall_accuracy"),
-    "wer": ("wer",),
-    "cer": ("cer",),
-    "rouge": ("rougeL", "rouge1", "rouge2", "rougeLsum"),
-    "sacrebleu": ("sacrebleu",),
-    "bleu": ("bleu",),
-    "chrf": ("chrf",),
+METRICS: dict[str, Metric] = {
+    **_OF_LABELS,
+    "squad": _only(("f1", "exact_match"), answers.squad),
+    "squad_v2": _only(
+        ("f1", "exact", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"),
+        answers.squad_v2,
+    ),
+    # sentence-transformers' names: cosines against scores of any scale.
+    "sts": _numbers(spearman_cosine=scores.spearmanr, pearson_cosine=scores.pearsonr),
+    # Predictions are the ranks at which the right text came, references the rank wanted, 1 in every row.
+    "retrieval": _numbers(**{"cosine_accuracy@1": scores.accuracy, "cosine_mrr@10": _mean_reciprocal_rank}),
+    "seqeval": Metric(("overall_f1", "overall_precision", "overall_recall", "overall_accuracy"), tags.seqeval),
+    "wer": Metric(("wer",), lambda *texts: {"wer": edits.wer(*texts)}, JIWER),
+    "cer": Metric(("cer",), lambda *texts: {"cer": edits.cer(*texts)}, JIWER),
+    "rouge": Metric(("rougeL", "rouge1", "rouge2", "rougeLsum"), generation.rouge, ROUGE),
+    "sacrebleu": Metric(("sacrebleu",), generation.sacrebleu, SACREBLEU),
+    "bleu": Metric(("bleu",), generation.bleu, SACREBLEU),
+    "chrf": Metric(("chrf",), generation.chrf, SACREBLEU),
 }
+OF_LABELS: dict[str, tuple[str, ...]] = {name: metric.reports for name, metric in _OF_LABELS.items()}
+REPORTS: dict[str, tuple[str, ...]] = {name: metric.reports for name, metric in METRICS.items()}
 # Metrics that a task computes itself, from sums over tokens or pairs that no list of answers holds.
 OWN: dict[str, tuple[str, ...]] = {
     "perplexity": ("perplexity",),
     "rewards/accuracies": ("rewards/accuracies",),
     "rewards/margins": ("rewards/margins",),
 }
-TWO_LABELS = ("f1", "precision", "recall")
 LOWER_IS_BETTER = ("mse", "wer", "cer", "perplexity")
 
 
@@ -73,12 +111,12 @@ class Baseline:
 class Metrics:
     """A few metrics computed together; `names` as the recipe has them, `main` the one that judges the run."""
 
-    def __init__(self, names: Sequence[str], modules: Sequence[Any]) -> None:
-        self.names = tuple(names)
-        self._modules = tuple(modules)
-        self.main = REPORTS[names[0]][0]
+    def __init__(self, named: Sequence[tuple[str, Metric]]) -> None:
+        self.names = tuple(name for name, _ in named)
+        self._metrics = tuple(metric for _, metric in named)
+        self.main = self._metrics[0].reports[0]
         self.greater_is_better = self.main not in LOWER_IS_BETTER
-        self.reported = tuple(dict.fromkeys(number for name in names for number in REPORTS[name]))
+        self.reported = tuple(dict.fromkeys(number for metric in self._metrics for number in metric.reports))
 
     def compute(self, predictions: Any, references: Any) -> dict[str, float]:
         """Return every metric of n predicted labels (or values, for regression) against n references.
@@ -87,14 +125,14 @@ class Metrics:
         on one side is 0.0, one of NaN or infinite values is NaN. Raises UserError for no rows and for more labels than
         a two-label metric takes, ValueError where the lengths differ.
         """
-        answers, truths = _column(predictions), _column(references)
-        if len(answers) != len(truths):
-            raise ValueError(f"{len(answers)} predictions for {len(truths)} references")
-        if not answers:
+        predicted, truths = _column(predictions), _column(references)
+        if len(predicted) != len(truths):
+            raise ValueError(f"{len(predicted)} predictions for {len(truths)} references")
+        if not predicted:
             raise UserError(f"there is no row to compute {', '.join(self.names)} on: the evaluation data is empty")
         values: dict[str, float] = {}
-        for module in self._modules:
-            values |= module.compute(predictions=answers, references=truths)
+        for metric in self._metrics:
+            values |= metric.compute(predicted, truths)
         return values
 
     def baseline(self, references: Any, *, train: Any, regression: bool = False, names: Sequence[str] = ()) -> Baseline:
@@ -140,33 +178,18 @@ def load(names: Sequence[str], *, num_labels: int | None = None) -> Metrics:
                 f"'{name}' is not a metric it knows; allowed: {', '.join(sorted(REPORTS))}{nearest(name, REPORTS)}"
             )
         if name in TWO_LABELS and num_labels is not None and num_labels > 2:
-            raise UserError(f"{name} is for two labels and this data has {num_labels}: {other_averages(name)}")
-    return Metrics(wanted, [_module(name) for name in wanted])
+            raise UserError(f"{name} is for two labels and this data has {num_labels}: {scores.other_averages(name)}")
+    return Metrics([(name, _found(name)) for name in wanted])
 
 
-def other_averages(name: str) -> str:
-    """The sentence that sends a user of a two-label metric to the ones for many labels."""
-    return f"use {name}/macro, {name}/micro or {name}/weighted"
-
-
-def _module(name: str) -> Any:
-    """An instance of the metric's evaluate.Metric class.
-
-    The class is imported from this package. `evaluate.load(folder)` would make the same one, but first copies the file
-    into HF_MODULES_CACHE, not atomically, where a killed run leaves half a file for good and a read-only home ends in
-    PermissionError; and it makes a folder in HF_METRICS_CACHE that `keep_in_memory` never uses.
-    """
-    import evaluate
-
-    module_name, _, config = name.partition("/")
-    module = importlib.import_module(f"{__package__}.modules.{module_name}.{module_name}")
-    kinds: list[Any] = [
-        kind
-        for _, kind in inspect.getmembers(module, inspect.isclass)
-        if issubclass(kind, evaluate.Metric) and kind.__module__ == module.__name__
-    ]
-    with tempfile.TemporaryDirectory(prefix="hf-mps-metrics-") as folder:
-        return kinds[0](config_name=config or None, cache_dir=folder, keep_in_memory=True)
+def _found(name: str) -> Metric:
+    metric = METRICS[name]
+    needs = metric.needs
+    if needs is not None and needs.missing:
+        raise UserError(
+            f"metrics has {name}, and {needs.package} is not installed; next: pip install 'hf-mps[{needs.extra}]'"
+        )
+    return metric
 
 
 def _column(values: Any) -> list[Any]:

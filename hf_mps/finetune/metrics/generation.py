@@ -4,27 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from importlib.util import find_spec
-from typing import Any
 
-from hf_mps.errors import UserError
-from hf_mps.finetune.metrics import edits
-
-# The package on PyPI and its module, by the metric that needs it.
-NEEDS = {
-    "rouge": ("rouge-score", "rouge_score"),
-    **dict.fromkeys(("sacrebleu", "bleu", "chrf"), ("sacrebleu", "sacrebleu")),
-}
 KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 _END = re.compile(r"(?<=[.!?])\s+|\n+")
-
-
-def info(name: str, description: str) -> Any:
-    """The evaluate.MetricInfo of `name`. Raises UserError where the package that computes it is not installed."""
-    package, module = NEEDS[name]
-    if find_spec(module) is None:
-        raise UserError(f"metrics has {name}, and {package} is not installed; next: pip install 'hf-mps[generation]'")
-    return edits.info(description)
 
 
 def rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:

@@ -8,23 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from hf_mps.errors import UserError
-from hf_mps.finetune.metrics.catalogue import other_averages
 
 Numbers = Sequence[float]
-
-
-def info(description: str, *, value: Literal["int64", "float64"]) -> Any:
-    """The evaluate.MetricInfo of a metric over one predicted label (int64) or value (float64) a row."""
-    import datasets
-    import evaluate
-
-    column = datasets.Value(value)
-    return evaluate.MetricInfo(
-        description=description,
-        citation="",
-        inputs_description=f"predictions, references: {value} of shape (n,).",
-        features=datasets.Features({"predictions": column, "references": column}),
-    )
 
 
 def accuracy(predictions: Sequence[int], references: Sequence[int]) -> float:
@@ -50,40 +35,25 @@ def averaged(
     name: Literal["f1", "precision", "recall"],
     predictions: Sequence[int],
     references: Sequence[int],
-    *,
     average: str = "binary",
-    pos_label: int = 1,
 ) -> float:
     """F1, precision or recall as sklearn.metrics has them, 0.0 where there is nothing to divide by.
 
-    `average` is binary (of `pos_label`), macro, micro or weighted; binary raises UserError for more than two labels.
+    `average` is binary (of label 1), macro, micro or weighted; binary raises UserError for more than two labels.
     """
     from sklearn import metrics
 
     present = set(predictions) | set(references)
-    if average == "binary" and (len(present) > 2 or (len(present) == 2 and pos_label not in present)):
+    if average == "binary" and (len(present) > 2 or (len(present) == 2 and 1 not in present)):
         labels = ", ".join(map(str, sorted(present)))
-        raise UserError(f"{name} is for two labels, {pos_label} and another, not {labels}: {other_averages(name)}")
+        raise UserError(f"{name} is for two labels, 1 and another, not {labels}: {other_averages(name)}")
     formula = getattr(metrics, f"{name}_score")
-    return float(formula(references, predictions, average=average, pos_label=pos_label, zero_division=0))
+    return float(formula(references, predictions, average=average, zero_division=0))
 
 
-def averaged_as(
-    name: Literal["f1", "precision", "recall"],
-    configuration: str,
-    predictions: Sequence[int],
-    references: Sequence[int],
-    average: str | None,
-    pos_label: int,
-) -> dict[str, float]:
-    """`averaged` under the name that evaluate's configuration gives it: f1 by default, f1_macro for macro.
-
-    `average`, where the caller gave one, decides over the configuration. Raises what `averaged` raises.
-    """
-    default = configuration == "default"
-    kind = average or ("binary" if default else configuration)
-    value = averaged(name, predictions, references, average=kind, pos_label=pos_label)
-    return {name if default else f"{name}_{configuration}": value}
+def other_averages(name: str) -> str:
+    """The sentence that sends a user of a two-label metric to the ones for many labels."""
+    return f"use {name}/macro, {name}/micro or {name}/weighted"
 
 
 def pearsonr(predictions: Numbers, references: Numbers) -> float:
@@ -121,13 +91,3 @@ def _correlation(formula: Callable[..., Any], predictions: Numbers, references: 
 
 def _finite(*columns: Numbers) -> bool:
     return all(math.isfinite(value) for column in columns for value in column)
-
-
-# What a GLUE task may report, by the name of the number.
-FORMULAS: dict[str, Callable[[Any, Any], float]] = {
-    "accuracy": accuracy,
-    "f1": lambda predictions, references: averaged("f1", predictions, references),
-    "matthews_correlation": matthews_correlation,
-    "pearsonr": pearsonr,
-    "spearmanr": spearmanr,
-}

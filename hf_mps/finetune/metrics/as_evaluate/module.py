@@ -1,0 +1,63 @@
+"""The one evaluate.Metric behind every entry of the table; importing this imports `evaluate`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import datasets
+import evaluate
+
+from hf_mps.finetune.metrics.as_evaluate.table import METRICS, Entry
+
+_TEXT, _NUMBER = datasets.Value("string"), datasets.Value("int32")
+# Rows that are more than a number, a text or a list of them.
+TYPES: dict[str, Any] = {
+    "answer": {"id": _TEXT, "prediction_text": _TEXT},
+    "answer or none": {"id": _TEXT, "prediction_text": _TEXT, "no_answer_probability": datasets.Value("float32")},
+    "truths": {"id": _TEXT, "answers": datasets.Sequence({"text": _TEXT, "answer_start": _NUMBER})},
+}
+
+
+class Named(evaluate.Metric):  # type: ignore[misc]
+    """The metric `name` of the table, with add, add_batch and compute as every evaluate.Metric has them.
+
+    Raises KeyError for a configuration that there is not, ImportError where its library is not installed.
+    """
+
+    def __init__(self, name: str, config_name: str | None = None, **keywords: Any) -> None:
+        self._name = name
+        super().__init__(config_name, **keywords)
+
+    @property
+    def name(self) -> str:
+        """As `load` was asked for it; also the name of the metric's folder in evaluate's cache."""
+        return self._name
+
+    def _info(self) -> Any:
+        entry = METRICS[self._name]
+        if entry.only and self.config_name not in entry.only:
+            raise KeyError(f"{self._name} needs a configuration: one of {', '.join(entry.only)}")
+        needs = entry.needs
+        if needs is not None and needs.missing:
+            raise ImportError(f"{self._name} needs {needs.package}, which is missing: pip install {needs.package}")
+        forms = (entry.configs or {}).get(self.config_name, entry.columns)
+        features = [datasets.Features(predictions=_type(one), references=_type(other)) for one, other in forms]
+        return evaluate.MetricInfo(
+            description=entry.compute.__doc__ or "",
+            citation="",
+            inputs_description=entry.compute.__doc__ or "",
+            features=features if len(features) > 1 else features[0],
+            format="numpy" if entry.numpy else None,
+        )
+
+    def _compute(self, *, predictions: Any, references: Any, **keywords: Any) -> Any:
+        entry: Entry = METRICS[self._name]
+        if entry.by_config:
+            keywords["config_name"] = self.config_name
+        return entry.compute(predictions, references, **keywords)
+
+
+def _type(said: Any) -> Any:
+    if isinstance(said, list):
+        return datasets.Sequence(_type(said[0]))
+    return TYPES.get(said) or datasets.Value(said)
