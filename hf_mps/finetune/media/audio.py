@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from hf_mps.finetune.rows import Rows
 
 
+# Samples a second that a recording can have. A header that is damaged says anything, and resampling from one sample a
+# second to 16,000 would fill any memory.
+RATES = (1_000, 768_000)
+
+
 def library() -> Any:
     """The module soundfile. Raises UserError, with the command that installs it, where it is absent."""
     try:
@@ -47,11 +52,24 @@ def read(rows: Rows, index: int, rate: int, role: str = "audio") -> Any:
     """One row's sound as a numpy array of float32, shape (samples,), `rate` samples a second, its channels' mean.
 
     Resampled by scipy's polyphase filter, whose length is ceil(samples x rate / rate before). Raises UserError, naming
-    the row, for a file that is not there, is no sound that libsndfile reads, or is empty.
+    the row, for a file that is not there, is no sound that libsndfile reads, is cut off or empty, holds NaN, or has a
+    rate outside of RATES.
     """
+    import numpy
+
+    soundfile = library()
+    place = f"{rows.where}: row {rows.number(index)}: {role}"
     with _opened(rows, index, role) as sound:
-        wave = sound.read(dtype="float32", always_2d=True).mean(axis=1)
-        before = sound.samplerate
+        try:
+            channels = sound.read(dtype="float32", always_2d=True)
+        except (soundfile.LibsndfileError, RuntimeError, ValueError) as error:
+            raise UserError(f"{place} cannot be decoded: {error}; allowed: wav, flac, ogg, mp3") from error
+        before, said = sound.samplerate, sound.frames
+    if len(channels) != said:
+        raise UserError(f"{place} ends after {len(channels)} of {said} samples; next: fetch the file again")
+    wave = channels.mean(axis=1)
+    if not numpy.isfinite(wave).all():
+        raise UserError(f"{place} holds samples that are no finite number; allowed: finite ones")
     if before != rate:
         from scipy.signal import resample_poly
 
@@ -63,16 +81,35 @@ def read(rows: Rows, index: int, rate: int, role: str = "audio") -> Any:
 def _opened(rows: Rows, index: int, role: str) -> Any:
     soundfile = library()
     content = rows.content(index, role)
+    place = f"{rows.where}: row {rows.number(index)}: {role}"
     try:
         sound = soundfile.SoundFile(io.BytesIO(content))
     except soundfile.LibsndfileError as error:
-        raise UserError(
-            f"{rows.where}: row {rows.number(index)}: {role} is no sound that can be read: {error.error_string}"
-            " allowed: wav, flac, ogg, mp3"
-        ) from error
+        said = str(error.error_string).rstrip(".\n ")
+        raise UserError(f"{place} is no sound that can be read: {said}; allowed: wav, flac, ogg, mp3") from error
     if sound.frames <= 0:
-        raise UserError(f"{rows.where}: row {rows.number(index)}: {role} is empty; allowed: at least one sample")
+        raise UserError(f"{place} is empty; allowed: at least one sample")
+    if not RATES[0] <= sound.samplerate <= RATES[1]:
+        told = f"has {sound.samplerate:,} samples a second"
+        raise UserError(f"{place} {told}; allowed: {RATES[0]:,} to {RATES[1]:,}")
+    missing = _missing(content)
+    if missing:
+        raise UserError(f"{place} ends {missing:,} bytes before its header says; next: fetch the file again")
     return sound
+
+
+def _missing(content: bytes) -> int:
+    """The bytes that a wav's header (RIFF, Microsoft 1991) promises and the file lacks: libsndfile reads what is there.
+
+    A length of 0 or of all ones is what a program writes that does not know it yet, as into a pipe.
+    """
+    if content[:4] != b"RIFF" or content[8:12] != b"WAVE":
+        return 0
+    promised = int.from_bytes(content[4:8], "little")
+    if promised in (0, 2**32 - 1) or promised >= 2**31 - 256:
+        return 0
+    # A last chunk of odd length is padded with a byte that some programs count and do not write.
+    return max(0, promised + 8 - len(content) - 1)
 
 
 @dataclass(frozen=True)

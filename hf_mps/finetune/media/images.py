@@ -90,17 +90,62 @@ class Images:
 
 
 def opened(rows: Rows, index: int) -> Any:
-    """The image of a row in RGB, turned as its EXIF data say. Raises UserError, naming the row, for what is none."""
+    """The image of a row as `rgb` makes it, turned as its EXIF data say.
+
+    Raises UserError, naming the row, for what is no image, is cut off, or has more pixels than Pillow opens.
+    """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     content = rows.content(index, "image")
     try:
         with Image.open(io.BytesIO(content)) as image:
-            return ImageOps.exif_transpose(image).convert("RGB")
+            return rgb(ImageOps.exif_transpose(image))
     except UnidentifiedImageError as error:
         raise UserError(f"{_place(rows, index)} is no image that PIL can read") from error
-    except (OSError, SyntaxError, ValueError) as error:
-        raise UserError(f"{_place(rows, index)} cannot be decoded: {error}") from error
+    except Image.DecompressionBombError as error:
+        raise UserError(f"{_place(rows, index)} {_too_large()}") from error
+    except (MemoryError, UserError):
+        raise
+    except Exception as error:  # a decoder raises anything for a file that is cut off: struct.error, KeyError, …
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(f"{_place(rows, index)} cannot be decoded: {first}") from error
+
+
+def rgb(image: Any) -> Any:
+    """A PIL image of any mode in RGB of 8 bits: what is transparent stands on white, as a page shows it.
+
+    Grey of 16 bits (modes I;16 and I) is scaled by 65535, which is white, to 8 bits: PIL's own conversion makes all
+    above 255 white. Floats (mode F) are scaled from 0 to 1. Raises ValueError for numbers beyond those.
+    """
+    from PIL import Image
+
+    if image.mode == "F" or image.mode.startswith("I"):
+        image = _grey(image)
+    if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
+        image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    return image.convert("RGB")
+
+
+def _grey(image: Any) -> Any:
+    """An image of 16 or 32 bits a pixel in 8 bits."""
+    import numpy
+    from PIL import Image
+
+    values = numpy.asarray(image).astype(numpy.float32)
+    white = 1.0 if image.mode == "F" else 65535.0
+    # Not from the image's own darkest and lightest: two images of one brightness would come out unlike.
+    if not (numpy.isfinite(values).all() and values.min() >= 0 and values.max() <= white):
+        told = f"its values go from {values.min():g} to {values.max():g}"
+        raise ValueError(f"{told}; allowed: 0 to {white:g} in mode {image.mode}")
+    return Image.fromarray(numpy.rint(values * (255 / white)).astype(numpy.uint8))
+
+
+def _too_large() -> str:
+    from PIL import Image
+
+    most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+    return f"has more than the {most / 1e6:.0f} million pixels that Pillow opens; next: save it smaller"
 
 
 def name(rows: Rows, index: int) -> str:
@@ -168,5 +213,5 @@ def refuse_missing(rows: Rows) -> None:
         try:
             with Image.open(rows.path(said)):  # the header alone
                 pass
-        except OSError:
+        except Exception:  # whatever a decoder raises of a broken file
             opened(rows, index)

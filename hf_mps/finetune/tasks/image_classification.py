@@ -27,6 +27,7 @@ SNIPPET = """from transformers import pipeline
 
 classifier = pipeline("image-classification", model=".")
 print(classifier("photo.jpg"))"""
+MODES = "16 bits brought to 8, what is transparent to white"
 # Sides of the images of a smoke run, in pixels; each class is a colour.
 SMOKE_SIZE = (40, 32)
 COLOURS = ((200, 40, 40), (40, 80, 200), (40, 180, 60), (220, 200, 40))
@@ -39,11 +40,10 @@ class Columns(recipes.Columns):
     label: str = "label"
 
 
-class Data(recipes.Data):
+class Data(recipes.Labelled):
     """Adds the columns, and `labels`: the class names in the order of their ids."""
 
     columns: Columns = Columns()
-    labels: list[str] | None = Field(default=None, min_length=2)
 
 
 class Recipe(recipes.Recipe):
@@ -111,9 +111,9 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         auto_class=AUTO_CLASS,
         pipeline_tag="image-classification",
         choices={
-            "images": Choice(_size(processor), f"by {type(processor).__name__}, with PIL on any machine"),
+            "images": Choice(_size(processor), f"by {type(processor).__name__}, with PIL on any machine; {MODES}"),
             "augmentation": _augmentation(recipe.augmentation),
-            "labels": labels.described(found),
+            **labels.choices(found),
             "model": told,
         },
         trainer=lambda **settings: _trainer(made["train"], **settings),
