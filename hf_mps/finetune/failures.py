@@ -59,6 +59,20 @@ def costs_itself_alone(part: str) -> Iterator[None]:
         print(f"hf-mps: {part} is left out: {words}; the model and {RESULTS} are there", file=sys.stderr)
 
 
+def place_of_cache(error: BaseException) -> str:
+    """A clause for a full disk before a run has a folder: where rows are kept meanwhile, and what moves that.
+
+    Arrow and `datasets` raise the system's error without the file's name.
+    """
+    import datasets
+
+    if not any(isinstance(cause, OSError) and cause.errno in FULL for cause in _chain(error)):
+        return ""
+    cache = Path(datasets.config.HF_DATASETS_CACHE)
+    named = any(getattr(cause, "filename", None) for cause in _chain(error))
+    return f"{'' if named else f': {cache}'}; next: room there, or HF_HOME=FOLDER on another disk"
+
+
 def checkpoints(output_dir: Path) -> list[Path]:
     """The whole checkpoints below `output_dir`, oldest first: Trainer writes trainer_state.json last of all."""
     last = "trainer_state.json"

@@ -17,7 +17,8 @@ class Rows:
     """The rows of one split, its columns renamed to their roles ("text", "label", …).
 
     `where` names the split to a person; `textual` says that every value is text, as in a csv, whatever it stands for.
-    `folder` is the folder of the rows' file, which the paths of images and sound in it are relative to.
+    `folder` is the folder of the rows' file, which the paths of images and sound in it are relative to. `notes` are
+    what a person may want to know of how they were read.
     """
 
     dataset: Dataset
@@ -25,6 +26,12 @@ class Rows:
     textual: bool = False
     numbers: tuple[int, ...] | None = None
     folder: Path | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def told(self) -> str:
+        """Where the rows are from, with the notes."""
+        return f"{self.where} ({'; '.join(self.notes)})" if self.notes else self.where
 
     def number(self, index: int) -> int:
         """The place of a row in its source, counted from 1 after any header, whatever sample was drawn from it."""

@@ -105,6 +105,7 @@ def prepare(order: Order, source: checkpoint.Checkpoint) -> tuple[Choice[str], P
     from transformers import set_seed
 
     from hf_mps.finetune import plan, refusals
+    from hf_mps.finetune.text import tokens
 
     device = plan.device(order.recipe)
     refusals.refuse_impossible(order.recipe.training, device.value)
@@ -120,8 +121,8 @@ def prepare(order: Order, source: checkpoint.Checkpoint) -> tuple[Choice[str], P
     data.refuse_unread(rows, (*data.SPLITS, *prepared.further), order.recipe.task)
     expect.refuse_unmeasured(order, prepared.reported)
     sizes = " + ".join(f"{len(one.dataset)}" for one in rows.values())
-    where = "; ".join(f"{split}: {one.where}" for split, one in rows.items())
-    prepared.choices = {"data": Choice(f"{sizes} rows", where), **prepared.choices}
+    where = "; ".join(f"{split}: {one.told}" for split, one in rows.items())
+    prepared.choices = {"data": Choice(f"{sizes} rows", where), **tokens.unknown(prepared), **prepared.choices}
     return device, prepared
 
 
@@ -271,7 +272,7 @@ def _told(order: Order, output: Path | None) -> Iterator[None]:
         kept, words = _kept(output), failures.in_words(error)
         if words is None:
             raise
-        raise RunError(f"{words}{kept}") from error
+        raise RunError(f"{words}{failures.place_of_cache(error) if output is None else kept}") from error
 
 
 def _kept(output: Path | None) -> str:

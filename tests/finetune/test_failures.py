@@ -63,8 +63,10 @@ def test_a_full_cache_ends_the_run_in_one_line(desk: Path, finetune: Command) ->
     with small_disk(desk.parent / "cache", "12k"):
         ended = finetune("my.yaml")
     assert (ended.code, ended.out) == (1, "")
-    assert ended.err.startswith("hf-mps: no space is left on the disk")
-    assert ended.err.count("\n") == 1
+    assert ended.err == (
+        f"hf-mps: no space is left on the disk: {desk.parent / 'cache'}; next: room there, or HF_HOME=FOLDER on another"
+        " disk\n"
+    )
     assert not (desk / "runs").exists()
 
 

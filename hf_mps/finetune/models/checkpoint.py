@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +14,8 @@ from hf_mps.errors import UserError
 from hf_mps.finetune.quiet import errors_only
 
 PYPI = "pypi:"
+TOKENIZER = "tokenizer_config.json"
+VOCABULARY = re.compile(r"(tokenizer|tekken)\.json|.*vocab.*\.(json|txt)|.*\.(model|spm|tiktoken|gguf)")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
@@ -25,11 +28,36 @@ class Checkpoint:
     local: bool
 
     def tokenizer(self, **settings: Any) -> Any:
-        """Load the tokenizer, with `from_pretrained`'s settings. Raises UserError where it cannot be read."""
+        """Load the tokenizer, with `from_pretrained`'s settings. Raises UserError where it cannot be read.
+
+        A checkpoint without a vocabulary is refused too: transformers 5 then makes up a tokenizer of the special tokens
+        alone, and every word of a text is unknown to it.
+        """
         from transformers import AutoTokenizer
 
+        if self.local and not _vocabularies(Path(self.place)) and not (Path(self.place) / TOKENIZER).is_file():
+            raise self._without_vocabulary()
         with errors_only():
-            return self._load("tokenizer", AutoTokenizer.from_pretrained, **settings)
+            found = self._load("tokenizer", AutoTokenizer.from_pretrained, **settings)
+        # ByT5 and CANINE read bytes and code points: their classes name no files.
+        folder = self._folder()
+        if type(found).vocab_files_names and folder is not None and not _vocabularies(folder):
+            raise self._without_vocabulary()
+        return found
+
+    def _folder(self) -> Path | None:
+        """The folder that the checkpoint's files were loaded from; None where the hub's cache does not say."""
+        from huggingface_hub import try_to_load_from_cache
+
+        if self.local:
+            return Path(self.place)
+        cached = try_to_load_from_cache(self.place, "config.json")
+        return Path(cached).parent if isinstance(cached, str) else None
+
+    def _without_vocabulary(self) -> UserError:
+        way_on = f"with the tokenizer that the model was trained with: tokenizer.save_pretrained('{self.said}')"
+        told = "it has no tokenizer (tokenizer.json, vocab.txt or the like), and one that is made up knows no word"
+        return UserError(f"model {self.said}: {told}; next: {way_on}")
 
     def config(self) -> Any:
         """Load the configuration. Raises UserError where it is not there or cannot be read."""
@@ -74,6 +102,8 @@ class Checkpoint:
         import torch
         from sentence_transformers import SentenceTransformer
 
+        if self.local and not any(map(_vocabularies, (Path(self.place), *Path(self.place).glob("*/")))):
+            raise self._without_vocabulary()
         with errors_only():
             return self._load("weights", SentenceTransformer, device=device, model_kwargs={"dtype": torch.float32})
 
@@ -165,6 +195,11 @@ def _in_package(name: str) -> Path:
     if not complete:
         raise UserError(f"model {PYPI}{name}: the package holds no folder with config.json and weights")
     return complete[0]
+
+
+def _vocabularies(folder: Path) -> list[Path]:
+    """The files of a folder that a tokenizer's vocabulary may be in, by the names that transformers' classes give."""
+    return [path for path in folder.iterdir() if VOCABULARY.fullmatch(path.name)] if folder.is_dir() else []
 
 
 def _disk_or_memory(error: Exception) -> bool:

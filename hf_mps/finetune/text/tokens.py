@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.choice import Choice
@@ -12,8 +12,14 @@ if TYPE_CHECKING:
     from datasets import Dataset, Features
 
     from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.task import Prepared
 
 TEXT = ("string", "large_string")
+# The columns of tokens that tasks and TRL make.
+IDS = ("input_ids", "prompt_ids", "chosen_ids", "rejected_ids")
+# Of which rows unknown tokens are counted, and from what share on they are told of.
+LOOKED_AT = 2000
+NOTED = 0.1
 
 
 def digest(tokenizer: Any) -> str:
@@ -87,6 +93,41 @@ def counts(features: Dataset, column: str = "input_ids") -> list[int]:
 
     table = features.with_format("arrow")[:]
     return [int(number) for number in pyarrow.compute.list_value_length(table[column]).to_pylist()]
+
+
+def unknown(prepared: Prepared) -> dict[str, Choice[str]]:
+    """What is said where a tokenizer knows nothing of a large share of the texts: Hebrew with an English vocabulary.
+
+    Counted over the rows as they are trained on, special tokens left out. Nothing where rows are no tokens, and where
+    the unknown token is another special one too (GPT-2's ends a text; its tokens are bytes, of which none is unknown).
+    """
+    tokenizer = prepared.processing_class
+    sign = getattr(tokenizer, "unk_token_id", None)
+    special = set(getattr(tokenizer, "all_special_ids", ()))
+    if sign is None or sign in (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id):
+        return {}
+    lost, every = 0, 0
+    for ids in _ids(prepared, tokenizer):
+        lost += sum(1 for one in ids if one == sign)
+        every += sum(1 for one in ids if one == sign or one not in special)
+    if lost <= NOTED * every:
+        return {}
+    reason = f"each is {tokenizer.unk_token} to the model, whatever it says; next: a model of the texts' language"
+    return {"unknown_tokens": Choice(f"{lost / every:.0%} of the training tokens", reason)}
+
+
+def _ids(prepared: Prepared, tokenizer: Any) -> Iterator[list[int]]:
+    """The tokens of the first LOOKED_AT training rows (of validation, where training rows are packed)."""
+    rows = next((rows for rows in prepared.splits.values() if hasattr(rows, "column_names")), None)
+    if rows is None:
+        return
+    some = rows.select(range(min(LOOKED_AT, len(rows))))
+    for column in some.column_names:
+        if column in IDS:
+            for value in some[column]:
+                yield from value if value and isinstance(value[0], list) else [value]
+        elif not set(IDS) & set(some.column_names) and getattr(some.features[column], "dtype", None) in TEXT:
+            yield from tokenizer(list(some[column]), truncation=True, verbose=False)["input_ids"]
 
 
 def lend_pad_token(tokenizer: Any, config: Any) -> dict[str, Choice[str]]:
