@@ -13,6 +13,8 @@ FAILED = 1
 INTERRUPTED = 130
 # Unicode's control letters, line and paragraph separators, and halves of a letter, which no terminal can take.
 BREAKING = ("Cc", "Zl", "Zp", "Cs")
+# The letters that an error shows of a name or value: a cell of a table may hold a whole text.
+SHOWN = 60
 
 
 class _OneLine(Exception):
@@ -36,6 +38,11 @@ class RunError(_OneLine):
 
 class Notice(UserWarning):
     """Something that the layer says; an exception only where the user turned warnings into errors."""
+
+
+def brief(text: str) -> str:
+    """A name or value of somebody's data as a line has room for it."""
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:

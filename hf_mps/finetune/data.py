@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_mps.errors import UserError, nearest
-from hf_mps.finetune import paths, sources
+from hf_mps.errors import UserError, brief, nearest
+from hf_mps.finetune import formats, paths, sources
 from hf_mps.finetune import recipe as recipes
 from hf_mps.finetune.rows import Rows
 
@@ -22,20 +23,32 @@ if TYPE_CHECKING:
 __all__ = ["SPLITS", "Rows", "check", "load"]
 
 SPLITS = ("train", "validation")
+# The formats that `data.field` and `data.header` have a meaning for.
+NESTED = ("json", "jsonl")
+# Roles of texts that say nothing where they are empty; others may be (Alpaca's `input`).
+READ = ("text", "text_pair", "source", "target", "context", "question")
+TABLES = ("csv", "tsv", "xlsx")
 
 
 def check(data: recipes.Data) -> None:
     """Refuse files that are not there or of an unknown kind, before anything heavy is imported. Raises UserError."""
     for split, name in (data.files or {}).items():
         path = Path(name).expanduser()
-        kinds = sources.BUILDERS if not data.field else sources.NESTED
-        if path.suffix not in kinds:
-            told = "cannot tell the format" if path.suffix not in sources.BUILDERS else "data.field is for JSON"
-            raise UserError(f"data.files.{split}: {name}: {told}; allowed: {', '.join(kinds)}")
+        kind = formats.kind(path)
+        if kind is None:
+            allowed = f"{formats.allowed()}; those of text also packed, as .csv.gz"
+            raise UserError(f"data.files.{split}: {name}: cannot tell the format; allowed: {allowed}")
+        for told, said, kinds in (
+            ("data.field is for JSON", data.field, NESTED),
+            ("data.header is for tables", not data.header, TABLES),
+        ):
+            if said and kind not in kinds:
+                raise UserError(f"data.files.{split}: {name}: {told}; allowed: {formats.allowed(kinds)}")
         if not path.is_file():
             raise UserError(f"data.files.{split}: {name}: there is no such file{paths.neighbour(path)}")
         if path.stat().st_size == 0:
             raise UserError(f"data.files.{split}: {name}: the file is empty; allowed: at least one row")
+        formats.refuse_disguised(path, name)
     if data.folder:
         path = Path(data.folder).expanduser()
         if not path.is_dir():
@@ -66,7 +79,7 @@ def load(data: recipes.Data, seed: int) -> dict[str, Rows]:
     Raises UserError for what cannot be read, a column that is not there (naming those that are), a split without rows.
     """
     columns = data.columns.roles()
-    found = {split: _narrow(sources.read(data, split, seed), columns) for split in wanted(data)}
+    found = {split: _narrow(sources.read(data, split, seed), columns, data) for split in wanted(data)}
     if data.hold_out:
         found |= _held_out(found["train"], data.hold_out, seed, data.KEPT_TOGETHER)
     for split, rows in found.items():
@@ -76,23 +89,47 @@ def load(data: recipes.Data, seed: int) -> dict[str, Rows]:
     return {split: found[split] for split in (*SPLITS, *(other for other in found if other not in SPLITS))}
 
 
-def _narrow(rows: Rows, columns: Mapping[str, str]) -> Rows:
+def _narrow(rows: Rows, columns: Mapping[str, str], data: recipes.Data) -> Rows:
     """Keep the columns of the task under the names of their roles; refuse a missing column and a split without rows."""
     dataset = _flattened(rows.dataset, columns)
     there = dataset.column_names
     for role, column in columns.items():
         if column not in there:
-            way_on = nearest(column, there) or f"; next: name the one that it is with data.columns.{role}"
-            raise UserError(
-                f"{rows.where}: there is no column '{column}' for data.columns.{role}; the columns are"
-                f" {', '.join(there)}{way_on}"
-            )
+            told = f"{rows.where}: there is no column '{column}' for data.columns.{role}; the columns are"
+            if not data.header:
+                last = len(there) - 1
+                raise UserError(f"{told} 0 to {last}, counted from 0; next: data.columns.{role}=NUMBER")
+            way_on = f"; next: name the one that it is with data.columns.{role}"
+            if rows.textual:
+                way_on += ", or data.header=false where the first line is a row"
+            raise UserError(f"{told} {', '.join(map(brief, there))}{nearest(column, there) or way_on}")
     if len(dataset) == 0:
         raise UserError(f"{rows.where}: {sources.NO_ROWS}")
     dataset = dataset.select_columns(list(dict.fromkeys(columns.values())))
-    return rows.with_columns(
-        dataset.rename_columns({column: role for role, column in columns.items() if role != column})
-    )
+    renamed = dataset.rename_columns({column: role for role, column in columns.items() if role != column})
+    return _empty_told(rows.with_columns(renamed))
+
+
+def _empty_told(rows: Rows) -> Rows:
+    """Note how many rows have no text in a column that is read as one. Raises UserError where none has any.
+
+    Rows of nothing but text are paragraphs, between which empty lines stand.
+    """
+    import pyarrow.compute
+
+    roles = rows.dataset.column_names
+    notes = []
+    for role in (
+        role for role in READ if role in roles and getattr(rows.dataset.features[role], "dtype", "") == "string"
+    ):
+        column = rows.dataset.select_columns(role).with_format("arrow")[:][role]
+        trimmed = pyarrow.compute.utf8_trim_whitespace(column)
+        empty = pyarrow.compute.sum(pyarrow.compute.equal(trimmed, "")).as_py() or 0
+        if empty == len(rows.dataset):
+            raise UserError(f"{rows.where}: every row has an empty {role}; allowed: text in the column")
+        if empty and len(roles) > 1:
+            notes.append(f"{empty} of {len(rows.dataset)} rows have an empty {role}")
+    return replace(rows, notes=(*rows.notes, *notes))
 
 
 def _flattened(dataset: Dataset, columns: Mapping[str, str]) -> Dataset:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from hf_mps.choice import Choice
-from hf_mps.errors import UserError, nearest
+from hf_mps.errors import UserError, brief, nearest
 from hf_mps.finetune.data import Rows
 
 ProblemType = Literal["single_label_classification", "regression"]
 SHOWN = 12
+# Of float32, which a loss is computed in: a label beyond it makes the first loss infinite.
+LARGEST = 3.4028234e38
+# What programs write for a missing value. R's NA is one, and Python's None; `none` in small letters is a word.
+GAPS = ("nan", "NaN", "NAN", "null", "NULL", "Null", "None", "NA", "N/A", "n/a", "#N/A", "<NA>")
+# Python refuses to read an integer of more digits than 4,300; those are names.
+DIGITS = 4000
 # How a reason begins where the training rows themselves say which labels there are.
 FOUND = "found in"
 # Keys of configurations that count layers, heads or numbers in a vector, and those that are shares.
@@ -25,12 +32,14 @@ PROBABILITY = re.compile(r"dropout|_prob$|_pdrop$")
 class Labels:
     """`names` are the classes in the order of their ids, empty for regression; `reason` says how they were found.
 
-    `keys` maps what a row may say to its class id: the text of the raw value, see `key`.
+    `keys` maps what a row may say to its class id: the text of the raw value, see `key`. `doubts` are what a person
+    should look at, though it can be trained on.
     """
 
     names: tuple[str, ...]
     keys: dict[str, int]
     reason: str
+    doubts: tuple[str, ...] = ()
 
     @property
     def problem_type(self) -> ProblemType:
@@ -66,7 +75,10 @@ def decide(
     if problem_type == "regression" or (problem_type is None and not given and not named and _numbers(train, seen)):
         why = "problem_type in the recipe" if problem_type else "the labels are numbers with a decimal point"
         _check_numbers(splits)
-        return Labels((), {}, why)
+        whole = problem_type is None and all(float(raw).is_integer() for raw in seen)
+        few = f"every label is a whole number ({listed([f'{raw}' for raw in seen])})"
+        doubt = f"{few}, and taken for a measure; problem_type=single_label_classification takes them for classes"
+        return Labels((), {}, why, (doubt,) if whole else ())
     if classes := given or named:
         labels = _named(classes, train, seen, "data.labels in the recipe" if given else "the data set names them")
     else:
@@ -77,8 +89,10 @@ def decide(
             raise UserError(f"{train.where}: each of its {len(ordered)} rows has a label of its own; next: {way_on}")
     _check_classes(splits, labels)
     if len(labels.names) < 2:
-        raise UserError(f"{train.where}: every row has the label '{labels.names[0]}'; allowed: two labels or more")
-    return labels
+        raise UserError(
+            f"{train.where}: every row has the label '{brief(labels.names[0])}'; allowed: two labels or more"
+        )
+    return replace(labels, doubts=(*doubts(labels.names), *_lonely(train, labels)))
 
 
 def described(found: Labels) -> Choice[str]:
@@ -88,9 +102,29 @@ def described(found: Labels) -> Choice[str]:
     return Choice(f"{len(found.names)} classes: {listed(found.names)}", found.reason)
 
 
+def choices(found: Labels) -> dict[str, Choice[str]]:
+    """`described`, and where there are doubts those, for a header."""
+    return {"labels": described(found), **doubted("labels", found.doubts)}
+
+
+def doubted(what: str, found: Sequence[str]) -> dict[str, Choice[str]]:
+    """The doubts about the labels or tags as a choice of their own, so that they stand out in a header."""
+    reason = "the rows are trained on as they are"
+    return {f"{what}_to_check": Choice("; ".join(found), reason)} if found else {}
+
+
+def doubts(names: Sequence[str]) -> tuple[str, ...]:
+    """What looks like a slip in a set of classes: names that differ in case or spaces alone, and words for a gap."""
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault("".join(name.split()).casefold(), []).append(name)
+    told = [f"{' and '.join(same)} differ in case or spaces alone" for same in alike.values() if len(same) > 1]
+    return (*told, *(f"'{name}' is a class, and often stands for a gap" for name in names if name in GAPS))
+
+
 def listed(names: Sequence[str]) -> str:
     """The names in one line; of many the first, and how many there are."""
-    return ", ".join(names[:SHOWN]) + (f", … {len(names)} in all" if len(names) > SHOWN else "")
+    return ", ".join(map(brief, names[:SHOWN])) + (f", … {len(names)} in all" if len(names) > SHOWN else "")
 
 
 def configure(config: Any, names: Sequence[str], overrides: Mapping[str, Any] | None = None) -> Any:
@@ -153,6 +187,15 @@ def _numbers(train: Rows, seen: Sequence[Any]) -> bool:
     return bool(values) and all(_is_number(raw) for raw in values) and not all(_is_integer(raw) for raw in values)
 
 
+def _lonely(train: Rows, labels: Labels) -> tuple[str, ...]:
+    """A doubt about classes that one training row alone has: a slip, a row cut off, or too little to learn from."""
+    counts = Counter(labels.keys[key(raw)] for raw in train.dataset["label"])
+    alone = [labels.names[number] for number, count in sorted(counts.items()) if count == 1]
+    if not alone or len(train.dataset) <= 2 * len(counts):  # a handful of rows in all
+        return ()
+    return (f"one training row alone has the class {listed(alone)}",)
+
+
 def _refuse_other_names(splits: Sequence[Rows]) -> None:
     """Raise UserError where two splits number their classes by different lists of names."""
     train, *others = ((rows, getattr(rows.dataset.features["label"], "names", None)) for rows in splits)
@@ -167,6 +210,8 @@ def _refuse_other_names(splits: Sequence[Rows]) -> None:
 def _check_numbers(splits: Iterable[Rows]) -> None:
     for rows in splits:
         _refuse_first(rows, lambda raw: not _is_number(raw), "is not a finite number, as regression needs")
+        told = f"is beyond {LARGEST:.1e}, the largest number of float32; next: labels of another unit"
+        _refuse_first(rows, lambda raw: abs(float(raw)) > LARGEST, told)
 
 
 def _check_classes(splits: Iterable[Rows], labels: Labels) -> None:
@@ -191,7 +236,7 @@ def _refuse_first(rows: Rows, wrong: Any, problem: str, names: Sequence[str] = (
         place = f"{rows.where}: row {rows.number(index)}"
         if raw == -1 or key(raw) == "":
             raise UserError(f"{place} has no label; allowed: a label in every row")
-        raise UserError(f"{place}: label '{raw}' {problem}{nearest(key(raw), names)}{way_on}")
+        raise UserError(f"{place}: label '{brief(str(raw))}' {problem}{nearest(key(raw), names)}{way_on}")
 
 
 def _distinct(rows: Rows) -> list[Any]:
@@ -203,7 +248,8 @@ def _distinct(rows: Rows) -> list[Any]:
 
 def _ordered(keys: set[str]) -> list[str]:
     """Numbers by size, names by alphabet: the ids do not depend on the order of the rows."""
-    return sorted(keys, key=lambda name: (0, int(name), "") if _is_integer(name) else (1, 0, name))
+    sized = {name for name in keys if _is_integer(name) and len(name) <= DIGITS}
+    return sorted(keys, key=lambda name: (0, int(name), "") if name in sized else (1, 0, name))
 
 
 def _is_integer(raw: Any) -> bool:

@@ -1,58 +1,149 @@
-"""Rows that lie inside a JSON document: SQuAD's questions within paragraphs within articles, for instance."""
+"""Rows of JSON: a list of them, a line each, or inside a document (SQuAD's questions within paragraphs, for instance).
+
+Read by Python's own json module. `datasets` reads them with PyArrow, which takes a text such as 2020-01-01 for a date,
+and types a column anew for every ten megabytes.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_mps.errors import UserError, nearest
+from hf_mps.errors import UserError, brief, nearest
+from hf_mps.finetune import formats
+from hf_mps.finetune.tables import ROWS, Tables
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    import pyarrow
+    from datasets import Features
+
+Row = dict[str, Any]
+Source = Callable[[], Iterator[Row]]
+# Lists and objects inside one another in a value. A conversation with tools has 6; Arrow's own walk ends at some 1,000.
+DEEPEST = 32
+KINDS = {bool: "a truth value", int: "a number", float: "a number", str: "a text", list: "a list", dict: "an object"}
 
 
-def load(path: Path, name: str, field: str) -> Dataset:
-    """The rows at `field` of the JSON file (or the lines of JSON) `path`, kept by `datasets` under the file's content.
+def tables(path: Path, name: str, wanted: Collection[str], field: str | None = None) -> Tables:
+    """The rows of a JSON file; of the columns that are not `wanted` the name alone is kept.
 
-    Raises UserError, calling the file `name`, for what is no JSON and for a field that leads to no rows.
+    `field` leads to the rows inside the document, through objects and lists; each then has the plain values around it.
+    A column is of one type in all rows: one of objects that differ is kept as JSON. Raises UserError, calling the file
+    `name`, for what is no JSON, for rows that are no objects, and for a wanted column of several types.
     """
-    import hashlib
+    rows = _source(path, name, field)
+    first = list(islice(rows(), ROWS))
+    some = first if len(first) < ROWS else None
+    features = _features(_tables_of(some, rows), wanted, name)
+    for number, table in _tables_of(some, rows):
+        yield _table(table, number, features, wanted, name)
 
-    from datasets import Dataset
-    from datasets.exceptions import DatasetGenerationError
 
-    content = path.read_bytes()
-    document = _document(content, path, name)
-    made = list(_explode(document, field.split("."), {}, name, field))
-    if not made:
-        raise UserError(f"{name}: data.field {field} holds no rows; allowed: at least one")
-    digest = hashlib.sha256(content).hexdigest()
+def _tables_of(first: list[Row] | None, rows: Source) -> Iterator[tuple[int, list[Row]]]:
+    """ROWS rows at a time with the number of the first of them; `first` are all of them where they are so few."""
+    if first is not None:
+        yield 1, first
+        return
+    every, number = rows(), 1
+    while some := list(islice(every, ROWS)):
+        yield number, some
+        number += len(some)
+
+
+def _source(path: Path, name: str, field: str | None) -> Source:
+    """How to go through the rows of a file as often as needed; one that is a single document is held in memory."""
+    if formats.kind(path) == "jsonl" and field is None:
+        return lambda: _objects(_lines(path, name), name)
+    document = list(_lines(path, name)) if formats.kind(path) == "jsonl" else _document(path, name)
+    if field is not None:
+        found = list(_explode(document, field.split("."), {}, name, field))
+        if not found:
+            raise UserError(f"{name}: data.field {field} holds no rows; allowed: at least one")
+        return lambda: iter(found)
+    if isinstance(document, dict):
+        inside = [key for key, value in document.items() if _are_rows(value)]
+        if inside:
+            shown = " or ".join(f"data.field={brief(key)}" for key in inside)
+            raise UserError(f"{name}: is one object, and its rows stand inside; next: {shown}")
+        document = [document]
+    if not isinstance(document, list):
+        raise UserError(f"{name}: is {_kind(document)}; allowed: a list of rows, or a row in each line")
+    return lambda: _objects(iter(document), name)
+
+
+def _are_rows(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
+
+
+def _document(path: Path, name: str) -> Any:
+    """The value of a whole file; of several values, one in each line, their list."""
     try:
-        return Dataset.from_generator(_rows, gen_kwargs={"path": str(path.resolve()), "field": field, "digest": digest})
-    except DatasetGenerationError as error:
-        raise UserError(f"{name}: the rows at data.field {field} differ in the types of their columns") from error
-
-
-def _rows(path: str, field: str, digest: str) -> Iterator[dict[str, Any]]:
-    """The rows again, for `datasets` to write; `digest` is unused here, it tells apart what the file held."""
-    document = _document(Path(path).read_bytes(), Path(path), path)
-    yield from _explode(document, field.split("."), {}, path, field)
-
-
-def _document(content: bytes, path: Path, name: str) -> Any:
-    try:
-        text = content.decode("utf-8-sig")
-        return [json.loads(line) for line in text.splitlines() if line] if path.suffix == ".jsonl" else json.loads(text)
+        with formats.opened(path, name) as file:
+            text = file.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"{name}: is not UTF-8 text (byte {error.start})") from error
+        raise formats.not_text(path, name) from error
+    try:
+        return _value(text)
     except json.JSONDecodeError as error:
-        raise UserError(f"{name}: cannot be read as {path.suffix[1:]}: {error}") from error
+        if error.msg == "Extra data" and error.lineno > 1:  # a row in each line, by the name of plain .json
+            return list(_lines(path, name))
+        raise UserError(f"{name}: cannot be read as json: {error}{_where_it_ends(error)}") from error
+    except ValueError as error:
+        raise UserError(f"{name}: {error}") from error
 
 
-def _explode(here: Any, path: list[str], around: dict[str, Any], name: str, field: str) -> Iterator[dict[str, Any]]:
-    """Each dict at the end of `path`, with the plain values (text, numbers) of the dicts around it."""
+def _where_it_ends(error: json.JSONDecodeError) -> str:
+    """A clause where the text ends in the middle of a value, as that of a file does which is cut off."""
+    ended = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
+    return ", in the middle of a value; next: fetch the file again" if ended and error.doc[-1:] != "\n" else ""
+
+
+def _lines(path: Path, name: str) -> Iterator[Any]:
+    """The value of each line that holds one."""
+    number = 0
+    try:
+        with formats.opened(path, name) as file:
+            for number, line in enumerate(file, 1):
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                if text.strip():
+                    yield _value(text)
+    except UnicodeDecodeError as error:
+        raise formats.not_text(path, name) from error
+    except json.JSONDecodeError as error:
+        told = f"line {number}: {error.msg} (column {error.colno}){_where_it_ends(error)}"
+        raise UserError(f"{name}: cannot be read as {formats.ending(path)[1:]}: {told}") from error
+    except ValueError as error:
+        raise UserError(f"{name}: line {number}: {error}") from error
+
+
+def _value(text: str) -> Any:
+    """A JSON value. Raises ValueError, in words, for a number of thousands of digits and for nesting without end."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"values stand more than {DEEPEST} deep inside one another; write them flatter") from error
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:  # Python's limit on the digits of an integer
+        raise ValueError("holds an integer of thousands of digits; write it as a text") from error
+
+
+def _objects(values: Iterable[Any], name: str) -> Iterator[Row]:
+    """The rows, each an object; a text alone is a row of the column `text`."""
+    for number, value in enumerate(values, 1):
+        if isinstance(value, str):
+            yield {"text": value}
+        elif isinstance(value, dict):
+            yield value
+        else:
+            raise UserError(f"{name}: row {number} is {_kind(value)}; allowed: an object with the columns as its keys")
+
+
+def _explode(here: Any, path: list[str], around: Row, name: str, field: str) -> Iterator[Row]:
+    """Each object at the end of `path`, with the plain values (text, numbers) of the objects around it."""
     if isinstance(here, list):
         for item in here:
             yield from _explode(item, path, around, name, field)
@@ -61,10 +152,144 @@ def _explode(here: Any, path: list[str], around: dict[str, Any], name: str, fiel
     elif not path:
         yield around | here
     elif path[0] not in here:
-        there = ", ".join(map(str, here))
+        there = ", ".join(map(brief, here))
         raise UserError(
             f"{name}: data.field {field}: there is no '{path[0]}'; there are {there}{nearest(path[0], map(str, here))}"
         )
     else:
         plain = {key: value for key, value in here.items() if not isinstance(value, (list, dict))}
         yield from _explode(here[path[0]], path[1:], around | plain, name, field)
+
+
+def _features(every: Iterable[tuple[int, list[Row]]], wanted: Collection[str], name: str) -> Features:
+    """The type of each column over all rows. Raises UserError where a wanted column has several."""
+    import pyarrow
+    from datasets import Features
+
+    types: dict[str, list[pyarrow.DataType]] = {}
+    mixed: set[str] = set()
+    kinds: dict[str, tuple[str, int]] = {}
+    for number, rows in every:
+        for column in dict.fromkeys(key for row in rows for key in row):
+            found = types.setdefault(column, [])
+            if column not in wanted or column in mixed:
+                continue
+            values = [row.get(column) for row in rows]
+            nested = _refuse_mixed(values, number, column, kinds, name)
+            try:
+                found.append(pyarrow.array(values).type)
+                types[column] = [_unified(found)]
+            except (pyarrow.ArrowException, OverflowError, ValueError) as error:
+                if not nested or not _json_kept(values):
+                    raise _unfit(values, number, column, name, error) from error
+                mixed.add(column)
+    schema = pyarrow.schema([(column, _unified(found)) for column, found in types.items()])
+    made = Features.from_arrow_schema(schema)
+    for column in mixed:
+        made[column] = _json()
+    return made
+
+
+def _unified(types: list[pyarrow.DataType]) -> pyarrow.DataType:
+    """The one type that holds all of these; no type holds nothing."""
+    import pyarrow
+
+    schemas = [pyarrow.schema([("value", kind)]) for kind in (pyarrow.null(), *types)]
+    return pyarrow.unify_schemas(schemas, promote_options="permissive").field("value").type
+
+
+def _table(rows: list[Row], number: int, features: Features, wanted: Collection[str], name: str) -> pyarrow.Table:
+    import pyarrow
+    from datasets.table import table_cast
+
+    schema = features.arrow_schema
+    columns = []
+    for column in schema.names:
+        values = [row.get(column) if column in wanted else None for row in rows]
+        kind = schema.field(column).type
+        if type(features[column]).__name__ == "Json":
+            values = [value if value is None else json.dumps(value) for value in values]
+            kind = pyarrow.string()
+        try:
+            columns.append(pyarrow.array(values, kind))
+        except (pyarrow.ArrowException, OverflowError, ValueError) as error:
+            raise _unfit(values, number, column, name, error) from error
+    return table_cast(pyarrow.table(columns, names=schema.names), schema)
+
+
+def _refuse_mixed(values: list[Any], number: int, column: str, kinds: dict[str, tuple[str, int]], name: str) -> bool:
+    """Raise UserError for a value of another kind than those before; whether the column holds lists or objects."""
+    nested = False
+    for row, value in enumerate(values, number):
+        if value is None:
+            continue
+        kind = _kind(value)
+        before, where = kinds.setdefault(column, (kind, row))
+        if kind != before:
+            told = f"'{brief(column)}' is {kind}, and in row {where} {before}"
+            raise UserError(f"{name}: row {row}: {told}; allowed: one kind in all rows")
+        if isinstance(value, (list, dict)):
+            nested = True
+            if _deeper(value, DEEPEST):
+                told = f"'{brief(column)}' is nested more than {DEEPEST} deep"
+                raise UserError(f"{name}: row {row}: {told}; write it flatter")
+    return nested
+
+
+def _deeper(value: Any, left: int) -> bool:
+    """Whether lists and objects stand more than `left` deep in `value`."""
+    if not isinstance(value, (list, dict)):
+        return False
+    inside = value.values() if isinstance(value, dict) else value
+    return left == 0 or any(_deeper(one, left - 1) for one in inside)
+
+
+def _kind(value: Any) -> str:
+    return KINDS.get(type(value), "nothing")
+
+
+def _json() -> Any:
+    import datasets
+
+    return datasets.Json()  # `_json_kept` asked whether this release has it
+
+
+def _json_kept(values: list[Any]) -> bool:
+    """Whether `datasets` has a type for objects that differ, and these hold no number or letter that it would lose."""
+    import datasets
+
+    if not hasattr(datasets, "Json"):
+        return False
+    try:
+        json.dumps(values, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return all(-(2**63) <= number < 2**63 for number in _integers(values))
+
+
+def _integers(value: Any) -> Iterator[int]:
+    if isinstance(value, (list, dict)):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _integers(one)
+    elif isinstance(value, int):
+        yield value
+
+
+def _unfit(values: list[Any], number: int, column: str, name: str, error: Exception) -> UserError:
+    """The error for the first value of a column that has no place in a table: it is too large or no Unicode text."""
+    import pyarrow
+
+    first = str(error).strip().splitlines()[0]
+    for row, value in enumerate(values, number):
+        try:
+            pyarrow.array([value])
+        except UnicodeEncodeError:
+            first = "half of a surrogate pair, which is no text; allowed: Unicode text"
+        except OverflowError:
+            first = "an integer of more than 64 bits; allowed: smaller ones, or write it as a text"
+        except (pyarrow.ArrowException, ValueError) as own:
+            first = str(own).strip().splitlines()[0]
+        else:
+            continue
+        return UserError(f"{name}: row {row}: '{brief(column)}' holds {first}")
+    return UserError(f"{name}: column '{brief(column)}' cannot be kept: {first}")

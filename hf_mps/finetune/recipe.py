@@ -14,7 +14,7 @@ from hf_mps.finetune import arguments, metrics
 # Where rows come from, and the keys of `data` that belong to each source.
 SOURCES: dict[str, tuple[str, ...]] = {
     "hub": ("config", "revision", "splits"),
-    "files": ("field",),
+    "files": ("field", "header"),
     "folder": ("splits",),
     "generated": (),
 }
@@ -44,6 +44,12 @@ class Columns(Section):
         """The column of each role that the task reads."""
         return {role: column for role, column in self if column}
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _numbered(cls, value: Any) -> Any:
+        """The number of a column that has no name (`data.header: false`, CoNLL), as the name that it is read under."""
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
     @model_validator(mode="after")
     def _apart(self) -> Columns:
         named = list(self.roles().values())
@@ -56,13 +62,16 @@ class Data(Section):
     """Where the rows come from: exactly one of `hub`, `files`, `folder` and `generated`. A task has columns of its own.
 
     `config`, `revision` and `splits` belong to `hub`; of a `folder`, `splits` names the folders inside it. `field`
-    leads to the rows inside JSON files, through dicts and lists (`data.paragraphs.qas`). Splits beside train and
+    leads to the rows inside JSON files, through dicts and lists (`data.paragraphs.qas`). `header: false` is for a csv,
+    tsv or xlsx whose first line is a row: its columns are named by number, from 0 on. Splits beside train and
     validation (test, mismatched, …) are measured once, after training. `hold_out` is the share of the training rows
     (0 to 1) that becomes the validation split where the data has none.
     """
 
     KEPT_TOGETHER: ClassVar[str | None] = None
     """The role of a column whose equal values never stand on both sides of `hold_out`."""
+    TEXT: ClassVar[Literal["text", "conll"]] = "text"
+    """How the task reads a .txt: a row in each line, or CoNLL's columns."""
 
     hub: str | None = None
     config: str | None = None
@@ -70,6 +79,7 @@ class Data(Section):
     splits: dict[str, str] | None = None
     files: dict[str, str] | None = None
     field: str | None = Field(default=None, min_length=1)
+    header: bool = True
     folder: str | None = None
     generated: Literal["pairs"] | None = None
     rows: Rows = Rows()
@@ -100,7 +110,8 @@ class Data(Section):
             for satellite in satellites:
                 owners.setdefault(satellite, []).append(source)
         for satellite, sources in owners.items():
-            if getattr(self, satellite) and given[0] not in sources:
+            said = getattr(self, satellite) != type(self).model_fields[satellite].default
+            if said and given[0] not in sources:
                 belongs = f"{satellite}, which belongs to {' and '.join(sources)}"
                 raise ValueError(f"has {belongs}, beside {given[0]}; leave {satellite} out")
         return self
@@ -122,6 +133,20 @@ class Data(Section):
         if self.has_validation and self.hold_out is not None:
             raise ValueError("has hold_out beside a validation split of its own; leave one of them out")
         return self
+
+
+class Labelled(Data):
+    """Data whose rows have classes or tags; `labels` are their names in the order of their ids."""
+
+    labels: list[str] | None = Field(default=None, min_length=2)
+
+    @field_validator("labels")
+    @classmethod
+    def _each_once(cls, value: list[str] | None) -> list[str] | None:
+        twice = next((name for name in value or () if (value or []).count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"has '{twice}' twice; give each class once")
+        return value
 
 
 class Recipe(Section):

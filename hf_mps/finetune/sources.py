@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.errors import UserError, nearest
-from hf_mps.finetune import nested, separated
+from hf_mps.finetune import formats, lines, nested, separated, spreadsheet, tables
 from hf_mps.finetune import recipe as recipes
 from hf_mps.finetune.quiet import datasets_silent
 from hf_mps.finetune.rows import Rows
@@ -15,21 +16,14 @@ from hf_mps.finetune.rows import Rows
 if TYPE_CHECKING:
     from datasets import Dataset
 
-BUILDERS = {
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".json": "json",
-    ".jsonl": "json",
-    ".parquet": "parquet",
-    ".txt": "text",
-    ".tokens": "text",
-}
-NESTED = tuple(suffix for suffix, builder in BUILDERS.items() if builder == "json")
 # The folders that a split of a `data.folder` may lie in where `data.splits` does not say.
 FOLDERS = {"train": ("train", "training"), "validation": ("validation", "valid", "val", "dev", "eval", "test")}
 # What tells of a folder's files, as the hub's image and audio folders have it, and its column that names the file.
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 FILE_NAME = "file_name"
+# Formats in which every value is text, whatever it stands for; and those that a row of text may come in.
+TEXTUAL = ("csv", "tsv", "xlsx")
+PLAIN = ("csv", "tsv", "json", "jsonl", "parquet", "xlsx", "text")
 NO_ROWS = "holds no rows; allowed: at least one"
 # What `pairs` makes where a recipe gives no `data.rows`.
 GENERATED = {"train": 2000, "validation": 500}
@@ -65,18 +59,41 @@ def _file(data: recipes.Data, split: str, seed: int) -> Rows:
     """One local file, or the rows inside it."""
     assert data.files is not None
     name = data.files[split]
-    path = Path(name).expanduser()
-    if data.field:
-        return Rows(nested.load(path, name, data.field), name, folder=path.parent)
-    return _local(path, name, split)
+    return _local(data, Path(name).expanduser(), name)
 
 
-def _local(path: Path, name: str, split: str) -> Rows:
-    """The rows of the file `path`, called `name` to a person."""
-    builder = BUILDERS[path.suffix]
-    settings = separated.settings(path, name) if builder == "csv" else {}
-    dataset = _built(builder, path, name, split, settings)
-    return Rows(dataset, name, textual=builder == "csv", folder=path.parent)
+def _local(data: recipes.Data, path: Path, name: str, further: Collection[str] = ()) -> Rows:
+    """The rows of the file `path`, called `name` to a person; `further` columns are wanted beside those of the task."""
+    kind = formats.kind(path)
+    if kind == "parquet":
+        return Rows(_parquet(path, name), name, folder=path.parent)
+    if kind == "text":
+        kind = data.TEXT
+    roles = data.columns.roles()
+    notes: tuple[str, ...] = ()
+    said: list[Any] = [kind]
+    make: Callable[[], tables.Tables]
+    if kind in ("csv", "tsv"):
+        said.append(data.header)
+        make, notes = partial(separated.tables, path, name, header=data.header), separated.notes(path)
+    elif kind == "xlsx":
+        said.append(data.header)
+        make, notes = partial(spreadsheet.tables, path, name, header=data.header), spreadsheet.notes(path, name)
+    elif kind in ("json", "jsonl"):
+        # A column `translation` is wanted where `translation.en` is.
+        wanted = {".".join(column.split(".")[:end]) for column in (*roles.values(), *further) for end in range(1, 9)}
+        said += [data.field, sorted(wanted)]
+        make = partial(nested.tables, path, name, wanted, data.field)
+    elif kind == "conll":
+        if not {"words", "tags"} <= roles.keys():
+            raise UserError(f"{name}: CoNLL files are for token-classification; allowed: {formats.allowed(PLAIN)}")
+        defaults = type(data.columns)().roles()
+        said += [roles, defaults]
+        make, notes = partial(lines.sentences, path, name, roles, defaults), lines.notes(path, name, roles, defaults)
+    else:
+        make = partial(lines.texts, path, name)
+    dataset = tables.kept(path, said, make)
+    return Rows(dataset, name, textual=kind in TEXTUAL, folder=path.parent, notes=notes)
 
 
 def _folder(data: recipes.Data, split: str, seed: int) -> Rows:
@@ -87,18 +104,18 @@ def _folder(data: recipes.Data, split: str, seed: int) -> Rows:
     column, files = _media(place)
     for name in METADATA:
         if (place / name).is_file():
-            return _described(place / name, split, column)
+            return _described(data, place / name, column)
     # Names and not numbers: each split would number the classes that it holds itself.
     rows = [{column: str(file.resolve()), "label": file.parent.name} for file in files]
     return Rows(Dataset.from_list(rows), str(place), folder=place)
 
 
-def _described(metadata: Path, split: str, column: str) -> Rows:
+def _described(data: recipes.Data, metadata: Path, column: str) -> Rows:
     """The rows of a folder's metadata file, whose `file_name` is the image or the sound (`column`).
 
     Read here: the builder of `datasets` decodes sound on the way, and needs torchcodec for it.
     """
-    rows = _local(metadata, str(metadata), split)
+    rows = _local(data, metadata, str(metadata), [FILE_NAME])
     if FILE_NAME not in rows.dataset.column_names:
         there = ", ".join(rows.dataset.column_names)
         raise UserError(f"{metadata}: there is no column {FILE_NAME}, which names the files; the columns are {there}")
@@ -122,19 +139,22 @@ def _media(place: Path) -> tuple[str, list[Path]]:
     return most, found[most]
 
 
-def _built(builder: str, path: Path, name: str, split: str, settings: dict[str, Any]) -> Dataset:
-    """`load_dataset` of a local file, with what it says of a broken one in one line."""
+def _parquet(path: Path, name: str) -> Dataset:
+    """The rows of a Parquet file, with what `datasets` says of a broken one in one line."""
+    import glob
+
     from datasets import load_dataset
     from datasets.exceptions import DatasetGenerationError
 
     try:
         with datasets_silent():
-            return load_dataset(builder, data_files={split: str(path.resolve())}, split=split, **settings)
-    except (DatasetGenerationError, ValueError, TypeError, KeyError) as error:
+            # Escaped: `datasets` would take the name a[1].parquet for a pattern.
+            return load_dataset("parquet", data_files=glob.escape(str(path.resolve())), split="train")
+    except (DatasetGenerationError, ValueError, TypeError, KeyError, OSError) as error:
         _raise_machine_failure(error)
         if "corresponds to no data" in str(error):  # how `datasets` says that a split came out empty
             raise UserError(f"{name}: {NO_ROWS}") from error
-        raise UserError(_unreadable(error, path, name)) from error
+        raise UserError(f"{name}: cannot be read as parquet: {_innermost(error)}") from error
 
 
 def _hub(data: recipes.Data, split: str, seed: int) -> Rows:
@@ -209,14 +229,6 @@ def _undecoded(dataset: Dataset) -> Dataset:
         elif isinstance(kind, Audio):
             dataset = dataset.cast_column(column, Audio(decode=False))
     return dataset
-
-
-def _unreadable(error: BaseException, path: Path, name: str) -> str:
-    """The line for a file that cannot be read."""
-    if isinstance(_root(error), UnicodeDecodeError):
-        return separated.not_text(path, name)
-    text = _innermost(error)
-    return f"{name}: {separated.in_words(text) or f'cannot be read as {path.suffix[1:]}: {text}'}"
 
 
 def _innermost(error: BaseException) -> str:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sklearn  # noqa: F401  sets KMP_ variables when it is first imported, which no single test is to answer for
-from pydantic import create_model
+from readers import loaded
 
 from hf_mps.errors import UserError
-from hf_mps.finetune import data
-from hf_mps.finetune.recipe import Columns, Data
 
 SQUAD = {
     "version": "1.1",
@@ -40,13 +37,6 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.chdir(tmp_path)
-
-
-def loaded(said: dict[str, Any], columns: dict[str, str]) -> dict[str, data.Rows]:
-    named = create_model("Named", __base__=Columns, **{role: (str, column) for role, column in columns.items()})
-    made = Data.model_validate(said).model_copy(update={"columns": named()})
-    data.check(made)
-    return data.load(made, seed=1)
 
 
 def test_rows_inside_json_come_out_with_what_stands_around_them(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_a_section_that_the_command_line_began_is_its_own(tmp_path: Path) -> Non
 
 
 def test_the_short_names_of_ones_own_data_are_offered_where_they_are_taken(tmp_path: Path) -> None:
-    allowed = "hub, config, revision, splits, files, field, folder, generated, rows, hold_out, columns, labels"
+    allowed = "hub, config, revision, splits, files, field, header, folder, generated, rows, hold_out, columns, labels"
     assert refused(tmp_path, PLAIN, "data.txt=body") == (
         f"command line: data.txt is not a key here; allowed: {allowed}, train, validation, test, text, text_pair,"
         " label; did you mean 'text'?"

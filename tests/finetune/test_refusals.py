@@ -60,11 +60,11 @@ def test_a_missing_folder(finetune: Command) -> None:
 
 
 def test_a_file_of_an_unknown_kind(finetune: Command) -> None:
-    ended = finetune("my.yaml", "data.files.train=train.xlsx")
+    ended = finetune("my.yaml", "data.files.train=train.docx")
     assert (ended.code, ended.err) == (
         2,
-        "hf-mps: data.files.train: train.xlsx: cannot tell the format; allowed: .csv, .tsv, .json, .jsonl, .parquet,"
-        " .txt, .tokens\n",
+        "hf-mps: data.files.train: train.docx: cannot tell the format; allowed: .csv, .tsv, .json, .jsonl, .parquet,"
+        " .xlsx, .conll, .txt, .tokens; those of text also packed, as .csv.gz\n",
     )
 
 
@@ -112,8 +112,8 @@ def test_a_csv_with_a_row_too_wide(desk: Path, finetune: Command) -> None:
     ended = finetune("my.yaml", "data.files.train=wide.csv")
     assert ended.code == 2
     assert ended.err == (
-        "hf-mps: wide.csv: line 3 has 4 fields and the first line 3; allowed: as many in each, a text with a separator"
-        " inside in quotation marks\n"
+        "hf-mps: wide.csv: row 2 (line 3) has 4 fields and the header 3; allowed: as many in each, a text with a"
+        " separator inside in quotation marks\n"
     )
 
 

@@ -36,11 +36,10 @@ class Columns(recipes.Columns):
     label: str = "label"
 
 
-class Data(recipes.Data):
+class Data(recipes.Labelled):
     """Adds the columns, and `labels`: the class names in the order of their ids."""
 
     columns: Columns = Columns()
-    labels: list[str] | None = Field(default=None, min_length=2)
 
 
 class Recipe(lengths.Padded):
@@ -106,7 +105,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         baseline=_baseline(measured, features, found),
         auto_class=AUTO_CLASS,
         pipeline_tag="text-classification",
-        choices={"lengths": length, "labels": labels.described(found), **lent, "model": told},
+        choices={"lengths": length, **labels.choices(found), **lent, "model": told},
         trainer_settings={"preprocess_logits_for_metrics": verdicts.logits_alone},
         token_counts=counts["train"],
         predict=lambda trainer: _predicted(rows["validation"], trainer.predict(features["validation"]), found),

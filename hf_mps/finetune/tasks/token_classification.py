@@ -6,7 +6,7 @@ import itertools
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -42,11 +42,12 @@ class Columns(recipes.Columns):
     tags: str = "ner_tags"
 
 
-class Data(recipes.Data):
+class Data(recipes.Labelled):
     """Adds the columns, and `labels`: the tags in the order of their ids."""
 
+    TEXT: ClassVar[Literal["text", "conll"]] = "conll"
+
     columns: Columns = Columns()
-    labels: list[str] | None = Field(default=None, min_length=2)
 
 
 class Recipe(lengths.Padded):
@@ -103,7 +104,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         baseline=measured.baseline(truths["validation"], truths["train"]),
         auto_class=AUTO_CLASS,
         pipeline_tag="token-classification",
-        choices={"lengths": length, "tags": words.described(found), **unseen_words(unseen), **lent, "model": told},
+        choices={"lengths": length, **words.choices(found), **unseen_words(unseen), **lent, "model": told},
         trainer_settings={"preprocess_logits_for_metrics": _answers},
         token_counts=counts["train"],
         predict=lambda trainer: _predicted(

@@ -65,6 +65,11 @@ def described(found: Tags) -> Choice[str]:
     return Choice(f"{len(found.names)} tags: {labels.listed(found.names)}", found.reason)
 
 
+def choices(found: Tags) -> dict[str, Choice[str]]:
+    """`described`, and what a person should look at in the set of tags."""
+    return {"tags": described(found), **labels.doubted("tags", labels.doubts(found.names))}
+
+
 def _are_text(rows: Rows) -> bool:
     """Whether the tags are words, and not ids."""
     inner = getattr(rows.dataset.features["tags"], "feature", None)

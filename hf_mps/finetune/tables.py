@@ -1,0 +1,71 @@
+"""Rows that were read once, kept below the user's HF_HOME as Arrow under a digest of the file and how it was read."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow
+    from datasets import Dataset
+
+# Part of every digest: raise it whenever a reader makes other rows of the same file.
+READERS = 1
+# Rows of one table: enough for Arrow to be fast, few enough to be held as Python objects.
+ROWS = 10_000
+BLOCK = 1 << 20
+
+Tables = Iterator["pyarrow.Table"]
+
+
+def kept(path: Path, said: Sequence[Any], make: Callable[[], Tables]) -> Dataset:
+    """The rows of the file `path` as `make` reads them, which is called where nobody has read this content so before.
+
+    `said` is all that `make` depends on beside the file's content, as plain values. Raises OSError for a full disk, and
+    what `make` raises; neither leaves a file behind.
+    """
+    from datasets import Dataset, config
+
+    digest = _digest(path, said)
+    place = Path(config.HF_DATASETS_CACHE) / "hf_mps" / digest / "rows.arrow"
+    if not place.is_file():
+        _write(place, make())
+    dataset = Dataset.from_file(str(place))
+    # The content's own name: what a task makes of the rows is found again wherever the file lies.
+    dataset._fingerprint = digest
+    return dataset
+
+
+def _digest(path: Path, said: Sequence[Any]) -> str:
+    found = hashlib.sha256(repr((READERS, *said)).encode())
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            found.update(block)
+    return found.hexdigest()[:32]
+
+
+def _write(place: Path, made: Tables) -> None:
+    """Write Arrow's stream format, which `datasets` maps into memory. A table without rows is written for its names."""
+    import pyarrow
+
+    tables = iter(made)
+    first = next(tables)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    # A name of its own: two processes may read one file at a time, and the last to end wins with the same rows.
+    hidden = place.with_name(f".{place.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        with pyarrow.OSFile(str(hidden), "wb") as sink, pyarrow.ipc.new_stream(sink, first.schema) as writer:
+            writer.write_table(first)
+            for table in tables:
+                writer.write_table(table)
+        hidden.replace(place)
+    except BaseException:  # Ctrl-C included
+        with contextlib.suppress(OSError):
+            hidden.unlink()
+            place.parent.rmdir()
+        raise

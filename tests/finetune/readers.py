@@ -1,0 +1,33 @@
+"""The rows of a recipe's `data`, read as a run reads them, with columns of a test's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import create_model
+
+from hf_mps.errors import UserError
+from hf_mps.finetune import data
+from hf_mps.finetune.recipe import Columns, Data
+
+
+def loaded(said: dict[str, Any], columns: dict[str, str]) -> dict[str, data.Rows]:
+    """The splits of the `data` that says this, its `columns` {role: name}."""
+    named = create_model("Named", __base__=Columns, **{role: (str, column) for role, column in columns.items()})
+    made = Data.model_validate(said).model_copy(update={"columns": named()})
+    data.check(made)
+    return data.load(made, seed=1)
+
+
+def both(name: str) -> dict[str, dict[str, str]]:
+    """One file for both splits."""
+    return {"files": {"train": name, "validation": name}}
+
+
+def refusal(said: dict[str, Any], columns: dict[str, str]) -> str:
+    """The line that refuses the data; fails the test where they are read."""
+    try:
+        loaded(said, columns)
+    except UserError as error:
+        return str(error)
+    raise AssertionError("the data were read")

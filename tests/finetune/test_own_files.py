@@ -1,0 +1,373 @@
+"""Files as people have them: without a header, packed, from a spreadsheet, in CoNLL's columns; and broken ones."""
+
+from __future__ import annotations
+
+import datetime
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+from readers import both, loaded, refusal
+
+from hf_mps.errors import UserError
+from hf_mps.finetune import data
+from hf_mps.finetune.recipe import Data
+from hf_mps.finetune.tasks import token_classification
+
+TWO = {"text": "text", "label": "label"}
+PLAIN = "text,label\nfine,good\nbroken,bad\n"
+READ = {"text": ["fine", "broken"], "label": ["good", "bad"]}
+# As CoNLL-2003 is published: four columns, documents apart, a blank line between sentences.
+CONLL = (
+    "-DOCSTART- -X- -X- O\n\nAda NNP B-NP B-PER\nsleeps VBZ B-VP O\n\n\nOslo NNP B-NP B-LOC\n\n"
+    "-DOCSTART- -X- -X- O\n\nRain NN B-NP O\n"
+)
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (
+            "text,label\nwell, good,1\nnow, then,0\n",
+            "row 1 (line 2) has 3 fields and the header 2; allowed: as many in each, a text with a separator inside in"
+            " quotation marks",
+        ),
+        (
+            "text,label\na, b,1\nc,0\nd,1\n",
+            "row 1 (line 2) has 3 fields and the header 2; allowed: as many in each, a text with a separator inside in"
+            " quotation marks",
+        ),
+        (
+            'text,label\n"two\nlines",1\nc,0,0\n',
+            "row 2 (line 4) has 3 fields and the header 2; allowed: as many in each, a text with a separator inside in"
+            " quotation marks",
+        ),
+        (
+            "text,label\nfine\nbad,1\n",
+            "row 1 (line 2) has 1 field and the header 2; allowed: as many in each, a text with a separator inside in"
+            " quotation marks",
+        ),
+        (
+            "text,label\nfine,1\nbro",
+            "the file ends in the middle of row 2, which has 1 field and the header 2; next: fetch it again",
+        ),
+        ("text,label\nfi\0ne,1\n", "line 2 holds a NUL character; allowed: text without, saved as UTF-8"),
+        ('text,"label\nfine,1\n', "the quotation mark that opens in the first line is never closed"),
+        ("\n\n", "its first line names no columns"),
+    ],
+    ids=[
+        "every row is longer",
+        "the first is longer",
+        "a row after one of two lines",
+        "shorter",
+        "cut off",
+        "NUL",
+        "header",
+        "blank",
+    ],
+)
+def test_a_csv_whose_rows_do_not_fit_its_header_is_refused_with_the_row_and_both_counts(
+    content: str, line: str
+) -> None:
+    Path("a.csv").write_text(content, encoding="utf-8")
+    assert refusal(both("a.csv"), TWO) == f"a.csv: {line}"
+
+
+def test_a_csv_that_ends_without_a_line_break_is_told_of() -> None:
+    Path("a.csv").write_text(PLAIN.rstrip("\n"), encoding="utf-8")
+    rows = loaded(both("a.csv"), TWO)["train"]
+    assert rows.dataset[:] == READ
+    assert rows.told == "a.csv (ends without a line break: is its last row whole?)"
+    Path("a.csv").write_text(PLAIN, encoding="utf-8")
+    assert loaded(both("a.csv"), TWO)["train"].told == "a.csv"
+
+
+def test_a_csv_that_pandas_wrote_with_its_index_is_read() -> None:
+    Path("a.csv").write_text(",text,label\n0,fine,good\n1,broken,bad\n", encoding="utf-8")
+    assert loaded(both("a.csv"), TWO)["train"].dataset[:] == READ
+
+
+def test_a_csv_with_a_field_of_megabytes_is_read_and_the_process_keeps_its_limit() -> None:
+    import csv
+
+    before = csv.field_size_limit()
+    long = "word " * 100_000
+    Path("a.csv").write_text(f"text,label\n{long},good\nb,bad\n", encoding="utf-8")
+    assert loaded(both("a.csv"), TWO)["train"].dataset["text"][0] == long
+    assert csv.field_size_limit() == before
+
+
+def test_a_csv_without_a_header_has_numbers_for_columns(tmp_path: Path) -> None:
+    # As AG News is published: class, title, text.
+    Path("ag.csv").write_text(
+        '"3","Markets, calm","Nothing fell; all rose"\n"1","Talks","They go on"\n', encoding="utf-8"
+    )
+    said = {**both("ag.csv"), "header": False}
+    rows = loaded(said, {"text": "2", "label": "0"})["train"].dataset
+    assert rows[:] == {"text": ["Nothing fell; all rose", "They go on"], "label": ["3", "1"]}
+    assert refusal(said, {"text": "3", "label": "0"}) == (
+        "ag.csv: there is no column '3' for data.columns.text; the columns are 0 to 2, counted from 0; next:"
+        " data.columns.text=NUMBER"
+    )
+    assert refusal(both("ag.csv"), {"words": "body"}) == (
+        "ag.csv: there is no column 'body' for data.columns.words; the columns are 3, Markets, calm, Nothing fell; all"
+        " rose; next: name the one that it is with data.columns.words, or data.header=false where the first line is a"
+        " row"
+    )
+    Path("a.json").write_text("[]", encoding="utf-8")
+    assert refusal({**both("a.json"), "header": False}, TWO) == (
+        "data.files.train: a.json: data.header is for tables; allowed: .csv, .tsv, .xlsx"
+    )
+    with pytest.raises(ValidationError, match="header, which belongs to files, beside hub; leave header out"):
+        Data.model_validate({"hub": "ag_news", "header": False})
+
+
+def test_a_column_is_named_by_its_number_on_the_command_line() -> None:
+    from hf_mps.finetune import order
+
+    said = order.load("text-classification", ["data.train=ag.csv", "data.header=false", "data.text=2", "data.label=0"])
+    assert said.recipe.data.columns.roles() == {"text": "2", "label": "0"}
+
+
+@pytest.mark.parametrize("name", ["a.csv.gz", "A.CSV.GZ", "a.tsv.gz", "a.jsonl.gz", "a.json.gz"])
+def test_a_packed_file_is_read_as_it_is(name: str) -> None:
+    rows = [dict(zip(READ, row, strict=True)) for row in zip(*READ.values(), strict=True)]
+    texts = {"csv": PLAIN, "tsv": PLAIN.replace(",", "\t"), "json": json.dumps(rows)}
+    texts["jsonl"] = "\n".join(map(json.dumps, rows))
+    Path(name).write_bytes(gzip.compress(texts[name.lower().split(".")[1]].encode()))
+    assert loaded(both(name), TWO)["train"].dataset[:] == READ
+
+
+def test_a_file_that_is_something_else_than_its_name_says_is_refused_with_the_way_on() -> None:
+    packed = gzip.compress(PLAIN.encode() * 50)
+    Path("a.csv").write_bytes(packed)
+    assert refusal(both("a.csv"), TWO) == (
+        "a.csv: is a gzip file, though its name does not say so; next: mv a.csv a.csv.gz"
+    )
+    Path("a.csv.gz").write_bytes(packed[: len(packed) // 2])
+    assert refusal(both("a.csv.gz"), TWO) == (
+        "a.csv.gz: the gzip file cannot be unpacked, it is cut off or damaged; next: fetch or pack it again"
+    )
+    Path("b.csv.gz").write_text(PLAIN, encoding="utf-8")
+    assert refusal(both("b.csv.gz"), TWO).startswith("b.csv.gz: is no gzip file, though its name says so; next: ")
+    Path("b.csv").write_bytes(b"PK\x03\x04rest")
+    assert refusal(both("b.csv"), TWO) == (
+        "b.csv: is a zip file, though its name does not say so; next: a name that ends in .xlsx if it is a workbook"
+    )
+
+
+@pytest.mark.parametrize("name", ["a[1].csv", "a*.csv", "UP.CSV", "a b?.csv"])
+def test_a_name_is_no_pattern_and_its_ending_may_be_in_capitals(name: str) -> None:
+    Path(name).write_text(PLAIN, encoding="utf-8")
+    assert loaded(both(name), TWO)["train"].dataset[:] == READ
+
+
+@pytest.mark.parametrize("ending", ["json", "JSONL", "parquet"])
+def test_a_pattern_in_a_name_is_no_pattern_in_other_formats_either(ending: str) -> None:
+    import datasets
+
+    made = datasets.Dataset.from_dict(READ)
+    name = f"a[1].{ending}"
+    made.to_parquet(name) if ending == "parquet" else made.to_json(name)
+    assert loaded(both(name), TWO)["train"].dataset[:] == READ
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ('{"text": "a", "label": 1}\n{"text": 2, "label": 1}\n', "row 2: 'text' is a number, and in row 1 a text;"),
+        ('{"text": "a", "label": 1}\n{"text": "b", "la', "cannot be read as jsonl: line 2: Unterminated string"),
+        ('{"text": "a", "label": ' + "9" * 5000 + "}\n", "line 1: holds an integer of thousands of digits; write it"),
+        ('{"text": "a", "label": ' + "9" * 40 + "}\n", "row 1: 'label' holds an integer of more than 64 bits;"),
+        ('{"text": "a", "label": ' + "[" * 900 + "]" * 900 + "}\n", "row 1: 'label' is nested more than 32 deep;"),
+        ("[" * 100_000 + "\n", "line 1: values stand more than 32 deep inside one another; write them flatter"),
+        ("[1, 2]\n", "row 1 is a list; allowed: an object with the columns as its keys"),
+        ('{"text": "\\ud800", "label": 1}\n', "row 1: 'text' holds half of a surrogate pair, which is no text;"),
+    ],
+    ids=["two kinds", "cut off", "5,000 digits", "40 digits", "900 deep", "without end", "a list", "surrogate"],
+)
+def test_json_that_is_no_table_is_refused_with_the_row(content: str, line: str) -> None:
+    Path("a.jsonl").write_text(content, encoding="utf-8")
+    said = refusal(both("a.jsonl"), TWO)
+    assert said.startswith(f"a.jsonl: {line}")
+    assert "\n" not in said
+
+
+def test_json_is_read_as_it_stands() -> None:
+    rows = [
+        {"text": "2020-01-01", "label": 1, "other": [1, {"a": 2}]},
+        {"text": "line\u2028break", "label": 2.5, "other": "free", "more": None},
+    ]
+    Path("a.jsonl").write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8-sig")
+    found = loaded(both("a.jsonl"), TWO)["train"].dataset
+    assert found[:] == {"text": ["2020-01-01", "line\u2028break"], "label": [1.0, 2.5]}
+    # Lines of JSON by the name of plain .json, as many data sets have them; and objects that differ.
+    mixed = [{"said": [{"call": {"x": 1}}]}, {"said": [{"call": {"x": "one", "y": [2]}}]}]
+    Path("a.json").write_text("\n".join(map(json.dumps, mixed)), encoding="utf-8")
+    assert loaded(both("a.json"), {"said": "said"})["train"].dataset["said"][:] == [row["said"] for row in mixed]
+    Path("b.json").write_text(json.dumps({"version": 1, "data": rows}), encoding="utf-8")
+    assert refusal(both("b.json"), TWO) == "b.json: is one object, and its rows stand inside; next: data.field=data"
+
+
+def test_a_column_of_json_has_one_type_however_long_the_file_is() -> None:
+    rows = [{"text": "a", "label": 1}] * 12_000 + [{"text": "b", "label": 0.5, "late": True}]
+    Path("a.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    found = loaded(both("a.jsonl"), {**TWO, "late": "late"})["train"].dataset
+    assert (found[0]["label"], found[12_000]) == (1.0, {"text": "b", "label": 0.5, "late": True})
+    rows.append({"text": "c", "label": "high"})
+    Path("a.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    assert refusal(both("a.jsonl"), TWO) == (
+        "a.jsonl: row 12002: 'label' is a text, and in row 1 a number; allowed: one kind in all rows"
+    )
+
+
+def tagged(name: str, **columns: object) -> data.Rows:
+    made = token_classification.Data.model_validate({**both(name), "columns": columns})
+    data.check(made)
+    return data.load(made, seed=1)["train"]
+
+
+@pytest.mark.parametrize("name", ["train.txt", "train.conll", "train.conll.gz"])
+def test_conll_files_are_read_as_they_are_published(name: str) -> None:
+    content = CONLL.encode()
+    Path(name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    rows = tagged(name)
+    assert rows.dataset[:] == {
+        "words": [["Ada", "sleeps"], ["Oslo"], ["Rain"]],
+        "tags": [["B-PER", "O"], ["B-LOC"], ["O"]],
+    }
+    assert rows.told == f"{name} (words in column 0, tags in column 3 of 4)"
+    assert tagged(name, tags=1).dataset["tags"][:] == [["NNP", "VBZ"], ["NNP"], ["NN"]]
+    assert tagged(name, tags="-2").dataset["tags"][:] == [["B-NP", "B-VP"], ["B-NP"], ["B-NP"]]
+
+
+def test_conll_files_between_tabs_keep_words_with_spaces_and_leave_comments_out() -> None:
+    Path("a.conll").write_text("# id = 1\nNew York\tB-LOC\nrains\tO\n\n# text\n#\tO\n", encoding="utf-8")
+    rows = tagged("a.conll").dataset
+    assert rows[:] == {"words": [["New York", "rains"], ["#"]], "tags": [["B-LOC", "O"], ["O"]]}
+
+
+@pytest.mark.parametrize(
+    ("content", "columns", "line"),
+    [
+        (
+            CONLL,
+            {"tags": "pos"},
+            "there is no column 'pos' for data.columns.tags; a CoNLL file's columns have numbers:",
+        ),
+        (
+            CONLL,
+            {"tags": 4},
+            "there is no column '4' for data.columns.tags; a CoNLL file's columns have numbers: 0 to 3",
+        ),
+        ("a O\nb O\nc\n", {}, "line 3 has 1 column and the first 2; allowed: as many in each, an empty line between"),
+        ("Ada\nsleeps\n", {}, "column 0 of 1 would be both words and tags; next: data.words=NUMBER data.tags=NUMBER"),
+        ("\n\n", {}, "holds no rows; allowed: at least one"),
+    ],
+)
+def test_a_conll_file_that_does_not_fit_is_refused(content: str, columns: dict[str, object], line: str) -> None:
+    Path("a.conll").write_text(content, encoding="utf-8")
+    with pytest.raises(UserError) as raised:
+        tagged("a.conll", **columns)
+    assert str(raised.value).startswith(f"a.conll: {line}")
+
+
+def test_a_conll_file_is_for_tagging_alone() -> None:
+    Path("a.conll").write_text(CONLL, encoding="utf-8")
+    assert refusal(both("a.conll"), TWO).startswith(
+        "a.conll: CoNLL files are for token-classification; allowed: .csv, "
+    )
+
+
+def workbook(path: str, *rows: list[object], more: bool = False) -> None:
+    import openpyxl
+
+    book = openpyxl.Workbook()
+    for row in rows:
+        book.active.append(row)
+    if more:
+        book.create_sheet("Notes").append(["text", "label"])
+    book.save(path)
+
+
+def test_the_first_sheet_of_a_workbook_is_read_as_it_is_seen() -> None:
+    day, time = datetime.datetime(2026, 1, 2), datetime.datetime(2026, 1, 2, 3, 4)
+    workbook(
+        "a.xlsx", ["text", "label", "when"], ["fine", 1, day], [], ["so, so", 2.5, time], [True, 3.0, ""], more=True
+    )
+    rows = loaded(both("a.xlsx"), {**TWO, "when": "when"})["train"]
+    assert rows.dataset[:] == {
+        "text": ["fine", "so, so", "TRUE"],
+        "label": ["1", "2.5", "3"],
+        "when": ["2026-01-02", "2026-01-02T03:04:00", ""],
+    }
+    assert rows.told == "a.xlsx (sheet 'Sheet', the first of 2)"
+    bare = loaded({**both("a.xlsx"), "header": False}, {"text": "0", "label": "1"})["train"].dataset
+    assert bare[0] == {"text": "text", "label": "label"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        ([["text", "label"], ["=1+1", 3]], "cell A2 holds a formula without a value; next: open and save it in a"),
+        ([["text", "label"], ["a", "#N/A"]], "cell B2 holds the error #N/A; allowed: values"),
+        ([["text", "text"], ["a", 3]], "its first line names the column 'text' twice"),
+        (
+            [["text", "label"], ["a", 3, "more"]],
+            "row 2 of the sheet has 3 values and the header 2; allowed: a value only",
+        ),
+        ([["text", "label"]], "holds no rows; allowed: at least one"),
+        ([], "the first sheet holds no rows; allowed: at least one"),
+    ],
+)
+def test_a_sheet_that_is_no_table_is_refused(rows: list[list[object]], line: str) -> None:
+    workbook("a.xlsx", *rows)
+    assert refusal(both("a.xlsx"), TWO).startswith(f"a.xlsx: {line}")
+
+
+def test_a_workbook_needs_openpyxl(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    workbook("a.xlsx", ["text", "label"], ["a", 1])
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    assert refusal(both("a.xlsx"), TWO) == "a.xlsx: reading .xlsx needs openpyxl; next: pip install openpyxl"
+    Path("b.xlsx").write_bytes(b"PK\x03\x04 and no more")
+    monkeypatch.undo()
+
+
+def test_texts_that_are_empty_are_told_of_and_refused_where_all_are() -> None:
+    Path("a.csv").write_text("text,label\n,0\nb,1\n  ,0\n", encoding="utf-8")
+    assert loaded(both("a.csv"), TWO)["train"].told == "a.csv (2 of 3 rows have an empty text)"
+    Path("a.csv").write_text("text,label\n,0\n  ,0\n", encoding="utf-8")
+    assert refusal(both("a.csv"), TWO) == "a.csv: every row has an empty text; allowed: text in the column"
+
+
+def test_rows_are_read_once_and_again_where_the_file_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hf_mps.finetune import separated
+
+    Path("a.csv").write_text(PLAIN, encoding="utf-8")
+    first = loaded(both("a.csv"), TWO)["train"].dataset
+    Path("moved").mkdir()
+    Path("a.csv").rename("moved/b.csv")
+    with monkeypatch.context() as patched:
+        patched.setattr(separated, "_rows", None)
+        again = loaded(both("moved/b.csv"), TWO)["train"].dataset
+    assert again[:] == first[:]
+    assert again._fingerprint == first._fingerprint
+    Path("moved/b.csv").write_text(PLAIN.replace("good", "great"), encoding="utf-8")
+    assert loaded(both("moved/b.csv"), TWO)["train"].dataset["label"][:] == ["great", "bad"]
+
+
+def test_a_class_is_named_once_in_a_recipe() -> None:
+    with pytest.raises(ValidationError, match="has 'bad' twice; give each class once"):
+        token_classification.Data.model_validate({**both("a.json"), "labels": ["bad", "good", "bad"]})
