@@ -12,12 +12,14 @@ from pathlib import Path
 
 from hf_mps.checkpoints import sweep
 from hf_mps.errors import UserError
-from hf_mps.finetune import stored
+from hf_mps.finetune import fingerprints, stored
 from hf_mps.finetune.failures import RESULTS, checkpoints
 from hf_mps.finetune.order import Order
 
 RUNS = Path("runs")
 STAGING = ".saving"
+# What a run leaves before its first step.
+OURS = (stored.FILE, fingerprints.FILE)
 # What makes a folder a model to `from_pretrained`, by kind of model: moved in last of all.
 LAST = ("config.json", "adapter_config.json", "modules.json")
 
@@ -48,6 +50,8 @@ def choose(order: Order, *, fresh: bool = False) -> Place:
         return Place(beside(first) if there else first, reason, named is not None)
     for path in reversed(there):
         differs = stored.differences(path, order)
+        if differs == [] and (path / RESULTS).exists():
+            differs = fingerprints.changed_files(path, order.recipe.data)
         if differs == []:
             return _same(path, named is not None)
         unfinished = differs is not None and not (path / RESULTS).exists()
@@ -60,6 +64,16 @@ def choose(order: Order, *, fresh: bool = False) -> Place:
     return Place(
         first, "output_dir in the recipe" if named else "the default: runs/ and the recipe's name", bool(named)
     )
+
+
+def refuse_other_rows(place: Place, splits: fingerprints.Splits) -> None:
+    """Raise UserError where the run in `place` that would be gone on with was on other rows than `splits`."""
+    told = fingerprints.differences(place.path, splits) if place.checkpoint is not None else []
+    if told:
+        raise UserError(
+            f"{place.path} holds an unfinished run on other rows: {', '.join(told)}; next: the rows as they were, or"
+            f" --fresh, which trains beside it in {beside(place.path)}"
+        )
 
 
 @contextmanager
@@ -113,8 +127,9 @@ def tidy(output: Path) -> list[Path]:
         if path not in whole:
             shutil.rmtree(path, ignore_errors=True)
     shutil.rmtree(staging(output), ignore_errors=True)
-    if output.is_dir() and {path.name for path in output.iterdir()} <= {stored.FILE}:
-        (output / stored.FILE).unlink(missing_ok=True)
+    if output.is_dir() and {path.name for path in output.iterdir()} <= {*OURS}:
+        for name in OURS:
+            (output / name).unlink(missing_ok=True)
         output.rmdir()
     return whole
 

@@ -12,7 +12,7 @@ from hf_mps import settings, status
 from hf_mps.choice import Choice
 from hf_mps.errors import RunError, UserError
 from hf_mps.files import plain
-from hf_mps.finetune import data, folder, runner
+from hf_mps.finetune import data, fingerprints, folder, runner
 from hf_mps.finetune import order as orders
 from hf_mps.finetune.models import checkpoint
 
@@ -45,7 +45,8 @@ def show(name: str, overrides: Sequence[str] = (), *, fresh: bool = False, as_js
 
     with status.shown("loading PyTorch, the rows and the model …"), no_bars():
         activate.activate()
-        device, prepared = runner.prepare(order, source)
+        device, prepared, rows = runner.prepare(order, source)
+        folder.refuse_other_rows(place, fingerprints.of(rows) if place.checkpoint is not None else {})
         planned = runner.plan(order, device, prepared, place.path, place)
         training.arguments(planned.plan, prepared)
         found = _foreseen(order, prepared, device.value)

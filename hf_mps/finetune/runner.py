@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hf_mps import fallback, settings, status
 from hf_mps.choice import Choice
 from hf_mps.errors import INTERRUPTED, RunError, UserError
-from hf_mps.finetune import arguments, data, expect, failures, folder, progress, stored, tasks
+from hf_mps.finetune import arguments, data, expect, failures, fingerprints, folder, progress, stored, tasks
 from hf_mps.finetune import order as orders
 from hf_mps.finetune.models import checkpoint
 from hf_mps.finetune.order import Order
@@ -24,6 +24,7 @@ from hf_mps.guards import notice
 if TYPE_CHECKING:
     from hf_mps.finetune.plan import Plan
     from hf_mps.finetune.report import RunRecord
+    from hf_mps.finetune.rows import Rows
     from hf_mps.finetune.task import Prepared
 
 
@@ -87,11 +88,14 @@ def train(order: Order, *, fresh: bool = False, keep: bool = True) -> dict[str, 
     with _loading(order), no_bars(), awake.held(), notice.told(progress.note), ExitStack() as held:
         activate.activate()
         with _told(order, None):
-            device, prepared = prepare(order, source)
+            device, prepared, rows = prepare(order, source)
+            splits = fingerprints.of(rows) if keep else {}
+            folder.refuse_other_rows(place, splits)
         output = held.enter_context(folder.claimed(place))
         with _told(order, output):
             if keep:
                 stored.store(output, order)
+                fingerprints.store(output, order.recipe.data, splits)
             record = _train(plan(order, device, prepared, output, place), place, output)
     from hf_mps.finetune import report
 
@@ -100,8 +104,8 @@ def train(order: Order, *, fresh: bool = False, keep: bool = True) -> dict[str, 
     return results
 
 
-def prepare(order: Order, source: checkpoint.Checkpoint) -> tuple[Choice[str], Prepared]:
-    """The device and the task's part: all that can be refused before a folder is made."""
+def prepare(order: Order, source: checkpoint.Checkpoint) -> tuple[Choice[str], Prepared, Mapping[str, Rows]]:
+    """The device, the task's part and the rows: all that can be refused before a folder is made."""
     from transformers import set_seed
 
     from hf_mps.finetune import plan, refusals
@@ -123,7 +127,7 @@ def prepare(order: Order, source: checkpoint.Checkpoint) -> tuple[Choice[str], P
     sizes = " + ".join(f"{len(one.dataset)}" for one in rows.values())
     where = "; ".join(f"{split}: {one.told}" for split, one in rows.items())
     prepared.choices = {"data": Choice(f"{sizes} rows", where), **tokens.unknown(prepared), **prepared.choices}
-    return device, prepared
+    return device, prepared, rows
 
 
 def plan(order: Order, device: Choice[str], prepared: Prepared, output: Path, place: folder.Place) -> Planned:

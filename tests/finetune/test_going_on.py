@@ -145,3 +145,106 @@ def test_a_checkpoint_without_a_clock_is_gone_on_with(desk: Path, finetune: Comm
     ended = finetune("my.yaml")
     assert (ended.code, ended.err) == (0, "")
     assert results(desk / "runs/my")["samples_per_second"] > 0
+
+
+def without_a_row(path: Path) -> None:
+    """The file with its last row gone."""
+    path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:-1]), encoding="utf-8")
+
+
+def test_a_run_is_not_gone_on_with_on_other_rows(desk: Path, finetune: Command, stop: Stop) -> None:
+    stop(4)
+    assert finetune("my.yaml").code == 130
+    whole = (desk / "train.csv").read_text(encoding="utf-8")
+    without_a_row(desk / "train.csv")
+    text = (desk / "dev.csv").read_text(encoding="utf-8")
+    (desk / "dev.csv").write_text(text.replace("mat", "map", 1), encoding="utf-8")
+    line = (
+        "hf-mps: runs/my holds an unfinished run on other rows: train (48 rows then, 47 now), validation (other"
+        " content); next: the rows as they were, or --fresh, which trains beside it in runs/my-2\n"
+    )
+    for more in ((), ("--plan",)):
+        ended = finetune("my.yaml", *more)
+        assert (ended.code, ended.err) == (2, line)
+    assert {path.name for path in (desk / "runs/my").iterdir()} == {"checkpoint-4", "recipe.yaml", "data.json"}
+
+    # The same rows in other clothes are the same rows: another time of writing, another column that nobody reads.
+    rows = whole.splitlines()
+    more_columns = [f"{rows[0]},note", *(f"{row},{number}" for number, row in enumerate(rows[1:]))]
+    (desk / "train.csv").write_text("\n".join(more_columns) + "\n", encoding="utf-8")
+    (desk / "dev.csv").write_text(text, encoding="utf-8")
+    ended = finetune("my.yaml")
+    assert (ended.code, ended.err) == (0, "")
+    assert "this recipe's run goes on from checkpoint-4" in ended.out
+
+
+def test_a_run_of_an_earlier_release_is_gone_on_with(desk: Path, finetune: Command, stop: Stop) -> None:
+    stop(4)
+    assert finetune("my.yaml").code == 130
+    (desk / "runs/my/data.json").unlink()
+    ended = finetune("my.yaml")
+    assert (ended.code, ended.err) == (0, "")
+    assert "this recipe's run goes on from checkpoint-4" in ended.out
+    assert (desk / "runs/my/data.json").is_file()
+
+
+def test_a_finished_run_on_other_rows_is_another_run(desk: Path, finetune: Command) -> None:
+    words = ("my.yaml", "training.max_steps=1")
+    assert finetune(*words).code == 0
+    assert finetune(*words).out.startswith("runs/my holds this recipe's finished run")
+    without_a_row(desk / "train.csv")
+    ended = finetune(*words, "output_dir=runs/my")
+    assert ended.code == 2
+    assert ended.err == (
+        "hf-mps: runs/my holds a finished run of a recipe that has changed since: data.files.train has other content;"
+        " next: the recipe as it was, or --fresh, which trains beside it in runs/my-2\n"
+    )
+    ended = finetune(*words)
+    assert (ended.code, ended.err) == (0, "")
+    assert "runs/my holds another run, which stays as it is" in ended.out
+    assert (desk / "runs/my-2/results.json").is_file()
+
+
+def test_images_are_told_by_what_is_in_them(tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    from hf_mps.finetune import fingerprints
+    from hf_mps.finetune.rows import Rows
+
+    def digest(*names: str) -> str:
+        dataset = Dataset.from_dict({"image": list(names), "label": ["a"] * len(names)})
+        return str(fingerprints.of({"train": Rows(dataset, "here", folder=tmp_path)})["train"]["digest"])
+
+    for name, content in (("1.png", b"one"), ("2.png", b"two"), ("moved.png", b"one")):
+        (tmp_path / name).write_bytes(content)
+    before = digest("1.png", "2.png")
+    assert digest("moved.png", "2.png") == before
+    assert digest("2.png", "1.png") != before
+    (tmp_path / "2.png").write_bytes(b"another")
+    assert digest("1.png", "2.png") != before
+
+
+def test_bytes_and_nested_columns_have_a_digest(tmp_path: Path) -> None:
+    import datetime
+
+    from datasets import Dataset
+
+    from hf_mps.finetune import fingerprints
+    from hf_mps.finetune.rows import Rows
+
+    rows = [
+        {
+            "image": {"bytes": b"\x00\xff", "path": None},
+            "messages": [{"role": "user", "content": "a"}],
+            "n": float("nan"),
+        },
+        {"image": {"bytes": b"", "path": None}, "messages": [], "n": 1.0},
+    ]
+    days = [datetime.date(2026, 1, 1), None]
+    digests = set()
+    for day in (days, days[::-1]):
+        dataset = Dataset.from_list(rows).add_column("day", day)
+        picked = Rows(dataset, "here").sample([1, 0]).sample([1, 0])  # through an index and back
+        assert fingerprints.of({"a": Rows(dataset, "here")}) == fingerprints.of({"a": picked})
+        digests.add(fingerprints.of({"a": picked})["a"]["digest"])
+    assert len(digests) == 2

@@ -63,7 +63,7 @@ def test_a_stopped_run_saves_a_checkpoint_and_goes_on_to_the_same_end(
         " training.num_train_epochs=2 training.logging_steps=1"
     ]
     run = desk / "runs" / "my"
-    assert {path.name for path in run.iterdir()} == {"checkpoint-4", "recipe.yaml"}
+    assert {path.name for path in run.iterdir()} == {"checkpoint-4", "recipe.yaml", "data.json"}
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
@@ -150,7 +150,7 @@ def test_an_unfinished_run_of_a_changed_recipe_is_refused_with_the_difference(
     )
     assert finetune("my.yaml", "training.learning_rate=1e-3", "--fresh", *named).code == 0
     assert (desk / "runs/my-2/results.json").is_file()
-    assert {path.name for path in (desk / "runs/my").iterdir()} == {"checkpoint-2", "recipe.yaml"}
+    assert {path.name for path in (desk / "runs/my").iterdir()} == {"checkpoint-2", "recipe.yaml", "data.json"}
 
 
 def test_the_stored_recipe_runs_by_itself(desk: Path, finetune: Command) -> None:
