@@ -3,7 +3,8 @@
 Every example of transformers 4.0 to 4.22 has `from datasets import load_metric` above `import torch`, where PyTorch's
 entry point has not called anything yet. The file hf_mps_early.pth, which the wheel puts beside this package, is run by
 `site` when Python starts: it leaves a finder that waits for `import datasets` and then comes here. Nothing else happens
-before torch, and nothing at all with HF_MPS=0 or TORCH_DEVICE_BACKEND_AUTOLOAD=0.
+before torch, and nothing at all with HF_MPS=0 or TORCH_DEVICE_BACKEND_AUTOLOAD=0. Where Python reads no such file (-S,
+`pip install --target`), `hf-mps run script.py` does the same.
 """
 
 from __future__ import annotations

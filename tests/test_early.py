@@ -37,10 +37,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def stand_in(environment: Path) -> Iterator[Path]:
-    """A package `datasets` without anything in it: the real one takes seconds."""
+    """As much of the library datasets as is asked for here: the real one takes seconds."""
     package = environment / "datasets"
     package.mkdir()
-    (package / "__init__.py").write_text("")
+    (package / "__init__.py").write_text("def load_dataset(): ...\n")
     yield package
     shutil.rmtree(package)
 
@@ -61,6 +61,17 @@ def python(environment: Path, *arguments: str, **variables: str) -> subprocess.C
 def test_a_plain_script_finds_load_metric_before_torch_and_torch_stays_out(environment: Path) -> None:
     done = python(environment, "-c", SCRIPT)
     assert (done.stdout, done.stderr) == ("False []\nhf_mps.shims.metrics\n", "")
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_torch_adds_the_rest_of_the_layer_to_what_waits(environment: Path) -> None:
+    script = (
+        "import datasets, sys\nfrom hf_mps.integrations.watch import _Finder\n"
+        "waiting = [finder for finder in sys.meta_path if isinstance(finder, _Finder)]\nprint(waiting[0].names)\n"
+        "import torch\nfrom hf_mps.activate import is_on\nprint(is_on(), 'transformers' in waiting[0].names)\n"
+    )
+    done = python(environment, "-c", script)
+    assert done.stdout == "{'datasets'}\nTrue True\n", done.stderr
 
 
 @pytest.mark.usefixtures("stand_in")

@@ -83,3 +83,5 @@ def test_installed_in_an_empty_environment_the_quickstart_runs_from_outside_the_
     results = json.loads(next(elsewhere.glob("runs/*/results.json")).read_text())
     assert results["device"]["value"] == "mps"
     assert not list(elsewhere.glob("hf_mps"))
+    early = [python, "-c", "from datasets import load_metric; import sys; assert 'torch' not in sys.modules"]
+    assert subprocess.run(early, cwd=elsewhere, env=variables, check=False).returncode == 0

@@ -7,6 +7,7 @@ Needless where datasets has the function.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -15,11 +16,15 @@ from hf_mps.integrations.patch import around, say
 
 
 def apply(module: ModuleType) -> None:
-    """Give `datasets` its load_metric back, and evaluate.load a second place to look."""
-    if module.__name__ != "datasets":
+    """Give `datasets` its load_metric back, and evaluate.load a second place to look.
+
+    A script's own datasets.py or evaluate.py, which bear the same names, are left alone.
+    """
+    if module.__name__ == "datasets":
+        if hasattr(module, "load_dataset") and not hasattr(module, "load_metric"):
+            module.load_metric = load_metric  # type: ignore[attr-defined]
+    elif hasattr(sys.modules.get("evaluate.loading"), "evaluation_module_factory"):
         around(module, "load", _load)
-    elif not hasattr(module, "load_metric"):
-        module.load_metric = load_metric  # type: ignore[attr-defined]
 
 
 def load_metric(

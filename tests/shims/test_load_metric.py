@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import sys
 import warnings
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import datasets
@@ -22,6 +24,7 @@ import torch
 
 from hf_mps.finetune.metrics import as_evaluate, needs
 from hf_mps.finetune.metrics.as_evaluate.table import GLUE
+from hf_mps.shims import metrics
 
 
 @pytest.fixture(autouse=True)
@@ -404,6 +407,21 @@ def test_what_evaluate_itself_finds_is_evaluates(said, monkeypatch: pytest.Monke
     with pytest.raises(pytest.fail.Exception, match="stock was asked"):
         evaluate.load("accuracy")
     assert said() == []
+
+
+def test_a_script_s_own_modules_of_those_names_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "evaluate.loading")
+    for name, own in (("datasets", {"Cats": list}), ("evaluate", {}), ("evaluate", {"load": list})):
+        module = ModuleType(name)
+        vars(module).update(own)
+        before = dict(vars(module))
+        metrics.apply(module)
+        assert vars(module) == before
+
+
+def test_evaluates_combined_metrics_are_found_too() -> None:
+    both = evaluate.combine(["accuracy", "f1"])
+    assert both.compute(predictions=[1, 1, 1], references=[1, 0, 1]) == approx({"accuracy": 2 / 3, "f1": 0.8})
 
 
 def test_every_metric_of_the_table_can_be_loaded_and_describes_itself() -> None:

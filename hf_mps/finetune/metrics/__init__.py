@@ -1,7 +1,7 @@
-"""Metrics by `evaluate`'s names, computed without a network.
+"""Metrics by `evaluate`'s names, computed without a network: those of recipes, and `as_evaluate`, for other scripts.
 
-`evaluate.load("accuracy")` downloads a module from the hub. The modules in `modules/` are our own, in the layout that
-`evaluate.load(<folder>)` reads, over scikit-learn and scipy. Importing this package imports none of them.
+`evaluate.load("accuracy")` downloads a module from the hub. A recipe's metrics are formulas in one table (`catalogue`)
+over scikit-learn, scipy, rouge-score, SacreBLEU and jiwer. Importing this package imports none of them.
 """
 
 from __future__ import annotations

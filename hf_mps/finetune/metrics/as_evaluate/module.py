@@ -14,6 +14,8 @@ _TEXT, _NUMBER = datasets.Value("string"), datasets.Value("int32")
 TYPES: dict[str, Any] = {
     "answer": {"id": _TEXT, "prediction_text": _TEXT},
     "answer or none": {"id": _TEXT, "prediction_text": _TEXT, "no_answer_probability": datasets.Value("float32")},
+    # Kept as images: as lists of numbers the maps of 2,000 photographs would take 8 GB.
+    "map": datasets.Image(),
     "truths": {"id": _TEXT, "answers": datasets.Sequence({"text": _TEXT, "answer_start": _NUMBER})},
 }
 

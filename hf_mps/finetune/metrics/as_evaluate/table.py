@@ -63,5 +63,5 @@ METRICS: dict[str, Entry] = {
     "bleu": Entry(texts.bleu, [*_SEVERAL, (["string"], [["string"]])], needs=SACREBLEU),
     "wer": Entry(texts.wer, _TEXTS, needs=JIWER),
     "cer": Entry(texts.cer, _TEXTS, needs=JIWER),
-    "mean_iou": Entry(pixels.mean_iou, [([["int32"]], [["int32"]])]),
+    "mean_iou": Entry(pixels.mean_iou, [("map", "map")]),
 }
