@@ -13,6 +13,9 @@ from pathlib import Path
 
 _HIDDEN = re.compile(r"^\.(?P<name>.+)\.(?P<kind>saving|replaced)-(?P<process>\d+)$")
 _TORCH = {".pt", ".pth", ".bin", ".pkl"}
+_TRAINERS = re.compile(r"checkpoint-\d+$")
+_WEIGHTS = re.compile(r"(model|pytorch_model|adapter_model)\.(safetensors|bin)(\.index\.json)?$")
+_STATES = re.compile(r"(trainer_state\.json|(optimizer|scheduler|scaler|rng_state\w*)\.(pt|pth|bin))$")
 _active: set[Path] = set()
 
 
@@ -34,6 +37,17 @@ def torn(folder: Path, last: str) -> str | None:
         if wrong:
             return f"{file.name}: {wrong}"
     return None
+
+
+def model_alone(folder: Path) -> bool:
+    """Whether a folder holds a model, or an adapter, and nothing that Trainer's checkpoints add; judged by names.
+
+    One that is called as Trainer calls its checkpoints is none, whatever it holds: half of one looks so too.
+    """
+    if not folder.is_dir() or _TRAINERS.match(folder.name):
+        return False
+    names = [path.name for path in folder.iterdir() if path.is_file()]
+    return any(map(_WEIGHTS.match, names)) and not any(map(_STATES.match, names))
 
 
 def _wrong(file: Path) -> str | None:

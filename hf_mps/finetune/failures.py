@@ -22,6 +22,8 @@ FULL = {
 # torch.save's C++ writer and safetensors' Rust wrap the system's error; these are the words that are left of it.
 WRITER = ("PytorchStreamWriter failed", "unexpected pos ")
 MEMORY = ("out of memory", "not enough memory: you tried to allocate", "Invalid buffer size")
+LAST = "trainer_state.json"
+"""The file that Trainer writes last of all into a checkpoint."""
 NO_KERNEL = re.compile(r"The operator '([\w:.]+)' is not currently implemented for the MPS device")
 
 
@@ -74,9 +76,24 @@ def place_of_cache(error: BaseException) -> str:
 
 
 def checkpoints(output_dir: Path) -> list[Path]:
-    """The whole checkpoints below `output_dir`, oldest first: Trainer writes trainer_state.json last of all."""
-    last = "trainer_state.json"
-    found = [path.parent for path in output_dir.glob(f"checkpoint-*/{last}") if torn(path.parent, last) is None]
+    """The whole checkpoints below `output_dir`, oldest first."""
+    return [path for path in _numbered(output_dir) if torn(path, LAST) is None]
+
+
+def skipped(output_dir: Path) -> str:
+    """In a clause, the torn checkpoints that are newer than every whole one, or an empty string."""
+    clauses = []
+    for path in reversed(_numbered(output_dir)):
+        wrong = torn(path, LAST)
+        if wrong is None:
+            break
+        clauses.append(f"{path.name} is torn ({wrong})")
+    return "; ".join(clauses)
+
+
+def _numbered(output_dir: Path) -> list[Path]:
+    """Trainer's checkpoint folders, oldest first."""
+    found = [path for path in output_dir.glob("checkpoint-*") if path.name.rpartition("-")[2].isdigit()]
     return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
 
 

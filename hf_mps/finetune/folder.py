@@ -13,7 +13,7 @@ from pathlib import Path
 from hf_mps.checkpoints import sweep
 from hf_mps.errors import UserError
 from hf_mps.finetune import fingerprints, stored
-from hf_mps.finetune.failures import RESULTS, checkpoints
+from hf_mps.finetune.failures import RESULTS, checkpoints, skipped
 from hf_mps.finetune.order import Order
 
 RUNS = Path("runs")
@@ -138,10 +138,11 @@ def _same(path: Path, named: bool) -> Place:
     """The folder of a run of the same recipe: finished, to be gone on with, or killed before its first checkpoint."""
     if (path / RESULTS).exists():
         return Place(path, "this recipe's finished run", named, finished=True)
-    whole = checkpoints(path)
+    whole, torn = checkpoints(path), skipped(path)
+    because = f": {torn}" if torn else ""
     if whole:
-        return Place(path, f"this recipe's run goes on from {whole[-1].name}", named, whole[-1])
-    return Place(path, "this recipe's run left no checkpoint there and begins again", True)
+        return Place(path, f"this recipe's run goes on from {whole[-1].name}{because}", named, whole[-1])
+    return Place(path, f"this recipe's run left no checkpoint there and begins again{because}", True)
 
 
 def _lock(path: Path) -> int | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from hf_mps.unheard import ignoring
 
 # Said at every run, about what the runner does on purpose; each is matched at its beginning.
 KNOWN_ADVICE = (
@@ -44,8 +45,7 @@ def no_bars() -> Iterator[None]:
     for handler in handlers:
         handler.addFilter(advice)
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", DEPRECATED, FutureWarning)
+        with ignoring(FutureWarning, DEPRECATED):
             yield
     finally:
         for handler in handlers:

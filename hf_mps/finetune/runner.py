@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from hf_mps.finetune import order as orders
 from hf_mps.finetune.models import checkpoint
 from hf_mps.finetune.order import Order
 from hf_mps.guards import notice
+from hf_mps.unheard import ignoring
 
 if TYPE_CHECKING:
     from hf_mps.finetune.plan import Plan
@@ -186,10 +186,9 @@ def _named(operators: Sequence[str]) -> Iterator[None]:
     """Let no warning be shown of operators that the recipe names; the ledger counts them all the same."""
     from hf_mps.fallback.notice import MetalFallbackWarning
 
-    with warnings.catch_warnings():
+    with ExitStack() as ignored:
         for operator in operators:
-            message = re.escape(f"hf_mps: {operator} of ")
-            warnings.filterwarnings("ignore", message, MetalFallbackWarning)
+            ignored.enter_context(ignoring(MetalFallbackWarning, re.escape(f"hf_mps: {operator} of ")))
         yield
 
 

@@ -49,7 +49,8 @@ class CudaOptimizer(Guard):
         stock(optimizer, *args, **kwargs)
         if _from_bitsandbytes(optimizer):
             self._look(optimizer)
-            # optim_bits=8 and is_paged=True stand in the optimizer once all of its __init__ has run.
+            # optim_bits=8 and is_paged=True stand in the optimizer once all of its __init__ has run. The hook stays: no
+            # checkpoint holds it.
             optimizer.register_step_pre_hook(self._first_step)
 
     def _first_step(self, optimizer: Any, *_: Any) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from weakref import WeakSet
 
 from hf_mps.choice import Choice
 from hf_mps.guards.guard import Guard, around
@@ -15,7 +16,6 @@ from hf_mps.guards.said import remember, said
 
 ARGUMENT = "dataloader_multiprocessing_context"
 """Of TrainingArguments since transformers 5.15; before, Trainer says fork to its loaders and nobody can object."""
-_ASKED = "_hf_mps_asked_for_start_method"
 
 
 class ForkWorkers(Guard):
@@ -33,6 +33,7 @@ class ForkWorkers(Guard):
     def __init__(self) -> None:
         super().__init__()
         self._trainers_own = False  # while Trainer makes a loader, and its start method is its own idea
+        self._asked: WeakSet[Any] = WeakSet()  # loaders whose start method the user gave
 
     def applies(self) -> Choice[bool]:
         """Whether this process uses Metal, and its Python or its transformers would fork."""
@@ -70,26 +71,34 @@ class ForkWorkers(Guard):
 
     def _loader_made(self, stock: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
         stock(loader, *args, **kwargs)
-        loader.__dict__[_ASKED] = kwargs.get("multiprocessing_context") is not None and not self._trainers_own
+        if kwargs.get("multiprocessing_context") is not None and not self._trainers_own:
+            self._asked.add(loader)
 
     def _workers_start(self, stock: Any, loader: Any) -> Any:
-        if loader.num_workers > 0 and _start_method(loader) == "fork" and self.needed:
-            self._start_anew(loader)
-        return stock(loader)
+        if loader.num_workers == 0 or _start_method(loader) != "fork" or not self.needed or not self._can_send(loader):
+            return stock(loader)
+        self.acted(
+            "a loader's workers are started anew (spawn) and not forked from a process that uses Metal", aloud=False
+        )
+        given = loader.multiprocessing_context
+        loader.multiprocessing_context = "spawn"
+        try:
+            return stock(loader)
+        finally:
+            loader.multiprocessing_context = given
 
-    def _start_anew(self, loader: Any) -> None:
-        if loader.__dict__.get(_ASKED):
+    def _can_send(self, loader: Any) -> bool:
+        """Whether the loader's workers can be started anew; says why not, as a fork may hang."""
+        if loader in self._asked:
             self.acted("workers are forked from a process that uses Metal, as multiprocessing_context asks for")
-            return
+            return False
         obstacle = _cannot_be_sent(loader)
         if obstacle:
             self.acted(
                 f"workers are forked from a process that uses Metal, where they can hang, because {obstacle}; "
                 f"next: num_workers=0 if they do"
             )
-            return
-        loader.multiprocessing_context = "spawn"
-        self.acted("a loader's workers are started anew (spawn) and not forked from a process that uses Metal")
+        return not obstacle
 
 
 def _start_method(loader: Any) -> str:

@@ -12,7 +12,7 @@ _HANDLES_SCALE = "_step_supports_amp_scaling"
 
 
 class Fp16FusedAdam(Guard):
-    """Takes from fused optimizers the mark by which GradScaler leaves unscaling and skipping to them.
+    """Hides, while GradScaler steps, the mark of fused optimizers by which it leaves unscaling and skipping to them.
 
     GradScaler then does both, as it does for every other optimizer, and the fused kernel stays. In Trainer this is
     what `optim=adamw_torch` would do, and it reaches Accelerate, Lightning and plain loops as well.
@@ -41,10 +41,17 @@ class Fp16FusedAdam(Guard):
         around(self, module.amp.GradScaler, "step", self._step)
 
     def _step(self, stock: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(optimizer, _HANDLES_SCALE, False) and _on_metal(optimizer) and self.needed:
-            setattr(optimizer, _HANDLES_SCALE, False)
-            self.acted("GradScaler unscales and skips for the fused optimizer, which would apply steps that overflowed")
-        return stock(scaler, optimizer, *args, **kwargs)
+        if not (getattr(optimizer, _HANDLES_SCALE, False) and _on_metal(optimizer) and self.needed):
+            return stock(scaler, optimizer, *args, **kwargs)
+        self.acted(
+            "GradScaler unscales and skips for the fused optimizer, which would apply steps that overflowed",
+            aloud=False,
+        )
+        setattr(optimizer, _HANDLES_SCALE, False)
+        try:
+            return stock(scaler, optimizer, *args, **kwargs)
+        finally:
+            setattr(optimizer, _HANDLES_SCALE, True)
 
 
 def _on_metal(optimizer: Any) -> bool:

@@ -14,6 +14,14 @@ class Guard(Installed):
 
     A guard acts only where `on` is true, and only on tensors of the device `mps`. `name` is as HF_MPS_GUARDS, the
     simulator's hazards and METAL.md call it.
+
+    It speaks (`acted`) where something is left for a person: the script gets something else than it asked for, a
+    resumed run is not the unbroken one, or the hazard stands and a next step is named. Where the script now does what
+    it does on every other device, the line stands in the report and in results.json alone (`aloud=False`).
+
+    What a user made (arguments, models, optimizers, loaders, batches) is as it was when stock returns, also by an
+    exception; where a guard has to leave a change, a comment there says why. What it has to remember of a training it
+    keeps by identity, or in an attribute `_hf_mps_…` of a Trainer or a prepared loader, which nothing saves.
     """
 
     kind = "guard"

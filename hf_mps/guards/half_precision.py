@@ -101,12 +101,14 @@ class HalfPrecision(Guard):
             asked = [name for name in HALVES if flag.startswith(name.removeprefix("fp"))]
             self._refuse(asked, f"precision={flag}", accelerate=False)
         plugin = stock(connector)
-        if on_metal and getattr(plugin, "device", None) == "cuda":
+        made_here = plugin is not getattr(connector, "_precision_plugin_flag", None)  # else the user's own object
+        if on_metal and made_here and getattr(plugin, "device", None) == "cuda":
             # Lightning before 2.6 (Lightning#20497): autocast for CUDA, which does nothing here.
             plugin.device = "mps"
             if plugin.scaler is not None:
                 plugin.scaler = torch.amp.GradScaler("mps")
-            self.acted(f"precision={flag} is autocast on mps; this Lightning would ask CUDA for it, and train in fp32")
+            line = f"precision={flag} is autocast on mps; this Lightning would ask CUDA for it, and train in fp32"
+            self.acted(line, aloud=False)
         return plugin
 
 

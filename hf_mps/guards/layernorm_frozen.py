@@ -54,7 +54,10 @@ class LayernormFrozen(Guard):
         alone = trained and not input.requires_grad and torch.is_grad_enabled()
         if alone and input.device.type == "mps" and self.needed:
             input = input.detach().requires_grad_()
-            self.acted("inputs of LayerNorm ask for gradients, without which this torch gives its weights wrong ones")
+            self.acted(
+                "inputs of LayerNorm ask for gradients, without which this torch gives its weights wrong ones",
+                aloud=False,
+            )
         return stock(input, normalized_shape, weight, bias, eps)
 
 

@@ -74,6 +74,7 @@ class LightningRng(Guard):
 
         checkpoint = stock(connector, *args, **kwargs)
         if _on_metal(connector) and "optimizer_states" in checkpoint:  # one of weights alone resumes nothing
+            # Into the checkpoint that Lightning makes; one that was read keeps them, and Lightning reads past them.
             checkpoint[KEY] = States.now(mps=True).plain()
             checkpoint[LOADERS] = [replay and replay.store() for replay in _places(connector.trainer)]
             self.acted(f"checkpoints also hold the random states, as {KEY}", aloud=False)

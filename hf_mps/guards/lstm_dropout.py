@@ -45,7 +45,8 @@ class LstmDropout(Guard):
         states, weights, has_bias, layers, dropout, training, bidirectional, batch_first = rest
         if layers < 2 or not dropout or not training or not self.needed:
             return stock(input, *rest)
-        self.acted(f"an LSTM of {layers} layers with dropout runs a layer at a time, for the right gradients")
+        line = f"an LSTM of {layers} layers with dropout runs a layer at a time, for the right gradients"
+        self.acted(line, aloud=False)
         return _layer_by_layer(
             stock.part, input, states, weights, has_bias, layers, dropout, bidirectional, batch_first
         )

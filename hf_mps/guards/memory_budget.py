@@ -75,6 +75,7 @@ class MemoryBudget(Guard):
             import torch
 
             physical, recommended = _sizes()
+            # For the whole process, and to stay: the allocator has one limit. A script's own comes before and after.
             torch.mps.set_per_process_memory_fraction(max(1.0, physical / recommended))
             self.acted(f"the limit of GPU memory is the machine's: {self.verdict().reason}", aloud=False)
 

@@ -61,7 +61,7 @@ class MemoryMetrics(Guard):
             # As on CUDA it is the peak less what is held afterwards; both as the driver counts them.
             highest = peak.result.value
             figures["peaked"] = max(0, highest - peak.sample())
-            self.acted(f"the peak of GPU memory in the metrics is {peak.result.reason}")
+            self.acted(f"the peak of GPU memory in the metrics is {peak.result.reason}", aloud=False)
 
 
 GUARD = MemoryMetrics()

@@ -57,7 +57,8 @@ class MixedDtypes(Guard):
         mixed = weight is not None and weight.dtype != input.dtype and not torch.is_autocast_enabled(input.device.type)
         if not mixed or input.device.type != "mps" or not self.needed:
             return stock(input, normalized_shape, weight, bias, eps)
-        self.acted(f"layer norms of {_word(weight)} weights over {_word(input)} are computed in {_word(weight)}")
+        line = f"layer norms of {_word(weight)} weights over {_word(input)} are computed in {_word(weight)}"
+        self.acted(line, aloud=False)
         return stock.part(input.to(weight.dtype), normalized_shape, weight, bias, eps).to(input.dtype)
 
 

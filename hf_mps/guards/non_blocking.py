@@ -47,7 +47,7 @@ class NonBlocking(Guard):
         return stock(tensor, src, non_blocking)
 
     def _tell(self) -> None:
-        self.acted("copies between the CPU and the device wait: non_blocking=True would corrupt them")
+        self.acted("copies between the CPU and the device wait: non_blocking=True would corrupt them", aloud=False)
 
 
 def _target(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:

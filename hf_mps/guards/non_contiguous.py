@@ -42,9 +42,11 @@ class NonContiguous(Guard):
         shared = [parameter for parameter in loose if owners[parameter.untyped_storage().data_ptr()] > 1]
         for parameter in loose:
             if not any(parameter is other for other in shared):
+                # In the user's model: the kernel of each update reads and writes the parameter itself.
                 parameter.data = parameter.data.contiguous()
         if len(loose) > len(shared):
-            self.acted(f"{len(loose) - len(shared)} parameters were made contiguous: {self.verdict().reason}")
+            line = f"{len(loose) - len(shared)} parameters were made contiguous: {self.verdict().reason}"
+            self.acted(line, aloud=False)
         if shared:
             self.acted(
                 f"{len(shared)} parameters are views of others and stay as they are, so they may not be trained rightly"

@@ -4,35 +4,39 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import weakref
 from typing import Any
 
-_NOTE = "_hf_mps_given"
+# By identity, because TrainingArguments cannot be hashed; and not in the object, which is the user's: vars() and
+# training_args.bin have what stock has. A copy or a pickle of one loses its note, as if nothing had been given.
+_given: dict[int, tuple[str, ...]] = {}
 
 FILTER = "logging_nan_inf_filter"
 """Trainer's argument that hides losses which are no numbers: who gives it wants to go on in spite of them."""
 
 
 def remember(training_arguments: Any) -> None:
-    """Let the class, and every subclass of it, note the keywords that its objects are made with. Once.
+    """Note, for the class and every subclass of it, the keywords that each object is made with. Once.
 
     In `__new__`, because each subclass that is a dataclass has an `__init__` of its own.
     """
-    if _NOTE in training_arguments.__dict__:
+    if getattr(training_arguments.__new__, "hf_mps_notes", False):
         return
 
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
         made = object.__new__(cls)
         named = [each.name for each in dataclasses.fields(cls) if each.init]
-        made.__dict__[_NOTE] = (*named[: len(args)], *kwargs)
+        _given[id(made)] = (*named[: len(args)], *kwargs)
+        weakref.finalize(made, _given.pop, id(made), None).atexit = False
         return made
 
+    new.hf_mps_notes = True  # type: ignore[attr-defined]
     training_arguments.__new__ = new
-    setattr(training_arguments, _NOTE, ())
 
 
 def said(arguments: Any, name: str) -> bool:
     """Whether the user gave the argument `name`: as a keyword, or as a flag on the command line."""
-    given = getattr(arguments, _NOTE, ())
+    given = _given.get(id(arguments), ())
     # HfArgumentParser and dataclasses.replace give all of them; then the command line tells.
     if len(given) < sum(each.init for each in dataclasses.fields(arguments)):
         return name in given

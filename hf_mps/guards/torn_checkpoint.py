@@ -15,6 +15,7 @@ from hf_mps.choice import Choice
 from hf_mps.errors import UserError
 from hf_mps.guards.atomic_checkpoint import ACCELERATE_LAST, TRAINER_LAST
 from hf_mps.guards.guard import Guard, around
+from hf_mps.stock import Stock
 
 NUMBERED = re.compile(r"^(?P<word>.*\D)(?P<number>\d+)$")
 
@@ -23,13 +24,18 @@ class TornCheckpoint(Guard):
     """Looks into the folder before it is resumed from, whatever the device: files have none.
 
     Where a library was to choose the last one, it gets the last whole one; a folder that the user named is refused,
-    with the whole one before it in the line.
+    with the whole one before it in the line. A model's folder is no torn checkpoint: scripts of transformers 4 resume
+    from `--model_name_or_path` and trained from its weights, which Trainer 5 loads before a FileNotFoundError ends it.
     """
 
     name = "torn-checkpoint"
     what = "the last checkpoint is chosen by its number alone, so that half of one ends the resumed run, or is loaded"
     issue = "https://github.com/huggingface/transformers/issues/35525"
     until = "the oldest supported transformers and accelerate look into the folder that they choose"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._weights: str | None = None  # the folder for the model that model_init makes
 
     def applies(self) -> Choice[bool]:
         """Whether get_last_checkpoint, without this guard, returns an empty folder for its number."""
@@ -50,6 +56,7 @@ class TornCheckpoint(Guard):
         around(self, module, "get_last_checkpoint", self._last)
         if module.__name__ == "transformers.trainer":
             around(self, module.Trainer, "train", self._trained)
+            around(self, module.Trainer, "call_model_init", self._model_made)
 
     def _last(self, stock: Callable[..., Any], folder: Any) -> Any:
         checkpoints.sweep(Path(folder))
@@ -57,11 +64,34 @@ class TornCheckpoint(Guard):
         return last if last is None else self._whole(Path(last), TRAINER_LAST, given=last)
 
     def _trained(
-        self, stock: Callable[..., Any], trainer: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any
+        self, stock: Stock, trainer: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        if resume_from_checkpoint and not isinstance(resume_from_checkpoint, bool):
-            self._refuse(Path(resume_from_checkpoint), TRAINER_LAST, "resume_from_checkpoint")
-        return stock(trainer, resume_from_checkpoint, *args, **kwargs)
+        if not resume_from_checkpoint or isinstance(resume_from_checkpoint, bool):
+            return stock(trainer, resume_from_checkpoint, *args, **kwargs)
+        folder = Path(resume_from_checkpoint)
+        alone = checkpoints.model_alone(folder)
+        self._refuse(folder, "*" if alone else TRAINER_LAST, "resume_from_checkpoint")
+        if not alone or trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+            return stock(trainer, resume_from_checkpoint, *args, **kwargs)
+        self.acted(
+            f"resume_from_checkpoint: {folder} holds a model and no {TRAINER_LAST}: training begins at step 0 with its"
+            " weights"
+        )
+        if trainer.model_init is None:
+            stock.theirs(trainer._load_from_checkpoint, str(folder))
+            return stock(trainer, None, *args, **kwargs)
+        self._weights = str(folder)
+        try:
+            return stock(trainer, None, *args, **kwargs)
+        finally:
+            self._weights = None
+
+    def _model_made(self, stock: Stock, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        made = stock(trainer, *args, **kwargs)
+        if self._weights is not None:
+            trainer.model = made  # as train does next; what loads weights looks there
+            stock.theirs(trainer._load_from_checkpoint, self._weights)
+        return made
 
     def _accelerator_loads(
         self, stock: Callable[..., Any], accelerator: Any, input_dir: Any = None, *args: Any, **kwargs: Any

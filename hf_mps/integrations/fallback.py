@@ -67,6 +67,7 @@ def _log(stock: Callable[..., None], self: Any, logs: dict[str, float], *args: A
     mark = getattr(self, "_hf_mps_fallback_mark", None)
     if mark is not None and "loss" in logs and ledger.total() > 0:
         now, total = perf_counter(), ledger.total()
+        # Into the caller's dictionary, as Trainer.log itself puts the epoch there; only where an operator fell back.
         logs["fallback_seconds"] = round(total - mark[1], 4)
         share.check(total - mark[1], now - mark[0])
         self._hf_mps_fallback_mark = (now, total)

@@ -35,7 +35,7 @@ def _post_init(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any)
         if asked and not self.use_cpu:
             # transformers 5 leaves TrainingArguments on the GPU then, while its Accelerator goes to the CPU.
             say(f"{asked} puts Accelerate on the CPU; TrainingArguments follows it with use_cpu=True")
-            self.use_cpu = True
+            self.use_cpu = True  # of the object that is being made: all that decides the device reads this argument
     else:
         if wanted != "cpu" and self.use_cpu:
             say(f"HF_MPS_DEVICE={wanted} wins over use_cpu=True")

@@ -180,6 +180,28 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(desk: Pa
     assert failures.checkpoints(run)
 
 
+def test_a_torn_checkpoint_is_named_where_a_run_goes_on_from_the_one_before(desk: Path) -> None:
+    from hf_mps.finetune import stored
+
+    run = desk / "runs/my"
+    for step in (2, 4):
+        (run / f"checkpoint-{step}").mkdir(parents=True)
+        (run / f"checkpoint-{step}" / failures.LAST).write_text("{}", encoding="utf-8")
+    order = orders.load("my.yaml")
+    stored.store(run, order)
+    assert folder.choose(order).reason == "this recipe's run goes on from checkpoint-4"
+    (run / "checkpoint-4" / "optimizer.pt").write_text("", encoding="utf-8")
+    place = folder.choose(order)
+    assert place.checkpoint == Path("runs/my/checkpoint-2")
+    torn = "checkpoint-4 is torn (optimizer.pt: it is empty)"
+    assert place.reason == f"this recipe's run goes on from checkpoint-2: {torn}"
+    (run / "checkpoint-2" / failures.LAST).unlink()
+    assert folder.choose(order).reason == (
+        f"this recipe's run left no checkpoint there and begins again: {torn}; checkpoint-2 is torn"
+        " (trainer_state.json is missing)"
+    )
+
+
 def test_two_runs_that_start_together_take_two_folders(desk: Path) -> None:
     order = orders.load("my.yaml")
     first, second = folder.choose(order), folder.choose(order)

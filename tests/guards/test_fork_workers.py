@@ -32,7 +32,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def workers(loader: Any) -> Any:
         context = loader.multiprocessing_context
-        if loader.num_workers:  # pin-memory's trial and others have none
+        if loader.num_workers:
             found.append(context.get_start_method() if context else "default")
         return iter(())
 
@@ -69,9 +69,11 @@ class Unsendable:
 
 
 def test_workers_start_anew_where_the_work_can_be_sent(starts: list[str]) -> None:
-    with pytest.warns(GuardNotice, match=r"started anew \(spawn\) and not forked"):
-        list(DataLoader(loops.rows(), num_workers=1))
+    loader: Any = DataLoader(loops.rows(), num_workers=1)  # type: ignore[arg-type]
+    list(loader)
     assert starts == ["spawn"]
+    assert loader.multiprocessing_context is None  # the user's object is as it was
+    assert "started anew (spawn) and not forked" in guards.get("fork-workers").lines[0]
 
 
 def test_without_workers_nothing_is_looked_at(starts: list[str]) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import HfArgumentParser, Seq2SeqTrainingArguments, TrainingArguments
+from transformers import HfArgumentParser, Seq2SeqTrainingArguments, TrainerCallback, TrainingArguments
 
+from hf_mps import guards, sentinels
 from hf_mps.errors import UserError
 from hf_mps.guards import GuardNotice
 from hf_mps.guards.said import said
@@ -21,8 +24,7 @@ from tests.guards.experiments import ends
 
 
 def test_a_loss_that_is_nan_is_told_and_the_line_says_where(tmp_path: Path) -> None:
-    with pytest.warns(GuardNotice, match="logging_nan_inf_filter is off"):
-        run = loops.trainer(tmp_path, loops.Diverging())
+    run = loops.trainer(tmp_path, loops.Diverging())
     with pytest.warns(SentinelNotice, match=r"loss is nan at step 2 of 4, .* a lower learning_rate \(now 0.01\)"):
         run.train()
 
@@ -34,17 +36,47 @@ def test_a_filter_that_the_user_asked_for_stays(tmp_path: Path) -> None:
     assert np.isfinite(ends.losses(run)).all()
 
 
-def test_no_loader_warns_of_pinned_memory_and_one_line_says_why(tmp_path: Path) -> None:
+def of_pinning(train: Callable[[], object]) -> list[str]:
+    """What is said of pinned memory."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        loops.trained(tmp_path, max_steps=1)
-    lines = [str(each.message) for each in told if "pin_memory" in str(each.message)]
-    assert len(lines) == 1
-    assert "there is nothing to pin (pin-memory:" in lines[0]
+        train()
+    return [str(each.message) for each in told if "pin_memory" in str(each.message)]
 
 
-def test_pinned_memory_that_the_user_asked_for_stays(tmp_path: Path) -> None:
-    assert loops.trainer(tmp_path, dataloader_pin_memory=True).args.dataloader_pin_memory
+def test_no_loader_of_a_trainer_warns_of_pinned_memory_unless_the_user_asked_for_it(tmp_path: Path) -> None:
+    assert of_pinning(lambda: loops.trained(tmp_path, max_steps=1)) == []
+    (line,) = guards.get("pin-memory").lines
+    assert line == "nothing is pinned for Trainer's loaders: CPU and GPU share their memory"
+    (stocks,) = of_pinning(lambda: loops.trained(tmp_path, max_steps=1, dataloader_pin_memory=True))
+    assert "not supported on MPS" in stocks
+    own = torch.utils.data.DataLoader([1.0], pin_memory=True)  # type: ignore[arg-type]
+    assert len(of_pinning(lambda: list(own))) == 1
+
+
+def test_a_trainer_s_loaders_say_what_they_were_asked_for(tmp_path: Path) -> None:
+    run = loops.trainer(tmp_path)
+    loaders = [run.get_train_dataloader(), run.get_eval_dataloader(loops.rows())]
+    assert [loader.pin_memory for loader in loaders] == [True, True]
+    next(iter(loaders[0]))
+    assert loaders[0].pin_memory
+
+
+def test_a_loss_that_is_no_number_is_shown_for_the_steps_that_had_it(tmp_path: Path) -> None:
+    model = loops.Diverging()
+    model.weight.register_hook(lambda gradient: torch.zeros_like(gradient))  # the weights stay numbers
+    run = loops.trainer(tmp_path, model, max_grad_norm=0)
+    seen: list[bool] = []
+
+    class Reads(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, *_: Any, **__: Any) -> None:
+            seen.append(args.logging_nan_inf_filter)
+
+    run.add_callback(Reads())
+    with sentinels.suspended():
+        run.train()
+    assert [math.isfinite(loss) for loss in ends.losses(run)] == [True, False, True, True]
+    assert seen == [True] * 4  # what others read is what stands there
 
 
 @pytest.mark.parametrize("kind", [TrainingArguments, Seq2SeqTrainingArguments])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import Future
@@ -121,6 +122,48 @@ def test_a_torn_folder_that_the_user_named_is_refused_with_the_one_to_take(tmp_p
     with pytest.warns(GuardNotice, match="the one before is taken, checkpoint-2"):
         run.train(resume_from_checkpoint=True)
     assert run.state.global_step == 4
+
+
+def weights_saved(folder: Path) -> Any:
+    """A model's folder, as save_pretrained writes it; the model is another one than `loops.bert`."""
+    model = loops.bert()
+    with torch.no_grad():
+        model.classifier.weight.add_(1)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("init", [False, True], ids=["model", "model_init"])
+def test_a_model_s_folder_is_no_torn_checkpoint_and_its_weights_are_trained(init: bool, tmp_path: Path) -> None:
+    expected = weights_saved(tmp_path / "my-model").classifier.weight
+    run = loops.trainer(tmp_path / "run", learning_rate=0.0)
+    if init:
+        run.model_init = lambda: loops.bert()
+    with pytest.warns(GuardNotice, match=r"my-model holds a model and no trainer_state.json: .* step 0 with its weigh"):
+        run.train(resume_from_checkpoint=str(tmp_path / "my-model"))
+    assert run.state.global_step == 4
+    assert torch.equal(run.model.classifier.weight.detach().cpu(), expected)
+
+
+def test_stock_ends_there_after_it_has_loaded_them(tmp_path: Path) -> None:
+    expected = weights_saved(tmp_path / "my-model").classifier.weight
+    run = loops.trainer(tmp_path / "run")
+    with guards.suspended("torn-checkpoint"), pytest.raises(FileNotFoundError, match=TRAINER_LAST):
+        run.train(resume_from_checkpoint=str(tmp_path / "my-model"))
+    assert torch.equal(run.model.classifier.weight.detach().cpu(), expected)
+
+
+def test_only_what_is_torn_is_called_torn(tmp_path: Path) -> None:
+    weights_saved(tmp_path / "my-model")
+    assert checkpoints.model_alone(tmp_path / "my-model")
+    shutil.copytree(tmp_path / "my-model", tmp_path / "checkpoint-7")  # a checkpoint's first half looks so
+    assert not checkpoints.model_alone(tmp_path / "checkpoint-7")
+    with pytest.raises(UserError, match=r"checkpoint-7 is torn \(trainer_state.json is missing\)"):
+        loops.trainer(tmp_path / "run").train(resume_from_checkpoint=str(tmp_path / "checkpoint-7"))
+    cut(tmp_path / "my-model" / "model.safetensors", 2000)
+    with pytest.raises(UserError, match=r"my-model is torn \(model.safetensors: it ends after 2,000"):
+        loops.trainer(tmp_path / "run").train(resume_from_checkpoint=str(tmp_path / "my-model"))
+    assert not checkpoints.model_alone(whole(tmp_path / "by-another-name"))
 
 
 def saved(accelerator: Any, folder: Path) -> Any:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from hf_mps.errors import UserError
+from hf_mps.unheard import ignoring
 
 Numbers = Sequence[float]
 
@@ -82,9 +82,7 @@ def _correlation(formula: Callable[..., Any], predictions: Numbers, references: 
         return float("nan")
     if len(set(predictions)) == 1 or len(set(references)) == 1:
         return 0.0  # a constant tells nothing of the other side; scipy returns NaN with a warning
-    with warnings.catch_warnings():
-        # An almost constant column: scipy still computes, to fewer digits.
-        warnings.simplefilter("ignore")
+    with ignoring():  # an almost constant column: scipy still computes, to fewer digits
         value = float(formula(predictions, references)[0])
     return value if value == value else 0.0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from hf_mps.device.machine import SIMULATED
 from hf_mps.finetune.progress.rows import evaluated
 from hf_mps.finetune.progress.words import GIB, duration, memory
 from hf_mps.finetune.report.record import RunRecord
+from hf_mps.unheard import ignoring
 
 # Okabe and Ito's palette, told apart with any common colour blindness: https://jfly.uni-koeln.de/color/
 BLUE, ORANGE, GREEN, PURPLE, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
@@ -63,8 +63,8 @@ def png(inches: tuple[float, float], paint: Callable[[Any], None], **settings: A
     from matplotlib.figure import Figure
 
     # A user's matplotlibrc must not change the page, and Figure (not pyplot) leaves their session alone.
-    with warnings.catch_warnings(), style.context(["default", STYLE]):
-        warnings.simplefilter("ignore")  # names in letters that the font lacks
+    # Of names in letters that the font lacks matplotlib warns once a letter.
+    with ignoring(), style.context(["default", STYLE]):
         figure = Figure(figsize=inches, dpi=150, facecolor="white", **settings)
         FigureCanvasAgg(figure)
         paint(figure)
