@@ -1,4 +1,4 @@
-"""Metrics with evaluate's interface give the figures of evaluate's documentation, or of the library behind, as named."""
+"""Metrics with evaluate's interface give the figures of its documentation, or of the library behind them, as named."""
 
 from __future__ import annotations
 
