@@ -18,6 +18,7 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "fork-workers",
         "cuda-optimizer",
         "compile",
+        "large-k",
     ),
     "transformers.training_args": ("nan-hidden", "pin-memory", "half-precision"),
     "transformers.trainer_utils": ("torn-checkpoint",),
@@ -29,7 +30,6 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "resume-end",
         "atomic-checkpoint",
         "torn-checkpoint",
-        "large-batch-grad",
         "nan-hidden",
         "float64-columns",
         "pin-memory",
@@ -50,7 +50,6 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "layernorm-frozen",
         "huge-embedding",
         "mixed-dtypes",
-        "large-batch-grad",
         "float64-columns",
         "one-device",
         "half-precision",
@@ -67,7 +66,6 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
 for _lightning in ("lightning.pytorch", "pytorch_lightning"):
     INSTALLED_AFTER |= {
         f"{_lightning}.strategies.strategy": (
-            "large-batch-grad",
             "float64-columns",
             "memory-budget",
             "shape-growth",

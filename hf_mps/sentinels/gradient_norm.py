@@ -61,8 +61,8 @@ class GradientNorm(Sentinel):
                 history.told = True
                 self.acted(
                     f"the gradient norm was {norm:.3g} at optimizer step {step}, {norm / history.largest:,.0f} times"
-                    f" the largest of the {history.count} before it; next: batches of one shape and fewer tokens"
-                    " (large-batch-grad in hf_mps.guards.report()), or a look at that batch's rows"
+                    f" the largest of the {history.count} before it; next: a look at that batch's rows,"
+                    " and hf-mps parity: does the device compute what the CPU does?"
                 )
             history.count += 1
             history.largest = max(history.largest, norm)

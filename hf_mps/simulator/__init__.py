@@ -46,10 +46,11 @@ def load(profile: str | None = None) -> Profile:
     _refuse_real_metal(torch)
     _refuse_other_accelerators(torch)
     from hf_mps.device import machine
-    from hf_mps.simulator import build
+    from hf_mps.simulator import build, strictness
 
     metal = build.extension()
     _start(metal, wanted)
+    strictness.start(metal, wanted, torch.__version__)
     _offer(torch, metal)
     machine.pretend(wanted.machine())
     atexit.register(_let_autograd_finish)

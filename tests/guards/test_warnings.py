@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from hf_mps import guards
 from hf_mps.errors import UserError
 from hf_mps.guards import GuardNotice
 from tests.guards import lightning_loops, loops
@@ -52,51 +50,3 @@ def test_a_refusal_is_the_only_line() -> None:
         warnings.simplefilter("error", GuardNotice)
         with pytest.raises(UserError):
             torch.optim.SGD([results.huge()])
-
-
-def long_batches(rows: list[int], length: int = 8) -> list[dict[str, Any]]:
-    return [{"input_ids": torch.ones(count, length, dtype=torch.long)} for count in rows]
-
-
-def sent(batches: list[Any]) -> int:
-    """Move batches in an Accelerate loop; how many came."""
-    return len(list(loops.new_accelerator().prepare(torch.utils.data.DataLoader(batches, batch_size=None))))
-
-
-@pytest.mark.parametrize("rows", [[4, 4097], [4097, 4, 4097]])
-def test_such_a_batch_is_warned_of_in_an_accelerate_loop(rows: list[int]) -> None:
-    with pytest.warns(GuardNotice, match="a batch of 4097 x 8 tokens after other shapes: .*a batch size of 4096"):
-        assert sent(long_batches(rows)) == len(rows)
-
-
-def test_one_of_a_tensor_dataset_is_too() -> None:
-    batches = [(batch["input_ids"], torch.ones(1, 2, 3)) for batch in long_batches([4, 4097])]
-    with pytest.warns(GuardNotice, match="a batch of 4097 x 8 tokens after other shapes"):
-        assert sent(batches) == 2
-
-
-def test_large_batches_of_one_shape_are_not() -> None:
-    assert sent(long_batches([4097, 4097])) == 2
-    assert not guards.acted()
-
-
-def test_nor_are_those_without_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with torch.no_grad():
-        assert sent(long_batches([4, 4097])) == 2
-    monkeypatch.setattr("hf_mps.guards.large_batch_grad.TOKENS", 100)
-    run = loops.trainer(tmp_path, per_device_eval_batch_size=32)
-    for rows in (loops.rows()[:8], loops.rows()):
-        run.evaluate(rows)
-    assert "large-batch-grad" not in [each["name"] for each in guards.acted()]
-
-
-def test_such_a_batch_is_warned_of_in_a_trainer(tmp_path: Path) -> None:
-    long = loops.rows()[:8]
-    for row in long:
-        row["input_ids"] = row["input_ids"][:1] * 16
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hf_mps.guards.large_batch_grad.TOKENS", 100)
-        run = loops.trainer(tmp_path, data=loops.rows()[:8] + long)
-        patch.setattr(run, "_get_train_sampler", lambda *_: torch.utils.data.SequentialSampler(run.train_dataset))
-        with pytest.warns(GuardNotice, match="a batch of 8 x 16 tokens"):
-            run.train()

@@ -35,7 +35,7 @@ def mixed(folder: Path) -> Parity:
 
 
 def large(folder: Path) -> Parity:
-    return held(Classifier(width=4), batches((4, 6), (4100, 8)), folder)
+    return held(Classifier(width=16), batches((4, 6), (4100, 8)), folder)
 
 
 def not_waiting(folder: Path) -> Parity:
@@ -46,7 +46,7 @@ FOUND: dict[str, tuple[Callable[[Path], Parity], int, str, str]] = {
     "layernorm-frozen": (frozen, 1, "gradient", "norm"),
     "non-contiguous": (transposed, 1, "update", "layer.0"),
     "mixed-dtypes": (mixed, 1, "forward", "norm"),
-    "large-batch-grad": (large, 2, "gradient", "layer.0"),
+    "large-k": (large, 2, "gradient", "layer.0"),
     "non-blocking": (not_waiting, 1, "input", "the batch"),
 }
 

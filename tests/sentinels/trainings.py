@@ -60,23 +60,26 @@ def overflowed_loop(folder: Path) -> None:
         optimizer.zero_grad()
 
 
-def large_batch(folder: Path, *, clip: bool = True) -> None:
-    """A plain loop whose batches have one shape, until one is larger than 32768 tokens."""
+def long_sums(folder: Path, *, clip: bool = True) -> None:
+    """A plain loop with small batches, until one has more than 32,766 tokens."""
     torch.manual_seed(0)
-    layer = nn.Linear(2, 2, device="mps")
+    layer = nn.Linear(16, 16, device="mps")
     optimizer = torch.optim.SGD(layer.parameters(), lr=1e-4)
     for step in range(16):
         rows = 4097 if step == 12 else 8
-        layer(torch.ones(rows, 8, 2, device="mps")).mean().backward()
+        loss = layer(torch.ones(rows, 8, 16, device="mps")).mean()
+        used = torch.full((2**20,), 50.0, device="mps")  # what lies in freed memory is what is summed too
+        del used
+        loss.backward()
         if clip:
             nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
 
 
-def large_batch_without_clipping(folder: Path) -> None:
+def long_sums_without_clipping(folder: Path) -> None:
     """The same where nobody asks for the norm."""
-    large_batch(folder, clip=False)
+    long_sums(folder, clip=False)
 
 
 def frozen_features(folder: Path) -> None:
@@ -111,7 +114,7 @@ SEEN: dict[str, tuple[str, tuple[Training, ...]]] = {
         (transposed_trainer, transposed_accelerator, transposed_lightning, transposed_sgd),
     ),
     "fp16-fused-adam": ("non-finite", (overflowed_trainer, overflowed_loop)),
-    "large-batch-grad": ("gradient-norm", (large_batch, large_batch_without_clipping)),
+    "large-k": ("gradient-norm", (long_sums, long_sums_without_clipping)),
     "layernorm-frozen": ("loss-frozen", (frozen_features,)),
     "non-blocking": ("loss-frozen", (lost_features,)),
 }

@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from hf_mps.errors import UserError, nearest
+from hf_mps.simulator import strictness
 from hf_mps.simulator.hazards import device, results, versions
 from hf_mps.simulator.hazards.kernels import host, kernels
 
@@ -28,7 +29,7 @@ HAZARDS: dict[str, Callable[[], Any]] = {
     "mixed-dtypes": results.mixed_dtypes,
     "lstm-dropout": results.lstm_dropout,
     "huge-embedding": results.huge_embedding,
-    "large-batch-grad": results.large_batch_grad,
+    "large-k": lambda: strictness.on("large-k", "large-k-batched"),
     "shape-growth": device.shape_growth,
     "fork-workers": device.fork_workers,
     "half-precision": device.half_precision,

@@ -141,17 +141,3 @@ def huge_embedding() -> Any:
         return rows.to("mps")
 
     return kernels({"index_select": select})
-
-
-def large_batch_grad() -> Any:
-    """pytorch#177116: above 32768 rows, once another number of rows has run, a linear layer's gradients are far off."""
-    seen: set[int] = set()
-
-    def backward(self: Any, grad: Any, weight: Any, mask: Any) -> Any:
-        flat, rows = host(grad).reshape(-1, grad.size(-1)), host(self).reshape(-1, self.size(-1))
-        seen.add(len(rows))
-        off = 1000.0 if len(rows) > 32768 and len(seen) > 1 else 1.0
-        found = ((flat @ host(weight)).view(self.shape), flat.T @ rows * off, flat.sum(0))
-        return tuple(each.to("mps") if wanted else None for each, wanted in zip(found, mask, strict=True))
-
-    return kernels({"linear_backward": backward})

@@ -7,12 +7,14 @@
 //   kernels.cpp    operators that cannot go that way: factories, storage, dropout
 //   metal_only.cpp operators that only the Metal backend has: convolution, linear_backward, …
 //   composite.cpp  operators whose code branches by device: copies, attention, convolution
+//   faults.cpp     wrong results that some Macs give without an error
 //   fallback.cpp   what happens to an operator without a Metal kernel
 //   module.cpp     torch._C's `_mps_*` functions
 #pragma once
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/Storage.h>
 
@@ -84,6 +86,22 @@ at::Generator next_draw(const std::optional<at::Generator>& generator);
 // ---- hooks.cpp ----
 
 void start(Profile given);
+
+// ---- faults.cpp ----
+
+// Changes an operator's result, on the host, as a fault does that is on; it is given the operator's host arguments.
+using Fault = void (*)(c10::ArrayRef<c10::IValue> arguments, const at::Tensor& result);
+// The fault of the operator called `name`, without its overload, or null.
+Fault fault_of(const std::string& name);
+// The same for linear_backward, on matrices: its rows and incoming gradients, and the gradients that it computed.
+void linear_backward_faults(
+    const at::Tensor& rows, const at::Tensor& grad, const at::Tensor& of_input, const at::Tensor& of_weight);
+void switch_fault(const std::string& name, bool on);
+std::vector<std::string> faults_on();
+// The most values that a matrix product with both sides from 16 has summed over since the last call.
+int64_t take_longest_sum();
+// Called with memory that is about to be freed.
+void remember_freed(const void* memory, size_t bytes);
 
 // ---- kernels, each registered one by one ----
 

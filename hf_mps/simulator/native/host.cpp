@@ -111,7 +111,7 @@ struct Plan {
 
 class HostKernel final : public c10::OperatorKernel {
  public:
-  explicit HostKernel(Plan plan) : plan_(std::move(plan)) {}
+  explicit HostKernel(Plan plan) : plan_(std::move(plan)), fault_(fault_of(plain_name(plan_.name))) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
     const size_t arguments = op.schema().arguments().size();
@@ -129,7 +129,14 @@ class HostKernel final : public c10::OperatorKernel {
       // Below autograd and autocast, whatever state they are in: this is the inside of a kernel.
       c10::impl::ExcludeDispatchKeyGuard inside(
           c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
+      std::vector<c10::IValue> given;
+      if (fault_ != nullptr) {
+        given.assign(stack->end() - static_cast<std::ptrdiff_t>(arguments), stack->end());
+      }
       op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+      if (fault_ != nullptr) {
+        fault_(given, stack->back().toTensor());
+      }
     }
     loan.settle();
     const size_t returns = op.schema().returns().size();
@@ -196,7 +203,13 @@ class HostKernel final : public c10::OperatorKernel {
     }
   }
 
+  // "aten::addmm_" without the namespace.
+  static std::string plain_name(const c10::OperatorName& name) {
+    return name.name.substr(name.name.rfind(':') + 1);
+  }
+
   Plan plan_;
+  Fault fault_;
 };
 
 } // namespace

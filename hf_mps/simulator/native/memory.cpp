@@ -137,12 +137,18 @@ struct Charge {
 
 struct Owned {
   explicit Owned(size_t size) : charge(size), memory(c10::GetCPUAllocator()->allocate(size)) {}
+  ~Owned() {
+    remember_freed(memory.get(), charge.bytes);
+  }
   Charge charge;
   c10::DataPtr memory;
 };
 
 struct Adopted {
   explicit Adopted(c10::Storage from) : charge(from.nbytes()), host(std::move(from)) {}
+  ~Adopted() {
+    remember_freed(host.data(), host.nbytes());
+  }
   Charge charge;
   c10::Storage host;
 };

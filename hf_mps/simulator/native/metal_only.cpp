@@ -107,18 +107,20 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(
     const Tensor& self, const Tensor& grad_output, const Tensor& weight, std::array<bool, 3> mask) {
   Inside inside;
   const auto grad = host(grad_output);
-  const auto rows = grad.reshape({-1, grad.size(-1)});
+  const auto of_rows = grad.reshape({-1, grad.size(-1)});
+  const auto rows = host(self).reshape({-1, self.size(-1)});
   Tensor input, kernel, bias;
   if (mask[0]) {
-    input = back(grad.matmul(host(weight)));
+    input = grad.matmul(host(weight));
   }
   if (mask[1]) {
-    kernel = back(rows.t().matmul(host(self).reshape({-1, self.size(-1)})));
+    kernel = of_rows.t().matmul(rows);
   }
   if (mask[2]) {
-    bias = back(rows.sum(0));
+    bias = of_rows.sum(0);
   }
-  return {input, kernel, bias};
+  linear_backward_faults(rows, of_rows, input, kernel);
+  return {back(input), back(kernel), back(bias)};
 }
 
 Tensor max_pool2d_backward(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.guards import resume_loops
-from tests.guards.experiments import ends, memory, results, resumed
+from tests.guards.experiments import ends, memory, products, results, resumed
 
 Experiment = Callable[[Path], bool]
 
@@ -32,7 +32,15 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     "lstm-dropout": (results.stacked_lstm, results.numeric_lstm),
     "huge-embedding": (results.huge_table, results.frozen_table),
     "mixed-dtypes": (results.float32_norms, results.frozen_float32_norms),
-    "large-batch-grad": (results.long_batches,),
+    "large-k": (
+        products.below_a_vocabulary,
+        products.below_a_vocabulary_in_chunks,
+        products.of_a_large_batch,
+        products.of_a_wide_layer,
+        products.of_einsum,
+        products.in_every_form,
+        products.in_half_precision,
+    ),
     "resume-rng": (resumed.resumed_trainer, resumed.resumed_accelerator),
     "lightning-rng": (resumed.resumed_lightning, resumed.resumed_lightning_epoch),
     "resume-names": (resumed.resumed_images, resumed.best_images),

@@ -318,21 +318,3 @@ def frozen_table(folder: Path) -> bool:
 def told(name: str, said: list[warnings.WarningMessage]) -> bool:
     """Whether a guard's line is among the warnings."""
     return any(issubclass(each.category, GuardNotice) and f"({name}:" in str(each.message) for each in said)
-
-
-def long_batches(folder: Path) -> bool:
-    """Batches of another shape, then one above 32768 tokens: its gradient is right, or it was told of before.
-
-    Nothing from outside can mend it, so the line before the step is what the guard has.
-    """
-    rows = [{"input_ids": torch.ones(count, 8, dtype=torch.long)} for count in (4, 4097)]
-    loader = loops.new_accelerator().prepare(torch.utils.data.DataLoader(rows, batch_size=None))
-    layer = nn.Linear(2, 2, device="mps")
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        for batch in loader:
-            layer.zero_grad()
-            known = told("large-batch-grad", said)
-            layer(batch["input_ids"][..., None].float().expand(-1, -1, 2)).mean().backward()
-    assert layer.weight.grad is not None
-    return known or float(layer.weight.grad[0, 0]) == pytest.approx(0.5, rel=1e-3)

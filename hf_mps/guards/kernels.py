@@ -1,0 +1,37 @@
+"""How a guard puts a kernel of its own before the device's, and still calls that one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hf_mps.guards.guard import Guard
+from hf_mps.stock import Around
+from hf_mps.unheard import ignoring
+
+# A kernel lives as long as the library object that it was registered with.
+_libraries: list[Any] = []
+
+
+def before(guard: Guard, name: str, wrapper: Callable[..., Any]) -> None:
+    """Have operator `name` (`mm`, `addmm.out`) call `wrapper(stock, *arguments)` on the device, below autograd.
+
+    `stock` is the kernel that was there; a wrapper that fails ends in it, as around any function. Raises RuntimeError
+    where this torch has no such operator or kernel, AttributeError before torch 2.9, which cannot give a kernel out
+    (torch.library.get_kernel).
+    """
+    import torch
+
+    there = torch.library.get_kernel(f"aten::{name}", "MPS")
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.MPS)
+
+    def stock(*args: Any, **kwargs: Any) -> Any:
+        return there.call_boxed(keys, *args, **kwargs)
+
+    put = Around(guard, f"aten::{name}", stock, wrapper)
+    library: Any = torch._C._dispatch_library("IMPL", "aten", "MPS", __file__)
+    # PyTorch warns, once in a process, that a kernel takes another's place: it is meant to.
+    with ignoring(UserWarning, ".*Overriding a previously registered kernel"):
+        library.impl(name, "MPS", put.replacement())
+    _libraries.append(library)
+    guard.arounds.append(put)

@@ -1,0 +1,108 @@
+"""Matrix products over more values than M1 and M2 sum rightly, in the shapes in which training meets them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+WORDS = 40_009
+
+
+def _agrees(run: Callable[[str], torch.Tensor], tolerance: float = 1e-3) -> bool:
+    """Whether `run(device)` is the CPU's on the device, where other numbers lie in freed memory."""
+    right = run("cpu")
+    used = torch.full((2**20,), 50.0, device="mps")
+    del used
+    found = run("mps").cpu()
+    return torch.allclose(found, right, rtol=tolerance, atol=tolerance * float(right.abs().max()))
+
+
+def _numbers(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape) + shape[0]))
+
+
+def below_a_vocabulary(folder: Path) -> bool:
+    """What a language model's head sends down: pytorch#153957's layer, in 2 x 32 tokens."""
+
+    def run(device: str) -> torch.Tensor:
+        rows = _numbers(2, 32, 24).to(device).requires_grad_()
+        head = _numbers(WORDS, 24).to(device)
+        F.cross_entropy(F.linear(rows, head).flatten(0, 1), torch.arange(64, device=device)).backward()
+        assert rows.grad is not None
+        return rows.grad
+
+    return _agrees(run)
+
+
+def below_a_vocabulary_in_chunks(folder: Path) -> bool:
+    """The same by the recipes' own loss."""
+    from hf_mps.finetune.loss.chunked import cross_entropy
+
+    def run(device: str) -> torch.Tensor:
+        rows = _numbers(2, 32, 24).to(device).requires_grad_()
+        cross_entropy(rows, _numbers(WORDS, 24).to(device), None, torch.arange(64, device=device)).backward()
+        assert rows.grad is not None
+        return rows.grad
+
+    return _agrees(run)
+
+
+def of_a_large_batch(folder: Path) -> bool:
+    """The gradient of a weight over 40,016 tokens: pytorch#177116."""
+
+    def run(device: str) -> torch.Tensor:
+        layer = nn.Linear(16, 16, bias=False, device=device)
+        nn.init.constant_(layer.weight, 0.5)
+        layer(_numbers(8, 5002, 16).to(device)).square().mean().backward()
+        assert layer.weight.grad is not None
+        return layer.weight.grad
+
+    return _agrees(run)
+
+
+def of_a_wide_layer(folder: Path) -> bool:
+    """A linear layer over flattened pictures of 40,009 values, with a bias."""
+    weight, bias, rows = _numbers(32, WORDS), _numbers(32), _numbers(16, WORDS)
+    return _agrees(lambda device: F.linear(rows.to(device), weight.to(device), bias.to(device)))
+
+
+def of_einsum(folder: Path) -> bool:
+    """Attention's sum over long keys, which einsum gives to bmm; wrong in 2.14 too."""
+    one, other = _numbers(2, 16, WORDS), _numbers(2, WORDS, 24)
+    return _agrees(lambda device: torch.einsum("bqk,bkd->bqd", one.to(device), other.to(device)))
+
+
+def in_every_form(folder: Path) -> bool:
+    """mm, addmm, baddbmm, in place and into another tensor, with factors."""
+    one, other, given = _numbers(16, WORDS), _numbers(WORDS, 16), _numbers(16, 16)
+
+    def forms(device: str) -> torch.Tensor:
+        a, b, c = one.to(device), other.to(device), given.to(device)
+        return torch.stack(
+            [
+                torch.mm(a, b, out=torch.empty(0, device=device)),
+                torch.addmm(c, a, b, beta=2, alpha=0.5),
+                torch.addmm(c * float("nan"), a, b, beta=0, out=torch.empty(16, 16, device=device)),
+                c.clone().addmm_(a, b),
+                torch.baddbmm(c[None], a[None], b[None])[0],
+                c[None].clone().baddbmm_(a[None], b[None], alpha=3)[0],
+                torch.bmm(a[None], b[None], out=torch.empty(0, device=device))[0],
+            ]
+        )
+
+    return _agrees(forms)
+
+
+def in_half_precision(folder: Path) -> bool:
+    """The same under autocast, added up in float32 as the device's own kernel does."""
+    one, other = _numbers(16, WORDS), _numbers(WORDS, 16)
+
+    def run(device: str) -> torch.Tensor:
+        with torch.autocast(device, torch.bfloat16):
+            return (one.to(device) @ other.to(device)).float()
+
+    return _agrees(run, tolerance=2e-2)

@@ -1,0 +1,76 @@
+"""Products that sum over more than 32,766 values: what reaches an M1's kernels, and that other chips hear nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from hf_mps import guards
+from hf_mps.simulator import strictness
+
+LONGEST = 32766
+
+
+@pytest.fixture(autouse=True)
+def _settled(untouched: None) -> None:
+    """The guard as it is in a process that has just begun, its trial behind it."""
+    guards.get("large-k").verdict()
+    strictness.take_longest_sum()
+
+
+def gpt2_step() -> int:
+    """The longest sum that reaches a kernel in a training step of a small GPT-2 with the real vocabulary."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=50257)).to("mps")
+    ids = torch.arange(64, device="mps").view(2, 32)
+    model(input_ids=ids, labels=ids).loss.backward()
+    return strictness.take_longest_sum()
+
+
+def test_no_product_of_a_gpt2_step_sums_over_more_than_the_chip_can() -> None:
+    with guards.suspended("large-k"):
+        assert gpt2_step() == 50257
+    assert gpt2_step() <= LONGEST
+
+
+def test_short_products_go_to_the_devices_own_kernel_as_they_are() -> None:
+    one, other = torch.randn(2, 64, 300, device="mps").unbind()
+    with guards.suspended("large-k"):
+        right = one @ other.T
+    assert torch.equal(one @ other.T, right)
+    assert strictness.take_longest_sum() == 300
+    assert "large-k" not in [each["name"] for each in guards.acted()]
+
+
+def test_a_trial_finds_the_fault_and_fills_memory_first() -> None:
+    found = guards.get("large-k").applies()
+    assert found.value
+    assert found.reason == "tried on the device: mm, bmm, linear over 40,009 values differ from the CPU"
+    # A trial that finds nothing clears no release that is known to have the fault.
+    with strictness.off():
+        found = guards.get("large-k").applies()
+    assert found.value
+    assert "whatever lay in memory" in found.reason
+
+
+@pytest.mark.parametrize(("profile", "state"), [("m1-8gb", "on"), ("m3-pro-18gb", "needless")])
+def test_only_owners_of_a_chip_with_the_fault_hear_of_it(
+    profile: str, state: str, run_python: Callable[..., Any]
+) -> None:
+    program = (
+        "import torch; from hf_mps import guards; from hf_mps.simulator import strictness\n"
+        "one = torch.ones(16, 40009, device='mps'); (one @ one.T).cpu()\n"
+        "print(*('large-k' in each.name and each.state for each in guards.report().guards if each.name == 'large-k'))\n"
+        "print(sorted(strictness.active()), strictness.take_longest_sum() > 32766)"
+    )
+    done = run_python("-c", program, env={"HF_MPS_SIMULATE": profile})
+    assert done.stderr == ""
+    if state == "on":
+        assert done.stdout.splitlines()[:1] == ["acted"]
+        assert "large-k" in done.stdout
+    else:
+        assert done.stdout.splitlines() == ["needless", "[] True"]
