@@ -59,7 +59,7 @@ def share(part: float, wall: float, limit: float) -> None:
     """Warn, once, that fallbacks take a large share of the time."""
     _warn(
         "share",
-        f"operators without a Metal kernel took {part:.0%} of the last {wall:.1f} s, more than {limit:.0%} "
+        f"operators without a Metal kernel took {part:.0%} of the last {wall:.1f} s{_label()}, more than {limit:.0%} "
         "(HF_MPS_FALLBACK_SHARE); hf_mps.fallback.report() names them",
     )
 
@@ -80,7 +80,7 @@ def table(report: Report) -> str:
     many = len(report.operators)
     lines = [
         f"hf-mps: {many} operator{'s' * (many > 1)} without a Metal kernel ran on the CPU: "
-        f"{report.seconds:.2f} s of {report.wall:.1f} s ({report.share:.1%})"
+        f"{report.seconds:.2f} s of {report.wall:.1f} s ({report.share:.1%}{_label()})"
     ]
     width = max(8, *(len(entry.operator) for entry in report.operators))
     lines.append(f"  {'operator':<{width}}  {'calls':>8}  {'seconds':>8}  {'share':>6}  {'copied':>9}  way")
@@ -90,6 +90,12 @@ def table(report: Report) -> str:
             f"  {_size(entry.bytes):>9}  {entry.way}"
         )
     return "\n".join(lines)
+
+
+def _label() -> str:
+    from hf_mps.device import simulated
+
+    return ", simulated" if simulated() else ""
 
 
 def _warn(key: str, text: str) -> None:

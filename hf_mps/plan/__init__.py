@@ -46,4 +46,4 @@ def plan(target: Target, machine: Machine | None = None, *, length: int | None =
         most = largest(lambda rows: tracer(rows).bytes, machine.comfortable, found.rows)
     fits = machine.verdict(found.bytes) == "fits"
     options = () if fits else tuple(ranked(target, machine, device, length))
-    return MemoryPlan(target.name, machine, found, most, options, found.facts)
+    return MemoryPlan(target.name, machine, found, most, options, {"device": device, **found.facts})

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hf_mps import device
 from hf_mps.fallback import MetalFallbackWarning
 
 WARN = {"HF_MPS_SIMULATE": "1", "HF_MPS_FALLBACK": None, "PYTORCH_ENABLE_MPS_FALLBACK": None}
@@ -83,6 +84,7 @@ def test_by_itself_it_is_on_and_prints_a_table_at_the_end(run_python) -> None:
     assert out[1].startswith("fallback: on (the default: warn; 1")
     assert err.count("MetalFallbackWarning") == 2
     table = err[err.index("hf-mps: 2 operators without a Metal kernel ran on the CPU: ") :].splitlines()
+    assert table[0].endswith(", simulated)") is device.simulated()
     assert table[1].split() == ["operator", "calls", "seconds", "share", "copied", "way"]
     assert sorted(line.split()[0] for line in table[2:]) == ["aten::mode", "aten::take"]
     assert all(len(line) <= 100 for line in table)
