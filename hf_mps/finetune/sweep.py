@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hf_mps.device.machine import SIMULATED
 from hf_mps.errors import RunError, UserError
 from hf_mps.files import write_atomic, write_json
 from hf_mps.finetune import failures, folder, predictions, progress, runner
@@ -223,7 +224,8 @@ def _table(sweep: Sweep) -> None:
         rows.append([*cells, str(len(runs)), *(_cell(runs, name) for name in names)])
         if score is not None and score == best and len(groups) > 1:
             rows[-1].append("best")
-    title = f"hf_mps sweep of {sweep.name}: {len(sweep.runs)} runs"
+    simulated = SIMULATED if any(one.simulated for one in sweep.runs) else ""
+    title = f"hf_mps sweep of {sweep.name}: {len(sweep.runs)} runs{simulated}"
     progress.comparison(title, heads, rows, [str(path) for path in write(sweep)])
 
 

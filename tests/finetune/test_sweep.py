@@ -50,6 +50,7 @@ def test_each_combination_runs_once_and_seeds_are_averaged(desk: Path, finetune:
         (rate, seed, "finished") for rate in ("1e-3", "1e-2") for seed in ("1", "2")
     ]
     assert [float(row["loss"]) for row in rows] == [losses[name] for name in folders]
+    assert "hf_mps sweep of my: 4 runs (simulated)\n" in ended.out
     assert {row["simulated"] for row in rows} == {"True"}
     assert all(one["simulated"] is True for one in said(place)["runs"])
 
