@@ -1,6 +1,6 @@
-"""Writes docs/commands.md and docs/recipes.md from the code: the commands' own help, the recipes' headers and keys.
+"""Writes docs/commands.md, docs/older-scripts.md and docs/recipes.md from the code: help, tables, headers and keys.
 
-python scripts/docs.py            write both files
+python scripts/docs.py            write the files
 python scripts/docs.py --check    exit code 1 where one of them is not what the code says
 """
 
@@ -14,6 +14,9 @@ from typing import Any
 
 import typer
 import typer.main
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import older_page
 
 from hf_mps.cli import app
 from hf_mps.finetune import catalogue, keys, order, tasks
@@ -42,7 +45,13 @@ def main(arguments: Sequence[str]) -> int:
 
 def pages() -> dict[str, str]:
     """The text of each page by its name in docs/."""
-    return {"commands.md": "\n".join(_commands()) + "\n", "recipes.md": "\n".join(_recipes()) + "\n"}
+    written = {"commands.md": _commands(), "older-scripts.md": _older_scripts(), "recipes.md": _recipes()}
+    return {name: "\n".join(lines) + "\n" for name, lines in written.items()}
+
+
+def _older_scripts() -> Iterator[str]:
+    yield from ("# Older scripts", "", MADE, "")
+    yield from older_page.lines()
 
 
 def _commands() -> Iterator[str]:

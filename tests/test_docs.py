@@ -1,7 +1,8 @@
-"""docs/commands.md and docs/recipes.md are what the code says."""
+"""docs/commands.md, docs/older-scripts.md and docs/recipes.md are what the code says."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from pathlib import Path
 from types import ModuleType
@@ -37,7 +38,8 @@ def test_a_stale_page_fails_the_check_and_names_the_command(
     docs: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert docs.main(["--check"]) == 1
-    line = "docs/commands.md, docs/recipes.md: not what the code says; next: python scripts/docs.py\n"
+    pages = "docs/commands.md, docs/older-scripts.md, docs/recipes.md"
+    line = f"{pages}: not what the code says; next: python scripts/docs.py\n"
     assert capsys.readouterr().err == line
     assert docs.main([]) == 0
     assert docs.main(["--check"]) == 0
@@ -58,3 +60,18 @@ def test_every_verb_recipe_and_task_is_in_them(docs: ModuleType) -> None:
         assert entry.purpose in pages["recipes.md"]
     for task in tasks.names():
         assert f"\n## Keys of {task}\n" in pages["recipes.md"]
+
+
+def test_what_older_scripts_say_is_listed_from_the_tables_of_the_shims(docs: ModuleType) -> None:
+    from hf_mps.shims import name_table
+    from hf_mps.translate import table
+
+    page = docs.pages()["older-scripts.md"]
+    for name in (*table.REMOVED, *(old.name for old in name_table.NAMES), *name_table.MODULES):
+        assert f"`{name}`" in page
+    for release, names in docs.older_page.RELEASES.items():
+        assert f"| {release} |" in page
+        for name in names:
+            module, _, last = name.rpartition(".")
+            if module.startswith(("transformers", "huggingface_hub", "datasets")):
+                assert getattr(importlib.import_module(module), last) is not None, name

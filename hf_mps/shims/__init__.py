@@ -17,6 +17,7 @@ SHIMS: dict[str, tuple[str, ...]] = {
     "transformers.feature_extraction_utils": ("auth_token",),
     "transformers.file_utils": ("names",),
     "transformers.generation.configuration_utils": ("auth_token",),
+    "transformers.generation.utils": ("generation",),
     "transformers.hf_argparser": ("argument_parser",),
     "transformers.image_processing_base": ("auth_token",),
     "transformers.integrations": ("names",),

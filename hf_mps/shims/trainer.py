@@ -1,7 +1,8 @@
-"""Trainer(tokenizer=…), trainer.tokenizer, and methods overridden with the arguments that they had in transformers 4.
+"""Trainer as scripts of transformers 4 use it: tokenizer, prediction_loop, train(model_path=…), older overrides.
 
-Replaced by processing_class (4.46, tokenizer removed in 5), and by num_items_in_batch and start_time, arguments that
-Trainer passes since 4.46 and 4.47. Needless where Trainer.__init__ takes `tokenizer`, and for methods that take theirs.
+Replaced by processing_class (4.46, tokenizer removed in 5), evaluation_loop (4.6, prediction_loop removed in 5),
+resume_from_checkpoint (4.3), and by num_items_in_batch and start_time, arguments that Trainer passes since 4.46 and
+4.47. Needless where Trainer has the argument or the method, and for overridden methods that take theirs.
 """
 
 from __future__ import annotations
@@ -36,6 +37,23 @@ def apply(module: ModuleType) -> None:
         around(trainer, "__init__", _init)
     if not hasattr(trainer, "tokenizer"):
         trainer.tokenizer = Tokenizer()
+    if not hasattr(trainer, "prediction_loop"):
+        trainer.prediction_loop = prediction_loop
+    if "train" in trainer.__dict__ and "model_path" not in inspect.signature(trainer.train).parameters:
+        around(trainer, "train", _train)
+
+
+def prediction_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return what evaluation_loop returns; it took the same arguments over."""
+    say("trainer.prediction_loop is gone from transformers 5; in its place: trainer.evaluation_loop")
+    return self.evaluation_loop(*args, **kwargs)
+
+
+def _train(stock: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    if "model_path" in kwargs:
+        say("trainer.train(model_path=…): resume_from_checkpoint takes its place")
+        kwargs.setdefault("resume_from_checkpoint", kwargs.pop("model_path"))
+    return stock(self, *args, **kwargs)
 
 
 def _init(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:

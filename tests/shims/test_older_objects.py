@@ -16,7 +16,7 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, PreTrainedTokenizerFast, T5Config, ViTConfig
 
-from hf_mps.shims import config_attributes, dataset_task, tokenizers
+from hf_mps.shims import config_attributes, dataset_task, generation, tokenizers
 from hf_mps.shims import processors as processor_shim
 
 SPECIAL = {
@@ -199,3 +199,33 @@ def test_use_auth_token_and_an_image_model_are_read_together(tmp_path: Path) -> 
     found = transformers.AutoFeatureExtractor.from_pretrained(str(tmp_path), use_auth_token=None, revision="main")
     assert found.size == 16
     assert torch.is_tensor(found(Image.new("RGB", (9, 9)), return_tensors="pt")["pixel_values"])
+
+
+def test_a_count_of_none_is_the_default_of_generate(said) -> None:
+    config = transformers.GPT2Config(vocab_size=20, n_embd=16, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    start = torch.tensor([[3, 4]])
+    expected = model.generate(start, max_new_tokens=2, do_sample=False, pad_token_id=0)
+    found = model.generate(
+        start, max_new_tokens=2, do_sample=False, pad_token_id=0, num_beams=None, num_return_sequences=None
+    )
+    assert found.tolist() == expected.tolist()
+    assert said() == [f"generate({name}=None): left out, the default stays" for name in generation.COUNTS]
+
+
+def test_a_trainer_is_asked_by_its_older_methods(said, tmp_path: Path) -> None:
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16}
+    model = transformers.BertForSequenceClassification(BertConfig(vocab_size=20, **small))
+    args = transformers.TrainingArguments(
+        str(tmp_path), max_steps=1, report_to="none", save_strategy="no", disable_tqdm=True
+    )
+    rows = [{"input_ids": [1, 2, 3], "labels": number % 2} for number in range(8)]
+    trainer = transformers.Trainer(model, args, train_dataset=rows, eval_dataset=rows)
+    assert trainer.train(model_path=None).global_step == 1
+    found = trainer.prediction_loop(trainer.get_eval_dataloader(), description="Evaluation", prediction_loss_only=True)
+    assert found.num_samples == 8
+    lines = [line for line in said() if line.startswith("trainer.")]
+    assert lines == [
+        "trainer.train(model_path=…): resume_from_checkpoint takes its place",
+        "trainer.prediction_loop is gone from transformers 5; in its place: trainer.evaluation_loop",
+    ]
