@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -18,7 +19,10 @@ SAMPLE = 2**22
 ROUNDING = 20
 """A step is judged where it should change a weight by that many times what its dtype resolves."""
 FEEBLE = 1e-3
-"""Share of Adam's step that an optimizer with a rule of its own is held to; Adadelta's first is three times that."""
+"""Share of SGD's and of Adam's step that an optimizer with a rule of its own is held to, the smaller of both.
+
+Adadelta's first is three times that of Adam's, LARS takes as much of SGD's, RAdam begins as SGD.
+"""
 
 
 @dataclass
@@ -83,7 +87,7 @@ class WeightsStill(Sentinel):
             return
         groups = list(_judged(optimizer))
         weights = [ref(weight) for weight, _ in groups]
-        self._now = _Step(ref(optimizer), watch, weights, _compared(groups)) if groups else None
+        self._now = _Step(ref(optimizer), watch, weights, _compared(optimizer, groups)) if groups else None
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
         now = self._now
@@ -160,7 +164,7 @@ def _judged(optimizer: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
                 yield weight, group
 
 
-def _compared(groups: list[tuple[Any, dict[str, Any]]]) -> Callable[[list[Any]], tuple[Any, Any]]:
+def _compared(optimizer: Any, groups: list[tuple[Any, dict[str, Any]]]) -> Callable[[list[Any]], tuple[Any, Any]]:
     """Pick an element of each weight now; the function returned says for each whether it was due to move, and stood."""
     import torch
 
@@ -170,12 +174,11 @@ def _compared(groups: list[tuple[Any, dict[str, Any]]]) -> Callable[[list[Any]],
         return torch.cat([_sample(each).index_select(0, pick).float() for each, pick in zip(of, picks, strict=True)])
 
     gradients, before = picked([weight.grad for weight, _ in groups]).abs(), picked([weight for weight, _ in groups])
-    step, floor, decay, resolved = (
+    by_rate, by_gradient, floor, decay, resolved = (
         torch.tensor(column, device=before.device, dtype=torch.float32)
-        for column in zip(*(_settings(weight, group) for weight, group in groups), strict=True)
+        for column in zip(*(_settings(optimizer, weight, group) for weight, group in groups), strict=True)
     )
-    # floor, an optimizer's eps, says that the gradient's size does not matter above it; 0, that the step grows with it.
-    due = step * torch.where(floor > 0, gradients / (gradients + floor), gradients)
+    due = torch.minimum(by_rate * gradients / (gradients + floor), by_gradient * gradients)
     judged = gradients.isfinite() & (due > ROUNDING * resolved * before.abs())
 
     def compare(weights: list[Any]) -> tuple[Any, Any]:
@@ -191,19 +194,25 @@ def _sample(tensor: Any) -> Any:
     return flat[:: flat.numel() // SAMPLE + 1]
 
 
-def _settings(weight: Any, group: dict[str, Any]) -> tuple[float, float, float, float]:
-    """Size of a plain step, gradient below which it is smaller, share of a decoupled weight decay, and resolution."""
+def _settings(optimizer: Any, weight: Any, group: dict[str, Any]) -> tuple[float, float, float, float, float]:
+    """What a step changes a weight by, and what is known of the weight.
+
+    Of a step: its size whatever the gradient's, its size for a gradient of 1 (it is the smaller of both), and the
+    gradient, an optimizer's eps, below which the first is smaller. Of the weight: the share that a decoupled decay
+    takes, and what its dtype resolves.
+    """
     import torch
 
     rate, resolution = float(group["lr"]), torch.finfo(weight.dtype).eps
-    decay = rate * float(group.get("weight_decay") or 0.0)
-    if "dampening" in group:  # SGD: in proportion to the gradient
-        return rate, 0.0, decay, resolution
+    known = (rate * float(group.get("weight_decay") or 0.0), resolution)
     eps = group.get("eps")
     floor = max(eps, 1e-30) if isinstance(eps, float) else 1e-8
-    if "betas" in group:  # Adam and its like: by the learning rate; Prodigy's and D-Adaptation's is lr times d
-        return rate * float(group.get("d", 1.0)), floor, decay, resolution
-    return rate * FEEBLE, floor, decay, resolution
+    if "dampening" in group:
+        return math.inf, rate, 1e-30, *known  # SGD
+    if "amsgrad" in group or type(optimizer).__name__.lower().startswith(("adamw", "lion")):
+        return rate, math.inf, floor, *known  # Adam and its like
+    feeble = rate * float(group.get("d", 1.0)) * FEEBLE  # d is what Prodigy and D-Adaptation multiply lr by
+    return feeble, feeble, floor, *known
 
 
 SENTINEL = WeightsStill()
