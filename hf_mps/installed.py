@@ -61,7 +61,6 @@ class Installed:
         self.lines.clear()
         if self.broken:
             self.broken, self.failure = False, None
-            self.switched(self.on)
 
     def safely(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call something of its own while it is on: what that returns, or None where it fails. Refusals pass."""
@@ -76,13 +75,15 @@ class Installed:
             return None
 
     def failed(self, error: Exception) -> None:
-        """Switch itself off for the rest of the process and say so, once: a fault of ours is not the user's."""
+        """Switch itself off for the rest of the process and say so, once: a fault of ours is not the user's.
+
+        What it left in a library stays (`switched` is not called): something may be in the midst of using it.
+        """
         if self.broken:
             return
         self.broken = True
         self.failure = f"failed: {_described(error)}"
         self._say_failure(f"the {self.kind} {self.name} {self.failure}; it is off from here on, and all else goes on")
-        self.switched(False)
 
     def _say_failure(self, line: str) -> None:
         try:

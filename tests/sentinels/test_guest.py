@@ -49,10 +49,10 @@ def test_a_plain_loop_is_warned_once_with_the_step_and_goes_on_as_stock(bad: flo
 
 
 def test_another_training_is_warned_of_the_same_again() -> None:
-    with pytest.warns(SentinelNotice) as said:
-        for _ in range(2):
+    for _ in range(2):
+        with pytest.warns(SentinelNotice) as said:
             one_bad_batch(math.inf)
-    assert len(said) == 2
+        assert len(said) == 1
 
 
 def test_trainer_is_warned_once_and_keeps_the_users_callbacks(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""weights-still knows rest from slowness: optimizers with steps of their own, adapters that begin at zero, decay alone."""
+"""weights-still knows rest from slowness: steps of an optimizer's own, adapters that begin at zero, decay alone."""
 
 from __future__ import annotations
 

@@ -1,0 +1,249 @@
+"""Every guard and every sentinel is broken on purpose: a training goes on with stock's numbers, and one line says so."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hf_mps import guards, sentinels
+from hf_mps.guards import catalogue, notice
+from hf_mps.installed import Installed
+from hf_mps.sentinels import SentinelNotice
+from hf_mps.sentinels.catalogue import NAMES as SENTINELS
+from hf_mps.sentinels.stream import STREAM
+from tests.guards import lightning_loops, loops
+
+HOOKS = ("look", "look_at_skipped", "before_update", "_look", "replayed", "_before_update", "_count")
+"""Methods that are called by a hook or an iterator and not from around a function (`Installed.safely`)."""
+
+
+def plain(folder: Path) -> list[Tensor]:
+    """A plain loop with GradScaler, an LSTM, gradient checkpointing and moves that do not block."""
+    from torch.utils.checkpoint import checkpoint
+
+    torch.manual_seed(1)
+    lstm, layer = nn.LSTM(4, 4, 2, batch_first=True).to("mps"), nn.Linear(4, 4).to("mps")
+    optimizer = torch.optim.AdamW([*lstm.parameters(), *layer.parameters()], lr=1e-2)
+    scaler = torch.amp.GradScaler("mps")
+    for step in range(20):
+        rows = torch.ones(2, 3, 4).to("mps", non_blocking=True)
+        found: Any = checkpoint(layer, lstm(rows)[0], use_reentrant=False)
+        copied = torch.empty_like(rows).copy_(rows, non_blocking=True)
+        scaler.scale((found - copied).square().mean() * (float("inf") if 4 < step < 14 else 1.0)).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return loops.weights(nn.ModuleList([lstm, layer]))
+
+
+def by_trainer(folder: Path) -> list[Tensor]:
+    """Trainer with checkpoints and memory's figures, and a second one that goes on from the first's checkpoint."""
+    from transformers.trainer_utils import get_last_checkpoint
+
+    settings = {"save_strategy": "steps", "save_steps": 3, "skip_memory_metrics": False}
+    run = loops.trainer(folder, **settings)
+    run.train()
+    run.evaluate(loops.rows())
+    again = loops.trainer(folder, **settings, num_train_epochs=2)
+    again.train(resume_from_checkpoint=get_last_checkpoint(str(folder)))
+    return loops.weights(run.model) + loops.weights(again.model)
+
+
+def by_accelerate(folder: Path) -> list[Tensor]:
+    """An Accelerate loop that saves in an epoch, and goes on from there."""
+    accelerator = loops.new_accelerator()
+    model = loops.bert()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loops.batches())
+    for epoch in range(2):
+        for number, batch in enumerate(accelerator.skip_first_batches(loader, 2) if epoch else loader):
+            accelerator.backward(model(**batch)["loss"])
+            optimizer.step()
+            optimizer.zero_grad()
+            if (epoch, number) == (0, 1):
+                accelerator.save_state(str(folder / "state"))
+        accelerator.load_state(str(folder / "state"))
+    return loops.weights(model)
+
+
+def by_lightning(folder: Path) -> list[Tensor]:
+    """Lightning with a checkpoint, and the batch size search's look at an error."""
+    pl = lightning_loops.library()
+    from lightning.pytorch.utilities import memory
+
+    torch.manual_seed(2)
+    saving = pl.callbacks.ModelCheckpoint(folder, save_top_k=-1, every_n_train_steps=2)
+    module = lightning_loops.module(pl, loops.bert())
+    lightning_loops.trainer(pl, folder, max_epochs=1, enable_checkpointing=True, callbacks=[saving]).fit(module)
+    rest = lightning_loops.module(pl, loops.bert())
+    last = sorted(folder.glob("*.ckpt"))[0]
+    lightning_loops.trainer(pl, folder, max_epochs=1).fit(rest, ckpt_path=str(last), weights_only=False)
+    assert not memory.is_oom_error(ValueError("another"))
+    return loops.weights(module)
+
+
+def notebook() -> None:
+    from accelerate import notebook_launcher
+
+    loops.forget_accelerators()
+    notebook_launcher(lambda: None, num_processes=1)
+
+
+def program(folder: Path) -> list[Tensor]:
+    """All of them, from the same random numbers on."""
+    torch.manual_seed(0)
+    notebook()
+    weights = []
+    for part in (plain, by_trainer, by_accelerate, by_lightning):
+        (folder / part.__name__).mkdir(parents=True)
+        weights += part(folder / part.__name__)
+    return weights
+
+
+def things() -> dict[str, Installed]:
+    """Every guard, every sentinel, and what shows trainings to the sentinels."""
+    kinds = [guards.get(name) for name in catalogue.NAMES], [sentinels.get(name) for name in SENTINELS]
+    return {each.name: each for kind in kinds for each in kind} | {STREAM.name: STREAM}
+
+
+@dataclass
+class Broken:
+    """What a run of `program` showed with everything broken."""
+
+    weights: list[Tensor]
+    hits: Counter[str] = field(default_factory=Counter)
+    lines: list[str] = field(default_factory=list)
+    failed: set[str] = field(default_factory=set)
+
+
+def forget() -> None:
+    notice.forget()
+    for each in (*things().values(), STREAM):
+        each.forget()
+
+
+def broken(folder: Path, how: str) -> Broken:
+    """Run with an error in every function that is around another or called by a hook.
+
+    `how`: before or after the function did its work; `always` lets none be switched off by its first error.
+    """
+    found = Broken([])
+
+    def fails(name: str, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def failing(*args: Any, **kwargs: Any) -> Any:
+            found.hits[name] += 1
+            if "after" in how:
+                stock(*args, **kwargs)
+            raise ZeroDivisionError("on purpose")
+
+        return failing
+
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for name, thing in things().items():
+            if thing is STREAM and "always" not in how:  # it takes every sentinel along
+                continue
+            for put in thing.arounds:
+                patch.setattr(put, "wrapper", fails(f"{name}: {put.place}", put.wrapper))
+            for hook in HOOKS:
+                # `_look` of some guards is called from around a function, which fails itself above.
+                if hasattr(thing, hook) and (hook != "_look" or name in SENTINELS):
+                    patch.setattr(thing, hook, fails(f"{name}: {hook}", getattr(thing, hook)))
+        if "always" in how:
+            patch.setattr(Installed, "failed", lambda thing, error: found.failed.add(thing.name))
+            patch.setattr(type(STREAM), "failed", lambda thing, error: found.failed.add(thing.name))
+        found.weights = program(folder)
+        found.failed |= {name for name, thing in things().items() if thing.broken}
+        found.lines = [str(each.message) for each in told if " failed: ZeroDivisionError" in str(each.message)]
+    return found
+
+
+UNREACHED = {
+    "atomic-checkpoint: Trainer._push_from_checkpoint": "pushes to the hub",
+    "compile: _TorchCompileInductorWrapper.__call__": "compiles C++ for a minute",
+    "memory-budget: torch.mps.set_per_process_memory_fraction": "holds for the whole process",
+    "oom-text: lightning.pytorch.utilities.memory.garbage_collection_cuda": "follows an error of CUDA's",
+    "resume-batches: DataLoaderDispatcher.__iter__": "wants several processes",
+    "resume-epoch: DataLoaderDispatcher.__iter__": "wants several processes",
+    "resume-names: Trainer._load_best_model": "wants an evaluation that picks the best checkpoint",
+}
+"""What the program does not call, and why; each is put there by the function that the others are."""
+
+MODES = ("before", "before, always", "after, always")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Broken]:
+    """The program as stock runs it, and once for each way of breaking everything."""
+    from hf_mps import simulator
+
+    if simulator.loaded() is None:
+        pytest.skip("only the simulated device is without faults")
+    folder = tmp_path_factory.mktemp("broken")
+    lightning_loops.library()
+    import transformers.trainer  # noqa: F401
+
+    forget()
+    with ExitStack() as off, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        off.enter_context(guards.suspended())
+        off.enter_context(sentinels.suspended())
+        found = {"stock": Broken(program(folder / "stock"))}
+    for how in MODES:
+        forget()
+        found[how] = broken(folder / how.replace(", ", "_"), how)
+    forget()
+    loops.forget_accelerators()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", MODES)
+def test_everything_broken_trains_to_stocks_weights(runs: dict[str, Broken], how: str) -> None:
+    assert loops.same(runs[how].weights, runs["stock"].weights)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*catalogue.NAMES, *SENTINELS])
+def test_each_says_one_line_and_is_off(runs: dict[str, Broken], name: str) -> None:
+    thing = things()[name]
+    assert name in runs["before"].failed
+    lines = [line for line in runs["before"].lines if f"{thing.kind} {name} failed" in line]
+    assert len(lines) == 1
+    assert lines[0].endswith("it is off from here on, and all else goes on")
+
+
+@pytest.mark.slow
+def test_each_function_that_is_around_another_was_broken(runs: dict[str, Broken]) -> None:
+    every = {f"{name}: {put.place}" for name, thing in things().items() for put in thing.arounds}
+    assert every - set(runs["before, always"].hits) == set(UNREACHED)
+
+
+@pytest.mark.usefixtures("untouched")
+@pytest.mark.parametrize("name", ["_backward", "_clipped", "_scaler_updated", "_begins", "_before_update", "_read"])
+def test_what_shows_trainings_to_the_sentinels_says_one_line_and_they_are_off(name: str, tmp_path: Path) -> None:
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        raise ZeroDivisionError("on purpose")
+
+    with sentinels.suspended():
+        stock = plain(tmp_path)
+    with pytest.MonkeyPatch.context() as patch, pytest.warns(SentinelNotice) as told:
+        patch.setattr(STREAM, name, failing)
+        for put in STREAM.arounds:
+            if put.wrapper.__name__ == name:
+                patch.setattr(put, "wrapper", failing)
+        assert loops.same(plain(tmp_path), stock)
+    (line,) = [str(each.message) for each in told if "stream" in str(each.message)]
+    assert line.startswith("hf_mps: the sentinels' stream failed: ZeroDivisionError: on purpose")
+    assert {each.state for each in sentinels.report().sentinels} == {"failed"}
