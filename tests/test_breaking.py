@@ -1,4 +1,4 @@
-"""Every guard and every sentinel is broken on purpose: a training goes on with stock's numbers, and one line says so."""
+"""Every guard and sentinel is broken on purpose: a training goes on with stock's numbers, and one line says so."""
 
 from __future__ import annotations
 
@@ -238,12 +238,14 @@ def test_what_shows_trainings_to_the_sentinels_says_one_line_and_they_are_off(na
 
     with sentinels.suspended():
         stock = plain(tmp_path)
-    with pytest.MonkeyPatch.context() as patch, pytest.warns(SentinelNotice) as told:
-        patch.setattr(STREAM, name, failing)
+    with pytest.MonkeyPatch.context() as patch:
         for put in STREAM.arounds:
             if put.wrapper.__name__ == name:
                 patch.setattr(put, "wrapper", failing)
-        assert loops.same(plain(tmp_path), stock)
+        patch.setattr(STREAM, name, failing)
+        with pytest.warns(SentinelNotice) as told:
+            weights = plain(tmp_path)
+    assert loops.same(weights, stock)
     (line,) = [str(each.message) for each in told if "stream" in str(each.message)]
     assert line.startswith("hf_mps: the sentinels' stream failed: ZeroDivisionError: on purpose")
     assert {each.state for each in sentinels.report().sentinels} == {"failed"}

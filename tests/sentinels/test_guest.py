@@ -1,4 +1,4 @@
-"""Healthy programs that a sentinel could disturb: they go on as stock does, and what they show belongs to them alone."""
+"""Healthy programs that a sentinel could disturb go on as stock does, and what they show is of them alone."""
 
 from __future__ import annotations
 
