@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny import Command, Ended
@@ -115,6 +116,28 @@ def test_a_loss_that_is_no_number_stops_the_run(desk: Path, finetune: Command) -
     assert "; next: a lower training.learning_rate (now 1e+38), or training.max_grad_norm=1; " in ended.err
     assert ended.err.count("\n") == 1
     assert not (desk / "runs/my/results.json").exists()
+
+
+def test_a_loss_that_is_not_logged_stops_the_run_before_a_checkpoint(
+    desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import Trainer
+
+    stock = Trainer.training_step
+
+    def diverging(trainer: Trainer, model: Any, *args: Any, **kwargs: Any) -> Any:
+        if trainer.state.global_step == 2:
+            next(model.parameters()).data.fill_(float("nan"))
+        return stock(trainer, model, *args, **kwargs)
+
+    monkeypatch.setattr(Trainer, "training_step", diverging)
+    steps = ("training.logging_steps=500", "training.save_strategy=steps", "training.save_steps=1")
+    ended = finetune("my.yaml", *steps, "training.load_best_model_at_end=false", "training.max_steps=6")
+    assert ended.code == 1
+    assert ended.err.startswith(
+        "hf-mps: the loss is nan at optimizer step 3; next: a lower training.learning_rate (now"
+    )
+    assert sorted(each.name for each in failures.checkpoints(desk / "runs/my")) == ["checkpoint-1", "checkpoint-2"]
 
 
 def test_a_fault_of_ours_is_not_hidden(desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:

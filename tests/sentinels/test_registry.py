@@ -59,9 +59,29 @@ def test_a_name_that_is_no_sentinel_is_refused_with_the_nearest(monkeypatch: pyt
     monkeypatch.setenv("HF_MPS_SENTINELS", "-loss-frozn")
     with pytest.raises(UserError, match=r"loss-frozn is no sentinel; there are .*; did you mean 'loss-frozen'"):
         settings.sentinels_off()
+    monkeypatch.setenv("HF_MPS_SENTINELS", "stopp")
+    with pytest.raises(UserError, match=r"stopp is no sentinel; .*; stop is the one word .*; did you mean 'stop'"):
+        settings.sentinels_off()
     monkeypatch.setenv("HF_MPS_SENTINELS", "loss-frozen")
     with pytest.raises(UserError, match="sentinels are on by themselves; -loss-frozen switches one off"):
         settings.sentinels_off()
+
+
+@pytest.mark.parametrize(
+    ("value", "off", "stops"),
+    [
+        ("", set(), False),
+        ("stop", set(), True),
+        ("stop,-loss-frozen", {"loss-frozen"}, True),
+        (" -loss-frozen , -gradient-norm ,stop", {"loss-frozen", "gradient-norm"}, True),
+        ("-non-finite", {"non-finite"}, False),
+    ],
+)
+def test_stop_stands_alone_or_beside_names(
+    value: str, off: set[str], stops: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_MPS_SENTINELS", value)
+    assert (settings.sentinels_off(), settings.sentinels_stop()) == (off, stops)
 
 
 CODE = """
