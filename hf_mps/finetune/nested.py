@@ -24,7 +24,9 @@ Row = dict[str, Any]
 Source = Callable[[], Iterator[Row]]
 # Lists and objects inside one another in a value. A conversation with tools has 6; Arrow's own walk ends at some 1,000.
 DEEPEST = 32
+KINDLESS = "nothing"
 KINDS = {bool: "a truth value", int: "a number", float: "a number", str: "a text", list: "a list", dict: "an object"}
+NESTED = (KINDS[list], KINDS[dict])
 
 
 def tables(path: Path, name: str, wanted: Collection[str], field: str | None = None) -> Tables:
@@ -38,6 +40,8 @@ def tables(path: Path, name: str, wanted: Collection[str], field: str | None = N
     first = list(islice(rows(), ROWS))
     some = first if len(first) < ROWS else None
     features = _features(_tables_of(some, rows), wanted, name)
+    if first and not features:
+        raise UserError(f"{name}: its rows are empty objects; allowed: objects with the columns as their keys")
     for number, table in _tables_of(some, rows):
         yield _table(table, number, features, wanted, name)
 
@@ -96,9 +100,9 @@ def _document(path: Path, name: str) -> Any:
 
 
 def _where_it_ends(error: json.JSONDecodeError) -> str:
-    """A clause where the text ends in the middle of a value, as that of a file does which is cut off."""
+    """What to do about a text that is no JSON; one that ends in the middle of a value is perhaps cut off."""
     ended = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
-    return ", in the middle of a value; next: fetch the file again" if ended and error.doc[-1:] != "\n" else ""
+    return ", in the middle of a value; next: fetch the file again" if ended else "; next: correct it there"
 
 
 def _lines(path: Path, name: str) -> Iterator[Any]:
@@ -124,11 +128,13 @@ def _value(text: str) -> Any:
     try:
         return json.loads(text)
     except RecursionError as error:
-        raise ValueError(f"values stand more than {DEEPEST} deep inside one another; write them flatter") from error
+        raise ValueError(
+            f"values stand more than {DEEPEST} deep inside one another; next: write them flatter"
+        ) from error
     except json.JSONDecodeError:
         raise
     except ValueError as error:  # Python's limit on the digits of an integer
-        raise ValueError("holds an integer of thousands of digits; write it as a text") from error
+        raise ValueError("holds an integer of thousands of digits; next: write it as a text") from error
 
 
 def _objects(values: Iterable[Any], name: str) -> Iterator[Row]:
@@ -166,28 +172,95 @@ def _features(every: Iterable[tuple[int, list[Row]]], wanted: Collection[str], n
     import pyarrow
     from datasets import Features
 
-    types: dict[str, list[pyarrow.DataType]] = {}
+    types: dict[str, pyarrow.DataType] = {}
     mixed: set[str] = set()
-    kinds: dict[str, tuple[str, int]] = {}
+    first: dict[str, tuple[str, int]] = {}
     for number, rows in every:
         for column in dict.fromkeys(key for row in rows for key in row):
-            found = types.setdefault(column, [])
+            types.setdefault(column, pyarrow.null())
             if column not in wanted or column in mixed:
                 continue
             values = [row.get(column) for row in rows]
-            nested = _refuse_mixed(values, number, column, kinds, name)
+            if first.get(column, (KINDLESS, 0))[0] == KINDLESS:
+                first[column] = _first(values, number)
+            kind = _typed(values, number, column, first[column], name)
+            if kind is not None and _kind_of(kind) not in (first[column][0], KINDLESS):
+                raise _of_another_kind(values, number, column, first[column], name)
             try:
-                found.append(pyarrow.array(values).type)
-                types[column] = [_unified(found)]
-            except (pyarrow.ArrowException, OverflowError, ValueError) as error:
-                if not nested or not _json_kept(values):
+                types[column] = _unified([types[column], kind or pyarrow.null()])
+            except pyarrow.ArrowException as error:  # objects that differ from one table to the next
+                if not _json_kept(values):
                     raise _unfit(values, number, column, name, error) from error
+                kind = None
+            if kind is None:
                 mixed.add(column)
-    schema = pyarrow.schema([(column, _unified(found)) for column, found in types.items()])
-    made = Features.from_arrow_schema(schema)
+    made = Features.from_arrow_schema(pyarrow.schema(list(types.items())))
     for column in mixed:
         made[column] = _json()
     return made
+
+
+def _typed(values: list[Any], number: int, column: str, first: tuple[str, int], name: str) -> pyarrow.DataType | None:
+    """Arrow's type of these values, None for lists and objects that differ and can be kept as JSON.
+
+    `first` is the kind of the column's first value and its row. Raises UserError for values of several kinds, nested
+    too deep, or that no table holds.
+    """
+    import pyarrow
+
+    told = f"'{brief(column)}' is nested more than {DEEPEST} deep"
+    try:
+        kind = pyarrow.array(values).type
+    except (pyarrow.ArrowException, OverflowError, ValueError) as error:
+        if any(value is not None and _kind(value) != first[0] for value in values):
+            raise _of_another_kind(values, number, column, first, name) from error
+        deep = next((row for row, value in enumerate(values, number) if _deeper(value, DEEPEST)), None)
+        if deep is not None:
+            raise UserError(f"{name}: row {deep}: {told}; next: write it flatter") from error
+        if first[0] not in NESTED or not _json_kept(values):
+            raise _unfit(values, number, column, name, error) from error
+        return None
+    if _depth(kind) > DEEPEST:
+        deep = next(row for row, value in enumerate(values, number) if _deeper(value, DEEPEST))
+        raise UserError(f"{name}: row {deep}: {told}; next: write it flatter")
+    return kind
+
+
+def _first(values: list[Any], number: int) -> tuple[str, int]:
+    """The kind of the first value that is there, and its row."""
+    return next(((_kind(one), row) for row, one in enumerate(values, number) if one is not None), (KINDLESS, number))
+
+
+def _of_another_kind(values: list[Any], number: int, column: str, first: tuple[str, int], name: str) -> UserError:
+    """The error for the first value that is of another kind than the column's first."""
+    before, where = first
+    row, kind = next(
+        (row, _kind(one)) for row, one in enumerate(values, number) if one is not None and _kind(one) != before
+    )
+    told = f"'{brief(column)}' is {kind}, and in row {where} {before}"
+    return UserError(f"{name}: row {row}: {told}; allowed: one kind in all rows")
+
+
+def _kind_of(kind: pyarrow.DataType) -> str:
+    """The kind of the values that Arrow types so."""
+    import pyarrow.types as types
+
+    if types.is_null(kind):
+        return KINDLESS
+    if types.is_boolean(kind):
+        return KINDS[bool]
+    if types.is_integer(kind) or types.is_floating(kind):
+        return KINDS[int]
+    return KINDS[dict if types.is_struct(kind) else list if types.is_list(kind) else str]
+
+
+def _depth(kind: pyarrow.DataType) -> int:
+    """How deep lists and objects stand in one another in a type."""
+    import pyarrow.types as types
+
+    if types.is_list(kind):
+        return 1 + _depth(kind.value_type)
+    return 1 + max((_depth(field.type) for field in kind), default=0) if types.is_struct(kind) else 0
 
 
 def _unified(types: list[pyarrow.DataType]) -> pyarrow.DataType:
@@ -217,25 +290,6 @@ def _table(rows: list[Row], number: int, features: Features, wanted: Collection[
     return table_cast(pyarrow.table(columns, names=schema.names), schema)
 
 
-def _refuse_mixed(values: list[Any], number: int, column: str, kinds: dict[str, tuple[str, int]], name: str) -> bool:
-    """Raise UserError for a value of another kind than those before; whether the column holds lists or objects."""
-    nested = False
-    for row, value in enumerate(values, number):
-        if value is None:
-            continue
-        kind = _kind(value)
-        before, where = kinds.setdefault(column, (kind, row))
-        if kind != before:
-            told = f"'{brief(column)}' is {kind}, and in row {where} {before}"
-            raise UserError(f"{name}: row {row}: {told}; allowed: one kind in all rows")
-        if isinstance(value, (list, dict)):
-            nested = True
-            if _deeper(value, DEEPEST):
-                told = f"'{brief(column)}' is nested more than {DEEPEST} deep"
-                raise UserError(f"{name}: row {row}: {told}; write it flatter")
-    return nested
-
-
 def _deeper(value: Any, left: int) -> bool:
     """Whether lists and objects stand more than `left` deep in `value`."""
     if not isinstance(value, (list, dict)):
@@ -245,7 +299,7 @@ def _deeper(value: Any, left: int) -> bool:
 
 
 def _kind(value: Any) -> str:
-    return KINDS.get(type(value), "nothing")
+    return KINDS.get(type(value), KINDLESS)
 
 
 def _json() -> Any:
@@ -258,38 +312,25 @@ def _json_kept(values: list[Any]) -> bool:
     """Whether `datasets` has a type for objects that differ, and these hold no number or letter that it would lose."""
     import datasets
 
-    if not hasattr(datasets, "Json"):
-        return False
-    try:
-        json.dumps(values, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return all(-(2**63) <= number < 2**63 for number in _integers(values))
+    return hasattr(datasets, "Json") and not any(map(_lost, values))
 
 
-def _integers(value: Any) -> Iterator[int]:
+def _lost(value: Any) -> str:
+    """What of a value has no place in a table, with what is allowed; empty where all has."""
     if isinstance(value, (list, dict)):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _integers(one)
-    elif isinstance(value, int):
-        yield value
+        inside = [*value, *value.values()] if isinstance(value, dict) else value
+        return next(filter(None, map(_lost, inside)), "")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return "an integer of more than 64 bits; allowed: smaller ones, or write it as a text"
+    if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+        return "half of a surrogate pair, which is no text; allowed: Unicode text"
+    return ""
 
 
 def _unfit(values: list[Any], number: int, column: str, name: str, error: Exception) -> UserError:
-    """The error for the first value of a column that has no place in a table: it is too large or no Unicode text."""
-    import pyarrow
-
+    """The error for a column that no table holds, with the first value that is why where one alone is."""
+    row, lost = next(((row, lost) for row, one in enumerate(values, number) if (lost := _lost(one))), (0, ""))
+    if lost:
+        return UserError(f"{name}: row {row}: '{brief(column)}' holds {lost}")
     first = str(error).strip().splitlines()[0]
-    for row, value in enumerate(values, number):
-        try:
-            pyarrow.array([value])
-        except UnicodeEncodeError:
-            first = "half of a surrogate pair, which is no text; allowed: Unicode text"
-        except OverflowError:
-            first = "an integer of more than 64 bits; allowed: smaller ones, or write it as a text"
-        except (pyarrow.ArrowException, ValueError) as own:
-            first = str(own).strip().splitlines()[0]
-        else:
-            continue
-        return UserError(f"{name}: row {row}: '{brief(column)}' holds {first}")
-    return UserError(f"{name}: column '{brief(column)}' cannot be kept: {first}")
+    return UserError(f"{name}: column '{brief(column)}' cannot be kept: {first}; allowed: one kind in all rows")

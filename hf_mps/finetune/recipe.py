@@ -48,6 +48,8 @@ class Columns(Section):
     @classmethod
     def _numbered(cls, value: Any) -> Any:
         """The number of a column that has no name (`data.header: false`, CoNLL), as the name that it is read under."""
+        if isinstance(value, list):
+            return [cls._numbered(one) for one in value]
         return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -40,10 +40,10 @@ class Shape:
     quoted: bool = True
     header: bool = True
 
-    def reader(self, lines: Iterable[str]) -> Iterator[list[str]]:
-        """Python's reader of these lines; its `line_num` counts them."""
+    def reader(self, lines: Iterable[str], *, strict: bool = False) -> Iterator[list[str]]:
+        """Python's reader of these lines; its `line_num` counts them. `strict`: no letter behind a closing quote."""
         quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE
-        return csv.reader(lines, delimiter=self.separator, skipinitialspace=self.spaced, quoting=quoting)
+        return csv.reader(lines, delimiter=self.separator, skipinitialspace=self.spaced, quoting=quoting, strict=strict)
 
 
 def tables(path: Path, name: str, *, header: bool = True) -> Tables:
@@ -81,16 +81,16 @@ def _shape(path: Path, name: str, header: bool) -> Shape:
     """How the file is written, told from its first row, or from the first rows where it has no header."""
     kind = formats.kind(path) or "csv"
     quoted = kind == "csv"
-    found: dict[str, list[list[str]]] = {}
-    for separator in SEPARATORS[kind]:
-        with _lines(path, name) as lines, _long_fields(), _told(name):
-            reader = Shape(separator, (), quoted=quoted).reader(lines)
-            found[separator] = list(islice((row for row in reader if row), 1 if header else LOOKED_AT))
+    count = 1 if header else LOOKED_AT
+    found = {
+        separator: _first(path, name, Shape(separator, (), quoted=quoted), count) for separator in SEPARATORS[kind]
+    }
     # Spreadsheets of countries that write 0,5 save a csv with semicolons.
-    several = [one for one, rows in found.items() if rows and len(rows[0]) > 1]
-    alike = [one for one in several if len({len(row) for row in found[one]}) == 1]
-    separator = [*alike, *several, SEPARATORS[kind][0]][0]
-    rows = found[separator]
+    several = [one for one, (rows, _) in found.items() if rows and len(rows[0]) > 1]
+    alike = [one for one in several if len({len(row) for row in found[one][0]}) == 1]
+    clean = [one for one in alike if found[one][1]]
+    separator = [*clean, *alike, *several, SEPARATORS[kind][0]][0]
+    rows, _ = found[separator]
     spaced = bool(rows) and len(rows[0]) > 1 and all(field.startswith(" ") for row in rows for field in row[1:])
     made = Shape(separator, (), spaced, quoted, header)
     with _lines(path, name) as lines, _long_fields(), _told(name):
@@ -99,13 +99,25 @@ def _shape(path: Path, name: str, header: bool) -> Shape:
     return Shape(separator, columns, spaced, quoted, header)
 
 
+def _first(path: Path, name: str, shape: Shape, count: int) -> tuple[list[list[str]], bool]:
+    """The first rows that are not empty, and whether every quotation mark in them stands where it belongs.
+
+    One that does not tells that another separator is the right one: commas within the texts of `"a";"b, c"`.
+    """
+    with _long_fields():
+        for strict in (True, False):
+            with _lines(path, name) as lines, _told(name) if not strict else suppress(csv.Error):
+                return list(islice((row for row in shape.reader(lines, strict=strict) if row), count)), strict
+    raise AssertionError("the reader that is not strict returned nothing")
+
+
 def named(first: list[str], name: str) -> tuple[str, ...]:
     """The columns that a first line names; one without a name is called as pandas calls it. Raises UserError."""
     twice = [column for column in first if column and first.count(column) > 1]
     if twice:
-        raise UserError(f"{name}: its first line names the column '{brief(twice[0])}' twice")
+        raise UserError(f"{name}: its first line names the column '{brief(twice[0])}' twice; allowed: each once")
     if not any(column.strip() for column in first):
-        raise UserError(f"{name}: its first line names no columns")
+        raise UserError(f"{name}: its first line names no columns; allowed: a name for each")
     return tuple(column or f"Unnamed: {place}" for place, column in enumerate(first))
 
 
@@ -117,7 +129,9 @@ def _rows(path: Path, name: str, shape: Shape) -> Iterator[list[str]]:
         for fields in reader:
             if fields and fields[-1].endswith(END) and fields != [END]:
                 place = f"row {row}" if row else "the first line"
-                raise UserError(f"{name}: the quotation mark that opens in {place} is never closed")
+                raise UserError(
+                    f"{name}: the quotation mark that opens in {place} is never closed; next: close it there"
+                )
             if fields == [END]:
                 return
             empty = not fields or (width > 1 and len(fields) == 1 and not fields[0].strip())
@@ -170,7 +184,9 @@ def _told(name: str) -> Iterator[None]:
     try:
         yield
     except csv.Error as error:
-        raise UserError(f"{name}: cannot be read as separated values: {error}") from error
+        raise UserError(
+            f"{name}: cannot be read as separated values: {error}; allowed: csv as RFC 4180 has it"
+        ) from error
 
 
 @contextmanager

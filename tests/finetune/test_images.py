@@ -84,7 +84,10 @@ def test_what_is_transparent_stands_on_white_whatever_colour_it_hides() -> None:
 def test_numbers_that_are_no_brightness_are_refused(image: Any, line: str) -> None:
     with pytest.raises(UserError) as raised:
         opened(image, "TIFF")
-    assert str(raised.value) == f"a.parquet: row 1: image a.png cannot be decoded: {line}"
+    assert (
+        str(raised.value)
+        == f"a.parquet: row 1: image a.png cannot be decoded: {line}; next: save it again, or leave it out"
+    )
 
 
 def test_an_image_of_more_pixels_than_pillow_opens_is_refused_before_the_run(

@@ -62,8 +62,11 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "the file ends in the middle of row 2, which has 1 field and the header 2; next: fetch it again",
         ),
         ("text,label\nfi\0ne,1\n", "line 2 holds a NUL character; allowed: text without, saved as UTF-8"),
-        ('text,"label\nfine,1\n', "the quotation mark that opens in the first line is never closed"),
-        ("\n\n", "its first line names no columns"),
+        (
+            'text,"label\nfine,1\n',
+            "the quotation mark that opens in the first line is never closed; next: close it there",
+        ),
+        ("\n\n", "its first line names no columns; allowed: a name for each"),
     ],
     ids=[
         "every row is longer",
@@ -137,6 +140,9 @@ def test_a_column_is_named_by_its_number_on_the_command_line() -> None:
 
     said = order.load("text-classification", ["data.train=ag.csv", "data.header=false", "data.text=2", "data.label=0"])
     assert said.recipe.data.columns.roles() == {"text": "2", "label": "0"}
+    words = ["data.train=a.csv", "data.header=false", "data.context=1", "data.start=null", "data.label=0"]
+    said = order.load("multiple-choice/swag", [*words, "data.columns.choices=[2, 3]"])
+    assert said.recipe.data.columns.roles() == {"context": "1", "choice_0": "2", "choice_1": "3", "label": "0"}
 
 
 @pytest.mark.parametrize("name", ["a.csv.gz", "A.CSV.GZ", "a.tsv.gz", "a.jsonl.gz", "a.json.gz"])
@@ -187,10 +193,13 @@ def test_a_pattern_in_a_name_is_no_pattern_in_other_formats_either(ending: str) 
     [
         ('{"text": "a", "label": 1}\n{"text": 2, "label": 1}\n', "row 2: 'text' is a number, and in row 1 a text;"),
         ('{"text": "a", "label": 1}\n{"text": "b", "la', "cannot be read as jsonl: line 2: Unterminated string"),
-        ('{"text": "a", "label": ' + "9" * 5000 + "}\n", "line 1: holds an integer of thousands of digits; write it"),
+        ('{"text": "a", "label": ' + "9" * 5000 + "}\n", "line 1: holds an integer of thousands of digits; next: wri"),
         ('{"text": "a", "label": ' + "9" * 40 + "}\n", "row 1: 'label' holds an integer of more than 64 bits;"),
-        ('{"text": "a", "label": ' + "[" * 900 + "]" * 900 + "}\n", "row 1: 'label' is nested more than 32 deep;"),
-        ("[" * 100_000 + "\n", "line 1: values stand more than 32 deep inside one another; write them flatter"),
+        (
+            '{"text": "a", "label": ' + "[" * 900 + "]" * 900 + "}\n",
+            "row 1: 'label' is nested more than 32 deep;",
+        ),
+        ("[" * 100_000 + "\n", "line 1: values stand more than 32 deep inside one another; next: write them flatter"),
         ("[1, 2]\n", "row 1 is a list; allowed: an object with the columns as its keys"),
         ('{"text": "\\ud800", "label": 1}\n', "row 1: 'text' holds half of a surrogate pair, which is no text;"),
     ],

@@ -220,7 +220,8 @@ def test_images_that_cannot_be_are_refused_before_the_run(photos: Path, finetune
     ended = finetune("my.yaml")
     assert (ended.code, ended.err) == (
         2,
-        f"hf-mps: photos/train: row 4: image {broken.resolve()} is no image that PIL can read\n",
+        f"hf-mps: photos/train: row 4: image {broken.resolve()} is no image that Pillow can read; allowed: PNG, JPEG"
+        " and the like\n",
     )
     tiny.write_csv(
         photos / "rows.csv",

@@ -101,14 +101,18 @@ def opened(rows: Rows, index: int) -> Any:
         with Image.open(io.BytesIO(content)) as image:
             return rgb(ImageOps.exif_transpose(image))
     except UnidentifiedImageError as error:
-        raise UserError(f"{_place(rows, index)} is no image that PIL can read") from error
+        raise UserError(
+            f"{_place(rows, index)} is no image that Pillow can read; allowed: PNG, JPEG and the like"
+        ) from error
     except Image.DecompressionBombError as error:
         raise UserError(f"{_place(rows, index)} {_too_large()}") from error
     except (MemoryError, UserError):
         raise
     except Exception as error:  # a decoder raises anything for a file that is cut off: struct.error, KeyError, …
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"{_place(rows, index)} cannot be decoded: {first}") from error
+        raise UserError(
+            f"{_place(rows, index)} cannot be decoded: {first}; next: save it again, or leave it out"
+        ) from error
 
 
 def rgb(image: Any) -> Any:
