@@ -24,6 +24,8 @@ WRITER = ("PytorchStreamWriter failed", "unexpected pos ")
 MEMORY = ("out of memory", "not enough memory: you tried to allocate", "Invalid buffer size")
 LAST = "trainer_state.json"
 """The file that Trainer writes last of all into a checkpoint."""
+# Trainer, after an evaluation: SQuAD 2.0 has no NoAns_f1 where every question has an answer.
+NO_NUMBER = re.compile(r"metric_for_best_model` training argument is set to '(?:eval_)?([^']+)'")
 NO_KERNEL = re.compile(r"The operator '([\w:.]+)' is not currently implemented for the MPS device")
 
 
@@ -47,6 +49,8 @@ def in_words(error: BaseException) -> str | None:
         if isinstance(cause, NotImplementedError) and (operator := NO_KERNEL.search(text)):
             way_on = "PYTORCH_ENABLE_MPS_FALLBACK=1 and the same command"
             return f"the operator {operator.group(1)} has no Metal kernel; next: {way_on}"
+        if isinstance(cause, KeyError) and (number := NO_NUMBER.search(text)):
+            return f"no row of the evaluation gives {number.group(1)}, which training.metric_for_best_model names"
     return None
 
 

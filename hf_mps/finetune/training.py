@@ -123,11 +123,18 @@ def _refused(error: Exception) -> UserError:
 
 
 def _evaluate_every_row(trainer: Any) -> None:
-    """Let `dataloader_drop_last` be about training: an evaluation that leaves rows out scores another split."""
-    if not trainer.args.dataloader_drop_last:
-        return
-    for name in ("get_eval_dataloader", "get_test_dataloader"):
-        setattr(trainer, name, _undropped(trainer.args, getattr(trainer, name)))
+    """Let `dataloader_drop_last` and `train_sampling_strategy` be about training: evaluations see every row in turn.
+
+    One that leaves rows out scores another split; one in the order of their lengths gives answers to other rows than
+    predictions.csv, and the metrics of whole answers, hold them against.
+    """
+    from torch.utils.data import SequentialSampler
+
+    if getattr(trainer.args, batches.KEY, batches.RANDOM) == "group_by_length":
+        trainer._get_eval_sampler = SequentialSampler
+    if trainer.args.dataloader_drop_last:
+        for name in ("get_eval_dataloader", "get_test_dataloader"):
+            setattr(trainer, name, _undropped(trainer.args, getattr(trainer, name)))
 
 
 def _undropped(args: Any, stock: Callable[..., Any]) -> Callable[..., Any]:

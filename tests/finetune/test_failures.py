@@ -160,6 +160,13 @@ def test_a_fault_of_ours_is_not_hidden(desk: Path, finetune: Command, monkeypatc
         (RuntimeError("unexpected pos 64 vs 0"), "a file could not be written whole, as on a full disk"),
         (RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)\nmore"), None),
         (
+            KeyError(
+                "The `metric_for_best_model` training argument is set to 'eval_NoAns_f1', which is not found in the"
+                " evaluation metrics."
+            ),
+            "no row of the evaluation gives NoAns_f1, which training.metric_for_best_model names",
+        ),
+        (
             NotImplementedError("The operator 'aten::_ctc_loss' is not currently implemented for the MPS device. If"),
             "the operator aten::_ctc_loss has no Metal kernel;"
             " next: PYTORCH_ENABLE_MPS_FALLBACK=1 and the same command",
