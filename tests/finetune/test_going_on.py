@@ -105,6 +105,33 @@ def test_a_run_goes_on_with_the_patience_that_it_had_left(
     assert evaluated == [6, 12, 18]
 
 
+@pytest.mark.parametrize("where", ["the last step of an epoch", "its evaluation"])
+def test_a_stop_leaves_out_no_evaluation_that_tells_the_best_weights(
+    desk: Path, finetune: Command, stop: Stop, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    words = ("my.yaml", "training.load_best_model_at_end=true", "training.num_train_epochs=2")
+    assert finetune(*words, "output_dir=whole").code == 0
+    if where == "its evaluation":
+        from transformers import Trainer
+
+        prediction_step = Trainer.prediction_step
+
+        def predicted(self: Any, *arguments: Any, **settings: Any) -> Any:
+            monkeypatch.setattr(Trainer, "prediction_step", prediction_step)
+            os.kill(os.getpid(), signal.SIGINT)
+            return prediction_step(self, *arguments, **settings)
+
+        monkeypatch.setattr(Trainer, "prediction_step", predicted)
+    else:
+        stop(6)
+    ended = finetune(*words)
+    assert ended.code == 130
+    assert "hf-mps: stopping after this evaluation, which tells the best weights" in ended.err
+    assert "interrupted at step 6; kept: runs/my/checkpoint-6;" in ended.err
+    assert finetune(*words).code == 0
+    same_end(desk / "whole", desk / "runs/my")
+
+
 def test_the_time_of_every_part_counts(
     desk: Path, finetune: Command, stop: Stop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
