@@ -105,7 +105,8 @@ def test_ctrl_c_before_training_says_so(desk: Path, finetune: Command, monkeypat
         raise KeyboardInterrupt
 
     monkeypatch.setattr(data, "load", interrupted)
-    assert finetune("my.yaml") == (130, "", "hf-mps: interrupted\n")
+    ended = finetune("my.yaml")
+    assert (ended.code, ended.err) == (130, "hf-mps: interrupted\n")
     assert not (desk / "runs").exists()
 
 
