@@ -11,6 +11,8 @@ import tiny
 from left import results
 from tiny import Command
 
+from hf_mps import device
+
 
 def test_a_run_trains_on_mps_and_leaves_its_files(desk: Path, finetune: Command) -> None:
     ended = finetune("my.yaml", "training.num_train_epochs=2", "seed=3")
@@ -30,6 +32,11 @@ def test_a_run_trains_on_mps_and_leaves_its_files(desk: Path, finetune: Command)
     said = results(run)
     assert said["device"]["value"] == "mps"
     assert said["device"]["reason"]
+    # Whoever reads the screen, the results or the card of a simulated run learns that it was one.
+    assert said["simulated"] is device.simulated()
+    assert ("(simulated)" in said["device"]["reason"]) is device.simulated()
+    assert ("device    simulated: time and memory say nothing about a Mac\n" in ended.out) is device.simulated()
+    assert (" on a simulated device `mps` (" in (run / "README.md").read_text()) is device.simulated()
     assert said["recipe"]["seed"] == 3
     assert set(said["metrics"]) == {"f1", "accuracy", "loss"}
     assert said["main_metric"] == "f1"
@@ -207,6 +214,8 @@ def test_the_recipe_can_send_a_run_to_the_cpu(desk: Path, finetune: Command) -> 
     ended = finetune("my.yaml", "training.use_cpu=true")
     assert (ended.code, ended.err) == (0, "")
     assert results(desk / "runs/my")["device"] == {"value": "cpu", "reason": "training.use_cpu in the recipe"}
+    assert results(desk / "runs/my")["simulated"] is False
+    assert "simulated" not in ended.out
 
 
 def test_batches_are_padded_to_a_list_of_lengths(desk: Path, finetune: Command) -> None:
