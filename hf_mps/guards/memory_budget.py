@@ -52,7 +52,7 @@ class MemoryBudget(Guard):
         return Choice(
             physical < PYTORCHS * recommended,
             f"PyTorch would take up to {_gib(PYTORCHS * recommended)}; "
-            f"the machine has {_gib(physical)}, of which {_gib(recommended)} are recommended",
+            f"the machine has {_gib(physical)}{_label()}, of which {_gib(recommended)} are recommended",
         )
 
     def install(self, module: ModuleType) -> None:
@@ -99,9 +99,11 @@ def _warning() -> str:
     physical, recommended = _sizes()
     held = memory.driver("mps")
     if recommended and held > NEAR * recommended:
-        what = f"this process holds {_gib(held)} of GPU memory, and macOS recommends at most {_gib(recommended)}"
+        most = f"{_gib(recommended)}{_label()}"
+        what = f"this process holds {_gib(held)} of GPU memory, and macOS recommends at most {most}"
     elif held > physical / 4 and psutil.virtual_memory().available < FULL * physical:
-        what = f"{_gib(psutil.virtual_memory().available)} of {_gib(physical)} are left, with {_gib(held)} held here"
+        left = _gib(psutil.virtual_memory().available)
+        what = f"{left} of {_gib(physical)}{_label()} are left, with {_gib(held)} held here"
     else:
         return ""
     return (
@@ -119,6 +121,12 @@ def _sizes() -> tuple[int, int]:
     from hf_mps.device import memory
 
     return memory.total("mps"), memory.recommended("mps") or 0
+
+
+def _label() -> str:
+    from hf_mps.device import machine
+
+    return machine.present().label
 
 
 def _gib(size: float) -> str:

@@ -48,8 +48,8 @@ def test_the_limit_is_the_machine_s_memory_and_is_set_once(limits: list[float]) 
     assert share < 1.7
     (line,) = guards.get("memory-budget").lines
     assert line == (
-        "the limit of GPU memory is the machine's: PyTorch would take up to 18.1 GiB; the machine has 16.0 GiB, "
-        "of which 10.7 GiB are recommended"
+        "the limit of GPU memory is the machine's: PyTorch would take up to 18.1 GiB; the machine has 16.0 GiB "
+        "(simulated), of which 10.7 GiB are recommended"
     )
 
 
@@ -76,7 +76,8 @@ def test_an_optimizer_on_the_cpu_changes_nothing(limits: list[float]) -> None:
 def test_a_process_near_the_recommended_maximum_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hf_mps.device.memory.driver", lambda device: int(10.5 * 2**30))
     monkeypatch.setattr("hf_mps.guards.memory_budget.EVERY", 0.0)
-    with pytest.warns(GuardNotice, match=r"holds 10\.5 GiB of GPU memory, and macOS recommends at most 10\.7 GiB"):
+    line = r"holds 10\.5 GiB of GPU memory, and macOS recommends at most 10\.7 GiB \(simulated\): "
+    with pytest.warns(GuardNotice, match=line):
         assert batches([(2, 3)] * 3) == 3
     assert guards.get("memory-budget").times == 1
 
@@ -84,7 +85,8 @@ def test_a_process_near_the_recommended_maximum_is_told_once(monkeypatch: pytest
 def test_a_machine_without_memory_left_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hf_mps.device.memory.driver", lambda device: 5 * 2**30)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2**28))
-    with pytest.warns(GuardNotice, match=r"0\.2 GiB of 16\.0 GiB are left, with 5\.0 GiB held here: soon macOS swaps"):
+    line = r"0\.2 GiB of 16\.0 GiB \(simulated\) are left, with 5\.0 GiB held here: soon macOS swaps"
+    with pytest.warns(GuardNotice, match=line):
         batches([(2, 3)])
 
 
