@@ -21,7 +21,7 @@ class Guard(Installed):
 
     What a user made (arguments, models, optimizers, loaders, batches) is as it was when stock returns, also by an
     exception; where a guard has to leave a change, a comment there says why. What it has to remember of a training it
-    keeps by identity, or in an attribute `_hf_mps_…` of a Trainer or a prepared loader, which nothing saves.
+    keeps by identity, or in an attribute `_hf_mps_…` of a Trainer or a loader, which nothing saves.
     """
 
     kind = "guard"

@@ -34,7 +34,6 @@ SPEAKING = {
     "attention",
     "compile",
     "float64-columns",
-    "large-batch-grad",
     "memory-budget",
     "shape-growth",
     "torn-checkpoint",

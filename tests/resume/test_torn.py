@@ -164,6 +164,9 @@ def test_only_what_is_torn_is_called_torn(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"my-model is torn \(model.safetensors: it ends after 2,000"):
         loops.trainer(tmp_path / "run").train(resume_from_checkpoint=str(tmp_path / "my-model"))
     assert not checkpoints.model_alone(whole(tmp_path / "by-another-name"))
+    (tmp_path / "adapter").mkdir()
+    save_file({"a": torch.ones(2)}, tmp_path / "adapter" / "adapter_model.safetensors")
+    assert checkpoints.model_alone(tmp_path / "adapter")
 
 
 def saved(accelerator: Any, folder: Path) -> Any:
