@@ -121,6 +121,7 @@ def _arguments() -> Iterator[tuple[str, str]]:
     yield "`use_auth_token=` of `from_pretrained` and `load_dataset`", "`token=` takes its place"
     for task, columns in dataset_task.TASKS.items():
         yield f"`load_dataset(task={task!r})`", f"the columns become {_code(columns.values())}"
+    yield "`map` that makes numbers of a csv's labels", "they stay numbers where pandas 3 reads texts as large strings"
     for name in generation.COUNTS:
         yield f"`generate({name}=None)`", "the default stays"
     yield "`Trainer(tokenizer=)`, `trainer.tokenizer`", "`processing_class`"

@@ -10,6 +10,7 @@ SHIMS: dict[str, tuple[str, ...]] = {
     "datasets.load": ("auth_token", "dataset_task"),
     "evaluate": ("metrics",),
     "evaluate.loading": ("metrics",),
+    "datasets.table": ("large_strings",),
     "huggingface_hub": ("names",),
     "transformers": ("names", "optimizer"),
     "transformers.configuration_utils": ("auth_token", "config_attributes"),

@@ -158,6 +158,24 @@ def test_load_dataset_gives_columns_the_names_of_a_task(said, tmp_path: Path) ->
         datasets.load_dataset("csv", task="dancing", **kwargs)
 
 
+def test_labels_of_text_become_numbers_as_a_script_maps_them(said, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("text,label\na,yes\nb,no\n")
+    rows = datasets.load_dataset("csv", data_files=str(tmp_path / "rows.csv"), cache_dir=str(tmp_path), split="train")
+    large = rows.cast_column("label", datasets.Value("large_string"))
+    datasets.disable_progress_bars()  # a notice would stand in the bar's line
+    try:
+        mapped = large.map(lambda row: {"label": int(row["label"] == "yes")})
+    finally:
+        datasets.enable_progress_bars()
+    assert mapped["label"][:] == [1, 0]
+    assert [line for line in said() if line.startswith("map: ")] == [
+        "map: numbers in place of a column's texts stay int64; datasets would keep them as texts"
+    ]
+    assert large.cast_column("text", datasets.Value("large_string"))["text"][:] == ["a", "b"]
+    numbers = datasets.Dataset.from_dict({"n": [1, 2]}).cast_column("n", datasets.Value("large_string"))
+    assert numbers["n"][:] == ["1", "2"]  # asked for by name, it is done
+
+
 def test_a_text_file_is_rows_for_a_language_model(tokenizer: Any, tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
     file.write_text("the cat sat\n\non the mat the cat\n")
