@@ -139,6 +139,8 @@ def _arguments() -> Iterator[tuple[str, str]]:
         "the tokenizer itself, with `text_target=` for targets",
     )
     yield "`processor.as_target_processor`", "the processor is its tokenizer for a while"
+    yield "`model.freeze_feature_extractor`", "`freeze_feature_encoder`"
+    yield "`hf_hub_download('datasets/OWNER/NAME', …)`", "`repo_type='dataset'` takes the place of the prefix"
     yield "`AutoFeatureExtractor.from_pretrained` of an image model", "`AutoImageProcessor`"
     yield _code(f"config.{name}" for name in name_table.CONFIG), "an unset one reads as in 4.46"
 

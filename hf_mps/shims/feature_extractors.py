@@ -78,6 +78,11 @@ def as_feature_extractor(processor: type, name: str = "") -> type:
 class _FeatureExtractor:
     _stock: type
 
+    def __getattr__(self, name: str) -> Any:
+        if name == "reduce_labels" and "do_reduce_labels" in vars(self):  # its name until 4.26
+            return vars(self)["do_reduce_labels"]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def to_dict(self) -> dict[str, Any]:
         """Return stock's dictionary, under stock's own class name."""
         found: dict[str, Any] = super().to_dict()  # type: ignore[misc]

@@ -101,6 +101,19 @@ NAMES: tuple[Old, ...] = (
         _moved(f"transformers.pytorch_utils:{name}", "transformers.modeling_utils")
         for name in ("Conv1D", "apply_chunking_to_forward", "prune_linear_layer")
     ),
+    _moved("transformers.utils:ModelOutput", "transformers.modeling_utils"),
+    _moved("transformers:PretrainedConfig", "transformers.modeling_utils"),
+    *(
+        _moved(f"transformers.tokenization_utils_base:{name}", "transformers.tokenization_utils")
+        for name in ("BatchEncoding", "PaddingStrategy", "PreTrainedTokenizerBase", "TensorType", "TruncationStrategy")
+    ),
+    Old(
+        "set_caching_enabled",
+        ("datasets",),
+        f"{_OURS}:set_caching_enabled",
+        "enable_caching and disable_caching take its place",
+        called=True,
+    ),
     Old(
         "is_deepspeed_zero3_enabled",
         ("transformers.trainer",),

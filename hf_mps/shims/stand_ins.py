@@ -28,6 +28,13 @@ def is_torch_tpu_available(check_device: bool = True) -> bool:
     return found
 
 
+def set_caching_enabled(boolean: bool) -> None:
+    """Switch the cache of data sets on or off, as datasets.set_caching_enabled did until 2.0."""
+    import datasets
+
+    (datasets.enable_caching if boolean else datasets.disable_caching)()
+
+
 class Repository:
     """huggingface_hub.Repository, a git clone, can be imported and not made. Replaced by HfApi.upload_folder."""
 

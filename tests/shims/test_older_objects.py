@@ -16,7 +16,7 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, PreTrainedTokenizerFast, T5Config, ViTConfig
 
-from hf_mps.shims import config_attributes, dataset_task, generation, tokenizers
+from hf_mps.shims import config_attributes, dataset_task, generation, hub_files, tokenizers
 from hf_mps.shims import processors as processor_shim
 
 SPECIAL = {
@@ -135,6 +135,48 @@ def test_a_feature_extractor_of_images_has_a_size_of_either_time(said, tmp_path:
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(written))
     assert transformers.AutoFeatureExtractor.from_pretrained(str(tmp_path)).size == 32
     assert "AutoFeatureExtractor of an image model: AutoImageProcessor takes its place" in said()
+
+
+def test_a_segmentation_s_feature_extractor_says_whether_it_leaves_a_label_out() -> None:
+    made = transformers.SegformerFeatureExtractor(do_reduce_labels=True)
+    assert made.reduce_labels is True
+    assert not hasattr(transformers.ViTFeatureExtractor(), "reduce_labels")
+    assert not hasattr(made, "nope")
+
+
+def test_a_speech_model_freezes_its_encoder_by_the_older_name(said) -> None:
+    config = transformers.Wav2Vec2Config(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, conv_dim=[8] * 7
+    )
+    model = transformers.Wav2Vec2ForCTC(config)
+    model.freeze_feature_extractor()
+    assert not any(each.requires_grad for each in model.wav2vec2.feature_extractor.parameters())
+    assert any(each.requires_grad for each in model.wav2vec2.encoder.parameters())
+    assert len(said()) == 1
+    bert = transformers.BertModel(
+        BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=1, intermediate_size=16)
+    )
+    assert not hasattr(bert, "freeze_feature_extractor")
+
+
+def test_a_file_of_a_data_set_is_asked_for_with_the_older_prefix(said) -> None:
+    asked: list[tuple[Any, ...]] = []
+    library = ModuleType("huggingface_hub.file_download")
+    library.hf_hub_download = lambda *args, **kwargs: asked.append((args, kwargs))  # type: ignore[attr-defined]
+    hub_files.apply(library)
+    library.hf_hub_download("datasets/huggingface/label-files", "a.json")
+    library.hf_hub_download("datasets/label-files", "a.json", repo_type="model")
+    library.hf_hub_download(repo_id="owner/name", filename="a.json")
+    assert asked == [
+        (("huggingface/label-files", "a.json"), {"repo_type": "dataset"}),
+        (("datasets/label-files", "a.json"), {"repo_type": "model"}),
+        (("owner/name",), {"filename": "a.json"}),
+    ]
+    assert len(said()) == 1
+    import huggingface_hub
+
+    with pytest.raises(huggingface_hub.errors.LocalEntryNotFoundError):
+        huggingface_hub.hf_hub_download("datasets/us/nothing", "a.json", local_files_only=True)
 
 
 def test_what_is_no_feature_extractor_is_stock_s_error(tmp_path: Path) -> None:

@@ -1,0 +1,28 @@
+"""model.freeze_feature_extractor() of speech models.
+
+Replaced by freeze_feature_encoder (4.16, removed in 5). Needless for each model that has the method.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from hf_mps.integrations.patch import say
+
+
+def apply(module: ModuleType) -> None:
+    """Give PreTrainedModel the method. Raises AttributeError without the class."""
+    if not hasattr(module.PreTrainedModel, "freeze_feature_extractor"):
+        module.PreTrainedModel.freeze_feature_extractor = FreezeFeatureExtractor()
+
+
+class FreezeFeatureExtractor:
+    """The method, there for models that have today's; a model's own of that name is its own."""
+
+    def __get__(self, model: Any, owner: type | None = None) -> Any:
+        freeze = getattr(owner if model is None else model, "freeze_feature_encoder", None)
+        if freeze is None:
+            raise AttributeError(f"{getattr(owner, '__name__', owner)} has no attribute 'freeze_feature_extractor'")
+        say("model.freeze_feature_extractor() is gone from transformers 5; in its place: freeze_feature_encoder()")
+        return freeze
