@@ -70,15 +70,17 @@ def _switch_on() -> None:
     from hf_mps.device import gate
     from hf_mps.integrations import watch
 
+    # Not whether there is a device: to ask creates it, and bars every child that is forked from then on (Module.cpp).
+    metal = torch.backends.mps.is_built()
     gate.install()
-    if torch.mps.device_count() > 0 or "HF_MPS_GUARDS" in os.environ:
-        _guards = _start("guard", "known hazards of Metal", metal=torch.mps.device_count() > 0) or _guards
-    if torch.mps.device_count() > 0 or "HF_MPS_SENTINELS" in os.environ:
-        _sentinels = _start("sentinel", "signs of a wrong training", metal=torch.mps.device_count() > 0) or _sentinels
+    if metal or "HF_MPS_GUARDS" in os.environ:
+        _guards = _start("guard", "known hazards of Metal", metal=metal) or _guards
+    if metal or "HF_MPS_SENTINELS" in os.environ:
+        _sentinels = _start("sentinel", "signs of a wrong training", metal=metal) or _sentinels
     watch.start()
     _on = True
-    if torch.mps.device_count() > 0 or "HF_MPS_FALLBACK" in os.environ:
-        _start_fallback(metal=torch.mps.device_count() > 0)
+    if metal or "HF_MPS_FALLBACK" in os.environ:
+        _start_fallback(metal=metal)
 
 
 def _start_fallback(*, metal: bool) -> None:

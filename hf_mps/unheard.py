@@ -24,3 +24,21 @@ def ignoring(category: type[Warning] = Warning, message: str = "") -> Iterator[N
     finally:
         with suppress(ValueError):  # somebody reset the filters meanwhile
             filters.remove(rule)
+
+
+@contextmanager
+def overriding() -> Iterator[None]:
+    """Let kernels take the places of others for a while, of which PyTorch warns once in a process.
+
+    It warns each time meanwhile (OperatorEntry.cpp, TORCH_WARN_ONCE), so that the once is left for a kernel that
+    somebody else replaces. Imports torch.
+    """
+    import torch
+
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with ignoring(UserWarning, "Warning only once for all operators"):
+            yield
+    finally:
+        torch.set_warn_always(always)

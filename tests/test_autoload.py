@@ -129,3 +129,47 @@ def test_the_benchmark_prints_the_layers_own_share_of_import_torch(run_python) -
     assert done.returncode == 0, done.stderr
     share = re.search(r"^the layer's own share +([\d.]+) ms", done.stdout, re.MULTILINE)
     assert share is not None, done.stdout
+
+
+IMPORTED = """
+import torch
+from hf_mps import simulator
+print(simulator._metal.times_asked(), torch.mps._is_in_bad_fork())
+import os
+child = os.fork()
+if child == 0:
+    os._exit(int(torch.mps._is_in_bad_fork()))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+torch.ones(1, device="mps")
+child = os.fork()
+if child == 0:
+    os._exit(int(torch.mps._is_in_bad_fork()))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_import_torch_neither_looks_for_the_device_nor_bars_forked_children_from_it(run_python) -> None:
+    """gunicorn --preload and celery import torch in the parent, and use the device in forked children alone."""
+    done = run_python("-W", "error", "-c", IMPORTED)
+    assert (done.stdout.splitlines(), done.stderr) == (["0 False", "0", "1"], "")
+
+
+OVERRIDDEN = """
+import warnings
+warnings.simplefilter("error")
+import torch
+library = torch._C._dispatch_library("IMPL", "aten", "MPS", "")
+try:
+    library.impl("linalg_svd", "MPS", lambda *_: None)
+except UserWarning as warning:
+    print(str(warning).partition("\\n")[0][:40])
+"""
+
+
+def test_import_torch_warns_of_nothing_and_leaves_pytorchs_once_only_warnings_unsaid(run_python) -> None:
+    done = run_python("-c", OVERRIDDEN, env={"HF_MPS": "1"})
+    assert (done.stdout, done.stderr) == ("Warning only once for all operators,  ot\n", "")
+    # The fault: the same override by the layer, heard.
+    told = run_python("-W", "error", "-c", "import hf_mps.unheard as u; from contextlib import nullcontext\n"
+        "u.ignoring = lambda *_: nullcontext()\nimport torch")  # fmt: skip
+    assert "Overriding a previously registered kernel" in told.stderr or "Warning only once" in told.stderr

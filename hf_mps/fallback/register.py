@@ -11,6 +11,7 @@ import torch
 from hf_mps.fallback import kernels, operators
 from hf_mps.fallback.ledger import ledger
 from hf_mps.fallback.loan import SMALL, has_alias
+from hf_mps.unheard import overriding
 
 # Kernels live as long as the library object that they were registered with, one for each operator: a later kernel of
 # somebody else's takes the place of a single one.
@@ -101,7 +102,9 @@ def put(name: str, key: str, function: Callable[..., Any]) -> None:
     """Register `function` for operator `name` under a dispatch key, to be dropped with the operator's others."""
     # Not torch.library.Library: it would remember the name, and refuse a library that registers its own kernel later.
     library: Any = torch._C._dispatch_library("IMPL", name.partition("::")[0], key, __file__)
-    library.impl(name, key, function, False)
+    # PyTorch has registered some as CPU fallbacks itself, and warns once in a process that one takes another's place.
+    with overriding():
+        library.impl(name, key, function, False)
     _libraries.setdefault(name, []).append(library)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hf_mps.guards.guard import Guard
 from hf_mps.stock import Around
-from hf_mps.unheard import ignoring
+from hf_mps.unheard import overriding
 
 # A kernel lives as long as the library object that it was registered with.
 _libraries: list[Any] = []
@@ -31,7 +31,7 @@ def before(guard: Guard, name: str, wrapper: Callable[..., Any]) -> None:
     put = Around(guard, f"aten::{name}", stock, wrapper)
     library: Any = torch._C._dispatch_library("IMPL", "aten", "MPS", __file__)
     # PyTorch warns, once in a process, that a kernel takes another's place: it is meant to.
-    with ignoring(UserWarning, ".*Overriding a previously registered kernel"):
+    with overriding():
         library.impl(name, "MPS", put.replacement())
     _libraries.append(library)
     guard.arounds.append(put)

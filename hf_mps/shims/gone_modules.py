@@ -14,8 +14,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from hf_mps.integrations.patch import asked_by_a_library, say
-from hf_mps.shims.name_table import MODULES, module_of_today
+# Nothing of ours at the top: this finder is put in place at every `import torch`, and seldom asked.
 
 
 def start() -> None:
@@ -30,6 +29,8 @@ class _Finder:
     ) -> ModuleSpec | None:
         if not fullname.startswith("transformers."):
             return None
+        from hf_mps.shims.name_table import MODULES, module_of_today
+
         today = module_of_today(fullname)
         if today is None or not _is_there(today):
             return None
@@ -54,6 +55,8 @@ class _Loader:
         return None
 
     def exec_module(self, module: ModuleType) -> None:
+        from hf_mps.integrations.patch import asked_by_a_library, say
+
         gone, today = module.__name__, self._today
 
         def __getattr__(name: str) -> Any:

@@ -83,6 +83,11 @@ at::Generator new_generator();
 // The CPU generator that makes the next draw of `generator` (the device's default where it is undefined).
 at::Generator next_draw(const std::optional<at::Generator>& generator);
 
+// ---- module.cpp ----
+
+// The device is in use from here on: children that are forked now must not use it.
+void touch_device();
+
 // ---- hooks.cpp ----
 
 void start(Profile given);

@@ -164,6 +164,7 @@ class UnifiedMemory final : public c10::Allocator {
     if (bytes == 0) {
       return {nullptr, device()};
     }
+    touch_device();
     auto* owned = new Owned(bytes);
     return {owned->memory.get(), owned, &forget<Owned>, device()};
   }

@@ -15,9 +15,27 @@ namespace metal {
 namespace {
 
 std::atomic<bool> in_bad_fork{false};
+std::atomic<int> asked{0}; // how often somebody asked whether there is a device
 
-struct Quiet final : c10::WarningHandler {
-  void process(const c10::Warning&) override {}
+// PyTorch warns, once in a process, that a kernel of its own is replaced, as composite.cpp does. That a wheel without
+// Metal makes these necessary is nobody's business; that a program replaces others is, so the once is not used up.
+class Unheard {
+ public:
+  Unheard() : always_(c10::WarningUtils::get_warnAlways()), guard_(&quiet_) {
+    c10::WarningUtils::set_warnAlways(true);
+  }
+  ~Unheard() {
+    c10::WarningUtils::set_warnAlways(always_);
+  }
+  Unheard(const Unheard&) = delete;
+
+ private:
+  struct Quiet final : c10::WarningHandler {
+    void process(const c10::Warning&) override {}
+  };
+  Quiet quiet_;
+  bool always_;
+  c10::WarningUtils::WarningHandlerGuard guard_;
 };
 
 void start_device(
@@ -25,17 +43,13 @@ void start_device(
     const std::vector<std::string>& native,
     const std::vector<std::string>& always_on_cpu,
     const std::string& commit) {
-  // PyTorch warns once when a kernel of its own is replaced, as composite.cpp does.
-  Quiet quiet;
-  c10::WarningUtils::WarningHandlerGuard guard(&quiet);
+  Unheard unheard;
   start(std::move(profile));
   register_fallback(commit, always_on_cpu);
   register_kernels(native);
   register_metal_only();
   register_composites();
   register_host_kernels(native);
-  // As torch/csrc/mps/Module.cpp: a forked child must not touch the device of its parent.
-  pthread_atfork(nullptr, nullptr, [] { in_bad_fork = true; });
 }
 
 const at::MPSHooksInterface& hooks() {
@@ -51,9 +65,17 @@ py::dict memory() {
   return result;
 }
 
+int times_asked() {
+  return asked;
+}
+
 void define_torch_functions(py::module_& m) {
   m.def("_mps_is_in_bad_fork", [] { return in_bad_fork.load(); });
-  m.def("_mps_is_available", [] { return true; });
+  m.def("_mps_is_available", [] {
+    ++asked;
+    touch_device();
+    return true;
+  });
   m.def("_mps_is_on_macos_or_newer", [](unsigned major, unsigned minor) { return hooks().isOnMacOSorNewer(major, minor); });
   m.def("_mps_get_name", [] { return profile().chip; });
   m.def("_mps_get_core_count", [] { return profile().cores; });
@@ -79,6 +101,12 @@ void define_torch_functions(py::module_& m) {
 }
 
 } // namespace
+// As torch/csrc/mps/Module.cpp: once the device was looked for or used, a forked child must not touch its parent's.
+void touch_device() {
+  static const int armed = pthread_atfork(nullptr, nullptr, [] { in_bad_fork = true; });
+  (void)armed;
+}
+
 } // namespace metal
 
 PYBIND11_MODULE(_metal, m) {
@@ -106,6 +134,7 @@ PYBIND11_MODULE(_metal, m) {
       py::arg("commit"));
   m.def("memory", &metal::memory);
   m.def("reset_peak", &metal::reset_peak);
+  m.def("times_asked", &metal::times_asked);
   m.def("switch_fault", &metal::switch_fault);
   m.def("faults_on", &metal::faults_on);
   m.def("take_longest_sum", &metal::take_longest_sum);
