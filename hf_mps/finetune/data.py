@@ -26,7 +26,7 @@ SPLITS = ("train", "validation")
 # The formats that `data.field` and `data.header` have a meaning for.
 NESTED = ("json", "jsonl")
 # Roles of texts that say nothing where they are empty; others may be (Alpaca's `input`).
-READ = ("text", "text_pair", "source", "target", "context", "question")
+READ = ("text", "text_pair", "negative", "source", "target", "context", "question", "instruction", "output")
 TABLES = ("csv", "tsv", "xlsx")
 
 

@@ -106,7 +106,10 @@ def _text(cell: Any, said: Any, place: str) -> str:
 def _sheets(path: Path, name: str) -> Iterator[tuple[Any, Any]]:
     """The first sheet twice: with its values, and with its formulas."""
     with _book(path, name, values=True) as values, _book(path, name, values=False) as formulas:
-        yield values.worksheets[0], formulas.worksheets[0]
+        sheets = values.worksheets[0], formulas.worksheets[0]
+        for sheet in sheets:
+            sheet.reset_dimensions()  # some programs write A1 for the size, and openpyxl would read no more than that
+        yield sheets
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import sklearn  # noqa: F401  sets KMP_ variables when it is first imported, which no single test is to answer for
 from pydantic import create_model
 
 from hf_mps.errors import UserError

@@ -22,7 +22,7 @@ from PIL import Image
 from strategies import cases
 
 from hf_mps.errors import UserError
-from hf_mps.finetune import lines, nested, separated
+from hf_mps.finetune import lines, nested, separated, spreadsheet
 from hf_mps.finetune.media import audio, images
 from hf_mps.finetune.rows import Rows
 
@@ -168,6 +168,33 @@ def test_any_conll_file_is_read_word_for_word_or_refused(
         assert found is None
 
 
+cells = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="="), max_size=8),
+    st.integers(-(10**9), 10**9),
+    st.booleans(),
+    st.none(),
+)
+
+
+@cases(40)
+@given(rows=st.lists(st.lists(cells, min_size=3, max_size=3), min_size=1, max_size=5))
+def test_any_sheet_is_read_as_it_is_seen_empty_rows_left_out(place: Path, rows: list[list[Any]]) -> None:
+    import openpyxl
+
+    book = openpyxl.Workbook()
+    for one in [["a", "b", "c"], *rows]:
+        book.active.append(one)
+    book.save(place / "a.xlsx")
+    found = read(lambda: spreadsheet.tables(place / "a.xlsx", "a.xlsx"), "a.xlsx")
+    words = {None: "", True: "TRUE", False: "FALSE"}
+    shown = [[str(one) if type(one) in (int, str) else words[one] for one in line] for line in rows]
+    errors = openpyxl.cell.cell.ERROR_CODES
+    if any(one in errors for row in shown for one in row):
+        assert found is None
+    else:
+        assert found == [dict(zip("abc", row, strict=True)) for row in shown if any(row)]
+
+
 def row(content: bytes, role: str) -> Rows:
     return Rows(datasets.Dataset.from_dict({role: [{"bytes": content, "path": "a"}]}), "a.parquet")
 
@@ -206,6 +233,7 @@ def pictures(draw: st.DrawFn) -> tuple[Any, bytes, bool]:
     return Image.open(io.BytesIO(content)), content, True
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL.TiffImagePlugin")  # of what it then raises for
 @cases(200)
 @given(picture=pictures())
 def test_any_image_comes_out_as_it_is_seen_or_refused(picture: tuple[Any, bytes, bool]) -> None:

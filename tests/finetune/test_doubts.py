@@ -98,7 +98,7 @@ def test_a_large_share_of_unknown_tokens_is_told_of(desk: Path, finetune: Comman
     choices = json.loads(finetune("my.yaml", "--plan", "--json").out)["choices"]
     # Three words of eight.
     assert choices["unknown_tokens"] == {
-        "value": "38% of the training tokens",
+        "value": "38% of the train tokens",
         "reason": "each is [UNK] to the model, whatever it says; next: a model of the texts' language",
     }
 
@@ -117,6 +117,23 @@ def test_a_model_folder_without_a_tokenizer_is_refused(desk: Path, finetune: Com
     # A configuration that names a class of words, and no words.
     (desk / "model" / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}', encoding="utf-8")
     assert finetune("my.yaml").err == f"hf-mps: model {place}: {line.format(place)}\n"
+
+
+def test_the_vocabulary_of_every_tokenizer_of_the_installed_transformers_is_known_by_its_name() -> None:
+    import ast
+    import re
+    from importlib.util import find_spec
+
+    from hf_mps.finetune.models.checkpoint import VOCABULARY
+
+    root = Path(find_spec("transformers").origin).parent
+    files = {}
+    for path in root.glob("models/*/tokenization_*.py"):
+        for found in re.findall(r"VOCAB_FILES_NAMES = (\{.*?\})", path.read_text(encoding="utf-8"), re.DOTALL):
+            files[path.stem] = [str(name) for name in ast.literal_eval(found).values()]
+    assert len(files) > 50
+    unknown = [stem for stem, names in files.items() if not any(map(VOCABULARY.fullmatch, names))]
+    assert unknown == []
 
 
 def test_a_tokenizer_of_bytes_needs_no_vocabulary(tmp_path: Path) -> None:

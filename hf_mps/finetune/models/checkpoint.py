@@ -15,7 +15,9 @@ from hf_mps.finetune.quiet import errors_only
 
 PYPI = "pypi:"
 TOKENIZER = "tokenizer_config.json"
-VOCABULARY = re.compile(r"(tokenizer|tekken)\.json|.*vocab.*\.(json|txt)|.*\.(model|spm|tiktoken|gguf)")
+VOCABULARY = re.compile(
+    r"(tokenizer|tekken|byte_maps)\.json|.*vocab.*\.(json|txt)|.*\.(model|spm|tiktoken|tokenizer|gguf)"
+)
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 

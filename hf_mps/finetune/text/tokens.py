@@ -18,7 +18,7 @@ TEXT = ("string", "large_string")
 # The columns of tokens that tasks and TRL make.
 IDS = ("input_ids", "prompt_ids", "chosen_ids", "rejected_ids")
 # Of which rows unknown tokens are counted, and from what share on they are told of.
-LOOKED_AT = 2000
+LOOKED_AT = 1000
 NOTED = 0.1
 
 
@@ -106,21 +106,20 @@ def unknown(prepared: Prepared) -> dict[str, Choice[str]]:
     special = set(getattr(tokenizer, "all_special_ids", ()))
     if sign is None or sign in (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id):
         return {}
+    # Packed training rows are no table: then those of validation.
+    split = next((name for name, rows in prepared.splits.items() if hasattr(rows, "column_names")), None)
     lost, every = 0, 0
-    for ids in _ids(prepared, tokenizer):
+    for ids in _ids(prepared.splits[split], tokenizer) if split else ():
         lost += sum(1 for one in ids if one == sign)
         every += sum(1 for one in ids if one == sign or one not in special)
     if lost <= NOTED * every:
         return {}
     reason = f"each is {tokenizer.unk_token} to the model, whatever it says; next: a model of the texts' language"
-    return {"unknown_tokens": Choice(f"{lost / every:.0%} of the training tokens", reason)}
+    return {"unknown_tokens": Choice(f"{lost / every:.0%} of the {split} tokens", reason)}
 
 
-def _ids(prepared: Prepared, tokenizer: Any) -> Iterator[list[int]]:
-    """The tokens of the first LOOKED_AT training rows (of validation, where training rows are packed)."""
-    rows = next((rows for rows in prepared.splits.values() if hasattr(rows, "column_names")), None)
-    if rows is None:
-        return
+def _ids(rows: Dataset, tokenizer: Any) -> Iterator[list[int]]:
+    """The tokens of the first LOOKED_AT rows; of rows that are texts, as `tokenizer` makes them."""
     some = rows.select(range(min(LOOKED_AT, len(rows))))
     for column in some.column_names:
         if column in IDS:
