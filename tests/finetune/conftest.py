@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 import tiny
 from screens import Terminal
 from tiny import Command, Ended
+
+EARLY = re.compile(r"\S+: loading PyTorch, the rows and the model …\n")
 
 
 @pytest.fixture(scope="session")
@@ -40,13 +43,17 @@ def desk(_tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def finetune(capfd: pytest.CaptureFixture[str]) -> Command:
-    """Run `python -m hf_mps.finetune *arguments` in this process."""
+    """Run `python -m hf_mps.finetune *arguments` in this process.
+
+    The line that it says before anything is loaded (test_early.py) is left out of what it printed.
+    """
     from hf_mps.cli import main
 
     def run(*arguments: str) -> Ended:
         capfd.readouterr()
         code = main(["finetune", *arguments], program="python -m hf_mps.finetune")
-        return Ended(code, *capfd.readouterr())
+        out, err = capfd.readouterr()
+        return Ended(code, "".join(line for line in out.splitlines(keepends=True) if not EARLY.match(line)), err)
 
     return run
 
