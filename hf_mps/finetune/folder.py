@@ -119,6 +119,11 @@ def publish(output: Path) -> None:
     staged.rmdir()
 
 
+def holds_model(output: Path) -> bool:
+    """Whether a trained model was published into a run's folder."""
+    return any((output / name).is_file() for name in LAST)
+
+
 def tidy(output: Path) -> list[Path]:
     """Remove what a stopped run left half-written, and the folder where nothing is left; return whole checkpoints."""
     sweep(output)

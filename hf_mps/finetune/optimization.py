@@ -97,7 +97,8 @@ def _refuse_ignored(args: Any, model: Any, name: str, schedule: str, said: Mappi
     if args.lr_scheduler_kwargs and schedule in WITHOUT_KWARGS:
         raise UserError(f"training.lr_scheduler_kwargs does nothing with training.lr_scheduler_type={schedule}")
     if said.get("warmup_steps") and schedule in WITHOUT_WARMUP:
-        instead = "constant_with_warmup has one" if schedule == "constant" else "leave it out"
+        none = "training.warmup_steps=0 is none"
+        instead = f"constant_with_warmup has one, and {none}" if schedule == "constant" else none
         raise UserError(f"training.warmup_steps does nothing with training.lr_scheduler_type={schedule}; {instead}")
 
 

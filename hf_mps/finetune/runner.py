@@ -282,6 +282,7 @@ def _kept(output: Path | None) -> str:
     if output is None:
         return ""
     whole = folder.tidy(output)
+    model = f"; the trained model is in {output}" if folder.holds_model(output) else ""
     if not whole:
-        return "; no checkpoint was written yet"
-    return f"; kept: {', '.join(map(str, whole))}"
+        return model or "; no checkpoint was written yet"
+    return f"{model}; kept: {', '.join(map(str, whole))}"

@@ -79,3 +79,17 @@ def test_a_score_that_fails_after_the_training_keeps_the_model(
     with pytest.raises(ZeroDivisionError):
         finetune("my.yaml", "training.save_strategy=no", "training.max_steps=2")
     assert (desk / "runs/my/model.safetensors").is_file()
+
+
+def test_a_stop_after_the_training_tells_where_the_model_is(
+    desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hf_mps.finetune import training
+
+    def stopped(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "_measured", stopped)
+    ended = finetune("my.yaml", "training.save_strategy=no", "training.max_steps=2")
+    assert (ended.code, ended.err) == (130, "hf-mps: interrupted; the trained model is in runs/my\n")
+    assert (desk / "runs/my/model.safetensors").is_file()
