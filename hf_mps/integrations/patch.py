@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import Any
 from hf_mps.device.choice import metal
 
 _said: set[str] = set()
-_INSTALLED = ("site-packages", "dist-packages")
 _OWN = str(Path(__file__).resolve().parent.parent)
+_BETWEEN = (f"{_OWN}{os.sep}integrations", f"{_OWN}{os.sep}shims", "<frozen importlib")
+_LIBRARIES = (_OWN, str(Path(os.__file__).resolve().parent))
+_INSTALLED = ("site-packages", "dist-packages")
 
 
 def around(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
@@ -44,14 +47,14 @@ def say(line: str) -> None:
 def asked_by_a_library() -> bool:
     """Tell whether an installed library asks for what a shim gives: it asks whether a thing is there, and is not told.
 
-    Frames of this package, of the import system and of a class's own attribute access stand between and do not count.
+    Python's own library is one, and so are the recipes. Frames of the shims, of the import system and of a class's own
+    attribute access stand between and do not count.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file, function = frame.f_code.co_filename, frame.f_code.co_name
-        between = file.startswith((_OWN, "<frozen importlib")) or function in ("__getattribute__", "__getattr__")
-        if not between:
-            return any(folder in file for folder in _INSTALLED)
+        if not file.startswith(_BETWEEN) and function not in ("__getattribute__", "__getattr__"):
+            return file.startswith(_LIBRARIES) or any(folder in file for folder in _INSTALLED)
         frame = frame.f_back
     return False
 

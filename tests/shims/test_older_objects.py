@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from types import ModuleType
@@ -112,6 +113,7 @@ def test_a_library_hears_of_a_configuration_what_stock_says(said) -> None:
     space = {"config": BertConfig()}
     exec(code, space)
     assert space["found"] is False
+    assert "max_length" not in dict(inspect.getmembers(space["config"]))
     assert said() == []
 
 
