@@ -139,9 +139,14 @@ def test_a_feature_extractor_of_images_has_a_size_of_either_time(said, tmp_path:
     assert "AutoFeatureExtractor of an image model: AutoImageProcessor takes its place" in said()
 
 
-def test_a_segmentation_s_feature_extractor_says_whether_it_leaves_a_label_out() -> None:
-    made = transformers.SegformerFeatureExtractor(do_reduce_labels=True)
-    assert made.reduce_labels is True
+def test_a_segmentation_s_feature_extractor_says_whether_it_leaves_a_label_out(tmp_path: Path) -> None:
+    made = transformers.SegformerFeatureExtractor(reduce_labels=True)
+    assert made.reduce_labels is made.do_reduce_labels is True
+    made.save_pretrained(tmp_path)
+    assert "reduce_labels" not in json.loads((tmp_path / "preprocessor_config.json").read_text())
+    read = transformers.SegformerFeatureExtractor.from_pretrained(str(tmp_path))
+    without = transformers.SegformerFeatureExtractor.from_pretrained(str(tmp_path), reduce_labels=False)
+    assert (read.reduce_labels, without.reduce_labels) == (True, False)
     assert not hasattr(transformers.ViTFeatureExtractor(), "reduce_labels")
     assert not hasattr(made, "nope")
 
