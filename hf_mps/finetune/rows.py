@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_mps.errors import UserError
+from hf_mps.errors import UserError, brief
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -69,5 +69,6 @@ class Rows:
             return self.path(said).read_bytes()
         except FileNotFoundError as error:
             raise UserError(f"{place}: {role}: {self.path(said)}: there is no such file") from error
-        except OSError as error:
-            raise UserError(f"{place}: {role}: {self.path(said)}: cannot be read: {error.strerror}") from error
+        except (OSError, ValueError, RuntimeError) as error:  # a path with a NUL; the home of ~nobody
+            why = getattr(error, "strerror", None) or error
+            raise UserError(f"{place}: {role}: {brief(said)}: cannot be read: {why}; allowed: a file's path") from error

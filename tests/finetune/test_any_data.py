@@ -199,6 +199,7 @@ def row(content: bytes, role: str) -> Rows:
     return Rows(datasets.Dataset.from_dict({role: [{"bytes": content, "path": "a"}]}), "a.parquet")
 
 
+texts_of_paths = st.sampled_from(["", ".", "..", "~nobody/a.png", "a\0b", "/dev/null/a", "/", "x" * 5000, "none.png"])
 MODES = {
     "PNG": "1 L LA P RGB RGBA I;16",
     "TIFF": "1 L RGB RGBA CMYK I;16 I F",
@@ -259,6 +260,20 @@ def seen(image: Any) -> Any:
         share = colours[..., 3:] / 255
         return (colours[..., :3] * share + 255 * (1 - share)).astype(int)
     return numpy.asarray(image.convert("RGB")).astype(int)
+
+
+@cases(60)
+@given(said=st.one_of(texts_of_paths, st.text(min_size=1, max_size=400), st.none(), st.integers(0, 9)))
+def test_any_path_that_is_no_file_is_refused(place: Path, said: Any) -> None:
+    try:
+        named = datasets.Dataset.from_dict({"image": [said]})
+    except UnicodeEncodeError:  # half of a letter, which no reader lets into a table
+        return
+    with pytest.raises(UserError) as raised:
+        images.refuse_missing(Rows(named, "a.csv", folder=place))
+    line = str(raised.value)
+    assert line.startswith("a.csv: row 1")
+    assert "\n" not in line
 
 
 @st.composite

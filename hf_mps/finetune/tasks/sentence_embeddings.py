@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, model_validator
 
 from hf_mps.choice import Choice
-from hf_mps.errors import UserError
+from hf_mps.errors import UserError, brief
 from hf_mps.finetune import metrics
 from hf_mps.finetune import recipe as recipes
 from hf_mps.finetune.data import SPLITS
@@ -211,7 +211,9 @@ def _number(rows: Rows, place: int, raw: Any) -> float:
     except (TypeError, ValueError):
         value = math.nan
     if not math.isfinite(value):
-        raise UserError(f"{rows.where}: row {rows.number(place)} has the score {raw!r}; allowed: a number in every row")
+        raise UserError(
+            f"{rows.where}: row {rows.number(place)} has the score {brief(repr(raw))}; allowed: a number in every row"
+        )
     return value
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.choice import Choice
-from hf_mps.errors import UserError, nearest
+from hf_mps.errors import UserError, brief, nearest
 from hf_mps.finetune import labels
 from hf_mps.finetune.metrics import tags
 from hf_mps.finetune.text.padding import IGNORED
@@ -133,7 +133,9 @@ def _refuse_unknown(rows: Rows, found: Tags) -> None:
                 raise UserError(f"{place} has no tag; allowed: a tag for each word")
             shown = labels.listed(found.names)
             near = nearest(labels.key(tag), found.names)
-            raise UserError(f"{place}: tag '{own.get(tag, tag)}' is not in the set ({shown}), {found.reason}{near}")
+            raise UserError(
+                f"{place}: tag '{brief(str(own.get(tag, tag)))}' is not in the set ({shown}), {found.reason}{near}"
+            )
 
 
 def _order(tag: str) -> tuple[bool, str, str]:
