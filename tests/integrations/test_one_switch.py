@@ -75,7 +75,8 @@ def test_metal_that_fails_its_probe_is_taken_by_nobody_and_the_reason_is_told_on
     done.all_on("cpu", 9)
     assert len(done.notices) == 1
     assert done.notices[0].startswith(
-        "hf-mps: Metal is not used: the Metal GPU of Apple M1 fails at its first use (RuntimeError: MPS backend out of "
+        "hf-mps: Metal is not used: the Metal GPU of Apple M1 (simulated) fails at its first use "
+        "(RuntimeError: MPS backend out of "
     )
 
 
@@ -181,7 +182,7 @@ for take in (PartialState, lambda: Trainer(accelerator="mps")):
 def test_asking_a_library_for_metal_that_fails_is_refused_with_the_reason(run_python) -> None:
     done = run_python("-c", WITHOUT_METAL, env={**SIMULATED, "ACCELERATE_TORCH_DEVICE": "mps"})
     first, second = done.stdout.splitlines()
-    why = "the Metal GPU of Apple M1 fails at its first use (RuntimeError: MPS backend out of memory"
+    why = "the Metal GPU of Apple M1 (simulated) fails at its first use (RuntimeError: MPS backend out of memory"
     assert first.startswith(f"UserError: ACCELERATE_TORCH_DEVICE=mps: {why}")
     assert second.startswith("MisconfigurationException: `MPSAccelerator` can not run on your system")
     assert f"hf-mps: accelerator='mps': {why}" in done.stderr
