@@ -36,7 +36,7 @@ def tables(path: Path, name: str, wanted: Collection[str], field: str | None = N
     A column is of one type in all rows: one of objects that differ is kept as JSON. Raises UserError, calling the file
     `name`, for what is no JSON, for rows that are no objects, and for a wanted column of several types.
     """
-    rows = _source(path, name, field)
+    rows = _source(path, name, wanted, field)
     first = list(islice(rows(), ROWS))
     some = first if len(first) < ROWS else None
     features = _features(_tables_of(some, rows), wanted, name)
@@ -57,7 +57,7 @@ def _tables_of(first: list[Row] | None, rows: Source) -> Iterator[tuple[int, lis
         number += len(some)
 
 
-def _source(path: Path, name: str, field: str | None) -> Source:
+def _source(path: Path, name: str, wanted: Collection[str], field: str | None) -> Source:
     """How to go through the rows of a file as often as needed; one that is a single document is held in memory."""
     if formats.kind(path) == "jsonl" and field is None:
         return lambda: _objects(_lines(path, name), name)
@@ -69,7 +69,7 @@ def _source(path: Path, name: str, field: str | None) -> Source:
         return lambda: iter(found)
     if isinstance(document, dict):
         inside = [key for key, value in document.items() if _are_rows(value)]
-        if inside:
+        if inside and not any(key in wanted for key in document):  # a file of one row may well hold a conversation
             shown = " or ".join(f"data.field={brief(key)}" for key in inside)
             raise UserError(f"{name}: is one object, and its rows stand inside; next: {shown}")
         document = [document]

@@ -218,6 +218,8 @@ def test_json_is_read_as_it_stands() -> None:
     assert loaded(both("a.json"), {"said": "said"})["train"].dataset["said"][:] == [row["said"] for row in mixed]
     Path("b.json").write_text(json.dumps({"version": 1, "data": rows}), encoding="utf-8")
     assert refusal(both("b.json"), TWO) == "b.json: is one object, and its rows stand inside; next: data.field=data"
+    Path("c.json").write_text(json.dumps(mixed[0]), encoding="utf-8")
+    assert loaded(both("c.json"), {"said": "said"})["train"].dataset["said"][:] == [mixed[0]["said"]]
 
 
 def test_a_column_of_json_has_one_type_however_long_the_file_is() -> None:
