@@ -6,16 +6,14 @@ Guards and sentinels are such things; each kind has a registry of its own.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from hf_mps.errors import Notice, UserError, nearest
-from hf_mps.stock import REFUSALS, Around
+from hf_mps.stock import REFUSALS, Around, described
 
 
 class Installed:
@@ -82,7 +80,7 @@ class Installed:
         if self.broken:
             return
         self.broken = True
-        self.failure = f"failed: {_described(error)}"
+        self.failure = f"failed: {described(error)}"
         self._say_failure(f"the {self.kind} {self.name} {self.failure}; it is off from here on, and all else goes on")
 
     def _say_failure(self, line: str) -> None:
@@ -120,13 +118,6 @@ def around(thing: Installed, owner: Any, name: str, wrapper: Callable[..., Any])
     replacement.hf_mps_installed = (*names, thing.name)  # type: ignore[attr-defined]
     setattr(owner, name, replacement)
     thing.arounds.append(put)
-
-
-def _described(error: Exception) -> str:
-    """An error in one line, with the line of the layer's own code that it came from."""
-    ours = [each for each in traceback.extract_tb(error.__traceback__) if f"{os.sep}hf_mps{os.sep}" in each.filename]
-    place = f" ({ours[-1].filename.rpartition(f'hf_mps{os.sep}')[2]}:{ours[-1].lineno})" if ours else ""
-    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}{place}"
 
 
 T = TypeVar("T", bound=Installed)

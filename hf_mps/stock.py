@@ -8,6 +8,8 @@ and what it returned or raised is handed on where it was. It runs once in either
 from __future__ import annotations
 
 import functools
+import os
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -30,8 +32,12 @@ class Stock:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Make the call that the caller wants; what it returns stands, should anything go wrong afterwards."""
-        self.result = self.theirs(self.function, *args, **kwargs)
-        self.called = True
+        try:  # as `theirs`, written out: Tensor.to comes through here
+            self.result = self.function(*args, **kwargs)
+        except BaseException as error:
+            self.error = error
+            raise
+        self.error, self.called = None, True
         return self.result
 
     def part(self, *args: Any, **kwargs: Any) -> Any:
@@ -87,3 +93,10 @@ class Around:
             return call.result if call.called else stock(*args, **kwargs)
 
         return replacement
+
+
+def described(error: Exception) -> str:
+    """An error in one line, with the line of the layer's own code that it came from."""
+    ours = [each for each in traceback.extract_tb(error.__traceback__) if f"{os.sep}hf_mps{os.sep}" in each.filename]
+    place = f" ({ours[-1].filename.rpartition(f'hf_mps{os.sep}')[2]}:{ours[-1].lineno})" if ours else ""
+    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}{place}"

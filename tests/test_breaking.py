@@ -1,4 +1,4 @@
-"""Every guard and sentinel is broken on purpose: a training goes on with stock's numbers, and one line says so."""
+"""Guards, sentinels and integrations broken on purpose: a training has stock's numbers, and one line says so."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from hf_mps import guards, sentinels
 from hf_mps.guards import catalogue, notice
 from hf_mps.installed import Installed
+from hf_mps.integrations import patch
 from hf_mps.sentinels import SentinelNotice
 from hf_mps.sentinels.catalogue import NAMES as SENTINELS
 from hf_mps.sentinels.stream import STREAM
@@ -129,6 +130,8 @@ class Broken:
 
 def forget() -> None:
     notice.forget()
+    for put in patch.safe:
+        put.owner.on = True
     for each in (*things().values(), STREAM):
         each.forget()
 
@@ -149,20 +152,23 @@ def broken(folder: Path, how: str) -> Broken:
 
         return failing
 
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as told:
+    with pytest.MonkeyPatch.context() as monkey, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for name, thing in things().items():
             if thing is STREAM and "always" not in how:  # it takes every sentinel along
                 continue
             for put in thing.arounds:
-                patch.setattr(put, "wrapper", fails(f"{name}: {put.place}", put.wrapper))
+                monkey.setattr(put, "wrapper", fails(f"{name}: {put.place}", put.wrapper))
             for hook in HOOKS:
                 # `_look` of some guards is called from around a function, which fails itself above.
                 if hasattr(thing, hook) and (hook != "_look" or name in SENTINELS):
-                    patch.setattr(thing, hook, fails(f"{name}: {hook}", getattr(thing, hook)))
+                    monkey.setattr(thing, hook, fails(f"{name}: {hook}", getattr(thing, hook)))
+        for put in patch.safe:
+            monkey.setattr(put, "wrapper", fails(f"integration: {put.place}", put.wrapper))
         if "always" in how:
-            patch.setattr(Installed, "failed", lambda thing, error: found.failed.add(thing.name))
-            patch.setattr(type(STREAM), "failed", lambda thing, error: found.failed.add(thing.name))
+            for kind in (Installed, type(STREAM)):
+                monkey.setattr(kind, "failed", lambda thing, error: found.failed.add(thing.name))
+            monkey.setattr(patch._Integration, "failed", lambda *_: None)
         found.weights = program(folder)
         found.failed |= {name for name, thing in things().items() if thing.broken}
         found.lines = [str(each.message) for each in told if " failed: ZeroDivisionError" in str(each.message)]
@@ -172,6 +178,8 @@ def broken(folder: Path, how: str) -> Broken:
 UNREACHED = {
     "atomic-checkpoint: Trainer._push_from_checkpoint": "pushes to the hub",
     "compile: _TorchCompileInductorWrapper.__call__": "compiles C++ for a minute",
+    "integration: _Connector._check_config_and_set_final_flags": "is Fabric's",
+    "integration: _Connector._check_device_config_and_set_final_flags": "is Fabric's",
     "memory-budget: torch.mps.set_per_process_memory_fraction": "holds for the whole process",
     "oom-text: lightning.pytorch.utilities.memory.garbage_collection_cuda": "follows an error of CUDA's",
     "resume-batches: DataLoaderDispatcher.__iter__": "wants several processes",
@@ -228,9 +236,9 @@ def test_each_says_one_line_and_is_off(runs: dict[str, Broken], name: str) -> No
 @pytest.mark.slow
 def test_each_function_that_is_around_another_was_broken(runs: dict[str, Broken]) -> None:
     every = {f"{name}: {put.place}" for name, thing in things().items() for put in thing.arounds}
-    every = {
-        each for each in every if "pytorch_lightning" not in each
-    }  # Lightning's other name, where a test came by it
+    every |= {f"integration: {put.place}" for put in patch.safe}
+    # Lightning's other name, where a test came by it; and of the kernels of one guard some are enough.
+    every = {each for each in every if "pytorch_lightning" not in each and ": aten::" not in each}
     assert every - set(runs["before, always"].hits) - set(UNREACHED) == set()
 
 
@@ -242,11 +250,11 @@ def test_what_shows_trainings_to_the_sentinels_says_one_line_and_they_are_off(na
 
     with sentinels.suspended():
         stock = plain(tmp_path)
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as monkey:
         for put in STREAM.arounds:
             if put.wrapper.__name__ == name:
-                patch.setattr(put, "wrapper", failing)
-        patch.setattr(STREAM, name, failing)
+                monkey.setattr(put, "wrapper", failing)
+        monkey.setattr(STREAM, name, failing)
         with pytest.warns(SentinelNotice) as told:
             weights = plain(tmp_path)
     assert loops.same(weights, stock)

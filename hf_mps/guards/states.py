@@ -46,7 +46,9 @@ def state(guard: Guard) -> State:
 
     if not metal().value:
         return told("needless", metal().reason)
-    verdict = guard.verdict()
+    verdict = guard.safely(guard.verdict)
+    if verdict is None:
+        return told("failed", guard.failure or "")
     return told("on" if verdict.value else "needless", verdict.reason)
 
 

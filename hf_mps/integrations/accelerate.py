@@ -14,15 +14,15 @@ from typing import Any
 
 from hf_mps.device.choice import metal, switch
 from hf_mps.errors import UserError
-from hf_mps.integrations.patch import around, say, say_if_metal_fails
+from hf_mps.integrations.patch import safely_around, say, say_if_metal_fails
 
 REASON = "PartialState, Accelerator and notebooks follow HF_MPS_DEVICE; PYTORCH_ENABLE_MPS_FALLBACK stays the user's"
 
 
 def apply(state: ModuleType) -> None:
     """Switch accelerate.state on. Raises AttributeError or KeyError where a class has no such member."""
-    around(state.PartialState, "__init__", _partial_state)
-    around(state.AcceleratorState, "_check_initialized", _check_initialized)
+    safely_around(state.PartialState, "__init__", _partial_state)
+    safely_around(state.AcceleratorState, "_check_initialized", _check_initialized)
     _leave_environment_alone(state.PartialState)
 
 

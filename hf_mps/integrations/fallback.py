@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from hf_mps.fallback.ledger import Report, ledger, share
-from hf_mps.integrations.patch import around
+from hf_mps.integrations.patch import safely_around
 
 REASON = "Trainer logs fallback_seconds and prints what fell back when a training ends; the user's variable stays"
 
@@ -25,10 +25,10 @@ VARIABLE = "PYTORCH_ENABLE_MPS_FALLBACK"
 def apply(module: ModuleType) -> None:
     """Switch transformers.trainer or accelerate.launchers on. Raises AttributeError where a function is not there."""
     if module.__name__ == "accelerate.launchers":
-        around(module, "notebook_launcher", _notebook_launcher)
+        safely_around(module, "notebook_launcher", _notebook_launcher)
         return
-    around(module.Trainer, "log", _log)
-    around(module.Trainer, "train", _train)
+    safely_around(module.Trainer, "log", _log)
+    safely_around(module.Trainer, "train", _train)
 
 
 def _notebook_launcher(stock: Callable[..., Any], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 from hf_mps import settings
 from hf_mps.device.choice import metal, switch
-from hf_mps.integrations.patch import around, say, say_if_metal_fails
+from hf_mps.integrations.patch import safely_around, say, say_if_metal_fails
 
 REASON = "Trainer and Fabric follow HF_MPS_DEVICE; the probe, not platform.processor(), says whether Metal is there"
 
@@ -25,8 +25,8 @@ def apply(module: ModuleType) -> None:
         module.MPSAccelerator.is_available = staticmethod(_is_available)
         return
     connector = getattr(module, "_AcceleratorConnector", None) or module._Connector
-    around(connector, "_check_config_and_set_final_flags", _accelerator)
-    around(connector, "_check_device_config_and_set_final_flags", _devices)
+    safely_around(connector, "_check_config_and_set_final_flags", _accelerator)
+    safely_around(connector, "_check_device_config_and_set_final_flags", _devices)
 
 
 def _is_available() -> bool:

@@ -1,4 +1,4 @@
-"""The two tools of an integration: a function put around a library's own, and one line of notice to the user."""
+"""The tools of an integration: a function put around a library's own, and one line of notice to the user."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 from hf_mps.device.choice import metal
+from hf_mps.stock import Around, described
 
 _said: set[str] = set()
 _OWN = str(Path(__file__).resolve().parent.parent)
@@ -24,17 +25,54 @@ def around(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
 
     Raises AttributeError where the library has no such function.
     """
+
+    def replaced(stock: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            return wrapper(stock, *args, **kwargs)
+
+        return replacement
+
+    _put(owner, name, wrapper, replaced)
+
+
+def safely_around(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    """As `around`; where the wrapper fails, the caller gets what stock does (`hf_mps.stock`) and one line is printed.
+
+    Not for shims: what they refuse are the library's own errors, and a call in old words means nothing to stock.
+    """
+
+    def replaced(stock: Callable[..., Any]) -> Callable[..., Any]:
+        place = f"{owner.__name__}.{name}"
+        safe.append(Around(_Integration(place), place, stock, wrapper))
+        return safe[-1].replacement()
+
+    _put(owner, name, wrapper, replaced)
+
+
+def _put(owner: Any, name: str, wrapper: Callable[..., Any], replaced: Callable[..., Any]) -> None:
     stock = owner.__dict__[name] if name in owner.__dict__ else getattr(owner, name)
     wrappers = getattr(stock, "hf_mps", ())
-    if wrapper in wrappers:
-        return
+    if wrapper not in wrappers:
+        replacement = replaced(stock)
+        replacement.hf_mps = (*wrappers, wrapper)
+        setattr(owner, name, replacement)
 
-    @functools.wraps(stock)
-    def replacement(*args: Any, **kwargs: Any) -> Any:
-        return wrapper(stock, *args, **kwargs)
 
-    replacement.hf_mps = (*wrappers, wrapper)  # type: ignore[attr-defined]
-    setattr(owner, name, replacement)
+class _Integration:
+    """Whose fault it is where a function of an integration fails; that one is off then."""
+
+    def __init__(self, place: str) -> None:
+        self.on = True
+        self._place = place
+
+    def failed(self, error: Exception) -> None:
+        self.on = False
+        say(f"what is around {self._place} failed: {described(error)}; it is off from here on, and all else goes on")
+
+
+safe: list[Around] = []
+"""What `safely_around` has put into libraries."""
 
 
 def say(line: str) -> None:

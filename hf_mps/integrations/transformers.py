@@ -13,14 +13,14 @@ from types import ModuleType
 from typing import Any
 
 from hf_mps.device.choice import metal, switch
-from hf_mps.integrations.patch import around, say
+from hf_mps.integrations.patch import safely_around, say
 
 REASON = "TrainingArguments and Trainer follow HF_MPS_DEVICE, and Accelerate's CPU settings where it is unset"
 
 
 def apply(training_args: ModuleType) -> None:
     """Switch transformers.training_args on. Raises AttributeError where there is no TrainingArguments."""
-    around(training_args.TrainingArguments, "__post_init__", _post_init)
+    safely_around(training_args.TrainingArguments, "__post_init__", _post_init)
     _forget_answers()
     # Decided while that module was imported, maybe before this layer was on.
     attention: Any = sys.modules.get("transformers.integrations.sdpa_attention")
