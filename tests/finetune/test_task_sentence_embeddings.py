@@ -276,7 +276,7 @@ def test_cosines_of_scored_pairs_are_of_vectors_of_any_length() -> None:
 
 def test_without_the_library_the_command_that_installs_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "sentence_transformers", None)
-    message = r"^sentence-embeddings needs sentence-transformers 6; next: pip install 'hf-mps\[embeddings\]'$"
+    message = r"^sentence-embeddings needs sentence-transformers 6; next: pip install 'sentence-transformers>=6'$"
     with pytest.raises(UserError, match=message):
         embeddings.library()
 

@@ -165,7 +165,8 @@ def test_a_package_that_is_absent_is_one_line(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(UserError) as raised:
         metrics.load(["chrf"])
     assert str(raised.value) == (
-        "metrics has chrf, and sacrebleu is not installed; next: pip install 'hf-mps[generation]'"
+        "metrics has chrf, and sacrebleu is not installed; next: pip install 'rouge-score>=0.1.2' 'sacrebleu>=2.4'"
+        " 'sentencepiece>=0.2'"
     )
 
 

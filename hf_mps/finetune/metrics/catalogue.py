@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hf_mps import extras
 from hf_mps.errors import UserError, nearest
 from hf_mps.finetune.metrics import edits, generation, scores, tags
 from hf_mps.finetune.metrics.as_evaluate import answers
@@ -187,7 +188,7 @@ def _found(name: str) -> Metric:
     needs = metric.needs
     if needs is not None and needs.missing:
         raise UserError(
-            f"metrics has {name}, and {needs.package} is not installed; next: pip install 'hf-mps[{needs.extra}]'"
+            f"metrics has {name}, and {needs.package} is not installed; next: {extras.install(needs.extra)}"
         )
     return metric
 
