@@ -1,6 +1,6 @@
 """How near the planned memory peak comes to the one that the simulated device measures, for models and settings.
 
-    HF_MPS_SIMULATE=1 python scripts/check_plan.py [--within 0.15]
+    HF_MPS_SIMULATE=1 python scripts/check_plan.py [--within 0.01]
 
 Each row plans a step from fake tensors, then takes the same steps with random weights and asks the device for its peak.
 Exit code 1 where one is further off than `--within`.
@@ -30,10 +30,31 @@ SIZES: dict[str, dict[str, Any]] = {
         "vocab_size": 16000,
     },
     "gpt2": {"n_embd": 256, "n_layer": 4, "n_head": 4, "vocab_size": 16000},
+    # Weights that outweigh what a short batch makes of them.
+    "bert-wide": {"model_type": "bert", "hidden_size": 256, "num_hidden_layers": 2, "vocab_size": 60000},
+    "gpt2-wide": {"model_type": "gpt2", "n_embd": 256, "n_layer": 2, "n_head": 4, "vocab_size": 60000},
+    "llama-wide": {
+        "model_type": "llama",
+        "hidden_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 704,
+        "vocab_size": 60000,
+    },
+    "mixtral": {
+        "hidden_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 256,
+        "num_local_experts": 4,
+        "vocab_size": 4000,
+    },
     "t5": {"d_model": 256, "num_layers": 3, "num_heads": 4, "d_ff": 1024, "d_kv": 64, "decoder_start_token_id": 0},
 }
 CLASSIFY = ("text-classification", "columns: {text: sentence1, text_pair: sentence2}")
 CONTINUE = ("causal-lm", "columns: {text: text}")
+FILL = ("masked-lm", "columns: {text: text}")
 SUMMARIZE = ("summarization", "columns: {source: document, target: summary}")
 
 
@@ -62,13 +83,27 @@ PAIRS = (
     Pair("gpt2", CONTINUE, 8, 128),
     Pair("gpt2", CONTINUE, 2, 128, ("training.gradient_accumulation_steps=4",)),
     Pair("t5", SUMMARIZE, 4, 128),
+    Pair("mixtral", CONTINUE, 4, 128),
+    Pair("bert-wide", CLASSIFY, 1, 16),
+    Pair("bert-wide", FILL, 1, 32, ("training.max_grad_norm=0",)),
+    Pair("bert-wide", CLASSIFY, 1, 16, ("training.gradient_accumulation_steps=4",)),
+    Pair("gpt2-wide", CONTINUE, 1, 16),
+    Pair("gpt2-wide", CONTINUE, 1, 16, ("training.max_grad_norm=0",)),
+    Pair("gpt2-wide", CONTINUE, 1, 16, ("training.optim=adamw_torch",)),
+    Pair("gpt2-wide", CONTINUE, 1, 16, ("training.optim=sgd",)),
+    Pair("gpt2-wide", CONTINUE, 1, 16, ("training.optim=adafactor",)),
+    Pair("gpt2-wide", CONTINUE, 1, 16, ("speedups=false",)),
+    Pair("llama-wide", CONTINUE, 1, 16),
+    Pair("llama-wide", CONTINUE, 1, 16, (BF16,)),
+    Pair("llama-wide", CONTINUE, 1, 16, (LORA,)),
+    Pair("llama-wide", CONTINUE, 1, 16, (LORA, "training.optim=adamw_torch")),
 )
 
 
 def main() -> int:
     """Print the table and return the exit code."""
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--within", type=float, default=0.15)
+    arguments.add_argument("--within", type=float, default=0.01)
     asked = arguments.parse_args()
     import measured_on
 
@@ -87,10 +122,10 @@ def main() -> int:
             settings = " ".join(pair.overrides).replace("training.", "")
             print(
                 f"{pair.model:<11} {pair.task[0]:<20} {pair.rows:>4} {pair.length or '':>6} {planned / 2**20:>5.0f} MiB"
-                f" {measured / 2**20:>5.0f} MiB {off:>+6.1%}  {settings}",
+                f" {measured / 2**20:>5.0f} MiB {off:>+6.2%}  {settings}",
                 flush=True,
             )
-    print(f"\n{len(PAIRS)} pairs, the furthest {worst:.1%} off; allowed {asked.within:.0%}")
+    print(f"\n{len(PAIRS)} pairs, the furthest {worst:.2%} off; allowed {asked.within:.1%}")
     return int(worst > asked.within)
 
 
@@ -104,13 +139,12 @@ def both(pair: Pair, folder: Path, device: Any) -> tuple[int, int]:
     from hf_mps.target.find import find
 
     target = find(str(recipe(pair, folder)), pair.overrides)
-    shape = {"rows": pair.rows, "length": pair.length}
     with prepare.weightless(target) as parts:
-        planned = trace.peak(prepare.step(parts, device, fake=True, **shape)).bytes
+        planned = trace.peak(prepare.step(parts, device, fake=True, **shape(parts, pair))).bytes
     gc.collect()
     before = torch.mps.current_allocated_memory()
     with prepare.weightless(target, "cpu") as parts:
-        step = prepare.step(parts, device, fake=False, **shape)
+        step = prepare.step(parts, device, fake=False, **shape(parts, pair))
         simulator.reset_peak_memory()
         step.run(trace.STEPS)
     measured = simulator.peak_memory() - before
@@ -119,11 +153,18 @@ def both(pair: Pair, folder: Path, device: Any) -> tuple[int, int]:
     return planned, measured
 
 
+def shape(parts: Any, pair: Pair) -> dict[str, Any]:
+    """The rows of the pair's batch, and how wide they are."""
+    from hf_mps.target import batch
+
+    return {"rows": pair.rows, "wide": batch.width(parts.recipe, parts.prepared, pair.length)}
+
+
 def recipe(pair: Pair, folder: Path) -> Path:
     """A recipe file for the pair's task, with a folder that holds the model's configuration."""
     from transformers import AutoConfig
 
-    AutoConfig.for_model(pair.model, **SIZES[pair.model]).save_pretrained(folder / pair.model)
+    AutoConfig.for_model(**{"model_type": pair.model, **SIZES[pair.model]}).save_pretrained(folder / pair.model)
     task, columns = pair.task
     length = f"max_length: {pair.length}\n" if pair.length else ""
     (folder / "rows.json").write_text("{}\n", encoding="utf-8")

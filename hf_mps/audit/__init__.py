@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.choice import Choice
+from hf_mps.errors import first_line
 
 if TYPE_CHECKING:
     from hf_mps.audit.record import Record
@@ -21,19 +22,28 @@ def audit(target: Target, torch_table: Path | None = None) -> Audit:
     Imports torch and makes a simulated device where there is no Metal. Raises UserError for what cannot be looked at.
     """
     from hf_mps.audit.kinds import Release
-    from hf_mps.target import metal, prepare
+    from hf_mps.target import metal
+    from hf_mps.target.failures import told
 
     device, release = metal.present(), Release(torch_table)
+    with told(target.order):
+        return _audit(target, device, release)
+
+
+def _audit(target: Target, device: Choice[str], release: Any) -> Audit:
+    from hf_mps.finetune.smoke.fake import needs_numbers
+    from hf_mps.target import prepare
+
     facts: dict[str, Choice[Any]] = {"device": device}
     with prepare.weightless(target) as parts:
-        step = prepare.step(parts, device, fake=True)
         try:
+            step = prepare.step(parts, device, fake=True)
             seen = operators(step)
             return result(target.name, seen, release, facts | step.facts | {"tensors": FAKE})
         except Exception as error:
-            if not cannot_be_fake(error):
+            if not needs_numbers(error):
                 raise
-            why = _first_line(error)
+            why = f"{type(error).__name__}: {first_line(error)}"
     with prepare.small(target, device.value) as parts:
         step = prepare.step(parts, device, fake=False)
         seen = operators(step)
@@ -79,31 +89,3 @@ def result(target: str, record: Record, release: Any, facts: Mapping[str, Choice
         entries.append(Entry(name, kind, sum(places.values()), named, tuple(ordered), link(kind)))
     entries.sort(key=lambda entry: (entry.kind not in FOUND, -entry.calls, entry.operator))
     return Audit(target, tuple(entries), facts)
-
-
-def cannot_be_fake(error: Exception) -> bool:
-    """Whether a step failed only because its tensors have no numbers, or an operator cannot tell its result's shape."""
-    from torch._subclasses.fake_tensor import (
-        DataDependentOutputException,
-        DynamicOutputShapeException,
-        UnsupportedFakeTensorException,
-        UnsupportedOperatorException,
-    )
-
-    told = (
-        DataDependentOutputException,
-        DynamicOutputShapeException,
-        UnsupportedFakeTensorException,
-        UnsupportedOperatorException,
-    )
-    chain: BaseException | None = error
-    while chain is not None:
-        if isinstance(chain, told) or (isinstance(chain, AssertionError) and "FakeTensor" in str(chain)):
-            return True
-        chain = chain.__cause__ or chain.__context__
-    return "FakeTensor" in str(error) or "meta" in str(error).lower()
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hf_mps.plan.machine import Machine
     from hf_mps.plan.report import MemoryPlan
     from hf_mps.plan.tracer import Estimate
     from hf_mps.target.find import Target
+    from hf_mps.target.step import TrainingStep
 
 
-def estimate(target: Target, *, length: int | None = None) -> Estimate:
+def estimate(
+    target: Target, *, length: int | None = None, also: Callable[[TrainingStep], Any] | None = None
+) -> Estimate:
     """The peak of one training step of `target`, with batches of `length` tokens (default: what rows are cut to).
 
+    `also` is asked for a further dispatch mode that looks on, `hf_mps.audit.record.Record` for instance.
     Imports torch and makes a simulated device where there is no Metal. Raises UserError for what cannot be looked at,
     RunError where the step reads values, which fake tensors do not have.
     """
     from hf_mps.target import metal, prepare
+    from hf_mps.target.failures import told
 
     device = metal.present()
     from hf_mps.plan.tracer import Tracer
 
-    with prepare.weightless(target) as parts:
-        return Tracer(parts, device, length)()
+    with told(target.order), prepare.weightless(target) as parts:
+        return Tracer(parts, device, length, also)()
 
 
 def plan(target: Target, machine: Machine | None = None, *, length: int | None = None) -> MemoryPlan:
@@ -32,6 +38,7 @@ def plan(target: Target, machine: Machine | None = None, *, length: int | None =
     Raises as `estimate` does.
     """
     from hf_mps.target import metal, prepare
+    from hf_mps.target.failures import told
 
     device = metal.present()
     from hf_mps.plan import machine as machines
@@ -40,7 +47,7 @@ def plan(target: Target, machine: Machine | None = None, *, length: int | None =
     from hf_mps.plan.tracer import Tracer, largest
 
     machine = machine or machines.present()
-    with prepare.weightless(target) as parts:
+    with told(target.order), prepare.weightless(target) as parts:
         tracer = Tracer(parts, device, length)
         found = tracer()
         most = largest(lambda rows: tracer(rows).bytes, machine.comfortable, found.rows)

@@ -94,7 +94,7 @@ def gib(size: int) -> str:
 
 
 def _shape(found: Estimate, rows: int) -> str:
-    return f"{rows} rows" + (f" of {found.length} tokens" if found.length else "")
+    return f"{rows} rows {found.width}".rstrip()
 
 
 def _step(found: Estimate) -> str:

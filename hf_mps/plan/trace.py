@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,12 +60,27 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._parts = dict.fromkeys(PARTS, 0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.add.Tensor and not kwargs and (place := self._joined(*args)) is not None:
+            return args[place].add_(args[1 - place])
         result = func(*args, **(kwargs or {}))
         if not func.name().startswith(NO_OPERATORS):
             for leaf in tree_leaves(result):
                 if isinstance(leaf, torch.Tensor):
                     self._made(leaf)
         return result
+
+    def _joined(self, first: Any, second: Any) -> int | None:
+        """Which of two gradients takes up the other, or None: where a tensor was used twice, autograd adds them.
+
+        In place, where nothing else has the memory (`can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp),
+        but not while a dispatch mode such as this one looks on.
+        """
+        if torch.is_grad_enabled() or self._where.here()[0] != BACKWARD or not isinstance(second, torch.Tensor):
+            return None
+        if (first.shape, first.dtype, first.device) != (second.shape, second.dtype, second.device):
+            return None
+        alone = [_alone(one) for one in (first, second)]
+        return alone.index(True) if any(alone) else None
 
     def hold(self, tensors: Iterator[torch.Tensor], part: str = WEIGHTS) -> None:
         """Count tensors that were there before."""
@@ -111,6 +126,12 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return _OF_PHASE.get(phase, WORKING)
 
 
+def _alone(tensor: torch.Tensor) -> bool:
+    """Whether no other tensor has the memory of a dense one: the second count is that of the question itself."""
+    count = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return bool(count <= 2 and torch.ops.aten.is_non_overlapping_and_dense(tensor))
+
+
 @contextmanager
 def gradients_told(memory: Memory, model: torch.nn.Module) -> Iterator[None]:
     """Tell `memory` of each gradient as autograd hands it to its parameter."""
@@ -126,20 +147,26 @@ def gradients_told(memory: Memory, model: torch.nn.Module) -> Iterator[None]:
             hook.remove()
 
 
-def peak(step: Any) -> Peak:
-    """Run a `hf_mps.target.step.TrainingStep` twice and return its highest moment."""
-    models = [step.model]
+def peak(step: Any, *others: Any) -> Peak:
+    """Run a `hf_mps.target.step.TrainingStep` twice and return its highest moment; `others` look on as well."""
     memory = Memory(step.where, vocabulary=_vocabulary(step.model))
-    for model in models:
-        memory.hold(iter([*model.parameters(), *model.buffers()]))
+    memory.hold(iter([*step.model.parameters(), *step.model.buffers()]))
     with gradients_told(memory, step.model):
-        step.run(STEPS, watch=memory)
+        step.run(STEPS, watch=_together(memory, *others))
     found = memory.peak
     return Peak(
         found.bytes,
         {part: size for part, size in found.parts.items() if size},
         (found.where[0], family(found.where[1])),
     )
+
+
+@contextmanager
+def _together(*managers: Any) -> Iterator[None]:
+    with ExitStack() as stack:
+        for one in managers:
+            stack.enter_context(one)
+        yield
 
 
 def _vocabulary(model: Any) -> int | None:

@@ -10,6 +10,7 @@ from hf_mps.choice import Choice
 
 if TYPE_CHECKING:
     from hf_mps.target.prepare import Parts
+    from hf_mps.target.step import TrainingStep
 
 LARGEST = 4096
 TRACES = 8
@@ -19,7 +20,8 @@ TRACES = 8
 class Estimate:
     """Bytes at the highest moment of a step of `rows` by `length`, in all and by part; `where` it is, in words.
 
-    `length` is in tokens, None where rows have none. `accumulation` micro-batches make one optimizer step.
+    `length` is in tokens, None where rows have none; `width` says in words how wide rows are. `accumulation`
+    micro-batches make one optimizer step.
     """
 
     rows: int
@@ -28,17 +30,28 @@ class Estimate:
     bytes: int
     parts: dict[str, int]
     where: str
+    width: str = ""
     facts: dict[str, Choice[Any]] = field(default_factory=dict)
 
 
 class Tracer:
-    """Traces the steps of one target in batches of any size; what is the same for all of them is made once."""
+    """Traces the steps of one target in batches of any size; what is the same for all of them is made once.
 
-    def __init__(self, parts: Parts, device: Choice[str], length: int | None = None) -> None:
-        from hf_mps.target.batch import longest
+    `also` is asked for a further dispatch mode that looks on at each step.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        device: Choice[str],
+        length: int | None = None,
+        also: Callable[[TrainingStep], Any] | None = None,
+    ) -> None:
+        from hf_mps.target.batch import width
 
         self._parts, self._device = parts, device
-        self._length = length or longest(parts.prepared)
+        self._also = also
+        self.wide = width(parts.recipe, parts.prepared, length)
         self._known: dict[int, Estimate] = {}
         self.rows = self._said("per_device_train_batch_size", 32)
         self.accumulation = self._said("gradient_accumulation_steps", 1)
@@ -51,27 +64,26 @@ class Tracer:
         return self._known[rows]
 
     def _trace(self, rows: int) -> Estimate:
-        from hf_mps.audit import cannot_be_fake
-        from hf_mps.errors import RunError
+        from hf_mps.errors import RunError, first_line
+        from hf_mps.finetune.smoke.fake import needs_numbers
         from hf_mps.plan import trace
         from hf_mps.target import prepare
 
         # Of many micro-batches the second is like all that follow: gradients are there, and activations again.
         changes = {"gradient_accumulation_steps": min(self.accumulation, 2)}
-        step = prepare.step(self._parts, self._device, fake=True, changes=changes, rows=rows, length=self._length)
+        step = prepare.step(self._parts, self._device, fake=True, changes=changes, rows=rows, wide=self.wide)
         try:
-            found = trace.peak(step)
+            found = trace.peak(step, *([self._also(step)] if self._also is not None else []))
         except Exception as error:
-            if not cannot_be_fake(error):
+            if not needs_numbers(error):
                 raise
-            name = type(error).__name__
-            raise RunError(
-                f"this step reads values on its way, which a trace does not have: {name}: {error}"
-            ) from error
+            why = f"{type(error).__name__}: {first_line(error)}"
+            raise RunError(f"this step reads values on its way, which a trace does not have: {why}") from error
         phase, module = found.where
         where = f"{phase}: {module}" if module else phase
-        facts = step.facts
-        return Estimate(rows, self._length, self.accumulation, found.bytes, found.parts, where, facts)
+        return Estimate(
+            rows, self.wide.tokens, self.accumulation, found.bytes, found.parts, where, str(self.wide), step.facts
+        )
 
     def _said(self, name: str, default: int) -> int:
         said = self._parts.prepared.arguments_defaults | dict(self._parts.recipe.training)

@@ -168,7 +168,7 @@ def _compared(optimizer: Any, groups: list[tuple[Any, dict[str, Any]]]) -> Calla
     """Pick an element of each weight now; the function returned says for each whether it was due to move, and stood."""
     import torch
 
-    picks = [_sample(weight.grad).abs().argmax().view(1) for weight, _ in groups]
+    picks = [_largest(weight.grad) for weight, _ in groups]
 
     def picked(of: list[Any]) -> Any:
         return torch.cat([_sample(each).index_select(0, pick).float() for each, pick in zip(of, picks, strict=True)])
@@ -187,6 +187,18 @@ def _compared(optimizer: Any, groups: list[tuple[Any, dict[str, Any]]]) -> Calla
         return judged, (after == before) | decayed
 
     return compare
+
+
+def _largest(gradient: Any) -> Any:
+    """The place of the element furthest from zero in its sample, of shape (1,).
+
+    From its two ends: the sample's absolute values would be a copy of it, and with large weights the step's peak.
+    """
+    import torch
+
+    sample = _sample(gradient)
+    ends = torch.stack((sample.argmax(), sample.argmin()))
+    return ends.index_select(0, sample.index_select(0, ends).abs().argmax().view(1))
 
 
 def _sample(tensor: Any) -> Any:

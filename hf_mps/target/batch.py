@@ -3,52 +3,97 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from hf_mps.errors import UserError
 from hf_mps.finetune.task import Prepared
 
+IDS, SOUND = "input_ids", "input_values"
+# What a model of two sides reads and writes on the side of its answers.
+TARGETS = ("labels", "decoder_input_ids", "decoder_attention_mask")
 
-def collate(prepared: Prepared, trainer: Any, rows: int, length: int | None, first: int = 0) -> Any:
+
+@dataclass(frozen=True)
+class Width:
+    """How wide the rows of a batch are made: `tokens`, of answers `targets`, of sound `samples`; None leaves them."""
+
+    tokens: int | None = None
+    targets: int | None = None
+    samples: int | None = None
+
+    def __str__(self) -> str:
+        if self.tokens:
+            return f"of {self.tokens} tokens" + (f" and {self.targets} of the answer" if self.targets else "")
+        return f"of {self.samples:,} samples" if self.samples else ""
+
+
+def width(recipe: Any, prepared: Prepared, length: int | None = None) -> Width:
+    """What rows are cut to, which the longest of real rows may reach; `length` is the user's word for the tokens.
+
+    Raises UserError where rows have no tokens, and for more tokens than the model has positions.
+    """
+    limit = getattr(recipe, "max_duration_in_seconds", None)
+    if prepared.token_counts is None or limit is not None:
+        if length is not None:
+            set_by = "max_duration_in_seconds=N" if limit is not None else "the model's configuration"
+            raise UserError(f"--length {length}: rows of {recipe.task} have no tokens; their size is set by {set_by}")
+        return Width(samples=round(limit * _rate(prepared)) if limit is not None else None)
+    positions = _positions(prepared.model)
+    if length is not None and positions is not None and length > positions:
+        raise UserError(f"--length {length}: allowed: at most {positions}, the positions that this model has")
+    targets = prepared.choices.get("target_lengths")
+    return Width(length or prepared.choices["lengths"].value.longest, targets.value.longest if targets else None)
+
+
+def collate(prepared: Prepared, trainer: Any, rows: int, wide: Width, first: int = 0) -> dict[str, Any]:
     """A batch of `rows` training rows as the trainer collates them, from row `first` on, begun again at the end.
 
-    With `length`, every row is repeated or cut to so many tokens before. Images get the model's own size.
+    Made as wide as `wide` says afterwards: collators pad rows to the lengths of the rows at hand.
     """
     count = len(prepared.train)
     chosen = [dict(prepared.train[(first + number) % count]) for number in range(rows)]
-    if length is not None:
-        chosen = [stretched(row, length) for row in chosen]
-    collator = trainer.data_collator
-    return _sized(collator(chosen), getattr(trainer.model, "config", None))
+    return widened(dict(trainer.data_collator(chosen)), wide)
 
 
-def stretched(row: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """A row of features whose lists of tokens are repeated, or cut, to `length`; other columns stay.
+def widened(batch: Mapping[str, Any], wide: Width) -> dict[str, Any]:
+    """The batch with each tensor of tokens (…, T) or samples repeated or cut to its width; others stay as they are.
 
-    A list belongs to the tokens where it is as long as the first of the row's lists of integers.
+    Tensors belong together that are as wide as the ids whose prefix they share (`anchor_input_ids`). Labels that are
+    as wide as the answers' (`wide.targets`) go their own way.
     """
-    lists = {name: value for name, value in row.items() if isinstance(value, list) and value}
-    flat = {name: value for name, value in lists.items() if isinstance(value[0], int)}
-    width = len(next(iter(flat.values()))) if flat else 0
-    made = dict(row)
-    for name, value in flat.items():
-        if len(value) == width or name == "labels":
-            made[name] = (value * (length // len(value) + 1))[:length]
+    made = dict(batch)
+    if wide.targets is not None:
+        made |= {name: _repeated(batch[name], wide.targets) for name in TARGETS if name in batch}
+    for name, ids in batch.items():
+        kind = next((kind for kind in (IDS, SOUND) if name.endswith(kind)), None)
+        wanted = wide.tokens if kind == IDS else wide.samples
+        if kind is None or wanted is None or name in TARGETS:
+            continue
+        prefix = name.removesuffix(kind)
+        for other, tensor in batch.items():
+            own = other.startswith(prefix) and not (wide.targets is not None and other in TARGETS)
+            if own and getattr(tensor, "ndim", 0) > 1 and tensor.shape[-1] == ids.shape[-1]:
+                made[other] = _repeated(tensor, wanted)
     return made
 
 
-def longest(prepared: Prepared) -> int | None:
-    """The tokens that rows are cut to, which the longest of real rows may reach; None where rows have no tokens."""
-    choice = prepared.choices.get("lengths")
-    return int(getattr(choice.value, "longest", 0)) or None if choice is not None else None
+def _repeated(tensor: Any, width: int) -> Any:
+    times = -(-width // tensor.shape[-1])
+    return tensor.repeat(*[1] * (tensor.ndim - 1), times)[..., :width].contiguous()
 
 
-def _sized(batch: Any, config: Any) -> Any:
-    """The batch with pictures of the size that the model's configuration names: small stand-ins have small ones."""
-    size = getattr(config, "image_size", None)
-    if not isinstance(batch, dict) or "pixel_values" not in batch or size is None:
-        return batch
-    pixels = batch["pixel_values"]
-    height, width = (size, size) if isinstance(size, int) else size
-    if tuple(pixels.shape[-2:]) != (height, width):
-        batch["pixel_values"] = pixels.new_zeros((*pixels.shape[:-2], height, width))
-    return batch
+def _rate(prepared: Prepared) -> int:
+    return int(prepared.choices["lengths"].value.rate)
+
+
+def _positions(model: Any) -> int | None:
+    """The positions of a model that has so many and no more; None where its configuration names no number."""
+    said: Any = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    if not isinstance(said, int) or said <= 0:
+        return None
+    for name, module in model.named_modules():
+        # RoBERTa's and its kin's begin behind the padding's number.
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            return said - int(module.padding_idx) - 1
+    return said

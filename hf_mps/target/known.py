@@ -74,14 +74,19 @@ def config(recipe: Recipe) -> tuple[Any, Choice[str]]:
 
     said = recipe.model
     try:
-        found = checkpoint.resolve(said).config()
+        found = _started(checkpoint.resolve(said).config())
         return found, Choice(said, f"{type(found).__name__} of the model itself, without its weights")
     except UserError:
         if checkpoint.resolve(said).local:
             raise
     family = families.find(recipe)
-    made = AutoConfig.for_model(family.name, **SIZES.get(said, {}))
-    if made.is_encoder_decoder and getattr(made, "decoder_start_token_id", None) is None:
-        made.decoder_start_token_id = made.pad_token_id  # T5's class leaves it to each model's file
+    made = _started(AutoConfig.for_model(family.name, **SIZES.get(said, {})))
     size = "in this model's size" if said in SIZES else "in the size that transformers gives it by default"
     return made, Choice(said, f"the hub is out of reach: {type(made).__name__} {size}, without weights")
+
+
+def _started(config: Any) -> Any:
+    """The configuration with the token that answers begin with: T5's class leaves it to each model's file."""
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = getattr(config, "pad_token_id", None)
+    return config

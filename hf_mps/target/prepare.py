@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
-from hf_mps.finetune import data, smoke, tasks
+from hf_mps.finetune import data, metrics, smoke, tasks
 from hf_mps.finetune.models import checkpoint
 from hf_mps.target import batch, known
 from hf_mps.target.find import Target
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from hf_mps.finetune.task import Prepared
     from hf_mps.target.step import TrainingStep
 
+# sentence-transformers opens a whole model's folder, whose parts are then exchanged.
+OF_A_FOLDER = ("sentence-embeddings",)
 MADE_UP = Choice("made up", "a few rows of the task's own: it is their shapes that count")
 
 
@@ -39,9 +41,10 @@ def weightless(target: Target, device: str = "meta") -> Iterator[Parts]:
     from hf_mps.finetune.quiet import errors_only, no_bars
     from hf_mps.target.weightless import Weightless
 
-    with smoke.order(target.order) as small, no_bars(), errors_only():
+    weights = target.order.recipe.task in OF_A_FOLDER
+    with smoke.order(target.order, weights=weights) as small, no_bars(), errors_only():
         size, told = known.config(target.order.recipe)
-        recipe = small.recipe.model_copy(update={"training": target.order.recipe.training})
+        recipe = small.recipe.model_copy(update={"training": target.order.recipe.training, **_framed(target, size)})
         source = Weightless(target.order.recipe.model, small.recipe.model, local=True, size=size, device=device)
         prepared = _prepare(recipe, source, "mps")
         count = sum(parameter.numel() for parameter in prepared.model.parameters())
@@ -102,19 +105,35 @@ def step(
 
 
 def shape_batches(
-    made: TrainingStep, prepared: Prepared, *, rows: int | None = None, length: int | None = None, steps: int = 1
+    made: TrainingStep,
+    prepared: Prepared,
+    *,
+    rows: int | None = None,
+    wide: batch.Width = batch.Width(),  # noqa: B008  frozen
+    steps: int = 1,
 ) -> None:
-    """Give it the batches of `steps`: of `rows` (default: the plan's), of `length` tokens (default: as they are)."""
+    """Give it the batches of `steps`: of `rows` (default: the plan's), as wide as `wide` (default: as they are)."""
     import torch
     from torch.utils._pytree import tree_map
+
+    from hf_mps.target.step import leaves
 
     arguments, mode = made.trainer.args, made.fake
     size = rows or arguments.per_device_train_batch_size
     each = range(arguments.gradient_accumulation_steps * steps)
-    found = [dict(batch.collate(prepared, made.trainer, size, length, first=size * number)) for number in each]
-    if mode is not None:
-        found = tree_map(lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf, found)
+    found = [batch.collate(prepared, made.trainer, size, wide, first=size * number) for number in each]
     made.batches = found
+    if mode is not None:
+        made.batches = tree_map(lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf, found)
+        made.numbers = list(zip(leaves(made.batches), leaves(found), strict=True))
+
+
+def _framed(target: Target, config: Any) -> dict[str, int]:
+    """The tokens of a row, where a recipe that is only the frame of a model says more than that has positions."""
+    said, positions = getattr(target.order.recipe, "max_length", None), getattr(config, "max_position_embeddings", None)
+    if "recipe" not in target.facts or not said or not positions or "max_length" in target.order.changed:
+        return {}
+    return {"max_length": positions} if 0 < positions < said else {}  # XLNet's -1 is no limit
 
 
 def _prepare(recipe: Any, source: checkpoint.Checkpoint, device: str) -> Prepared:
@@ -123,7 +142,8 @@ def _prepare(recipe: Any, source: checkpoint.Checkpoint, device: str) -> Prepare
     task = tasks.module(recipe.task)
     set_seed(recipe.seed)
     rows = data.load(recipe.data, recipe.seed)
-    found: Prepared = task.prepare(recipe, rows, source, device)
+    with metrics.unmeasured():
+        found: Prepared = task.prepare(recipe, rows, source, device)
     return found
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TrainerCallback
 
 from hf_mps import guards, sentinels
 from hf_mps.choice import Choice
+from hf_mps.finetune.smoke.fake import Answers
 from hf_mps.finetune.task import Prepared
 from hf_mps.guards.catalogue import NAMES
 from hf_mps.target.places import BETWEEN, CLIPPING, FORWARD, OPTIMIZER, Places
@@ -31,7 +31,8 @@ class _Done(Exception):
 class TrainingStep:
     """A trainer and the batches of one optimizer step, on the CPU as collated. `fake` is the mode of fake tensors.
 
-    `where` follows phase and module; `facts` say what was made up, each with its reason.
+    `where` follows phase and module; `facts` say what was made up, each with its reason. `numbers` are the tensors of
+    fake batches, each with the real one.
     """
 
     trainer: Any
@@ -39,6 +40,7 @@ class TrainingStep:
     where: Places
     fake: Any = None
     facts: dict[str, Choice[Any]] = field(default_factory=dict)
+    numbers: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
     @property
     def model(self) -> Any:
@@ -101,20 +103,8 @@ class TrainingStep:
             stack.enter_context(guards.suspended(*off))
             stack.enter_context(sentinels.suspended())
             stack.enter_context(self.fake)
-            stack.enter_context(_Numbers())  # type: ignore[no-untyped-call]
+            stack.enter_context(Answers(self.numbers))
             yield
-
-
-class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Answers 1.0 where somebody reads a floating-point number (a metric, a loss to log), which fake tensors lack.
-
-    Integers and truth values decide on shapes and ways: reading those stays an error.
-    """
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_floating_point():
-            return 1.0
-        return func(*args, **(kwargs or {}))
 
 
 class _Fresh(torch.utils.data.Dataset[Any]):

@@ -5,18 +5,22 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.choice import Choice
+from hf_mps.errors import UserError, first_line
 from hf_mps.finetune.models.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+PICTURE = 224
+
 
 @dataclass(frozen=True)
 class Weightless(Checkpoint):
-    """A checkpoint whose architecture is `size`, a configuration; `place` is a tiny one with its tokenizer.
+    """A checkpoint whose architecture is `size`, a configuration; `place` holds a tiny one's tokenizer or processor.
 
     On the device `meta` a tensor has a shape and no memory; on `cpu` the model has random weights.
     """
@@ -34,14 +38,36 @@ class Weightless(Checkpoint):
         found.model_max_length = int(getattr(self.size, "max_position_embeddings", None) or 2**30)
         return found
 
+    def image_processor(self) -> Any:
+        """The checkpoint's own, which tells the size of its pictures; where that cannot be had, one of that size.
+
+        A configuration that names no size (ResNet's, ConvNeXt's) stands for ImageNet's PICTURE pixels, at which such
+        models were trained.
+        """
+        from hf_mps.finetune.models import checkpoint
+        from hf_mps.finetune.smoke import model, shrink
+
+        try:
+            return checkpoint.resolve(self.said).image_processor()
+        except UserError:
+            model.image_processor(Path(self.place), shrink.picture(self.size, PICTURE))
+            return super().image_processor()
+
     def model(self, auto_class: Any, **settings: Any) -> tuple[Any, Choice[str]]:
-        """The architecture in float32 (or `dtype`)."""
+        """The architecture in float32 (or `dtype`). Raises UserError where transformers cannot build it."""
         import torch
 
         config = settings.get("config") or self.config()
         dtype = settings.get("dtype", torch.float32)
-        with torch.device(self.device):
-            model = auto_class.from_config(config, dtype=dtype)
+        kind = type(config).__name__
+        if type(config) not in auto_class._model_mapping:
+            raise UserError(f"model {self.said}: transformers has no {auto_class.__name__} for a {config.model_type}")
+        try:
+            with torch.device(self.device):
+                model = auto_class.from_config(config, dtype=dtype)
+        except Exception as error:  # whatever the architecture's own code makes of such a configuration
+            why = f"{type(error).__name__}: {first_line(error)}"
+            raise UserError(f"model {self.said}: transformers cannot build a model from its {kind}: {why}") from error
         count = sum(parameter.numel() for parameter in model.parameters())
         return model, Choice(
             self.said, f"{type(model).__name__}, {count / 1e6:.1f} M parameters, without their weights"

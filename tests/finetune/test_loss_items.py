@@ -60,3 +60,19 @@ def test_a_head_that_knows_it_is_left_alone(models: Path, tmp_path: Path) -> Non
     assert trainer.model_accepts_loss_kwargs
     assert torch.equal(torch.get_rng_state(), drawn)
     assert trainer.model.training
+
+
+@pytest.mark.usefixtures("_cache_as_before")
+@pytest.mark.parametrize(
+    ("architecture", "task", "counted"),
+    [("roberta", "masked-lm", False), ("qwen3", "causal-lm", True), ("gpt2", "causal-lm", True)],
+)
+def test_a_model_without_numbers_is_asked_by_what_it_computes(
+    models: Path, tmp_path: Path, architecture: str, task: str, counted: bool
+) -> None:
+    """`hf-mps plan` has no loss to compare: there a model counts that does anything with the number of items."""
+    trainer = accumulating(models, tmp_path, architecture, task)
+    inputs = trainer._prepare_inputs(trainer.data_collator([trainer.train_dataset[row] for row in range(2)]))
+    assert items._differs(trainer.model, inputs) is counted
+    on_the_cpu = {name: one.cpu() for name, one in inputs.items()}
+    assert items._looks(trainer.model.to("meta"), on_the_cpu) is counted

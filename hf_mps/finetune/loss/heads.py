@@ -170,6 +170,8 @@ def _tried_on_a_twin(model: Any) -> tuple[str, Callable[[], bool]]:
     from hf_mps.finetune.smoke.model import twin
 
     tiny = twin(model)
+    if tiny is None:
+        return "there is no tiny model of its class to try it on", lambda: False
     found = install(tiny)
     return (found.reason if found.value == PLAIN else ""), lambda: isinstance(tiny.get_input_embeddings(), Gathering)
 

@@ -7,6 +7,7 @@ flac, ogg and mp3 on macOS and Linux.
 from __future__ import annotations
 
 import io
+import wave
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -57,36 +58,56 @@ def read(rows: Rows, index: int, rate: int, role: str = "audio") -> Any:
     """
     import numpy
 
-    soundfile = library()
     place = f"{rows.where}: row {rows.number(index)}: {role}"
     with _opened(rows, index, role) as sound:
         try:
             channels = sound.read(dtype="float32", always_2d=True)
-        except (soundfile.LibsndfileError, RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError) as error:  # soundfile's own is a RuntimeError
             raise UserError(f"{place} cannot be decoded: {error}; allowed: wav, flac, ogg, mp3") from error
         before, said = sound.samplerate, sound.frames
     if len(channels) != said:
         raise UserError(f"{place} ends after {len(channels)} of {said} samples; next: fetch the file again")
-    wave = channels.mean(axis=1)
-    if not numpy.isfinite(wave).all():
+    samples = channels.mean(axis=1)
+    if not numpy.isfinite(samples).all():
         raise UserError(f"{place} holds samples that are no finite number; allowed: finite ones")
     if before != rate:
         from scipy.signal import resample_poly
 
         common = gcd(rate, before)
-        wave = resample_poly(wave, rate // common, before // common)
-    return wave.astype("float32", copy=False)
+        samples = resample_poly(samples, rate // common, before // common)
+    return samples.astype("float32", copy=False)
+
+
+class Wav:
+    """A wav file of 16 bits a sample, read by Python itself: the part of soundfile.SoundFile that is used here.
+
+    A plan or an audit makes up such files, and is not to need soundfile for them. Raises wave.Error for other files.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        with wave.open(io.BytesIO(content)) as file:
+            self.frames, self.samplerate, self._channels = file.getnframes(), file.getframerate(), file.getnchannels()
+            if file.getsampwidth() != 2:
+                raise wave.Error(f"{8 * file.getsampwidth()} bits")
+            self._content = file.readframes(self.frames)
+
+    def __enter__(self) -> Wav:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._content = b""
+
+    def read(self, dtype: str, always_2d: bool) -> Any:
+        """The samples between -1 and 1, of shape (frames, channels)."""
+        import numpy
+
+        return (numpy.frombuffer(self._content, "<i2") / 2**15).astype(dtype).reshape(-1, self._channels)
 
 
 def _opened(rows: Rows, index: int, role: str) -> Any:
-    soundfile = library()
     content = rows.content(index, role)
     place = f"{rows.where}: row {rows.number(index)}: {role}"
-    try:
-        sound = soundfile.SoundFile(io.BytesIO(content))
-    except soundfile.LibsndfileError as error:
-        said = str(error.error_string).rstrip(".\n ")
-        raise UserError(f"{place} is no sound that can be read: {said}; allowed: wav, flac, ogg, mp3") from error
+    sound = _decoder(content, place)
     if sound.frames <= 0:
         raise UserError(f"{place} is empty; allowed: at least one sample")
     if not RATES[0] <= sound.samplerate <= RATES[1]:
@@ -96,6 +117,23 @@ def _opened(rows: Rows, index: int, role: str) -> Any:
     if missing:
         raise UserError(f"{place} ends {missing:,} bytes before its header says; next: fetch the file again")
     return sound
+
+
+def _decoder(content: bytes, place: str) -> Any:
+    """The content of a sound file: soundfile's, or `Wav` for what needs none. Raises UserError for any other."""
+    try:
+        soundfile = library()
+    except UserError:
+        try:
+            return Wav(content)
+        except (wave.Error, EOFError):
+            pass
+        raise
+    try:
+        return soundfile.SoundFile(io.BytesIO(content))
+    except soundfile.LibsndfileError as error:
+        said = str(error.error_string).rstrip(".\n ")
+        raise UserError(f"{place} is no sound that can be read: {said}; allowed: wav, flac, ogg, mp3") from error
 
 
 def _missing(content: bytes) -> int:
@@ -164,8 +202,8 @@ class Sounds:
     def __getitem__(self, place: int) -> dict[str, Any]:
         row = self._kept[place]
         rate = self._extractor.sampling_rate
-        wave = read(self._rows, row, rate)
-        values = self._extractor(wave, sampling_rate=rate)["input_values"][0]
+        heard = read(self._rows, row, rate)
+        values = self._extractor(heard, sampling_rate=rate)["input_values"][0]
         return {"input_values": values, "labels": self._labels[row]}
 
     def __iter__(self) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,7 @@ over scikit-learn, scipy, rouge-score, SacreBLEU and jiwer. Importing this packa
 
 from __future__ import annotations
 
-from hf_mps.finetune.metrics.catalogue import Baseline, Metrics, available, load
+from hf_mps.finetune.metrics.catalogue import Baseline, Metrics, available, load, unmeasured
 from hf_mps.finetune.metrics.labels import of_labels
 
-__all__ = ["Baseline", "Metrics", "available", "load", "of_labels"]
+__all__ = ["Baseline", "Metrics", "available", "load", "of_labels", "unmeasured"]

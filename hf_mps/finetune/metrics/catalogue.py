@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,6 +159,29 @@ class Metrics:
         return Baseline(what, self.compute([answer] * len(truths), truths))
 
 
+class Unmeasured(Metrics):
+    """Metrics that nobody will compute: every number is 0.0, and no package is needed for it."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__([(name, METRICS[name]) for name in names])
+
+    def compute(self, predictions: Any, references: Any) -> dict[str, float]:
+        return dict.fromkeys(self.reported, 0.0)
+
+
+_UNMEASURED: ContextVar[bool] = ContextVar("_UNMEASURED", default=False)
+
+
+@contextmanager
+def unmeasured() -> Iterator[None]:
+    """Let `load` give metrics that compute nothing, for who looks at a training step alone (`hf-mps plan`, `audit`)."""
+    before = _UNMEASURED.set(True)
+    try:
+        yield
+    finally:
+        _UNMEASURED.reset(before)
+
+
 def available() -> list[str]:
     """Every name that a recipe's `metrics` may have, sorted: those that `load` takes, and those of single tasks."""
     return sorted({**REPORTS, **OWN})
@@ -180,6 +205,8 @@ def load(names: Sequence[str], *, num_labels: int | None = None) -> Metrics:
             )
         if name in TWO_LABELS and num_labels is not None and num_labels > 2:
             raise UserError(f"{name} is for two labels and this data has {num_labels}: {scores.other_averages(name)}")
+    if _UNMEASURED.get():
+        return Unmeasured(wanted)
     return Metrics([(name, _found(name)) for name in wanted])
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_mps.choice import Choice
-from hf_mps.errors import UserError
+from hf_mps.errors import UserError, first_line
 from hf_mps.finetune.quiet import errors_only
 
 PYPI = "pypi:"
@@ -126,7 +126,7 @@ class Checkpoint:
         return f"{type(model).__name__}, {_size(count)} parameters{head}"
 
     def _load(self, what: str, load: Any, **settings: Any) -> Any:
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, StrictDataclassError
         from safetensors import SafetensorError
 
         try:
@@ -139,13 +139,14 @@ class Checkpoint:
             SafetensorError,
             HfHubHTTPError,
             LocalEntryNotFoundError,
+            StrictDataclassError,
         ) as error:
             if _disk_or_memory(error):
                 raise
             raise UserError(self._why_not(what, error)) from error
 
     def _why_not(self, what: str, error: Exception) -> str:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        first = first_line(error)
         if self.local:
             return f"model {self.said}: its {what} cannot be read: {first}"
         return unreachable(f"model {self.said}", f"hf download {self.said}", "give a folder with model=PATH", first)

@@ -46,9 +46,10 @@ DROPPED = ("num_train_epochs", "eval_steps", "eval_delay", "save_steps", "warmup
 
 
 @contextmanager
-def order(whole: Order) -> Iterator[Order]:
+def order(whole: Order, *, weights: bool = True) -> Iterator[Order]:
     """The order of a smoke run of `whole`, with its model and rows in a folder that lasts as long as the context.
 
+    Without `weights` that folder holds the tiny model's tokenizer or processor alone, for a model from elsewhere.
     Raises UserError where the recipe's task makes up no rows, or no rule says which architecture its model is.
     """
     from hf_mps.finetune.quiet import errors_only, no_bars
@@ -61,8 +62,12 @@ def order(whole: Order) -> Iterator[Order]:
     with tempfile.TemporaryDirectory(prefix="hf-mps-smoke-") as place, _cache(Path(place) / "cache"):
         folder = Path(place)
         rows = task.smoke_rows(whole.recipe, folder)
+        said = list(texts(rows["train"]))
         with no_bars(), errors_only():
-            model.write(family, folder / "model", list(texts(rows["train"])), whole.recipe.seed)
+            if weights:
+                model.write(family, folder / "model", said, whole.recipe.seed)
+            else:
+                model.processor(family, folder / "model", said)
         files = {split: str(_jsonl(folder / f"{split}.jsonl", lines)) for split, lines in rows.items()}
         yield dataclasses.replace(
             whole,

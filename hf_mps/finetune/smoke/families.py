@@ -62,8 +62,10 @@ WORDS: dict[str, Words] = {
         "pieces",
     ),
 }
-SOUND = ("wav2vec2", "hubert", "wavlm")
-IMAGE = ("vit", "deit", "swin", "dinov2", "convnext", "resnet")
+# What the models of a task read, where it is no text, and the words of an architecture that is not listed above: gaps
+# are for tokenizers that have a word for them.
+READS: dict[str, Input] = {"image-classification": "image", "speech-recognition": "sound"}
+UNLISTED: dict[str, Words] = {"masked-lm": "wordpiece"}
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,8 @@ def find(recipe: Recipe) -> Family:
     if name is None:
         way_on = "model_type=NAME, as its config.json has it"
         raise UserError(f"--smoke: no rule tells the architecture of {recipe.model}; next: {way_on}")
-    reads: Input = "sound" if name in SOUND else "image" if name in IMAGE else "text"
-    words: Words = WORDS.get(name, "bytes" if reads == "text" else "")
+    reads = READS.get(recipe.task, "text")
+    words: Words = WORDS.get(name, UNLISTED.get(recipe.task, "bytes")) if reads == "text" else ""
     return Family(name, reads, words, config if config.get("model_type") == name else {})
 
 

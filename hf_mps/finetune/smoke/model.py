@@ -8,91 +8,60 @@ from pathlib import Path
 from typing import Any
 
 from hf_mps.errors import UserError
-from hf_mps.finetune.smoke import words
+from hf_mps.finetune.smoke import shrink, words
 from hf_mps.finetune.smoke.families import Family
 
-IMAGE = 32
-# Every size by the names that the architectures have for it. Lengths in positions stay: they cost little.
-SMALL: dict[str, Any] = {
-    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embedding_size", "word_embed_proj_dim"), 32),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers"), 2),
-    **dict.fromkeys(("encoder_layers", "decoder_layers"), 2),
-    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 2),
-    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2),
-    "num_key_value_heads": 1,
-    **dict.fromkeys(("intermediate_size", "d_ff", "hidden_dim", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim"), 64),
-    **dict.fromkeys(("head_dim", "d_kv"), 16),
-    **dict.fromkeys(("image_size", "num_conv_pos_embeddings"), IMAGE),
-    "patch_size": 8,
-    "num_conv_pos_embedding_groups": 2,
-    "codevector_dim": 32,
-    "proj_codevector_dim": 32,
-    "embed_dim": 16,  # swin: it doubles in each stage
-    "depths": [1, 1],
-    "window_size": 2,
-}
-# As long as the layers were many, or a size that another one settles.
-DERIVED = ("layer_types", "max_window_layers", "out_features", "out_indices", "stage_names")
 SPECIAL = ("pad", "bos", "eos", "sep", "cls", "mask", "unk")
 PARTS = ("bert", "electra")  # those whose tokenizer tells the model which of two texts a word is of
-# Two more than there are: theirs begin behind the padding's number.
-POSITIONS = {"roberta": 514, "xlm-roberta": 514}
 
 
 def write(family: Family, folder: Path, texts: Sequence[str], seed: int) -> None:
     """Write model, configuration and tokenizer (or processor) of a tiny `family` into `folder`.
 
     `texts` are what the tokenizer learns its words from. Raises UserError for an architecture that the installed
-    transformers does not have.
+    transformers does not have, and where no tiny model of it can be made.
     """
     import torch
     from transformers import set_seed
 
-    folder.mkdir(parents=True)
-    said: dict[str, Any] = {}
+    said = processor(family, folder, texts)
+    config, why = shrink.smallest(family.name, family.config, said, lambda config: _class(config).from_config(config))
+    if why is not None:
+        raise UserError(f"--smoke: no tiny {family.name} can be made of its configuration: {why}")
     if family.reads == "image":
-        _image_processor(folder)
-    elif family.reads == "sound":
-        said = words.letters(texts, folder)
-    else:
-        tokenizer = words.train(family.words, texts, parts=family.name in PARTS)
-        tokenizer.save_pretrained(folder)
-        said = _numbers(tokenizer)
+        image_processor(folder, shrink.picture(config))
     set_seed(seed)
     with torch.device("cpu"):
-        model = _class(config := _config(family, said)).from_config(config)
+        model = _class(config).from_config(config)
     model.save_pretrained(folder)
 
 
+def processor(family: Family, folder: Path, texts: Sequence[str]) -> dict[str, Any]:
+    """Write the tokenizer (or processor) of a tiny `family` into `folder`; what its configuration says of that."""
+    folder.mkdir(parents=True)
+    if family.reads == "image":
+        image_processor(folder, (shrink.IMAGE, shrink.IMAGE))
+        return {}
+    if family.reads == "sound":
+        return words.letters(texts, folder)
+    tokenizer = words.train(family.words, texts, parts=family.name in PARTS)
+    tokenizer.save_pretrained(folder)
+    return _numbers(tokenizer)
+
+
 def twin(model: Any) -> Any:
-    """A tiny model of the class of `model`, on the CPU with random weights: for trials that need numbers."""
+    """A tiny model of the class of `model`, on the CPU with random weights: for trials that need numbers.
+
+    None where its configuration cannot be made small.
+    """
     import torch
 
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    family = Family(inner.config.model_type, "text", "", inner.config.to_dict())
+    config, why = shrink.smallest(inner.config.model_type, inner.config.to_dict(), {}, type(inner))
+    if why is not None:
+        return None
     with torch.device("cpu"):
-        return type(inner)(_config(family, {}))
-
-
-def _config(family: Family, said: dict[str, Any]) -> Any:
-    """The configuration of a checkpoint, or the architecture's defaults, with every size made small."""
-    from transformers import AutoConfig
-
-    try:
-        defaults = AutoConfig.for_model(family.name).to_dict()
-    except ValueError as error:
-        raise UserError(f"--smoke: the installed transformers has no architecture '{family.name}'") from error
-    own = {key: value for key, value in family.config.items() if key not in (*DERIVED, "architectures", "dtype")}
-    small = {key: value for key, value in SMALL.items() if key in defaults and defaults[key] is not None}
-    if isinstance(defaults.get("num_heads"), (list, tuple)):
-        small["num_heads"] = [2] * len(SMALL["depths"])  # one for each stage
-    if isinstance(defaults.get("conv_dim"), (list, tuple)):
-        small["conv_dim"] = [32] * len(defaults["conv_dim"])
-    if family.name in POSITIONS:
-        small["max_position_embeddings"] = POSITIONS[family.name]
-    numbers = {key: value for key, value in said.items() if key in defaults or key == "decoder_start_token_id"}
-    own.pop("model_type", None)
-    return AutoConfig.for_model(family.name, **own | small | numbers)
+        return type(inner)(config)
 
 
 def _numbers(tokenizer: Any) -> dict[str, Any]:
@@ -120,14 +89,14 @@ def _class(config: Any) -> Any:
     return transformers.AutoModel
 
 
-def _image_processor(folder: Path) -> None:
-    """What the ViT checkpoints' own preprocessor_config.json says, at the tiny model's size."""
+def image_processor(folder: Path, size: tuple[int, int]) -> None:
+    """Write what the ViT checkpoints' own preprocessor_config.json says, for pictures of `size` (height, width)."""
     says = {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": True,
         "do_rescale": True,
         "do_normalize": True,
-        "size": {"height": IMAGE, "width": IMAGE},
+        "size": dict(zip(("height", "width"), size, strict=True)),
         "image_mean": [0.5, 0.5, 0.5],
         "image_std": [0.5, 0.5, 0.5],
         "resample": 2,

@@ -70,7 +70,6 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     """
     import transformers
 
-    audio.library()
     for split in rows.values():
         tokens.refuse_other_than_text(split, ["text"])
     measured = metrics.load(choose(recipe.metrics, ["wer", "cer"], recipe.task).names)
@@ -91,7 +90,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     # transformers' CTC loss takes num_items_in_batch and does not divide by it. Trainer believes that it does, and loss
     # and gradients would be gradient_accumulation_steps times as large (loss/loss_ctc.py, trainer.py).
     model.accepts_loss_kwargs = False
-    if recipe.freeze_feature_encoder:
+    if recipe.freeze_feature_encoder and hasattr(model, "freeze_feature_encoder"):  # not those that read spectrograms
         model.freeze_feature_encoder()
         choices["feature_encoder"] = Choice("frozen", "its filters are learned in pretraining; freeze_feature_encoder")
     sounds = {split: audio.Sounds(rows[split], found[split]["labels"][:], kept[split], extractor) for split in SPLITS}

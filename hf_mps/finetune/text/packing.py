@@ -132,7 +132,8 @@ def unfitness(model: Any) -> str:
     if inner.device.type == "meta":  # without numbers (`hf-mps plan`): a small one of its class is tried
         from hf_mps.finetune.smoke.model import twin
 
-        return unfitness(twin(inner))
+        tiny = twin(inner)
+        return "there is no tiny model of its class to try it on" if tiny is None else unfitness(tiny)
     words, device = inner.get_input_embeddings().weight.shape[0], inner.device
     first, second = (torch.arange(1, count + 1, device=device).remainder(words).flip(0)[None] for count in TRIED)
     packed = torch.cat([first, second], 1)

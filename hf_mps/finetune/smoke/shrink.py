@@ -1,0 +1,165 @@
+"""The configuration of a tiny model of any architecture: every size made small, and as many as hold together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from hf_mps.errors import UserError, first_line
+
+IMAGE = 32
+# Sizes by the names that the architectures have for them, in groups that are made small or left together: widths and
+# heads of some have to fit each other in ways of their own (Mamba 2, XLNet). Lengths in positions stay.
+DEPTHS: dict[str, Any] = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers"), 2),
+    **dict.fromkeys(("encoder_layers", "decoder_layers", "num_encoder_layers"), 2),
+    **dict.fromkeys(("depths", "depth"), 1),
+    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k"), 2),
+}
+HEADS: dict[str, Any] = {
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 2),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2),
+    "num_key_value_heads": 1,
+    **dict.fromkeys(("head_dim", "d_kv"), 16),
+}
+WIDTHS: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embedding_size", "word_embed_proj_dim"), 32),
+    **dict.fromkeys(("intermediate_size", "d_ff", "hidden_dim", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim"), 64),
+    **dict.fromkeys(("hidden_sizes", "conv_dim", "codevector_dim", "proj_codevector_dim"), 32),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 32),
+    **dict.fromkeys(("image_size", "num_conv_pos_embeddings"), IMAGE),
+    "patch_size": 8,
+    "num_conv_pos_embedding_groups": 2,
+    "embed_dim": 8,  # swin: it doubles in each stage
+    "window_size": 2,
+}
+# As long as the layers were many, or a size that another one settles.
+DERIVED = (
+    *("layer_types", "max_window_layers", "out_features", "out_indices", "stage_names", "_out_features"),
+    *("_out_indices", "mlp_layer_types", "layers_block_type", "attention_layers"),
+)
+# Pictures of several stages are halved at each: these leave something for the last one.
+STAGES, STAGED = ("depths", "hidden_sizes"), {"image_size": 2 * IMAGE, "patch_size": 4}
+# What two layers of an architecture need that says it layer by layer, and heads that have to make up the width; of
+# those whose positions begin behind the padding's number, two more than there are.
+OWN: dict[str, dict[str, Any]] = {
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 1, "state_size": 16, "chunk_size": 16},
+    **{name: {"max_position_embeddings": 514} for name in ("roberta", "xlm-roberta")},
+}
+# Parameters of a model that is still made with numbers: a gigabyte of weights, gradients and moments.
+MOST = 60_000_000
+
+
+def smallest(
+    name: str, own: Mapping[str, Any], said: Mapping[str, Any], make: Callable[[Any], Any]
+) -> tuple[Any, str | None]:
+    """The configuration of a tiny `name`, and None; or the least tiny one that there is, and why it is of no use.
+
+    `own` is what a checkpoint's configuration says (empty: the architecture's defaults), `said` what the tokenizer
+    settles; `make` builds a model from a configuration. The first that holds together is taken: that is built, and
+    takes one short input on the device meta. Raises UserError where the installed transformers lacks the architecture.
+    """
+    why: str | None = "its sizes fit each other in none of the ways that were tried"
+    config = None
+    for config in candidates(name, own, said):
+        why = unfitness(config, make)
+        if why is None:
+            break
+    return config, why
+
+
+def candidates(name: str, own: Mapping[str, Any], said: Mapping[str, Any]) -> Iterator[Any]:
+    """Configurations of architecture `name`, the smallest first; those that its own class refuses are left out."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    try:
+        defaults = AutoConfig.for_model(name).to_dict()
+    except ValueError as error:
+        raise UserError(f"--smoke: the installed transformers has no architecture '{name}'") from error
+    for sizes in (DEPTHS | HEADS | WIDTHS, DEPTHS | WIDTHS, DEPTHS):
+        small = _small(defaults, own, sizes) | OWN.get(name, {})
+        numbers = {key: value for key, value in said.items() if key in defaults or key == "decoder_start_token_id"}
+        try:
+            yield AutoConfig.for_model(name, **small | numbers)
+        except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError):
+            continue
+
+
+def unfitness(config: Any, make: Callable[[Any], Any]) -> str | None:
+    """Why no tiny model comes of `config`, from building it on meta and handing it one short input; None where it does.
+
+    A forward pass that reads numbers, which meta has none of, speaks for nothing.
+    """
+    import torch
+
+    from hf_mps.finetune.smoke.fake import Answers, needs_numbers
+
+    try:
+        with torch.device("meta"):
+            model = make(config).eval()
+        count = sum(parameter.numel() for parameter in model.parameters())
+        if count > MOST:
+            return f"with few layers it still has {count / 1e6:,.0f} M parameters"
+        with torch.no_grad(), Answers():
+            model(**inputs(model))
+    except Exception as error:
+        if not needs_numbers(error):
+            return f"{type(error).__name__}: {first_line(error)}"
+    return None
+
+
+def inputs(model: Any) -> dict[str, Any]:
+    """One short row of what `model` reads, on the device meta."""
+    import torch
+
+    config, name = model.config, model.main_input_name
+    with torch.device("meta"):
+        if name == "pixel_values":
+            made = torch.zeros(1, getattr(config, "num_channels", 3), *picture(config))
+        elif name in ("input_values", "input_features"):
+            width: Any = getattr(config, "num_mel_bins", None) or getattr(config, "feat_extract_input_dim", 80)
+            made = torch.zeros(1, 4000) if name == "input_values" else torch.zeros(1, 64, width)
+        else:
+            made = torch.zeros(1, 8, dtype=torch.long)
+        found = {name: made}
+        if config.is_encoder_decoder:
+            found["decoder_input_ids"] = torch.zeros(1, 8, dtype=torch.long)
+    return found
+
+
+def picture(config: Any, default: int = IMAGE) -> tuple[int, int]:
+    """The height and width in pixels that a configuration names, or `default` where any will do."""
+    vision = getattr(config, "vision_config", None)
+    size = getattr(config, "image_size", None) or getattr(vision, "image_size", None) or default
+    return (int(size), int(size)) if isinstance(size, (int, float)) else (int(size[0]), int(size[1]))
+
+
+def _small(defaults: Mapping[str, Any], own: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """What a configuration says, with `sizes` in place of its own, in the configurations inside it too."""
+    made = {
+        key: value
+        for key, value in own.items()
+        if key not in (*DERIVED, "architectures", "dtype", "model_type") and not _inner(value)
+    }
+    for key, value in defaults.items():
+        if _inner(value):
+            made[key] = {"model_type": value["model_type"], **_small(value, own.get(key) or {}, sizes)}
+            made[key] = _without_none(made[key])
+        elif key in sizes and value is not None:
+            said = own.get(key, value)
+            made[key] = [sizes[key]] * len(said) if isinstance(said, (list, tuple)) else sizes[key]
+    if any(isinstance(defaults.get(key), (list, tuple)) for key in STAGES):
+        made |= {key: size for key, size in STAGED.items() if isinstance(made.get(key), int) and key in sizes}
+    return made
+
+
+def _inner(value: Any) -> bool:
+    """Whether a value is the configuration of a part: of a picture's or a text's side."""
+    return isinstance(value, dict) and "model_type" in value
+
+
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}

@@ -1,0 +1,185 @@
+"""What `hf-mps plan` and `hf-mps audit` say of every architecture of transformers that a task of ours trains.
+
+    python scripts/architectures.py [NAME …]
+
+Writes docs/architectures.md; with names, their rows of it alone. Each architecture is given as a folder with nothing
+but a small configuration, as a person may have one.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+# The task that an architecture is looked at with: the first whose mapping in transformers has it. The tasks behind the
+# last of ours have none here; what such a model is answered stands in the table as well.
+TASKS = {
+    "masked-lm": "MODEL_FOR_MASKED_LM",
+    "summarization": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM",
+    "causal-lm": "MODEL_FOR_CAUSAL_LM",
+    "image-classification": "MODEL_FOR_IMAGE_CLASSIFICATION",
+    "speech-recognition": "MODEL_FOR_CTC",
+    "text-classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION",
+    "token-classification": "MODEL_FOR_TOKEN_CLASSIFICATION",
+    "question-answering": "MODEL_FOR_QUESTION_ANSWERING",
+    "multiple-choice": "MODEL_FOR_MULTIPLE_CHOICE",
+}
+ELSEWHERE = {
+    "MODEL_FOR_SPEECH_SEQ_2_SEQ": "speech-recognition",
+    "MODEL_FOR_AUDIO_CLASSIFICATION": "speech-recognition",
+    "MODEL_FOR_OBJECT_DETECTION": "image-classification",
+    "MODEL_FOR_SEMANTIC_SEGMENTATION": "image-classification",
+}
+CLASSES = {"summarization": "AutoModelForSeq2SeqLM", "causal-lm": "AutoModelForCausalLM"}
+ROWS, LENGTH = 2, 16
+WORDS = {"vocab_size": 1000, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "architectures.md"
+HEAD = """# Architectures
+
+<!-- Written by scripts/architectures.py; change the code, not this file. -->
+
+What `hf-mps plan` and `hf-mps audit` say of the architectures of transformers {version} that a task of this project
+trains, each from a small configuration alone: no weights, no tokenizer, no Mac. A test holds that they still say so.
+
+*Peak* is that of a training step of {rows} rows (of {length} tokens, 20 seconds of sound, or pictures of the size that
+the configuration names), *missing* are the operators without a Metal kernel, which the CPU runs. Where there is no
+plan, the line that was said stands there with its exit code: 2 where transformers cannot build the model or no task
+here trains it, 1 where its step cannot be followed without numbers.
+
+{count} architectures, of which {works} are planned and audited.
+"""
+
+
+class Row(NamedTuple):
+    """An architecture by its `model_type`, the task, and what was said: peak and missing operators, or a line."""
+
+    name: str
+    task: str
+    peak: str
+    missing: str
+
+    def __str__(self) -> str:
+        return f"| {' | '.join(self)} |"
+
+
+def architectures() -> dict[str, str]:
+    """Every model_type in transformers' mappings, with the task that it is looked at with."""
+    from transformers.models.auto import modeling_auto as auto
+
+    found: dict[str, str] = {}
+    for task, mapping in [*TASKS.items(), *((task, mapping) for mapping, task in ELSEWHERE.items())]:
+        for name in sorted(getattr(auto, f"{mapping}_MAPPING_NAMES")):
+            found.setdefault(name, task)
+    return found
+
+
+def row(name: str, task: str, folder: Path) -> Row:
+    """Plan and audit the architecture from a configuration in `folder`, both in one step."""
+    from hf_mps import audit, plan
+    from hf_mps.audit.kinds import Release
+    from hf_mps.audit.record import Record
+    from hf_mps.errors import RunError, UserError
+    from hf_mps.target.find import find
+
+    records: list[Record] = []
+
+    def record(step: Any) -> Record:
+        records.append(Record(step.where))
+        return records[0]
+
+    try:
+        shape = [f"training.per_device_train_batch_size={ROWS}", "training.gradient_accumulation_steps=1"]
+        target = find(str(written(name, task, folder)), shape, task)
+        length = None if task in ("image-classification", "speech-recognition") else LENGTH
+        peak = plan.estimate(target, length=length, also=record).bytes
+    except (UserError, RunError) as error:
+        return Row(name, task, f"exit {error.exit_code}", str(error).replace(f"{folder}/", "").replace("|", "\\|"))
+    missing = [f"`{entry.operator}`" for entry in audit.result(name, records[0], Release(), {}).found]
+    return Row(name, task, f"{peak / 2**20:.1f} MiB", ", ".join(missing) or "none")
+
+
+def written(name: str, task: str, folder: Path) -> Path:
+    """A folder that holds a small configuration of the architecture, or its own where it cannot be made small."""
+    import transformers
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    from hf_mps.errors import UserError
+    from hf_mps.finetune import tasks
+    from hf_mps.finetune.smoke import shrink
+
+    place, kind = folder / name, getattr(transformers, CLASSES.get(task) or tasks.module(task).AUTO_CLASS)
+    try:
+        config, why = shrink.smallest(name, {}, WORDS, kind.from_config)
+        if why is not None and "it still has" not in why:
+            config = AutoConfig.for_model(name)
+        config.save_pretrained(place)
+    except (ValueError, TypeError, AttributeError, ImportError, StrictDataclassError) as error:
+        raise UserError(f"transformers makes no default configuration of {name}: {type(error).__name__}") from error
+    return place
+
+
+def rows(names: dict[str, str]) -> Iterator[Row]:
+    """The rows of some architectures, one after the other."""
+    with quiet(), tempfile.TemporaryDirectory() as folder:
+        for name, task in names.items():
+            yield row(name, task, Path(folder))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Let nothing but errors be said, and the garbage collector leave what the libraries keep for good alone."""
+    import transformers
+
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    gc.freeze()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        gc.unfreeze()
+        transformers.logging.set_verbosity(level)
+
+
+def table() -> dict[str, Row]:
+    """The rows of the page as it stands."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines() if PAGE.is_file() else []
+    cells = [line.strip("| ").split(" | ", 3) for line in lines if line.startswith("| ")]
+    return {one[0]: Row(*one) for one in cells if one[0] not in ("architecture", "---")}
+
+
+def page(found: dict[str, Row]) -> str:
+    """The page for these rows."""
+    import transformers
+
+    works = sum(not one.peak.startswith("exit") for one in found.values())
+    head = HEAD.format(version=transformers.__version__, rows=ROWS, length=LENGTH, count=len(found), works=works)
+    lines = [head, "| architecture | task | peak | missing |", "| --- | --- | --- | --- |"]
+    return "\n".join([*lines, *(str(found[name]) for name in sorted(found))]) + "\n"
+
+
+def main() -> int:
+    """Write the page: all of it, or the rows that were asked for."""
+    from hf_mps.target import metal
+
+    metal.present()
+    every = architectures()
+    asked = sys.argv[1:] or list(every)
+    found = {name: one for name, one in table().items() if name in every}
+    for one in rows({name: every[name] for name in asked}):
+        print(one, flush=True)
+        found[one.name] = one
+        PAGE.write_text(page(found), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
