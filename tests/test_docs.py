@@ -8,6 +8,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import sklearn  # noqa: F401  sets an environment variable when it is first imported, here and not in a test
+import torch  # noqa: F401  brings the layer, which has the names
 
 from hf_mps.cli import app
 from hf_mps.finetune import catalogue, tasks

@@ -27,8 +27,11 @@ def old(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_each_script_has_a_line_with_what_became_of_it(
-    old: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    old: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.setattr(old.tempfile, "tempdir", str(work))
     says = {
         "run_glue": "import os, sys; assert os.path.isfile('pairs.csv'); assert '--use_mps_device' in sys.argv",
         "run_glue_no_trainer": "import sys; assert '--max_train_steps' in sys.argv; raise KeyError('x')",
@@ -49,6 +52,9 @@ def test_each_script_has_a_line_with_what_became_of_it(
     assert lines[2].endswith("KeyError: 'x'")
     assert lines[-1] == "1 works, 1 fails, 1 lacks, 1 unknown of 4"
     assert old.main([str(tmp_path), "--only", "run_glue"]) == 0
+    assert list(work.iterdir()) == []
+    assert old.main([str(tmp_path), "--only", "run_glue", "--keep"]) == 0
+    assert len(list(work.glob("old-examples-*/out/run_glue.log"))) == 1
 
 
 def test_a_folder_without_scripts_is_told(old: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
