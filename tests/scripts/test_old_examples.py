@@ -78,3 +78,17 @@ def test_every_command_line_names_files_and_models_that_are_made(
     monkeypatch.chdir(tmp_path)
     rows = datasets.load_dataset("xnli", "en", split="train", cache_dir=str(tmp_path / "cache"))
     assert rows.features["label"].names == ["entailment", "neutral", "contradiction"]
+
+
+@pytest.mark.slow
+def test_every_model_is_written_with_what_its_scripts_read(
+    old: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    monkeypatch.undo()
+    for name, write in old.world.MODELS.items():
+        write(tmp_path / name)
+        transformers.AutoModel.from_pretrained(tmp_path / name)
+        if name in ("vit", "vit_mae", "clip"):
+            assert transformers.AutoFeatureExtractor.from_pretrained(str(tmp_path / name)).size == old.world.SIZE
