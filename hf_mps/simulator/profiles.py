@@ -58,6 +58,7 @@ PROFILES = {
     for profile in (
         _profile("m1-8gb", "Apple M1", 8, (14, 7)),
         _profile("m1-16gb", "Apple M1", 8, (14, 7)),
+        _profile("m1-macos26-16gb", "Apple M1", 8, (26, 0)),
         _profile("m1-max-32gb", "Apple M1 Max", 32, (15, 6)),
         _profile("m2-8gb", "Apple M2", 8, (15, 6)),
         _profile("m2-pro-16gb", "Apple M2 Pro", 16, (15, 6)),

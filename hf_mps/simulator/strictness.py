@@ -23,12 +23,13 @@ FIRST_FAMILIES = ("Apple M1", "Apple M2")
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong, in a sentence; `releases` is a specifier of torch, `chips` the beginnings of chips' names."""
+    """What is wrong, in a sentence; `releases` and `macos` are specifiers, `chips` the beginnings of chips' names."""
 
     what: str
     issue: str
     releases: str
     chips: tuple[str, ...] = ("Apple",)
+    macos: str = ""
 
 
 FAULTS: dict[str, Fault] = {
@@ -44,6 +45,39 @@ FAULTS: dict[str, Fault] = {
         ">=2.7",
         FIRST_FAMILIES,
     ),
+    "silent-indices": Fault(
+        "an index out of range reads zeros or writes nowhere, a label out of range adds nothing to the loss",
+        f"{ISSUES}/144824",
+        "<2.14",
+    ),
+    "late-indices": Fault(
+        "an index out of range is an error only when somebody waits for the device, and one that names no place",
+        "https://github.com/pytorch/pytorch/pull/187109",
+        ">=2.14",
+    ),
+    "dtype-copies": Fault(
+        "a copy to the CPU that also changes the dtype overwrites its source, or reads beside it",
+        f"{ISSUES}/189563",
+        "<2.14",
+    ),
+    "wide-copies": Fault(
+        "a copy to the CPU that also makes float64 or complex128 writes nothing",
+        f"{ISSUES}/197715",
+        "==2.14.0",
+    ),
+    "row-bias": Fault(
+        "a linear layer forgets its bias where its input is one row",
+        f"{ISSUES}/188438",
+        "<2.14",
+        ("Apple M1",),
+        ">=26,<27",
+    ),
+    "many-rows-bias": Fault(
+        "a linear layer with a bias writes the matrices from the 65,537th on over the first ones",
+        f"{ISSUES}/189495",
+        ">=2.12,<2.14",
+        macos=">=15",
+    ),
 }
 
 
@@ -52,9 +86,10 @@ def start(metal: Any, profile: Profile, torch_version: str) -> None:
     from packaging.specifiers import SpecifierSet
     from packaging.version import Version
 
-    release = Version(torch_version).base_version
+    release, system = Version(torch_version).base_version, ".".join(map(str, profile.macos))
     for name, fault in FAULTS.items():
-        metal.switch_fault(name, profile.chip.startswith(fault.chips) and release in SpecifierSet(fault.releases))
+        here = profile.chip.startswith(fault.chips) and system in SpecifierSet(fault.macos)
+        metal.switch_fault(name, here and release in SpecifierSet(fault.releases))
 
 
 @contextmanager

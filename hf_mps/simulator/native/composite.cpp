@@ -31,6 +31,12 @@ Tensor& copy(Tensor& self, const Tensor& from, bool non_blocking) {
   if (!self.device().is_mps() && !from.device().is_mps()) {
     return at::native::copy_(self, from, non_blocking);
   }
+  if (!self.device().is_mps()) {
+    raise_late_error(); // a copy to the CPU waits for the device
+    if (faulty_copy(self, from)) {
+      return self;
+    }
+  }
   const auto on_host = [](const Tensor& side) { return side.device().is_mps() ? host_view(side) : side; };
   auto to = on_host(self);
   at::native::copy_(to, on_host(from), non_blocking);

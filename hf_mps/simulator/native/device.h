@@ -8,6 +8,7 @@
 //   metal_only.cpp operators that only the Metal backend has: convolution, linear_backward, …
 //   composite.cpp  operators whose code branches by device: copies, attention, convolution
 //   faults.cpp     wrong results that some Macs give without an error
+//   indices.cpp    what happens to indices out of range
 //   fallback.cpp   what happens to an operator without a Metal kernel
 //   module.cpp     torch._C's `_mps_*` functions
 #pragma once
@@ -15,13 +16,19 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/Storage.h>
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
+
+namespace c10 {
+class OperatorHandle;
+}
 
 namespace metal {
 
@@ -101,12 +108,24 @@ Fault fault_of(const std::string& name);
 // The same for linear_backward, on matrices: its rows and incoming gradients, and the gradients that it computed.
 void linear_backward_faults(
     const at::Tensor& rows, const at::Tensor& grad, const at::Tensor& of_input, const at::Tensor& of_weight);
+// Makes a copy from the device to the CPU that also changes the dtype, as a fault does that is on; false where none is.
+bool faulty_copy(const at::Tensor& to, const at::Tensor& from);
 void switch_fault(const std::string& name, bool on);
 std::vector<std::string> faults_on();
 // The most values that a matrix product with both sides from 16 has summed over since the last call.
 int64_t take_longest_sum();
 // Called with memory that is about to be freed.
 void remember_freed(const void* memory, size_t bytes);
+
+// ---- indices.cpp ----
+
+extern std::atomic<bool> silent_indices; // zeros are read, nothing is written
+extern std::atomic<bool> late_indices; // the same, and an error when somebody waits for the device
+// Runs an operator on the CPU, its host arguments on the stack; null for operators that need nothing special.
+using Inside = void (*)(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+Inside inside_of(const std::string& name);
+// Raises the error of an index that was out of range earlier, once.
+void raise_late_error();
 
 // ---- kernels, each registered one by one ----
 

@@ -16,11 +16,21 @@ using Arguments = c10::ArrayRef<c10::IValue>;
 
 std::atomic<bool> large_k{false};
 std::atomic<bool> large_k_batched{false};
+std::atomic<bool> row_bias{false};
+std::atomic<bool> many_rows_bias{false};
+std::atomic<bool> dtype_copies{false};
+std::atomic<bool> wide_copies{false};
 
 const std::map<std::string, std::atomic<bool>*>& switches() {
   static const auto* all = new std::map<std::string, std::atomic<bool>*>{
       {"large-k", &large_k},
       {"large-k-batched", &large_k_batched},
+      {"row-bias", &row_bias},
+      {"many-rows-bias", &many_rows_bias},
+      {"dtype-copies", &dtype_copies},
+      {"wide-copies", &wide_copies},
+      {"silent-indices", &silent_indices},
+      {"late-indices", &late_indices},
   };
   return *all;
 }
@@ -70,11 +80,34 @@ void baddbmm(Arguments in, const Tensor& result) {
   product(result, in[1].toTensor(), in[2].toTensor(), true);
 }
 
+// pytorch#188438: the kernel that multiplies and adds at once forgets the bias where a matrix has one row. #189495: it
+// counts matrices in 16 bits, so that those from 65,536 on are written over the first ones.
+constexpr int64_t kMatrices = 1 << 16;
+
+void biased_linear(const Tensor& rows, const Tensor& weight, const Tensor& result) {
+  if (!rows.is_contiguous() || !weight.is_contiguous() || rows.dim() == 0 || weight.dim() != 2) {
+    return; // MPSGraph's way, which is right
+  }
+  if (row_bias && (rows.dim() == 1 || rows.size(-2) == 1)) {
+    result.copy_(rows.matmul(weight.t()));
+  }
+  const int64_t beyond = rows.dim() > 2 ? rows.size(-3) - kMatrices : 0;
+  if (many_rows_bias && beyond > 0) {
+    const auto late = result.narrow(-3, kMatrices, beyond);
+    const auto first = std::min(beyond, kMatrices);
+    result.narrow(-3, 0, first).copy_(late.narrow(-3, 0, first));
+    late.fill_(stale.load());
+  }
+}
+
 void linear(Arguments in, const Tensor& result) {
   const auto& weight = in[1].toTensor();
   if (weight.dim() == 2) {
     const auto rows = result.numel() / std::max<int64_t>(weight.size(0), 1);
     sum_too_far(result, rows, weight.size(0), weight.size(1), large_k);
+  }
+  if (in.size() > 2 && in[2].isTensor() && in[2].toTensor().defined()) {
+    biased_linear(in[0].toTensor(), weight, result);
   }
 }
 
@@ -97,6 +130,47 @@ void linear_backward_faults(
   if (of_weight.defined()) {
     sum_too_far(of_weight, grad.size(1), rows.size(1), grad.size(0), large_k);
   }
+}
+
+// pytorch#189563, #194344: such a copy first converts into a buffer of its own or, where the elements do not grow, into
+// the source's, and then reads that buffer as far in as the view lies in its storage. Only a page without an offset is
+// written at once. #197715: torch 2.14.0 writes nothing where Metal has no such dtype.
+constexpr uintptr_t kPage = 16384;
+
+bool faulty_copy(const Tensor& to, const Tensor& from) {
+  if (to.scalar_type() == from.scalar_type() || from.numel() == 0) {
+    return false;
+  }
+  const bool wide = to.scalar_type() == at::kDouble || to.scalar_type() == at::kComplexDouble;
+  if (wide && wide_copies) {
+    return true;
+  }
+  if (!dtype_copies) {
+    return false;
+  }
+  check_dtype(to.scalar_type());
+  const bool direct = to.strides() == from.strides() && to.sizes() == from.sizes() &&
+      from.is_non_overlapping_and_dense() && !from.is_conj() && !from.is_neg() && !to.is_conj() && !to.is_neg();
+  auto* target = static_cast<char*>(to.data_ptr());
+  const size_t offset = from.storage_offset() * from.itemsize();
+  if (!direct || (reinterpret_cast<uintptr_t>(target) % kPage == 0 && offset == 0)) {
+    return false;
+  }
+  const auto converted = host_view(from).to(to.scalar_type());
+  const size_t bytes = converted.nbytes();
+  const auto* read = static_cast<const char*>(converted.const_data_ptr());
+  size_t readable = bytes;
+  if (to.itemsize() <= from.itemsize()) {
+    auto* source = static_cast<char*>(from.storage().mutable_data());
+    std::memcpy(source, read, bytes);
+    read = source;
+    readable = from.storage().nbytes();
+  }
+  std::memset(target, 0, bytes);
+  if (offset < readable) {
+    std::memcpy(target, read + offset, std::min(bytes, readable - offset));
+  }
+  return true;
 }
 
 int64_t take_longest_sum() {

@@ -123,7 +123,9 @@ class Hooks : public at::MPSHooksInterface {
   c10::Allocator* getMPSDeviceAllocator() const override {
     return allocator();
   }
-  void deviceSynchronize() const override {}
+  void deviceSynchronize() const override {
+    raise_late_error();
+  }
   void commitStream() const override {}
   void emptyCache() const override {
     empty_cache();

@@ -111,7 +111,8 @@ struct Plan {
 
 class HostKernel final : public c10::OperatorKernel {
  public:
-  explicit HostKernel(Plan plan) : plan_(std::move(plan)), fault_(fault_of(plain_name(plan_.name))) {}
+  explicit HostKernel(Plan plan)
+      : plan_(std::move(plan)), fault_(fault_of(plain_name(plan_.name))), inside_(inside_of(plain_name(plan_.name))) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
     const size_t arguments = op.schema().arguments().size();
@@ -133,7 +134,11 @@ class HostKernel final : public c10::OperatorKernel {
       if (fault_ != nullptr) {
         given.assign(stack->end() - static_cast<std::ptrdiff_t>(arguments), stack->end());
       }
-      op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+      if (inside_ != nullptr) {
+        inside_(op, stack);
+      } else {
+        op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+      }
       if (fault_ != nullptr) {
         fault_(given, stack->back().toTensor());
       }
@@ -210,6 +215,7 @@ class HostKernel final : public c10::OperatorKernel {
 
   Plan plan_;
   Fault fault_;
+  Inside inside_;
 };
 
 } // namespace
