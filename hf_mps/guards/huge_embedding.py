@@ -9,6 +9,7 @@ from hf_mps.choice import Choice
 from hf_mps.errors import UserError
 from hf_mps.guards import moments
 from hf_mps.guards.guard import Guard
+from hf_mps.guards.releases import torch_release
 
 LIMIT = 2**31
 """Elements; kernels that index with 32 bits read other rows beyond (pytorch#188756)."""
@@ -26,8 +27,7 @@ class HugeEmbedding(Guard):
         """Whether torch is older than 2.14: a trial would take 8 GB of the device's memory."""
         import torch
 
-        version = tuple(int(part) for part in str(torch.__version__).split("+")[0].split(".")[:2])
-        if version >= (2, 14):
+        if torch_release() >= (2, 14):
             return Choice(False, f"torch {torch.__version__} has the fix of pytorch#188756, which came with 2.14")
         return Choice(True, f"torch {torch.__version__} is older than 2.14, which has the fix; a trial would take 8 GB")
 

@@ -10,7 +10,7 @@ from hf_mps.stock import Around
 from hf_mps.unheard import overriding
 
 # A kernel lives as long as the library object that it was registered with.
-_libraries: list[Any] = []
+_kept: list[Callable[[], None]] = []
 
 
 def before(guard: Guard, name: str, wrapper: Callable[..., Any]) -> None:
@@ -20,6 +20,14 @@ def before(guard: Guard, name: str, wrapper: Callable[..., Any]) -> None:
     where this torch has no such operator or kernel, AttributeError before torch 2.9, which cannot give a kernel out
     (torch.library.get_kernel).
     """
+    _kept.append(put(guard, name, wrapper))
+
+
+def put(guard: Guard, name: str, wrapper: Callable[..., Any]) -> Callable[[], None]:
+    """Do the same and return what puts the kernel back that was there.
+
+    That is not to be called from inside the kernel itself, which it would take away while it runs.
+    """
     import torch
 
     there = torch.library.get_kernel(f"aten::{name}", "MPS")
@@ -28,10 +36,15 @@ def before(guard: Guard, name: str, wrapper: Callable[..., Any]) -> None:
     def stock(*args: Any, **kwargs: Any) -> Any:
         return there.call_boxed(keys, *args, **kwargs)
 
-    put = Around(guard, f"aten::{name}", stock, wrapper)
+    around = Around(guard, f"aten::{name}", stock, wrapper)
     library: Any = torch._C._dispatch_library("IMPL", "aten", "MPS", __file__)
     # PyTorch warns, once in a process, that a kernel takes another's place: it is meant to.
     with overriding():
-        library.impl(name, "MPS", put.replacement())
-    _libraries.append(library)
-    guard.arounds.append(put)
+        library.impl(name, "MPS", around.replacement())
+    guard.arounds.append(around)
+
+    def back() -> None:
+        library.reset()
+        guard.arounds.remove(around)
+
+    return back

@@ -11,6 +11,7 @@ from hf_mps.choice import Choice
 from hf_mps.device import machine
 from hf_mps.guards import kernels
 from hf_mps.guards.guard import Guard
+from hf_mps.guards.releases import torch_release
 from hf_mps.stock import Stock
 
 LONGEST = 32766
@@ -57,7 +58,7 @@ class LargeK(Guard):
             self._trying = False
         if wrong:
             return Choice(True, f"tried on the device: {', '.join(wrong)} over 40,009 values differ from the CPU")
-        if _release(torch.__version__) < FIXED:
+        if torch_release() < FIXED:
             return Choice(True, f"torch {torch.__version__} has the fault on {chip}, whatever lay in memory at a trial")
         return Choice(False, "tried on the device: mm, bmm and linear over 40,009 values are right")
 
@@ -187,10 +188,6 @@ def _right(run: Callable[[Any, Any], Any]) -> bool:
     torch.mps.synchronize()
     del filled
     return torch.allclose(run(*there).cpu(), run(one, other), rtol=1e-3, atol=1.0)
-
-
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in str(version).split("+")[0].split(".")[:2])
 
 
 GUARD = LargeK()

@@ -34,7 +34,7 @@ class NonBlocking(Guard):
 
     def _to(self, stock: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("non_blocking") or (len(args) > 1 and True in args[1:]):
-            target = _target(args, kwargs)
+            target = target_device(args, kwargs)
             if target is not None and {tensor.device.type, target} == _ENDS:
                 args, kwargs = _blocking(args, kwargs)
                 self._tell()
@@ -50,7 +50,7 @@ class NonBlocking(Guard):
         self.acted("copies between the CPU and the device wait: non_blocking=True would corrupt them", aloud=False)
 
 
-def _target(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+def target_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     """The device type that Tensor.to is asked for, or None where it only changes the dtype."""
     first = args[0] if args else kwargs.get("device", kwargs.get("other"))
     if isinstance(first, str):

@@ -20,8 +20,8 @@ from tests.guards.experiments import EXPERIMENTS, Experiment
 
 # Each worker imports transformers; torch.compile traces a whole model.
 MARKS = dict.fromkeys(("workers_of_trainer", "compiled_trainer"), pytest.mark.slow)
-# Those that are there without being switched on: in older libraries, and large-k in the default profile's chip.
-OF_LIBRARIES = ("large-k", "half-precision", "oom-text", "resume-epoch")
+# Those that are there without being switched on: in older libraries, and in the default profile's chip and torch.
+OF_LIBRARIES = ("large-k", "dtype-copies", "index-range", "half-precision", "oom-text", "resume-epoch")
 TABLE = [
     pytest.param(name, experiment, id=f"{name}: {experiment.__name__}", marks=MARKS.get(experiment.__name__, ()))
     for name, experiments in EXPERIMENTS.items()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.guards import resume_loops
-from tests.guards.experiments import ends, memory, products, results, resumed
+from tests.guards.experiments import ends, memory, products, results, resumed, silent
 
 Experiment = Callable[[Path], bool]
 
@@ -40,6 +40,18 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
         products.of_einsum,
         products.in_every_form,
         products.in_half_precision,
+    ),
+    "linear-bias": (silent.one_row, silent.one_row_in_each, silent.many_matrices),
+    "dtype-copies": (silent.half_copies, silent.views_that_widen, silent.copies_into_a_tensor),
+    "index-range": (
+        silent.ids_of_another_tokenizer,
+        silent.labels_from_one,
+        silent.labels_smoothed,
+        silent.labels_in_evaluation,
+        silent.ids_of_accelerate,
+        silent.words_that_are_no_label,
+        silent.longer_than_its_positions,
+        silent.ids_of_lightning,
     ),
     "resume-rng": (resumed.resumed_trainer, resumed.resumed_accelerator),
     "lightning-rng": (resumed.resumed_lightning, resumed.resumed_lightning_epoch),
