@@ -31,7 +31,13 @@ SIZES: dict[str, dict[str, Any]] = {
     },
     "gpt2": {"n_embd": 256, "n_layer": 4, "n_head": 4, "vocab_size": 16000},
     # Weights that outweigh what a short batch makes of them.
-    "bert-wide": {"model_type": "bert", "hidden_size": 256, "num_hidden_layers": 2, "vocab_size": 60000},
+    "bert-wide": {
+        "model_type": "bert",
+        "hidden_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 60000,
+    },
     "gpt2-wide": {"model_type": "gpt2", "n_embd": 256, "n_layer": 2, "n_head": 4, "vocab_size": 60000},
     "llama-wide": {
         "model_type": "llama",

@@ -19,6 +19,7 @@ _NOUNS = ("cat", "dog", "house", "garden", "river", "teacher", "market", "winter
 _VERBS = ("sees", "likes", "finds", "leaves", "paints", "crosses")
 TEXTS = tuple(f"The {noun} {verb} the {other}." for noun in _NOUNS for verb in _VERBS for other in _NOUNS[:3])
 SIZE = 32  # pixels
+TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 # The head of a data set's page, where load_dataset reads its configurations, files and columns.
 XNLI = """---
 dataset_info:
@@ -160,9 +161,9 @@ def _image_model(name: str, **more: Any) -> Callable[[Path], None]:
         from hf_mps.finetune.smoke import model
 
         folder.mkdir(parents=True)
-        model._image_processor(folder)
-        small = {key: value for key, value in model.SMALL.items() if key in AutoConfig.for_model(name).to_dict()}
-        AutoModel.from_config(AutoConfig.for_model(name, **small | more)).save_pretrained(folder)
+        model.image_processor(folder, (SIZE, SIZE))
+        config = AutoConfig.for_model(name, **TINY, image_size=SIZE, patch_size=8, **more)
+        AutoModel.from_config(config).save_pretrained(folder)
 
     return write
 
@@ -174,9 +175,8 @@ def _clip(folder: Path) -> None:
 
     tokenizer = words.train("wordpiece", TEXTS, parts=False)
     tokenizer.save_pretrained(folder)
-    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    text = CLIPTextConfig(**small, vocab_size=len(tokenizer), projection_dim=8, eos_token_id=tokenizer.sep_token_id)
-    vision = CLIPVisionConfig(**small, image_size=SIZE, patch_size=8, projection_dim=8)
+    text = CLIPTextConfig(**TINY, vocab_size=len(tokenizer), projection_dim=8, eos_token_id=tokenizer.sep_token_id)
+    vision = CLIPVisionConfig(**TINY, image_size=SIZE, patch_size=8, projection_dim=8)
     config = CLIPConfig(text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=8)
     CLIPModel(config).save_pretrained(folder)
     square = {"height": SIZE, "width": SIZE}

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -160,8 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not scripts:
         print(f"{asked.folder}: no run_*.py to run; next: a folder such as examples/pytorch", file=sys.stderr)
         return 2
-    work = Path(tempfile.mkdtemp(prefix="old-examples-"))
-    with tempfile.TemporaryDirectory() if not asked.keep else _Kept(work):
+    with _work_folder(asked.keep) as work:
         world.make(work)
         outcomes = []
         for script in scripts:
@@ -173,15 +174,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if counted["fails"] else 0
 
 
-class _Kept:
-    def __init__(self, work: Path) -> None:
-        self._work = work
-
-    def __enter__(self) -> None:
-        print(f"work folder  {self._work}", flush=True)
-
-    def __exit__(self, *_: object) -> None:
-        return None
+@contextmanager
+def _work_folder(keep: bool) -> Iterator[Path]:
+    work = Path(tempfile.mkdtemp(prefix="old-examples-"))
+    if keep:
+        print(f"work folder  {work}", flush=True)
+    try:
+        yield work
+    finally:
+        if not keep:
+            shutil.rmtree(work)
 
 
 if __name__ == "__main__":

@@ -138,6 +138,7 @@ def _arguments() -> Iterator[tuple[str, str]]:
         _code(f"tokenizer.{name}" for name in tokenizers.METHODS),
         "the tokenizer itself, with `text_target=` for targets",
     )
+    yield "`tokenizer.batch_decode` of predictions padded with -100", "read as the padding token"
     yield "`processor.as_target_processor`", "the processor is its tokenizer for a while"
     yield "`model.freeze_feature_extractor`", "`freeze_feature_encoder`"
     yield "`hf_hub_download('datasets/OWNER/NAME', …)`", "`repo_type='dataset'` takes the place of the prefix"

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import sklearn  # noqa: F401  sets an environment variable when it is first imported, here and not in a test
+import torch  # noqa: F401  brings the layer, which has the names
 
 from hf_mps.cli import app
 from hf_mps.finetune import catalogue, tasks
@@ -63,8 +65,6 @@ def test_every_verb_recipe_and_task_is_in_them(docs: ModuleType) -> None:
 
 
 def test_what_older_scripts_say_is_listed_from_the_tables_of_the_shims(docs: ModuleType) -> None:
-    import torch  # noqa: F401  switches the layer on, which has those names
-
     from hf_mps.shims import name_table
     from hf_mps.translate import table
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from hf_mps.integrations.patch import say
+from hf_mps.integrations.patch import asked_by_a_library, say
 
 
 def apply(module: ModuleType) -> None:
@@ -24,5 +24,6 @@ class FreezeFeatureExtractor:
         freeze = getattr(owner if model is None else model, "freeze_feature_encoder", None)
         if freeze is None:
             raise AttributeError(f"{getattr(owner, '__name__', owner)} has no attribute 'freeze_feature_extractor'")
-        say("model.freeze_feature_extractor() is gone from transformers 5; in its place: freeze_feature_encoder()")
+        if not asked_by_a_library():
+            say("model.freeze_feature_extractor() is gone from transformers 5; in its place: freeze_feature_encoder()")
         return freeze

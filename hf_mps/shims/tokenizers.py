@@ -2,18 +2,21 @@
 
 Replaced by tokenizer(text_target=…) (4.22) and by calling the tokenizer, removed in transformers 5; so was
 build_inputs_with_special_tokens from tokenizers of the library tokenizers. Needless, name by name, where the class
-has the method.
+has the method. And decode of predictions that Seq2SeqTrainer padded with -100: the examples of 4.15 and 4.20 hand
+them over as they are, for they were padded with the padding token then; today that is an OverflowError, and stays one
+for other negative numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from hf_mps.integrations.patch import say
+from hf_mps.integrations.patch import around, say
 
+IGNORED = -100  # the label that a loss leaves out
 METHODS = (
     "as_target_tokenizer",
     "encode_plus",
@@ -29,6 +32,26 @@ def apply(module: ModuleType) -> None:
     for name in METHODS:
         if not hasattr(tokenizer, name):
             setattr(tokenizer, name, globals()[name])
+    if "decode" in vars(tokenizer):
+        around(tokenizer, "decode", _decode)
+
+
+def _decode(stock: Callable[..., Any], self: Any, token_ids: Any, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return stock(self, token_ids, *args, **kwargs)
+    except OverflowError:
+        if self.pad_token_id is None:
+            raise
+    from transformers.utils import to_py_obj
+
+    say(f"tokenizer.decode: {IGNORED}, with which Trainer pads predictions, is read as the padding token")
+    return stock(self, _filled(to_py_obj(token_ids), self.pad_token_id), *args, **kwargs)
+
+
+def _filled(ids: Any, pad: int) -> Any:
+    if isinstance(ids, list | tuple):
+        return [_filled(each, pad) for each in ids]
+    return pad if ids == IGNORED else ids
 
 
 @contextmanager

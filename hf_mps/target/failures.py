@@ -6,15 +6,16 @@ import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from hf_mps.errors import RunError, UserError, first_line
 from hf_mps.finetune import failures
 from hf_mps.finetune.order import Order
 
-# Where the code of architectures stands, and ours that it may call on its way: an error below that is our own.
 # A folder that nobody gave: what is said of it is told of what lies in it.
 _MADE_UP = re.compile(r"\S*hf-mps-smoke-\w+(/[\w.-]+)*")
-MODELS, OURS = "/transformers/models/", "/hf_mps/finetune/loss/"
+PACKAGE = str(Path(__file__).resolve().parents[1])
+LOSS = str(Path(PACKAGE, "finetune", "loss", "chunked.py"))
 
 
 @contextmanager
@@ -37,12 +38,9 @@ def told(order: Order) -> Iterator[None]:
 
 
 def _of_a_model(error: Exception) -> bool:
-    """Whether an error comes from an architecture's code, or from what that called outside of ours.
+    """Whether an error comes from the libraries: an architecture's code, its call, or a Trainer that it does not suit.
 
-    A call with names that its forward pass does not take ends before that code, in the module's call.
+    Below the loss in chunks it is our own.
     """
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    if isinstance(error, TypeError) and files[-1].endswith("torch/nn/modules/module.py"):
-        return True
-    last = max((place for place, file in enumerate(files) if MODELS in file), default=None)
-    return last is not None and not any(OURS in file for file in files[last:])
+    return not files[-1].startswith(PACKAGE) and LOSS not in files

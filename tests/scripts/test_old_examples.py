@@ -27,8 +27,11 @@ def old(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_each_script_has_a_line_with_what_became_of_it(
-    old: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    old: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.setattr(old.tempfile, "tempdir", str(work))
     says = {
         "run_glue": "import os, sys; assert os.path.isfile('pairs.csv'); assert '--use_mps_device' in sys.argv",
         "run_glue_no_trainer": "import sys; assert '--max_train_steps' in sys.argv; raise KeyError('x')",
@@ -49,6 +52,9 @@ def test_each_script_has_a_line_with_what_became_of_it(
     assert lines[2].endswith("KeyError: 'x'")
     assert lines[-1] == "1 works, 1 fails, 1 lacks, 1 unknown of 4"
     assert old.main([str(tmp_path), "--only", "run_glue"]) == 0
+    assert list(work.iterdir()) == []
+    assert old.main([str(tmp_path), "--only", "run_glue", "--keep"]) == 0
+    assert len(list(work.glob("old-examples-*/out/run_glue.log"))) == 1
 
 
 def test_a_folder_without_scripts_is_told(old: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,3 +78,17 @@ def test_every_command_line_names_files_and_models_that_are_made(
     monkeypatch.chdir(tmp_path)
     rows = datasets.load_dataset("xnli", "en", split="train", cache_dir=str(tmp_path / "cache"))
     assert rows.features["label"].names == ["entailment", "neutral", "contradiction"]
+
+
+@pytest.mark.slow
+def test_every_model_is_written_with_what_its_scripts_read(
+    old: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    monkeypatch.undo()
+    for name, write in old.world.MODELS.items():
+        write(tmp_path / name)
+        transformers.AutoModel.from_pretrained(tmp_path / name)
+        if name in ("vit", "vit_mae", "clip"):
+            assert transformers.AutoFeatureExtractor.from_pretrained(str(tmp_path / name)).size == old.world.SIZE

@@ -69,6 +69,15 @@ def test_the_older_ways_to_call_a_tokenizer(tokenizer: Any, said) -> None:
     assert len(said()) == 3
 
 
+def test_predictions_that_trainer_padded_are_decoded(tokenizer: Any, said) -> None:
+    rows = torch.tensor([[2, 5, 3, -100], [2, 5, 6, 3]])
+    assert tokenizer.batch_decode(rows, skip_special_tokens=True) == ["the", "the cat"]
+    assert tokenizer.decode([5, -100]) == "the [PAD]"
+    assert said() == ["tokenizer.decode: -100, with which Trainer pads predictions, is read as the padding token"]
+    with pytest.raises(OverflowError):
+        tokenizer.decode([5, -3])
+
+
 def test_a_speech_processor_is_its_tokenizer_for_a_while(said) -> None:
     class Words:
         def __call__(self, text: str) -> str:
