@@ -180,7 +180,6 @@ UNREACHED = {
     "compile: _TorchCompileInductorWrapper.__call__": "compiles C++ for a minute",
     "integration: _Connector._check_config_and_set_final_flags": "is Fabric's",
     "integration: _Connector._check_device_config_and_set_final_flags": "is Fabric's",
-    "memory-budget: torch.mps.set_per_process_memory_fraction": "holds for the whole process",
     "oom-text: lightning.pytorch.utilities.memory.garbage_collection_cuda": "follows an error of CUDA's",
     "resume-batches: DataLoaderDispatcher.__iter__": "wants several processes",
     "resume-epoch: DataLoaderDispatcher.__iter__": "wants several processes",

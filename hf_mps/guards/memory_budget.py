@@ -1,4 +1,4 @@
-"""memory-budget: a process may not take more than the machine has, and is told before macOS begins to swap."""
+"""memory-budget: a person is told before macOS begins to swap; no limit changes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from hf_mps.choice import Choice
 from hf_mps.guards import moments
-from hf_mps.guards.guard import Guard, around
+from hf_mps.guards.guard import Guard
 
-VARIABLES = ("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO")
+VARIABLE = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
 PYTORCHS = 1.7
 """PyTorch's own limit, as a share of Metal's recommended maximum (MPSAllocator.h, default_high_watermark_ratio)."""
 NEAR = 0.95
@@ -23,63 +23,55 @@ EVERY = 1.0
 
 
 class MemoryBudget(Guard):
-    """Sets the limit once, when the first optimizer is made, and looks at the figures once a second, at a batch."""
+    """Looks at the figures once a second, at a batch or an optimizer's step, and speaks once.
+
+    It sets no limit. A lower one would end runs that stock PyTorch finishes by swapping a little, and
+    set_per_process_memory_fraction moves the high watermark alone: on a Mac of 36 GB and more the machine's memory lies
+    below the low one (1.4 times the recommended maximum), above which PyTorch first collects what it keeps. Both could
+    be set by environment variables before the allocator is made, but a process would hand them to its children, where
+    they look like the user's word, and each step above a lower low watermark commits more often and takes longer.
+    """
 
     name = "memory-budget"
     what = "PyTorch's limit, 1.7 times Metal's recommended maximum, lies above the memory of the Mac: it swaps instead"
     issue = "https://github.com/pytorch/pytorch/issues/105839"
-    until = "the limit that PyTorch sets itself lies within the machine's memory"
+    until = "PyTorch itself warns before a process takes more than Metal recommends"
 
     def __init__(self) -> None:
         super().__init__()
-        self._set = False
         self._told = False
         self._looked = 0.0
 
     def forget(self) -> None:
-        """Also look, and set the limit, anew."""
+        """Also look anew."""
         super().forget()
-        self._set, self._told, self._looked = False, False, 0.0
+        self._told, self._looked = False, 0.0
 
     def applies(self) -> Choice[bool]:
-        """Whether PyTorch's limit is above the machine's memory, and nobody gave another."""
-        given = _given()
-        if given:
-            return Choice(False, f"{given} is the user's word")
+        """Whether the machine's memory is known; the reason has PyTorch's limit beside it, whoever set that."""
         physical, recommended = _sizes()
         if not physical or not recommended:
             return Choice(False, "the machine's memory is not known")
+        given = os.environ.get(VARIABLE)
+        limit = f"takes up to {_gib(PYTORCHS * recommended)}" if given is None else f"has the user's {VARIABLE}={given}"
         return Choice(
-            physical < PYTORCHS * recommended,
-            f"PyTorch would take up to {_gib(PYTORCHS * recommended)}; "
-            f"the machine has {_gib(physical)}{_label()}, of which {_gib(recommended)} are recommended",
+            True,
+            f"tells before macOS swaps: PyTorch {limit}, the machine has {_gib(physical)}{_label()}, of which "
+            f"{_gib(recommended)} are recommended",
         )
 
     def install(self, module: ModuleType) -> None:
-        """See the first optimizer, batches before they are moved, and a limit that a script sets itself."""
+        """See the steps of optimizers, and batches before they are moved."""
         if module.__name__ == "torch":
-            moments.parameters(self, module, self._limit)
-            around(self, module.mps, "set_per_process_memory_fraction", self._set_by_script)
+            moments.steps(self, self._look)
         else:
-            moments.batches(self, module, self._look)
+            moments.batches(self, module, self._at_batch)
 
-    def _set_by_script(self, stock: Any, *args: Any, **kwargs: Any) -> None:
-        self._set = True
-        stock(*args, **kwargs)
+    def _at_batch(self, batch: Any) -> Any:
+        self._look()
+        return batch
 
-    def _limit(self, parameters: list[Any]) -> None:
-        if self._set:
-            return
-        self._set = True
-        if self.needed:
-            import torch
-
-            physical, recommended = _sizes()
-            # For the whole process, and to stay: the allocator has one limit. A script's own comes before and after.
-            torch.mps.set_per_process_memory_fraction(max(1.0, physical / recommended))
-            self.acted(f"the limit of GPU memory is the machine's: {self.verdict().reason}", aloud=False)
-
-    def _look(self, batch: Any) -> Any:
+    def _look(self) -> None:
         now = monotonic()
         if not self._told and now - self._looked >= EVERY:
             self._looked = now
@@ -87,7 +79,6 @@ class MemoryBudget(Guard):
             if line:
                 self._told = True
                 self.acted(line)
-        return batch
 
 
 def _warning() -> str:
@@ -110,10 +101,6 @@ def _warning() -> str:
         f"{what}: soon macOS swaps, and each step takes several times as long; next: a smaller batch with gradient "
         f"accumulation for the same one, gradient checkpointing, shorter sequences, or other programs closed"
     )
-
-
-def _given() -> str:
-    return next((f"{name}={os.environ[name]}" for name in VARIABLES if name in os.environ), "")
 
 
 def _sizes() -> tuple[int, int]:

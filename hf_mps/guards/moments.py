@@ -44,6 +44,20 @@ def parameters(guard: Guard, module: ModuleType, look: Callable[[list[Any]], Non
         around(guard, module.Accelerator, "prepare_model", model_prepared)
 
 
+def steps(guard: Guard, look: Callable[[], None]) -> None:
+    """Let `look` run after each step of an optimizer whose first parameter lies on the device, in any loop."""
+    from torch.compiler import is_compiling
+    from torch.optim.optimizer import register_optimizer_step_post_hook  # torch.optim hides its modules
+
+    def stepped(optimizer: Any, *_: Any) -> None:
+        first = next((each for group in optimizer.param_groups for each in group["params"]), None)
+        if first is not None and first.device.type == "mps" and not Guard.trying and not is_compiling():
+            guard.safely(look)
+
+    # It stays, as no hook can take itself away while others are called; `safely` asks whether the guard is on.
+    register_optimizer_step_post_hook(stepped)
+
+
 def batches(guard: Guard, module: ModuleType, change: Callable[[Any], Any]) -> None:
     """Let `change` replace each batch of CPU tensors that is about to be moved to the device.
 

@@ -1,4 +1,4 @@
-"""Memory: a limit within the machine, a word before it swaps, and the cache given back; the user's own word stays."""
+"""Memory: no limit changes, a word comes before macOS swaps, and the cache given back."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from torch import nn
 from hf_mps import guards
 from hf_mps.device import machine
 from hf_mps.guards import GuardNotice
-from hf_mps.guards.memory_budget import VARIABLES
+from hf_mps.guards.memory_budget import PYTORCHS, VARIABLE
 from tests.guards import loops
+from tests.guards.experiments.memory import GIB, of_the_recommended, untouched
 
 
-@pytest.fixture(autouse=True)
-def limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """The limits that were set, each in place of the one before; PyTorch's own afterwards."""
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    found: list[float] = []
-    stock = torch.mps.set_per_process_memory_fraction
-    monkeypatch.setattr(torch.mps, "set_per_process_memory_fraction", lambda share: (found.append(share), stock(share)))
-    yield found
-    stock(1.7)
+class Steps:
+    """A plain loop: each step needs `gigabytes` for a moment, which then lie idle in the allocator."""
 
+    def __init__(self) -> None:
+        weight = nn.Parameter(torch.ones(2, device="mps"))
+        weight.grad = torch.zeros_like(weight)
+        self.optimizer = torch.optim.SGD([weight])
 
-def optimizer() -> None:
-    torch.optim.SGD([nn.Parameter(torch.ones(2, device="mps"))])
+    def take(self, gigabytes: list[float]) -> None:
+        for each in gigabytes:
+            needed = untouched(each)
+            del needed
+            self.optimizer.step()
 
 
 def batches(shapes: list[tuple[int, int]]) -> int:
@@ -40,37 +40,32 @@ def batches(shapes: list[tuple[int, int]]) -> int:
     return len(list(loops.new_accelerator().prepare(torch.utils.data.DataLoader(rows, batch_size=None))))
 
 
-def test_the_limit_is_the_machine_s_memory_and_is_set_once(limits: list[float]) -> None:
-    optimizer()
-    optimizer()
-    share = machine.present().memory / torch.mps.recommended_max_memory()
-    assert limits == [pytest.approx(share)]
-    assert share < 1.7
-    (line,) = guards.get("memory-budget").lines
-    assert line == (
-        "the limit of GPU memory is the machine's: PyTorch would take up to 18.1 GiB; the machine has 16.0 GiB "
-        "(simulated), of which 10.7 GiB are recommended"
+@pytest.fixture(autouse=True)
+def _nothing_idle() -> Iterator[None]:
+    torch.mps.empty_cache()
+    yield
+    torch.mps.empty_cache()
+
+
+def test_a_run_that_stock_finishes_by_swapping_a_little_finishes() -> None:
+    with of_the_recommended(PYTORCHS), pytest.warns(GuardNotice, match="soon macOS swaps"):
+        steps = Steps()
+        held = untouched(machine.present().memory / GIB + 0.5)
+        steps.take([0.0])
+        more = untouched(0.5)
+    assert held
+    assert more
+
+
+def test_the_report_has_the_limit_and_who_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = guards.get("memory-budget")
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert guard.applies().reason == (
+        "tells before macOS swaps: PyTorch takes up to 18.1 GiB, the machine has 16.0 GiB (simulated), of which "
+        "10.7 GiB are recommended"
     )
-
-
-@pytest.mark.parametrize("name", VARIABLES)
-def test_a_limit_of_the_user_s_stays(name: str, limits: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(name, "1.2")
-    optimizer()
-    assert limits == []
-    assert guards.get("memory-budget").verdict().reason == f"{name}=1.2 is the user's word"
-
-
-def test_a_limit_that_the_script_set_stays(limits: list[float]) -> None:
-    torch.mps.set_per_process_memory_fraction(0.5)
-    optimizer()
-    assert limits == [0.5]
-    assert not guards.get("memory-budget").times
-
-
-def test_an_optimizer_on_the_cpu_changes_nothing(limits: list[float]) -> None:
-    torch.optim.SGD([nn.Parameter(torch.ones(2))])
-    assert limits == []
+    monkeypatch.setenv(VARIABLE, "1.2")
+    assert f"PyTorch has the user's {VARIABLE}=1.2, the machine" in guard.applies().reason
 
 
 def test_a_process_near_the_recommended_maximum_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:

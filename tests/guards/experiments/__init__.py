@@ -62,7 +62,7 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     "resume-epoch": (resumed.rest_of_an_epoch, resume_loops.seeded_accelerator),
     "torn-checkpoint": (resumed.torn_checkpoint,),
     "atomic-checkpoint": (resumed.broken_off,),
-    "memory-budget": (memory.more_than_the_machine_has, memory.near_the_recommended_maximum),
+    "memory-budget": (memory.near_the_recommended_maximum, memory.near_it_in_a_plain_loop),
     "memory-metrics": (memory.memory_metrics,),
     "shape-growth": (memory.many_shapes,),
     "oom-text": (memory.executable_batch_size, memory.lightning_batch_size),

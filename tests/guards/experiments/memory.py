@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from hf_mps import guards
-from hf_mps.device import machine
 from hf_mps.guards.memory_budget import PYTORCHS
 from tests.guards import lightning_loops, loops
 from tests.guards.experiments.results import told
@@ -25,15 +23,13 @@ METAL = "MPS backend out of memory"
 
 @contextmanager
 def of_the_recommended(share: float) -> Iterator[None]:
-    """A limit for the device in place of PyTorch's own, which nobody takes for a script's word; nothing lies idle."""
+    """A limit for the device in place of PyTorch's own; nothing lies idle."""
     torch.mps.empty_cache()
-    with guards.suspended("memory-budget"):
-        torch.mps.set_per_process_memory_fraction(share)
+    torch.mps.set_per_process_memory_fraction(share)
     try:
         yield
     finally:
-        with guards.suspended("memory-budget"):
-            torch.mps.set_per_process_memory_fraction(PYTORCHS)
+        torch.mps.set_per_process_memory_fraction(PYTORCHS)
         torch.mps.empty_cache()
 
 
@@ -66,41 +62,32 @@ def untouched(gigabytes: float) -> list[Tensor]:
     return [torch.empty(size, dtype=torch.uint8, device="mps") for size in (*[GIB] * whole, rest)]
 
 
-class Large(nn.Module):
-    """A model whose step needs more than the Mac has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 1)
-
-    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        held = untouched(machine.present().memory / GIB + 0.5)
-        loss = self.layer(input_ids.float()).square().mean()
-        assert held
-        return {"loss": loss, "logits": loss}
-
-
-def more_than_the_machine_has(folder: Path) -> bool:
-    """Trainer with a model that needs more than the whole machine ends in Metal's error, and does not make it swap."""
-    with of_the_recommended(PYTORCHS):
-        try:
-            loops.trained(folder, model=Large(), max_steps=1)
-        except RuntimeError as error:
-            if METAL not in str(error):
-                raise
-            return True
-    return False
+def told_when_little_is_left(train: Any) -> bool:
+    """Whether a person is told of it beside a training for which macOS recommends no more memory."""
+    held = untouched(0.97 * torch.mps.recommended_max_memory() / GIB)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        train()
+    del held
+    torch.mps.empty_cache()
+    return told("memory-budget", said)
 
 
 def near_the_recommended_maximum(folder: Path) -> bool:
     """An Accelerate loop beside whose batches there is little left is told of it before macOS swaps."""
-    held = untouched(0.97 * torch.mps.recommended_max_memory() / GIB)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        loops.accelerated()
-    del held
-    torch.mps.empty_cache()
-    return told("memory-budget", said)
+    return told_when_little_is_left(loops.accelerated)
+
+
+def near_it_in_a_plain_loop(folder: Path) -> bool:
+    """A loop without any library is."""
+
+    def train() -> None:
+        weight = nn.Parameter(torch.ones(2, device="mps"))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        weight.sum().backward()
+        optimizer.step()
+
+    return told_when_little_is_left(train)
 
 
 class Hungry(nn.Module):
