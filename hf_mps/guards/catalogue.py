@@ -15,6 +15,7 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "huge-embedding",
         "mixed-dtypes",
         "memory-budget",
+        "shape-growth",
         "fork-workers",
         "cuda-optimizer",
         "compile",

@@ -1,4 +1,4 @@
-"""shape-growth: blocks that the allocator keeps for batches of other shapes are given back before they pile up."""
+"""shape-growth: under memory pressure, blocks that the allocator keeps for batches of other shapes are given back."""
 
 from __future__ import annotations
 
@@ -12,12 +12,22 @@ from hf_mps.guards.guard import Guard
 
 MANY = 16
 """Lengths from which on a shorter list of them is suggested."""
-SHARE = 0.1
-"""Share of the recommended maximum that may lie idle in the allocator when a new shape comes."""
+PRESSURE = 0.7
+"""Share of the recommended maximum that the process holds when it is time to give something back."""
+GROWN = 0.1
+"""Share of it by which memory has grown since the loop settled, and that lies idle: less is not worth the wait."""
+SETTLED = 4
+"""Looks after which a loop of one shape holds all that it needs, the optimizer's state included."""
+APART = 32
+"""Looks between two releases: each waits for the GPU, and the next step has its memory mapped anew."""
 
 
 class ShapeGrowth(Guard):
-    """Counts the shapes of the batches; at a new one it looks at what lies idle, and empties the cache."""
+    """Looks at memory after each optimizer step and at batches of new shapes; counts the lengths of the batches.
+
+    A loop of one shape holds the same after every step, whatever its size, and is left alone. Blocks of the step before
+    lie idle between any two steps: only growth shows that they are for shapes that do not come again.
+    """
 
     name = "shape-growth"
     what = "the allocator keeps whole buffers for each size, so memory grows with every new shape of a batch"
@@ -28,27 +38,36 @@ class ShapeGrowth(Guard):
         super().__init__()
         self._shapes: set[tuple[Any, ...]] = set()
         self._lengths: set[tuple[Any, ...]] = set()  # the same without the number of rows, which a last batch changes
+        self._begin(wait=0)
 
     def forget(self) -> None:
-        """Also forget the shapes that have come."""
+        """Also forget the shapes that have come, and what the loop held."""
         super().forget()
         self._shapes.clear()
         self._lengths.clear()
+        self._begin(wait=0)
+
+    def _begin(self, wait: int) -> None:
+        self._looks, self._wait = 0, wait
+        self._held = 0  # bytes when the loop had settled
 
     def applies(self) -> Choice[bool]:
-        """Always where there is Metal: whether memory lies idle is looked at when a new shape comes."""
-        return Choice(True, "memory that lies idle is looked at whenever a batch of a new shape comes")
+        """Always where there is Metal: whether memory grows shows only as a loop runs."""
+        return Choice(True, f"releases memory that lies idle when it grows above {PRESSURE:.0%} of what is recommended")
 
     def install(self, module: ModuleType) -> None:
-        """See batches before they are moved."""
-        moments.batches(self, module, self._look)
+        """See the steps of optimizers, and batches before they are moved."""
+        if module.__name__ == "torch":
+            moments.steps(self, self._look)
+        else:
+            moments.batches(self, module, self._at_batch)
 
-    def _look(self, batch: Any) -> Any:
+    def _at_batch(self, batch: Any) -> Any:
         shape = _shape(batch)
         if shape not in self._shapes:
+            if self._shapes:  # an evaluation has no optimizer's steps
+                self._look()
             self._shapes.add(shape)
-            if len(self._shapes) > 1:
-                self._release()
             before = len(self._lengths)
             self._lengths.add(_without_rows(shape))
             if before < len(self._lengths) == MANY:
@@ -58,20 +77,24 @@ class ShapeGrowth(Guard):
                 )
         return batch
 
-    def _release(self) -> None:
-        """Give back what the allocator keeps idle, where that is much."""
+    def _look(self) -> None:
+        """Release what lies idle where the process holds much, and more than when the loop had settled."""
         import torch
 
         from hf_mps.device import memory
 
-        idle = memory.driver("mps") - memory.current("mps")
-        if idle <= SHARE * (memory.recommended("mps") or 0):
+        self._looks += 1
+        if self._looks == SETTLED:
+            self._held = memory.driver("mps")
+        if self._looks <= max(SETTLED, self._wait):
+            return
+        driver, recommended = memory.driver("mps"), memory.recommended("mps") or 0
+        idle = driver - memory.current("mps")
+        if driver <= PRESSURE * recommended or min(driver - self._held, idle) <= GROWN * recommended:
             return
         torch.mps.empty_cache()
-        clear_graphs = getattr(torch.mps, "clear_graph_cache", None)  # newer than torch 2.13
-        if clear_graphs is not None:
-            clear_graphs()
-        self.acted("memory kept for batches of other shapes was given back", aloud=False)
+        self._begin(wait=APART)
+        self.acted("under memory pressure, blocks kept for batches of other shapes were given back", aloud=False)
 
 
 def _without_rows(shape: tuple[Any, ...]) -> tuple[Any, ...]:

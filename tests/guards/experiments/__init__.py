@@ -64,7 +64,7 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     "atomic-checkpoint": (resumed.broken_off,),
     "memory-budget": (memory.near_the_recommended_maximum, memory.near_it_in_a_plain_loop),
     "memory-metrics": (memory.memory_metrics,),
-    "shape-growth": (memory.many_shapes,),
+    "shape-growth": (memory.many_shapes, memory.many_shapes_in_a_plain_loop),
     "oom-text": (memory.executable_batch_size, memory.lightning_batch_size),
     "fork-workers": (ends.workers_of_trainer, ends.workers_of_a_loader),
     "half-precision": (ends.bf16_trainer, ends.bf16_accelerator, ends.bf16_lightning),

@@ -38,22 +38,45 @@ def growing(wide: int = 400) -> list[dict[str, Tensor]]:
     return [{"x": torch.ones(8, 8 * length, wide)} for length in range(1, 41)]
 
 
-def many_shapes(folder: Path) -> bool:
-    """A loop trains over forty lengths in twenty megabytes, of which the longest needs six."""
+def through_twenty_megabytes(train: Any) -> bool:
+    """Whether forty lengths, whose longest needs six megabytes, pass through twenty; the guard's figures as small."""
     share = 20e6 / torch.mps.recommended_max_memory()
-    accelerator = loops.new_accelerator()
-    loader = accelerator.prepare(torch.utils.data.DataLoader(growing(), batch_size=None))
-    layer = nn.Linear(400, 16).to("mps")
     with pytest.MonkeyPatch.context() as patch, of_the_recommended(share):
-        patch.setattr("hf_mps.guards.shape_growth.SHARE", share / 10)
+        patch.setattr("hf_mps.guards.shape_growth.PRESSURE", 0.7 * share)
+        patch.setattr("hf_mps.guards.shape_growth.GROWN", 0.1 * share)
+        patch.setattr("hf_mps.guards.shape_growth.APART", 8)
         try:
-            for batch in loader:
-                layer(batch["x"]).square().mean().backward()
+            train(nn.Linear(400, 16).to("mps"))
         except RuntimeError as error:
             if METAL not in str(error):
                 raise
             return False
     return True
+
+
+def many_shapes(folder: Path) -> bool:
+    """An evaluation that Accelerate feeds goes over forty lengths."""
+    loader = loops.new_accelerator().prepare(torch.utils.data.DataLoader(growing(), batch_size=None))
+
+    def evaluate(layer: nn.Linear) -> None:
+        with torch.no_grad():
+            for batch in loader:
+                layer(batch["x"]).square().mean()
+
+    return through_twenty_megabytes(evaluate)
+
+
+def many_shapes_in_a_plain_loop(folder: Path) -> bool:
+    """A loop without any library trains over them."""
+
+    def train(layer: nn.Linear) -> None:
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
+        for batch in growing():
+            layer(batch["x"].to("mps")).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return through_twenty_megabytes(train)
 
 
 def untouched(gigabytes: float) -> list[Tensor]:
