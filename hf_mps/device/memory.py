@@ -14,6 +14,11 @@ from hf_mps.choice import Choice
 from hf_mps.device import machine
 
 INTERVAL = 0.05
+REFUSALS = ("MPS backend out of memory", "Invalid buffer size: ")
+"""How Metal's errors of too little memory begin: in all, and for one tensor (MPSAllocator.mm, alloc_buffer_block).
+
+The second comes above MTLDevice.maxBufferLength, which attention over a long batch meets first on a small Mac.
+"""
 
 
 def total(device: str) -> int:
@@ -35,6 +40,11 @@ def recommended(device: str) -> int | None:
     import torch
 
     return int(torch.mps.recommended_max_memory())
+
+
+def refused(error: BaseException) -> bool:
+    """Whether an error says that Metal has not the memory that was asked for."""
+    return isinstance(error, RuntimeError) and str(error).startswith(REFUSALS)
 
 
 def current(device: str) -> int:

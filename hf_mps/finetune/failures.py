@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hf_mps.checkpoints import torn
+from hf_mps.device import memory
 
 RESULTS = "results.json"
 FULL = {
@@ -21,7 +22,7 @@ FULL = {
 }
 # torch.save's C++ writer and safetensors' Rust wrap the system's error; these are the words that are left of it.
 WRITER = ("PytorchStreamWriter failed", "unexpected pos ")
-MEMORY = ("out of memory", "not enough memory: you tried to allocate", "Invalid buffer size")
+MEMORY = (*memory.REFUSALS, "out of memory", "not enough memory: you tried to allocate")
 LAST = "trainer_state.json"
 """The file that Trainer writes last of all into a checkpoint."""
 # Trainer, after an evaluation: SQuAD 2.0 has no NoAns_f1 where every question has an answer.

@@ -1,4 +1,4 @@
-"""oom-text: the searches for a batch size that fits know Metal's words for "out of memory"."""
+"""oom-text: the searches for a batch size that fits know Metal's two errors of too little memory."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ from types import ModuleType
 from typing import Any
 
 from hf_mps.choice import Choice
+from hf_mps.device import memory
 from hf_mps.guards.guard import Guard, around
-
-WORDS = "MPS backend out of memory"
-"""How every such error begins (torch, aten/src/ATen/mps/MPSAllocator.mm); a RuntimeError of one argument."""
 
 
 class OomText(Guard):
     """Looks at the errors that auto_find_batch_size, find_executable_batch_size and Tuner.scale_batch_size look at."""
 
     name = "oom-text"
-    what = "searches for a batch size that fits end at the first one that does not: Metal's error has other words"
+    what = "searches for a batch size that fits end at the first one that does not: Metal's errors have other words"
     issue = "https://github.com/huggingface/accelerate/issues/4226"
-    until = "the oldest supported accelerate is 1.15 and Lightning's is_oom_error knows the text"
+    until = "should_reduce_batch_size of the oldest supported accelerate and Lightning's is_oom_error know both texts"
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,8 +27,8 @@ class OomText(Guard):
         """Whether one of the installed libraries takes such an error for another; asks their own functions."""
         deaf = [library for library, knows in self._found.items() if not knows]
         if deaf:
-            return Choice(True, f"tried: Metal's text is unknown to {' and '.join(deaf)}")
-        return Choice(False, f"tried: Metal's text is known to {' and '.join(self._found)}")
+            return Choice(True, f"tried: a text of Metal's is unknown to {' and '.join(deaf)}")
+        return Choice(False, f"tried: Metal's texts are known to {' and '.join(self._found)}")
 
     def install(self, module: ModuleType) -> None:
         """Put it around accelerate's should_reduce_batch_size, or around Lightning's two functions of that kind."""
@@ -43,14 +41,15 @@ class OomText(Guard):
             around(self, module, "garbage_collection_cuda", self._collect)
 
     def _deaf(self, library: str, question: Any) -> bool:
-        self._found[library] = bool(inspect.unwrap(question)(RuntimeError(f"{WORDS} (MPS allocated: 1 GB)")))
+        errors = [RuntimeError(f"{words}1 GB") for words in memory.REFUSALS]
+        self._found[library] = all(map(inspect.unwrap(question), errors))
         self._verdict = None
         return not self._found[library]
 
     def _ours_too(self, stock: Any, error: BaseException) -> bool:
         if stock(error):
             return True
-        if not (isinstance(error, RuntimeError) and str(error).startswith(WORDS)):
+        if not memory.refused(error):
             return False
         self.acted("a batch that does not fit is followed by a smaller one, as on other devices", aloud=False)
         return True

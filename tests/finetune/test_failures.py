@@ -160,6 +160,7 @@ def test_a_fault_of_ours_is_not_hidden(desk: Path, finetune: Command, monkeypatc
         (Exception("I/O error: No space left on device (os error 28)"), "no space is left on the disk"),
         (RuntimeError("unexpected pos 64 vs 0"), "a file could not be written whole, as on a full disk"),
         (RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)\nmore"), None),
+        (RuntimeError("Invalid buffer size: 9.75 GiB"), "out of memory: Invalid buffer size: 9.75 GiB"),
         (
             KeyError(
                 "The `metric_for_best_model` training argument is set to 'eval_NoAns_f1', which is not found in the"

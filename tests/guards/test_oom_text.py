@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import pytorch_lightning.utilities.memory
 from accelerate.utils import find_executable_batch_size
 
 from hf_mps import guards
+from hf_mps.device import memory
 from hf_mps.simulator import hazards
 
 
@@ -18,11 +20,16 @@ def test_another_error_is_another_error() -> None:
         train()
 
 
+@pytest.mark.parametrize("words", memory.REFUSALS)
+def test_lightning_knows_each_of_metal_s_errors(words: str) -> None:
+    assert pytorch_lightning.utilities.memory.is_oom_error(RuntimeError(f"{words}9.75 GiB"))
+
+
 def test_the_report_names_the_library_that_does_not_know_the_text() -> None:
     guard = guards.get("oom-text")
     before = guard.verdict()
     with hazards.on("oom-text"):
         assert guard.verdict().value
-        assert guard.verdict().reason.startswith("tried: Metal's text is unknown to ")
+        assert guard.verdict().reason.startswith("tried: a text of Metal's is unknown to ")
         assert "accelerate" in guard.verdict().reason
     assert guard.verdict() == before

@@ -145,14 +145,19 @@ def test_some_operators_are_always_on_the_cpu(run_python) -> None:
 def test_memory_ends_where_the_profiles_memory_ends(run_python) -> None:
     code = (
         "import torch\n"
-        "try: torch.empty(11 * 2**30, dtype=torch.uint8, device='mps')\n"
-        "except RuntimeError as e: print(str(e).splitlines()[0])"
+        "held = []\n"
+        "for size in (5, 3, 3, 3, 2):\n"
+        "    try: held.append(torch.empty(size * 2**30, dtype=torch.uint8, device='mps'))\n"
+        "    except RuntimeError as e: print(str(e).splitlines()[0])"
     )
     done = run_python("-c", code, env={"HF_MPS_SIMULATE": "m1-8gb", "PYTORCH_MPS_HIGH_WATERMARK_RATIO": None})
-    # 1.7 times the recommended maximum, PyTorch's high watermark: 9.07 GiB of 5.33.
-    assert done.stdout.startswith("MPS backend out of memory (MPS allocated: 0 bytes, other allocations: "), done.stderr
-    assert "max allowed: 9.07 GiB). Tried to allocate 11.00 GiB on " in done.stdout
-    assert done.stdout.strip().endswith("(may cause system failure).")
+    single, whole = done.stdout.splitlines()
+    # One buffer may take three quarters of the recommended maximum: 4 GiB of 5.33.
+    assert single == "Invalid buffer size: 5.00 GiB", done.stderr
+    # 1.7 times the recommended maximum, PyTorch's high watermark: 9.07 GiB.
+    assert whole.startswith("MPS backend out of memory (MPS allocated: 9.00 GiB, other allocations: ")
+    assert "max allowed: 9.07 GiB). Tried to allocate 2.00 GiB on " in whole
+    assert whole.endswith("(may cause system failure).")
 
 
 def test_a_real_mac_is_not_touched(run_python) -> None:

@@ -20,6 +20,9 @@ namespace {
 constexpr size_t kSmallest = 256;
 constexpr double kDefaultRatio = 1.7; // of the recommended maximum: MPSAllocator.h, default_high_watermark_ratio
 constexpr double kLargestRatio = 2.0; // MPSAllocator.h, default_high_watermark_upper_bound
+// MTLDevice.maxBufferLength, of the recommended maximum: 36 GiB on a Mac of 64 (gfx-rs/wgpu#2502), 27 of 48
+// (exo-explore/exo#1048), 156 where 208 are recommended (MLX's device_info of an M3 Ultra): half of a small Mac's memory.
+constexpr double kLargestBuffer = 0.75;
 
 size_t rounded(size_t bytes) {
   return (bytes + kSmallest - 1) / kSmallest * kSmallest;
@@ -45,6 +48,8 @@ std::string readable(size_t bytes) {
 class Budget {
  public:
   void charge(size_t bytes) {
+    // The text of MPSAllocator.mm (alloc_buffer_block), which looks before it asks for the rest.
+    TORCH_CHECK(bytes < largest_buffer(), "Invalid buffer size: ", readable(bytes));
     std::lock_guard<std::mutex> lock(mutex_);
     if (limit() - std::min(limit(), current_) < bytes) {
       refuse(bytes);
@@ -86,6 +91,10 @@ class Budget {
     const double ratio = given ? std::strtod(given, nullptr) : kDefaultRatio;
     TORCH_CHECK(ratio >= 0.0 && ratio <= kLargestRatio, "invalid high watermark ratio ", ratio);
     return ratio;
+  }
+
+  static size_t largest_buffer() {
+    return static_cast<size_t>(kLargestBuffer * static_cast<double>(profile().recommended_max));
   }
 
   size_t limit() const {

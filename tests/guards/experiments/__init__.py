@@ -65,7 +65,11 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     "memory-budget": (memory.near_the_recommended_maximum, memory.near_it_in_a_plain_loop),
     "memory-metrics": (memory.memory_metrics,),
     "shape-growth": (memory.many_shapes, memory.many_shapes_in_a_plain_loop),
-    "oom-text": (memory.executable_batch_size, memory.lightning_batch_size),
+    "oom-text": (
+        memory.executable_batch_size,
+        memory.executable_batch_size_of_one_buffer,
+        memory.lightning_batch_size,
+    ),
     "fork-workers": (ends.workers_of_trainer, ends.workers_of_a_loader),
     "half-precision": (ends.bf16_trainer, ends.bf16_accelerator, ends.bf16_lightning),
     "cuda-optimizer": (ends.paged_optimizer,),

@@ -154,6 +154,22 @@ def executable_batch_size(folder: Path) -> bool:
     return fitting(train)
 
 
+def executable_batch_size_of_one_buffer(folder: Path) -> bool:
+    """It does so where a single tensor of the batch is larger than any that Metal makes: half of 16 GB."""
+    from accelerate.utils import find_executable_batch_size
+
+    @find_executable_batch_size(starting_batch_size=12)  # type: ignore[untyped-decorator]
+    def train(batch_size: int) -> int:
+        return len(torch.empty(batch_size, GIB, dtype=torch.uint8, device="mps"))
+
+    try:
+        return bool(train() < 8)
+    except RuntimeError as error:
+        if "Invalid buffer size" not in str(error):
+            raise
+        return False
+
+
 def lightning_batch_size(folder: Path) -> bool:
     """Lightning's batch size finder does, under both of its names."""
 
