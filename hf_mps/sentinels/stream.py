@@ -21,6 +21,8 @@ from hf_mps.sentinels.sentinel import Sentinel, SentinelNotice
 READ = 32
 EARLY = (8, 16)
 """Steps at which the first, fewer values are read: what is wrong from the start is told soon."""
+MOST = 1024
+"""Values of a training that are kept unread: those of READ steps, of fewer where a step gathers many batches."""
 SAMPLED = 8
 FIRST = 20
 """Optimizer steps that are shown one by one, before their update."""
@@ -35,6 +37,7 @@ class Series:
 
     def __init__(self) -> None:
         self.steps = 0
+        self.read = 0  # steps when it was last read
         self.resolution = 0.0
         self.losses: list[tuple[int, Any, Any]] = []
         self.norms: list[tuple[int, Any, Any]] = []
@@ -42,7 +45,7 @@ class Series:
     @property
     def due(self) -> bool:
         """Whether it is time to read."""
-        return self.steps in EARLY or max(len(self.losses), len(self.norms)) >= READ
+        return self.steps in EARLY or self.steps - self.read >= READ or len(self.losses) >= MOST
 
 
 class Stream(Installed):
@@ -212,14 +215,13 @@ class Stream(Installed):
 
     def _read(self, series: Series) -> None:
         losses, norms = series.losses, series.norms
-        series.losses, series.norms = [], []
+        series.losses, series.norms, series.read = [], [], series.steps
         every = [*losses, *norms]
         if not every:
             return
-        values = _values([value for _, value, _ in every])
         unsure = [place for place, (_, _, found_inf) in enumerate(every) if found_inf is not None]
-        overflowed = _values([every[place][2] for place in unsure]) if unsure else []
-        skipped = {place for place, found_inf in zip(unsure, overflowed, strict=True) if found_inf}
+        values = _values([*(value for _, value, _ in every), *(every[place][2] for place in unsure)])
+        skipped = {place for place, found_inf in zip(unsure, values[len(every) :], strict=True) if found_inf}
         numbers = [(step, values[place]) for place, (step, _, _) in enumerate(every)]
         taken = [place for place in range(len(every)) if place not in skipped]
         of_losses = [numbers[place] for place in taken if place < len(losses)]

@@ -27,9 +27,10 @@ Adadelta's first is three times that of Adam's, LARS takes as much of SGD's, RAd
 
 @dataclass
 class _Watch:
-    """What was seen of one training: for each step its weights, and on the device which were judged and were still.
+    """What was seen of one training: for each step its weights, the step's settings, and what was picked.
 
-    The weights by reference: those of a training that was given up belong to nobody.
+    The weights by reference: those of a training that was given up belong to nobody. Settings (5, weights) lie on the
+    CPU; gradients, weights before and after (3, weights) stay on the device, and are read once.
     """
 
     seen: list[tuple[list[ref[Any]], Any, Any]] = field(default_factory=list)
@@ -119,11 +120,13 @@ class WeightsStill(Sentinel):
 
         watch.done = True
         seen, watch.seen = watch.seen, []
-        flags = torch.cat([torch.stack((judged, still)).flatten() for _, judged, still in seen]).tolist()
+        # One read for all: each is a wait for the device.
+        read = torch.cat([picked for _, _, picked in seen], dim=1).cpu()
+        values = read.split_with_sizes([len(group) for group, _, _ in seen], dim=1)
         weights: dict[int, Any] = {}
         moved: set[int] = set()
-        for group, _, _ in seen:
-            judged, still, flags = flags[: len(group)], flags[len(group) : 2 * len(group)], flags[2 * len(group) :]
+        for (group, settings, _), picked in zip(seen, values, strict=True):
+            judged, still = _verdicts(settings, picked)
             for weight, due, none in zip((each() for each in group), judged, still, strict=True):
                 if due and weight is not None:
                     weights[id(weight)] = weight
@@ -165,40 +168,34 @@ def _judged(optimizer: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def _compared(optimizer: Any, groups: list[tuple[Any, dict[str, Any]]]) -> Callable[[list[Any]], tuple[Any, Any]]:
-    """Pick an element of each weight now; the function returned says for each whether it was due to move, and stood."""
+    """Pick an element of each weight now; the function returned picks it again, after the step.
+
+    It returns what `_Watch.seen` has of a step. Nothing in here waits for the device.
+    """
     import torch
 
-    picks = [_largest(weight.grad) for weight, _ in groups]
+    picks = [_sample(weight.grad).abs().argmax().view(1) for weight, _ in groups]
 
     def picked(of: list[Any]) -> Any:
         return torch.cat([_sample(each).index_select(0, pick).float() for each, pick in zip(of, picks, strict=True)])
 
-    gradients, before = picked([weight.grad for weight, _ in groups]).abs(), picked([weight for weight, _ in groups])
-    by_rate, by_gradient, floor, decay, resolved = (
-        torch.tensor(column, device=before.device, dtype=torch.float32)
-        for column in zip(*(_settings(optimizer, weight, group) for weight, group in groups), strict=True)
-    )
-    due = torch.minimum(by_rate * gradients / (gradients + floor), by_gradient * gradients)
-    judged = gradients.isfinite() & (due > ROUNDING * resolved * before.abs())
-
-    def compare(weights: list[Any]) -> tuple[Any, Any]:
-        after = picked(weights)
-        decayed = (decay > 0) & ((after - before * (1 - decay)).abs() <= resolved * before.abs())
-        return judged, (after == before) | decayed
-
-    return compare
+    gradients, before = picked([weight.grad for weight, _ in groups]), picked([weight for weight, _ in groups])
+    rows = [_settings(optimizer, weight, group) for weight, group in groups]
+    settings = torch.tensor(rows, dtype=torch.float32, device="cpu").t()
+    return lambda weights: (settings, torch.stack((gradients, before, picked(weights))))
 
 
-def _largest(gradient: Any) -> Any:
-    """The place of the element furthest from zero in its sample, of shape (1,).
-
-    From its two ends: the sample's absolute values would be a copy of it, and with large weights the step's peak.
-    """
+def _verdicts(settings: Any, picked: Any) -> tuple[list[bool], list[bool]]:
+    """For each weight of a step whether it was due to move, and whether it stood."""
     import torch
 
-    sample = _sample(gradient)
-    ends = torch.stack((sample.argmax(), sample.argmin()))
-    return ends.index_select(0, sample.index_select(0, ends).abs().argmax().view(1))
+    by_rate, by_gradient, floor, decay, resolved = settings
+    gradients, before, after = picked
+    gradients = gradients.abs()
+    due = torch.minimum(by_rate * gradients / (gradients + floor), by_gradient * gradients)
+    judged = gradients.isfinite() & (due > ROUNDING * resolved * before.abs())
+    decayed = (decay > 0) & ((after - before * (1 - decay)).abs() <= resolved * before.abs())
+    return judged.tolist(), ((after == before) | decayed).tolist()
 
 
 def _sample(tensor: Any) -> Any:

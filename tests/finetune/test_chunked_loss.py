@@ -10,6 +10,7 @@ import pytest
 import torch
 from test_lengths import recipe
 from test_packing import SIZE, WORDS, made
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_mps import simulator
 from hf_mps.finetune.loss import chunked, heads
@@ -53,6 +54,41 @@ def batch(device: str) -> dict[str, torch.Tensor]:
     labels[0, :9] = -100
     labels[2, 15:] = -100
     return {"input_ids": ids.to(device), "labels": labels.to(device)}
+
+
+class Products(TorchDispatchMode):
+    """The shapes of the matrix products' results on the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[tuple[int, ...]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in ("linear", "mm", "addmm") and found.device.type == "mps":
+            self.shapes.add(tuple(found.shape))
+        return found
+
+
+def test_batches_of_any_number_of_tokens_share_few_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked, "CHUNK", 128 * 4 * WORDS)
+    draw = torch.Generator().manual_seed(1)
+    products = Products()
+    for tokens in range(130, 260, 13):
+        hidden, head = torch.randn(tokens, 8, generator=draw), torch.randn(WORDS, 8, generator=draw)
+        labels = torch.randint(0, WORDS, (tokens,), generator=draw)
+        labels[::5] = -100
+        mine = [each.to("mps").requires_grad_() for each in (hidden, head)]
+        theirs = [each.requires_grad_() for each in (hidden, head)]
+        with products:
+            loss = chunked.cross_entropy(*mine, None, labels.to("mps"))
+            loss.backward()
+        stock = torch.nn.functional.cross_entropy(hidden @ head.T, labels)
+        stock.backward()
+        torch.testing.assert_close(loss.cpu(), stock, rtol=1e-5, atol=1e-6)
+        for one, other in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(one.grad.cpu(), other.grad, rtol=1e-4, atol=1e-6)
+    assert {shape[0] for shape in products.shapes} == {64, 128}
 
 
 def assert_equal_gradients(mine: Any, theirs: Any) -> None:

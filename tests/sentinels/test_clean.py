@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_mps import sentinels
 from hf_mps.sentinels import stream
+from hf_mps.sentinels.weights_still import STEPS
 from tests.guards import lightning_loops, loops
 from tests.guards.experiments import results
 
@@ -134,12 +136,13 @@ def test_no_sentinel_speaks(training: Callable[[Path], None], tmp_path: Path) ->
     assert sentinels.found() == []
 
 
-def steps(count: int, device: str = "mps") -> None:
-    """A plain loop over as many steps."""
+def steps(count: int, device: str = "mps", gathered: int = 1) -> None:
+    """A plain loop over as many steps, each of which gathers the gradients of some batches."""
     layer = nn.Linear(4, 4, device=device)
     optimizer = torch.optim.SGD(layer.parameters(), lr=1e-3)
     for _ in range(count):
-        layer(torch.randn(2, 4).to(device)).square().sum().backward()
+        for _ in range(gathered):
+            layer(torch.randn(2, 4).to(device)).square().sum().backward()
         nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -151,6 +154,43 @@ def test_the_device_is_read_once_in_32_steps(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(stream, "_values", lambda scalars: reads.append(len(scalars)) or stock(scalars))
     steps(16 + 3 * stream.READ)
     assert reads == [16, 16, 64, 64, 64]  # a loss and a norm of each step
+
+
+def test_steps_that_gather_32_batches_are_read_once_in_32_steps_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[int] = []
+    stock = stream._values
+    monkeypatch.setattr(stream, "_values", lambda scalars: reads.append(len(scalars)) or stock(scalars))
+    steps(16 + stream.READ, gathered=32)
+    assert reads == [8 * 33, 8 * 33, 32 * 33]
+
+
+class Waits(TorchDispatchMode):
+    """Counts what makes the host wait for Metal: a number that is read, and a copy to or from the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        there = isinstance(found, torch.Tensor) and found.device.type == "mps"
+        crosses = name == "_to_copy" and args[0].device.type != found.device.type
+        # torch.tensor(…, device="mps") copies unseen, and hands the result on by lift_fresh.
+        made_there = name == "lift_fresh" and there
+        self.count += crosses or made_there or (name == "_local_scalar_dense" and args[0].device.type == "mps")
+        return found
+
+
+def test_watching_weights_waits_once_for_the_device() -> None:
+    def waits() -> int:
+        with Waits() as counted:
+            steps(STEPS)
+        return counted.count
+
+    with sentinels.suspended("weights-still"):
+        without = waits()
+    assert waits() - without == 1
 
 
 def test_nothing_is_kept_of_a_training_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,9 @@ from hf_mps.finetune.text.padding import IGNORED
 # Bytes of one chunk's logits in float32: enough rows to keep a GPU busy, and to make the head's gradient, which is read
 # and written once a chunk, little of the work.
 CHUNK = 128 * 2**20
+# On Metal the last chunk is filled up with rows without a label to a multiple of so many: a graph is compiled for each
+# size, and the number of tokens is another one at every step.
+ROWS = 64
 # float16 cannot hold the small probabilities of a large vocabulary: its gradients are taken this much larger, a power
 # of two, which changes no digit.
 HALF_SCALE = 1024.0
@@ -116,7 +119,7 @@ def _walk(
     of_bias = torch.zeros_like(weight[:, 0], dtype=torch.float32) if wanted[2] else None
     size = max(1, CHUNK // (4 * words))
     for start in range(0, len(rows), size):
-        part, target = rows[start : start + size].to(kind), targets[start : start + size]
+        part, target = _filled(rows[start : start + size].to(kind), targets[start : start + size], size, ignore_index)
         logits = torch.nn.functional.linear(part, head, None if bias is None else bias.to(kind)).float()
         losses, gradient = _rows(logits, target, ignore_index, derive=any(wanted))
         total += losses
@@ -124,7 +127,8 @@ def _walk(
             of_bias += gradient.sum(0)
         gradient = gradient.mul_(scale).to(kind) if kind != torch.float32 else gradient
         if of_rows is not None:
-            of_rows[start : start + size] = gradient @ head
+            here = of_rows[start : start + size]
+            here.copy_((gradient @ head)[: len(here)])
         if of_weight is not None:
             _add_product(of_weight, gradient, part)
     if scale > 1:
@@ -132,6 +136,15 @@ def _walk(
             if one is not None:
                 one.div_(scale)
     return total, [of_rows, of_weight, of_bias]
+
+
+def _filled(part: Tensor, target: Tensor, size: int, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """A chunk of at most `size` rows, on Metal with rows added that change neither loss nor gradients."""
+    missing = min(size, -(-len(part) // ROWS) * ROWS) - len(part) if part.device.type == "mps" else 0
+    if missing:
+        part = torch.nn.functional.pad(part, (0, 0, 0, missing))
+        target = torch.nn.functional.pad(target, (0, missing), value=ignore_index)
+    return part, target
 
 
 def _rows(logits: Tensor, target: Tensor, ignore_index: int, derive: bool) -> tuple[Tensor, Tensor]:
