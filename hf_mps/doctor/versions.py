@@ -81,7 +81,7 @@ KNOWN = (
     ),
     Known(
         "torch",
-        ">=2.8,<2.14",
+        ">=2.9,<2.14",
         "F.linear forgets the bias for a single row on macOS 26",
         f"{ISSUES}/188438",
         guard="linear-bias",

@@ -46,7 +46,7 @@ class DtypeCopies(Guard):
             around(self, module.Tensor, "to", self._to)
             around(self, module.Tensor, "copy_", self._copy)
 
-    def _to(self, stock: Stock, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    def _to(self, stock: Stock, tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
         if tensor.device.type == "mps" and target_device(args, kwargs) == "cpu":
             wanted = _dtype(args, kwargs)
             if wanted is not None and self._wrong(tensor.dtype, wanted):
@@ -67,7 +67,7 @@ class DtypeCopies(Guard):
 
 def _dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The dtype that Tensor.to is asked for, or None: to(device, dtype), to(other), by position or by name."""
-    other = args[0] if args else kwargs.get("other")
+    other = args[0] if args else kwargs.get("tensor")
     if hasattr(other, "is_floating_point") and hasattr(other, "device"):
         return getattr(other, "dtype", None)
     return kwargs.get("dtype", args[1] if len(args) > 1 else None)

@@ -19,7 +19,7 @@ from hf_mps.stock import Stock
 LABELS = ("labels", "label")
 IGNORED = -100
 LOOKS = 256
-"""Lookups that a suspicion lasts: batches are fetched ahead, by as many as gradients are accumulated over."""
+"""Lookups and suspected batches that a suspicion lasts: gradients may be accumulated over many fetched ahead."""
 # What the modules that hold a table of positions, or of token types, are called in transformers' models.
 POSITIONS = ("position_embeddings", "embed_positions", "position_embedding", "wpe")
 TYPES = ("token_type_embeddings",)
@@ -136,9 +136,9 @@ class IndexRange(Guard):
         return batch
 
     def _look_at(self, column: Any, value: Any, part: Any, known: Known) -> None:
-        kind = column.rpartition("input_ids")[1] or column if isinstance(column, str) else ""
-        if not _whole_numbers(value):
+        if not isinstance(column, str) or not _whole_numbers(value):
             return
+        kind = "input_ids" if column.endswith("input_ids") else column
         suspect = None
         if kind == "input_ids":
             suspect = _outside(column, value, _rows(part, "get_input_embeddings"), IDS)
@@ -148,12 +148,15 @@ class IndexRange(Guard):
         elif kind == "position_ids":
             suspect = _outside(column, value, known.positions, POSITION_IDS)
         elif kind in LABELS:
-            suspect = _outside(column, value, _classes(part), CLASSES, IGNORED)
+            words = _rows(part, "get_output_embeddings")
+            limit, why = (words, WORDS) if words else (_classes(part), CLASSES)
+            suspect = _outside(column, value, limit, why, IGNORED)
         if suspect is not None and (column, suspect.limit) not in self._cleared and self.needed:
             if not self._suspects:
                 self._left = LOOKS
             self._suspects.append(suspect)
             self._watch()
+            self._count()
 
     def _watch(self) -> None:
         """Look at every lookup from here on; before torch 2.9, which gives no kernel out, say what was seen."""
@@ -173,7 +176,6 @@ class IndexRange(Guard):
 
     def judge(self, index: Any, size: int, ignored: int | None) -> None:
         """Refuse indices that the device is about to read with where one is out of range and came with a batch."""
-        self._left -= 1
         there = index.detach().cpu()  # a wait for the device, while there is a suspicion
         wrong = (there < 0) | (there >= size)
         if ignored is not None:
@@ -185,7 +187,12 @@ class IndexRange(Guard):
             self._suspects.clear()
             self.acted(line, aloud=False)
             raise UserError(f"{line}; HF_MPS_GUARDS=-{self.name} trains all the same")
-        if self._left <= 0:  # the script makes something else of such values
+        self._count()
+
+    def _count(self) -> None:
+        """Let a suspicion end that nothing came of: the script makes something else of such values."""
+        self._left -= 1
+        if self._left <= 0:
             self._cleared.update((each.column, each.limit) for each in self._suspects)
             self._suspects.clear()
 
@@ -225,6 +232,10 @@ IDS = (
 CLASSES = (
     "the model has {limit:,} classes: Metal leaves such rows out of the loss; next: labels from 0 to {last:,} "
     "(num_labels= when the model is loaded), and -100 for what is to be left out"
+)
+WORDS = (
+    "the model chooses from {limit:,} words: Metal leaves such places out of the loss; next: -100 for what is to be "
+    "left out, and model.resize_token_embeddings(len(tokenizer)) where words were added"
 )
 TYPE_IDS = "the model knows {limit:,} token types: Metal reads zeros there; next: token_type_ids from 0 to {last:,}"
 POSITION_IDS = "the model has {limit:,} positions: Metal reads zeros there; next: position_ids from 0 to {last:,}"
@@ -284,9 +295,8 @@ def _rows(part: Any, way: str) -> int | None:
 
 
 def _classes(part: Any) -> int | None:
-    """How many classes a model's labels choose from, words or the configuration's labels; None for a score."""
-    words = _rows(part, "get_output_embeddings")
-    count = words or getattr(getattr(part, "config", None), "num_labels", None)
+    """How many classes the configuration of a model has; None for a score."""
+    count = getattr(getattr(part, "config", None), "num_labels", None)
     return count if isinstance(count, int) and count > 1 else None
 
 

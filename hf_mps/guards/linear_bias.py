@@ -40,6 +40,8 @@ class LinearBias(Guard):
 
         if torch_release() >= FIXED:
             return Choice(False, f"torch {torch.__version__} has the fixes of pytorch#188438 and #189495")
+        if not hasattr(torch.library, "get_kernel"):
+            return Choice(False, f"torch {torch.__version__} gives no kernel out, so that none can be put before it")
         if not machine.present().macos_at_least(15):
             return Choice(False, "both faults lie in a kernel that is used from macOS 15 on")
         self._trying = True
@@ -55,7 +57,8 @@ class LinearBias(Guard):
     def install(self, module: ModuleType) -> None:
         """Put its kernel before the device's, where it may have the fault; a call costs 2.5 µs more then."""
         # Older systems multiply by MPSGraph (Linear.mm asks for macOS 15), which has neither fault.
-        if torch_release() < FIXED and machine.present().macos_at_least(15):
+        given_out = hasattr(module.library, "get_kernel")
+        if torch_release() < FIXED and given_out and machine.present().macos_at_least(15):
             kernels.before(self, "linear", self._linear)
 
     def _linear(self, stock: Stock, rows: Any, weight: Any, bias: Any = None) -> Any:

@@ -32,7 +32,7 @@ class NonBlocking(Guard):
         around(self, module.Tensor, "to", self._to)
         around(self, module.Tensor, "copy_", self._copy)
 
-    def _to(self, stock: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    def _to(self, stock: Any, tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("non_blocking") or (len(args) > 1 and True in args[1:]):
             target = target_device(args, kwargs)
             if target is not None and {tensor.device.type, target} == _ENDS:
@@ -52,7 +52,7 @@ class NonBlocking(Guard):
 
 def target_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     """The device type that Tensor.to is asked for, or None where it only changes the dtype."""
-    first = args[0] if args else kwargs.get("device", kwargs.get("other"))
+    first = args[0] if args else kwargs.get("device", kwargs.get("tensor"))
     if isinstance(first, str):
         return first.partition(":")[0]
     device = getattr(first, "device", first)  # `to(other)` goes to another tensor's device

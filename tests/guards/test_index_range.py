@@ -129,6 +129,24 @@ def test_scores_and_several_labels_are_no_classes(problem: str, label: Any, tmp_
     assert not guards.get("index-range").times
 
 
+def test_a_suspicion_that_no_lookup_meets_ends_too() -> None:
+    """A model of sound has no lookup at all, and labels that are words of its own."""
+
+    class Sound(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = loops.bert()
+            self.head = nn.Linear(LENGTH, 1)
+
+        def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+            return (self.head(input_ids.float()).squeeze(1) - labels).square().mean()
+
+    guard = guards.get("index-range")
+    epoch(Sound(), labelled(lambda number: 30) * LOOKS, lambda model, batch: model(**batch))
+    assert not guard._suspects  # type: ignore[attr-defined]
+    assert not guard.times
+
+
 def test_a_resized_embedding_has_its_new_rows(tmp_path: Path) -> None:
     model = loops.bert()
     data = [row | {"input_ids": [loops.WORDS + 3] * LENGTH} for row in loops.rows()]
@@ -157,7 +175,7 @@ def test_the_recipes_loss_in_chunks_is_a_loss_too(tmp_path: Path) -> None:
     model = LlamaForCausalLM(LlamaConfig(vocab_size=loops.WORDS, **sizes))
     heads.install(model)
     data = [{"input_ids": row["input_ids"], "labels": [*row["input_ids"][:-1], 44]} for row in loops.rows()]
-    with pytest.raises(UserError, match=r"labels holds 44 in row 0 .* 40 classes"):
+    with pytest.raises(UserError, match=r"labels holds 44 in row 0 .* 40 words"):
         loops.trainer(tmp_path, model=model, data=data).train()
 
 
