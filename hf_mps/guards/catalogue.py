@@ -22,6 +22,7 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "large-k",
         "linear-bias",
         "dtype-copies",
+        "attention-no-grad",
     ),
     "transformers.training_args": ("nan-hidden", "pin-memory", "half-precision"),
     "transformers.trainer_utils": ("torn-checkpoint",),

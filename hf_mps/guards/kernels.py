@@ -11,6 +11,8 @@ from hf_mps.unheard import overriding
 
 # A kernel lives as long as the library object that it was registered with.
 _kept: list[Callable[[], None]] = []
+# Those that were taken away, which may be in the midst of a call: they are not freed.
+_running: list[Any] = []
 
 
 def before(guard: Guard, name: str, wrapper: Callable[..., Any]) -> None:
@@ -23,11 +25,32 @@ def before(guard: Guard, name: str, wrapper: Callable[..., Any]) -> None:
     _kept.append(put(guard, name, wrapper))
 
 
-def put(guard: Guard, name: str, wrapper: Callable[..., Any]) -> Callable[[], None]:
-    """Do the same and return what puts the kernel back that was there.
+def put(
+    guard: Guard, name: str, wrapper: Callable[..., Any], *, otherwise: Callable[..., Any] | None = None
+) -> Callable[[], None]:
+    """Do the same and return what puts the kernel back that was there; it may be called from inside the wrapper.
 
-    That is not to be called from inside the kernel itself, which it would take away while it runs.
+    `otherwise` is `stock` in the place of the kernel that was there, which torch 2.8 does not give out.
     """
+    import torch
+
+    around = Around(guard, f"aten::{name}", otherwise or _given_out(name), wrapper)
+    library: Any = torch._C._dispatch_library("IMPL", "aten", "MPS", __file__)
+    # PyTorch warns, once in a process, that a kernel takes another's place: it is meant to.
+    with overriding():
+        library.impl(name, "MPS", around.replacement())
+    guard.arounds.append(around)
+
+    def back() -> None:
+        if hasattr(torch.library, "get_kernel"):
+            _running.append(torch.library.get_kernel(f"aten::{name}", "MPS"))
+        library.reset()
+        guard.arounds.remove(around)
+
+    return back
+
+
+def _given_out(name: str) -> Callable[..., Any]:
     import torch
 
     there = torch.library.get_kernel(f"aten::{name}", "MPS")
@@ -36,15 +59,4 @@ def put(guard: Guard, name: str, wrapper: Callable[..., Any]) -> Callable[[], No
     def stock(*args: Any, **kwargs: Any) -> Any:
         return there.call_boxed(keys, *args, **kwargs)
 
-    around = Around(guard, f"aten::{name}", stock, wrapper)
-    library: Any = torch._C._dispatch_library("IMPL", "aten", "MPS", __file__)
-    # PyTorch warns, once in a process, that a kernel takes another's place: it is meant to.
-    with overriding():
-        library.impl(name, "MPS", around.replacement())
-    guard.arounds.append(around)
-
-    def back() -> None:
-        library.reset()
-        guard.arounds.remove(around)
-
-    return back
+    return stock

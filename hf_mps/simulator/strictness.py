@@ -33,6 +33,36 @@ class Fault:
 
 
 FAULTS: dict[str, Fault] = {
+    "causal-leak": Fault(
+        "causal attention without gradients in half precision lets three of four queries see later keys",
+        f"{ISSUES}/195910",
+        "<2.13",
+    ),
+    "permuted-attention": Fault(
+        "attention without gradients of at most 8 queries misreads permuted tensors of more than one row",
+        f"{ISSUES}/181133",
+        "<2.12",
+    ),
+    "long-keys": Fault(
+        "attention without gradients over 1,024 keys or more corrupts its sums in half precision",
+        f"{ISSUES}/174861",
+        ">=2.8,<2.11",
+    ),
+    "odd-keys": Fault(
+        "attention without gradients of at most 8 queries reads beyond keys that are no multiple of 32",
+        "https://github.com/pytorch/pytorch/pull/169222",
+        "<2.10",
+    ),
+    "masked-rows": Fault(
+        "attention without gradients is NaN for a query that may attend to nothing",
+        f"{ISSUES}/156707",
+        "<2.9",
+    ),
+    "value-width": Fault(
+        "attention without gradients is as wide as its queries where its values are of another width",
+        f"{ISSUES}/176767",
+        "<2.12",
+    ),
     "large-k": Fault(
         "a matrix product that sums over more than 32,766 values also sums what lies behind its operands",
         f"{ISSUES}/193487",

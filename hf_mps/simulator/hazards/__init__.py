@@ -21,6 +21,9 @@ from hf_mps.simulator.hazards.kernels import host, kernels
 
 __all__ = ["HAZARDS", "active", "host", "kernels", "on"]
 
+ATTENTION = ("causal-leak", "permuted-attention", "long-keys", "odd-keys", "masked-rows", "value-width")
+"""Faults of Metal's own attention, which one guard cures."""
+
 HAZARDS: dict[str, Callable[[], Any]] = {
     "non-blocking": results.non_blocking,
     "fp16-fused-adam": results.fp16_fused_adam,
@@ -33,6 +36,7 @@ HAZARDS: dict[str, Callable[[], Any]] = {
     "linear-bias": lambda: strictness.on("row-bias", "many-rows-bias"),
     "dtype-copies": lambda: strictness.on("dtype-copies"),
     "index-range": lambda: strictness.on("silent-indices"),
+    "attention-no-grad": lambda: strictness.on(*ATTENTION),
     "shape-growth": device.shape_growth,
     "fork-workers": device.fork_workers,
     "half-precision": device.half_precision,

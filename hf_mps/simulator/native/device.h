@@ -7,6 +7,7 @@
 //   kernels.cpp    operators that cannot go that way: factories, storage, dropout
 //   metal_only.cpp operators that only the Metal backend has: convolution, linear_backward, …
 //   composite.cpp  operators whose code branches by device: copies, attention, convolution
+//   attention.cpp  faults of attention without gradients
 //   faults.cpp     wrong results that some Macs give without an error
 //   indices.cpp    what happens to indices out of range
 //   fallback.cpp   what happens to an operator without a Metal kernel
@@ -126,6 +127,32 @@ using Inside = void (*)(const c10::OperatorHandle& op, torch::jit::Stack* stack)
 Inside inside_of(const std::string& name);
 // Raises the error of an index that was out of range earlier, once.
 void raise_late_error();
+
+// ---- attention.cpp ----
+
+struct Attention {
+  at::Tensor query;
+  at::Tensor key;
+  at::Tensor value;
+  std::optional<at::Tensor> mask;
+  bool causal;
+  std::optional<double> scale;
+  bool grouped;
+};
+
+struct AttentionFaults {
+  std::atomic<bool> causal_leak{false};
+  std::atomic<bool> permuted{false};
+  std::atomic<bool> long_keys{false};
+  std::atomic<bool> odd_keys{false};
+  std::atomic<bool> masked_rows{false};
+  std::atomic<bool> value_width{false};
+};
+
+extern AttentionFaults attention_faults;
+bool any_attention_fault();
+// Attention on host tensors, as wrong as the faults that are on make it.
+at::Tensor attended(const Attention& call);
 
 // ---- kernels, each registered one by one ----
 

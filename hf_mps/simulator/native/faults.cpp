@@ -23,6 +23,12 @@ std::atomic<bool> wide_copies{false};
 
 const std::map<std::string, std::atomic<bool>*>& switches() {
   static const auto* all = new std::map<std::string, std::atomic<bool>*>{
+      {"causal-leak", &attention_faults.causal_leak},
+      {"permuted-attention", &attention_faults.permuted},
+      {"long-keys", &attention_faults.long_keys},
+      {"odd-keys", &attention_faults.odd_keys},
+      {"masked-rows", &attention_faults.masked_rows},
+      {"value-width", &attention_faults.value_width},
       {"large-k", &large_k},
       {"large-k-batched", &large_k_batched},
       {"row-bias", &row_bias},

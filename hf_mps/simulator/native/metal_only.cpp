@@ -152,6 +152,9 @@ std::tuple<Tensor, Tensor> attention(
   Inside inside;
   auto [output, weights] = at::_scaled_dot_product_attention_math(
       host(query), host(key), host(value), host(mask), dropout, causal, host(dropout_mask), scale, grouped);
+  if (any_attention_fault()) {
+    output = attended({host(query), host(key), host(value), host(mask), causal, scale, grouped});
+  }
   return {back(output), back(weights)};
 }
 

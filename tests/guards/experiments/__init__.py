@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.guards import resume_loops
-from tests.guards.experiments import ends, memory, products, results, resumed, silent
+from tests.guards.experiments import ends, inference, memory, products, results, resumed, silent
 
 Experiment = Callable[[Path], bool]
 
@@ -52,6 +52,16 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
         silent.words_that_are_no_label,
         silent.longer_than_its_positions,
         silent.ids_of_lightning,
+    ),
+    "attention-no-grad": (
+        inference.evaluation_loss,
+        inference.later_tokens,
+        inference.short_sentences,
+        inference.generated_from_padded_prompts,
+        inference.long_context,
+        inference.uneven_context,
+        inference.narrow_values,
+        inference.compiled,
     ),
     "resume-rng": (resumed.resumed_trainer, resumed.resumed_accelerator),
     "lightning-rng": (resumed.resumed_lightning, resumed.resumed_lightning_epoch),
