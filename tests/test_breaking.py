@@ -180,6 +180,7 @@ UNREACHED = {
     "compile: _TorchCompileInductorWrapper.__call__": "compiles C++ for a minute",
     "integration: _Connector._check_config_and_set_final_flags": "is Fabric's",
     "integration: _Connector._check_device_config_and_set_final_flags": "is Fabric's",
+    "oom-text: accelerate.utils.memory.should_reduce_batch_size": "follows an error of Metal's",
     "oom-text: lightning.pytorch.utilities.memory.garbage_collection_cuda": "follows an error of CUDA's",
     "resume-batches: DataLoaderDispatcher.__iter__": "wants several processes",
     "resume-epoch: DataLoaderDispatcher.__iter__": "wants several processes",

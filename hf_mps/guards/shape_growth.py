@@ -93,6 +93,9 @@ class ShapeGrowth(Guard):
         if driver <= PRESSURE * recommended or min(driver - self._held, idle) <= GROWN * recommended:
             return
         torch.mps.empty_cache()
+        clear_graphs = getattr(torch.mps, "clear_graph_cache", None)  # pytorch#182648; Trainer asks like this too
+        if clear_graphs is not None:
+            clear_graphs()
         self._begin(wait=APART)
         self.acted("under memory pressure, blocks kept for batches of other shapes were given back", aloud=False)
 
