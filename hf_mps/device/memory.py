@@ -20,6 +20,16 @@ REFUSALS = ("MPS backend out of memory", "Invalid buffer size: ")
 The second comes above MTLDevice.maxBufferLength, which attention over a long batch meets first on a small Mac.
 """
 
+DRIVER = (
+    "a Mac's driver holds 1 to 2 GB more, in heaps of 8 MB, 32 MB and 1 GB that are not full and in MPSGraph's scratch"
+)
+"""What the process holds beside live tensors, for people who plan.
+
+The heaps: torch, MPSAllocator.h, kSmallHeap, kLargeHeap and kXLargeHeapU, in pools of their own; one of 1 GB serves the
+buffers from 10 to 512 MB. MPSGraph's memory grows with the shapes, by 13.7 GB over 315 of them (pytorch#181485). From
+these sources, not from a Mac: torch.mps.driver_allocated_memory() after the first step is the truth there.
+"""
+
 
 def total(device: str) -> int:
     """What the device has in all: a GPU's own memory, or the machine's where CPU and GPU share it."""

@@ -20,7 +20,7 @@ def examine() -> list[Finding]:
         recommended = memories.recommended("mps")
         assert recommended is not None
         says = f"a process should hold at most {words(recommended)} on the GPU; PyTorch refuses at 1.7 times that"
-        found.append(ok("recommended", says + here.label))
+        found.append(ok("recommended", f"{says}{here.label}; beside live memory {memories.DRIVER}"))
     if swap.used > 0.1 * total:
         found.append(
             note("swap", f"{words(swap.used)} are swapped out already: training slows down many times", "top -o mem")

@@ -105,8 +105,8 @@ def _memory(order: Order, device: str) -> Choice[Any]:
     if device == "mps":
         machine = present()
         share = f"{found.bytes / machine.comfortable:.0%} of what {machine.name} may use"
-        return Choice(f"{gib(found.bytes)} at peak: {machine.verdict(found.bytes)}", f"{share}; {reason}")
-    return Choice(f"{gib(found.bytes)} at peak", reason)
+        return Choice(f"{gib(found.bytes)} live at peak: {machine.verdict(found.bytes)}", f"{share}; {reason}")
+    return Choice(f"{gib(found.bytes)} live at peak", reason)
 
 
 def _not_known(error: Exception) -> Choice[Any]:

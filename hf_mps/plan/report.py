@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hf_mps.choice import Choice
+from hf_mps.device.memory import DRIVER
 from hf_mps.plan.machine import GIB, Machine
 from hf_mps.plan.options import Option
 from hf_mps.plan.trace import PARTS
 from hf_mps.plan.tracer import Estimate
 
 SHOWN = 3
-BESIDE = "tensors alone: Python and PyTorch hold some hundred megabytes beside them, and Metal keeps a graph a shape"
+BESIDE = f"live memory, of tensors alone: {DRIVER}; Python and PyTorch hold some hundred megabytes more"
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ def for_people(plan: MemoryPlan) -> str:
     width = max(len(name) for name in (*facts, *PARTS))
     lines = [f"hf-mps plan {plan.target}"]
     lines += [f"  {name:<{width}}  {choice.value}  {choice.reason}" for name, choice in facts.items()]
-    share = found.bytes / machine.comfortable
-    lines += ["", f"peak {gib(found.bytes)}, {plan.verdict}: {share:.0%} of what may be used; at {found.where}"]
+    share, peak = found.bytes / machine.comfortable, f"peak {gib(found.bytes)} of live memory"
+    lines += ["", f"{peak}, {plan.verdict}: {share:.0%} of what may be used; at {found.where}"]
     for part, what in PARTS.items():
         if size := found.parts.get(part):
             lines.append(f"  {part:<{width}}  {gib(size):>9}  {what}")

@@ -13,7 +13,8 @@ import torch
 from hf_mps.cli import main
 from hf_mps.errors import UserError
 from hf_mps.plan import estimate, machine, plan, trace
-from hf_mps.plan.tracer import largest
+from hf_mps.plan.report import MemoryPlan, for_people
+from hf_mps.plan.tracer import Estimate, largest
 from hf_mps.target import metal
 from hf_mps.target.find import find
 from hf_mps.target.places import Places
@@ -124,6 +125,15 @@ def tight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     target = find(str(check_plan.recipe(Pair("llama", CONTINUE, 8, 128), tmp_path)))
     need = estimate(target).bytes
     return target, machine.Machine("a small Mac", int(need * 1.2), int(need * 0.9))
+
+
+def test_a_plan_says_that_it_counts_live_memory_and_what_a_mac_s_driver_adds() -> None:
+    found = Estimate(8, 128, 1, 6 * GIB, {}, "at backward: embeddings")
+    text = for_people(MemoryPlan("mine.yaml", machine.named("8gb"), found, largest=4))
+    assert "\npeak 6.00 GiB of live memory, swaps: 118%" in text
+    assert (
+        "live memory, of tensors alone: a Mac's driver holds 1 to 2 GB more, in heaps of 8 MB, 32 MB and 1 GB" in text
+    )
 
 
 @pytest.mark.slow
