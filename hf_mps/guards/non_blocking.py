@@ -1,4 +1,4 @@
-"""non-blocking: copies between the CPU and the device wait until they are done, whatever non_blocking says."""
+"""non-blocking: copies to the CPU, and on older releases to the device, wait until they are done."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from typing import Any
 
 from hf_mps.choice import Choice
 from hf_mps.guards.guard import Guard, around
+from hf_mps.guards.releases import torch_release
 
-_ENDS = {"cpu", "mps"}
+HOLDS = (2, 13)
+"""From here on a copy to the device keeps its source's storage until the GPU has read it.
+
+pytorch#181017, in the notes of that release; the block that holds it is in the macOS wheel of 2.13.0, not of 2.12.0.
+"""
 
 
 class NonBlocking(Guard):
@@ -16,16 +21,25 @@ class NonBlocking(Guard):
 
     Module.to, accelerate's send_to_device, Trainer and BatchEncoding.to all end there. A kernel under aten::copy_ would
     lie lower, and would put Python into each of a step's thousands of copies.
+
+    A copy to the device that waits drains the GPU's queue, so it does so only where it must. From 2.13 on a source that
+    was freed is held; one that the script itself writes to before the GPU has read it is not, as with pinned memory on
+    CUDA. No release makes the CPU wait for a copy to it: whoever reads the result at once reads too soon.
     """
 
     name = "non-blocking"
-    what = "a non_blocking copy to the device reads its source after that was freed or changed: silently other values"
+    what = (
+        "a non_blocking copy reads its source after that was freed, or is read before it is there: silent wrong values"
+    )
     issue = "https://github.com/pytorch/pytorch/issues/189690"
-    until = "pytorch#189690 and #139550 are closed and the oldest supported torch has the fix"
+    until = "the oldest supported torch is 2.13 and a non_blocking copy to the CPU is there when it is read"
 
     def applies(self) -> Choice[bool]:
-        """Always where there is Metal: a race that a trial does not show is not known to be absent."""
-        return Choice(True, "no released torch holds the source of such a copy, and a trial cannot show that one does")
+        """Always where there is Metal, and by release: a race that a trial does not show is not known to be absent."""
+        release = ".".join(map(str, torch_release()))
+        if torch_release() < HOLDS:
+            return Choice(True, f"torch {release} holds no source of a copy to the device: 2.13 does (pytorch#181017)")
+        return Choice(True, f"copies to the CPU alone: torch {release} holds the source of one to the device")
 
     def install(self, module: ModuleType) -> None:
         """Put it around the two methods of torch.Tensor."""
@@ -35,19 +49,24 @@ class NonBlocking(Guard):
     def _to(self, stock: Any, tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("non_blocking") or (len(args) > 1 and True in args[1:]):
             target = target_device(args, kwargs)
-            if target is not None and {tensor.device.type, target} == _ENDS:
+            if target is not None and _unsafe(tensor.device.type, target):
                 args, kwargs = _blocking(args, kwargs)
                 self._tell()
         return stock(tensor, *args, **kwargs)
 
     def _copy(self, stock: Any, tensor: Any, src: Any, non_blocking: bool = False) -> Any:
-        if non_blocking and {tensor.device.type, src.device.type} == _ENDS:
+        if non_blocking and _unsafe(src.device.type, tensor.device.type):
             non_blocking = False
             self._tell()
         return stock(tensor, src, non_blocking)
 
     def _tell(self) -> None:
         self.acted("copies between the CPU and the device wait: non_blocking=True would corrupt them", aloud=False)
+
+
+def _unsafe(source: str, target: str) -> bool:
+    """Whether such a copy, which does not wait, can give other values than one that does."""
+    return (source, target) == ("mps", "cpu") or ((source, target) == ("cpu", "mps") and torch_release() < HOLDS)
 
 
 def target_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:

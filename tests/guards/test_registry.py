@@ -42,7 +42,7 @@ def test_the_report_has_each_guard_with_state_and_reason() -> None:
 def test_one_that_acted_is_counted_and_a_cure_is_silent() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", GuardNotice)
-        copies = [torch.ones(2).to("mps", non_blocking=True) for _ in range(2)]
+        copies = [torch.ones(2, device="mps").to("cpu", non_blocking=True) for _ in range(2)]
     assert len(copies) == 2
     state = next(each for each in guards.report().guards if each.name == "non-blocking")
     assert (state.state, state.acted) == ("acted", 2)

@@ -13,15 +13,24 @@ from hf_mps.simulator.hazards.kernels import host, kernels
 
 @contextmanager
 def non_blocking() -> Iterator[None]:
-    """pytorch#189690: the copy reads its source when the GPU comes to it; freed before that, it reads something else.
+    """pytorch#189690, as up to torch 2.12: a copy reads its source when the GPU comes to it, and is there after that.
 
-    What it reads then is zero here. Waiting for the GPU, as each read of a result does, ends the danger.
+    Where the source was freed before, it reads something else: zero here. A copy to the CPU is zero before. Waiting for
+    the GPU, as each read of a result does, ends the danger.
     """
     import torch
 
+    from hf_mps.guards import non_blocking as module
+
+    guard: Any = module
     pending: dict[int, Any] = {}
+    coming: list[tuple[Any, Any]] = []
 
     def copy(self: Any, src: Any, non_blocking: bool = False) -> Any:
+        if self.device.type == "cpu" and non_blocking:
+            coming.append((self, host(src).clone()))
+            self.zero_()
+            return self
         host(self).copy_(host(src))
         if src.device.type == "cpu" and self.device.type == "mps" and non_blocking:
             late = host(self)
@@ -34,7 +43,11 @@ def non_blocking() -> Iterator[None]:
         for finalizer in pending.values():
             finalizer.detach()
         pending.clear()
+        for target, values in coming:
+            target.copy_(values)
+        coming.clear()
 
+    release, guard.torch_release = guard.torch_release, lambda: (2, 12, 0)
     with kernels({"copy_": copy}):
         stock = torch.mps.synchronize
 
@@ -46,7 +59,7 @@ def non_blocking() -> Iterator[None]:
         try:
             yield
         finally:
-            torch.mps.synchronize = stock
+            torch.mps.synchronize, guard.torch_release = stock, release
             settle()
 
 

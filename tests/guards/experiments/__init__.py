@@ -18,6 +18,7 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     "non-blocking": (
         results.released_sources,
         results.released_source_of_copy,
+        results.read_too_soon,
         results.non_blocking_accelerator,
         results.non_blocking_trainer,
     ),

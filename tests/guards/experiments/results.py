@@ -72,6 +72,13 @@ def released_source_of_copy(folder: Path) -> bool:
     return target.tolist() == [1.0, 1.0] and layer.weight.tolist() == expected
 
 
+def read_too_soon(folder: Path) -> bool:
+    """What is copied to the CPU is there when it is read, by Tensor.to and by Tensor.copy_."""
+    there = torch.ones(4, device="mps")
+    copies = [there.to("cpu", non_blocking=True), torch.empty(4).copy_(there, non_blocking=True)]
+    return [each.tolist() for each in copies] == [[1.0] * 4] * 2
+
+
 def non_blocking_accelerator(folder: Path) -> bool:
     """An Accelerate loop whose loader moves batches with non_blocking=True trains as one that does not."""
     from accelerate.utils import DataLoaderConfiguration

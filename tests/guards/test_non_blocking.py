@@ -1,0 +1,51 @@
+"""A copy waits only where this release of torch can give other values if it does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_mps import guards
+
+
+class Copies(TorchDispatchMode):
+    """For each copy to another device what it was asked: whether it need not wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unwaiting: list[bool] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.overloadpacket.__name__ == "_to_copy":
+            self.unwaiting.append(bool(kwargs.get("non_blocking")))
+        elif func.overloadpacket.__name__ == "copy_":
+            self.unwaiting.append(bool(args[2] if len(args) > 2 else kwargs.get("non_blocking")))
+        return func(*args, **kwargs)
+
+
+def unwaiting(source: str, target: str) -> list[bool]:
+    with Copies() as copies:
+        torch.ones(2, device=source).to(target, non_blocking=True)
+        torch.empty(2, device=target).copy_(torch.ones(2, device=source), non_blocking=True)
+    return copies.unwaiting
+
+
+@pytest.mark.parametrize(("release", "stays"), [((2, 12, 1), False), ((2, 13, 0), True), ((2, 15, 0), True)])
+def test_a_copy_to_the_device_waits_on_releases_that_do_not_hold_its_source(
+    release: tuple[int, ...], stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hf_mps.guards.non_blocking.torch_release", lambda: release)
+    assert unwaiting("cpu", "mps") == [stays, stays]
+    assert bool(guards.get("non-blocking").times) is not stays
+    assert ("pytorch#181017" in guards.get("non-blocking").applies().reason) is not stays
+
+
+@pytest.mark.parametrize("release", [(2, 12, 1), (2, 13, 0), (2, 15, 0)])
+def test_a_copy_to_the_cpu_waits_on_every_release(release: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_mps.guards.non_blocking.torch_release", lambda: release)
+    assert unwaiting("mps", "cpu") == [False, False]
+    assert guards.get("non-blocking").times == 2
