@@ -113,7 +113,8 @@ class IndexRange(Guard):
 
     def _set_up(self, stock: Stock, strategy: Any, *args: Any, **kwargs: Any) -> None:
         stock(strategy, *args, **kwargs)
-        self._know(strategy.model)
+        if strategy.model is not None:
+            self._know(strategy.model)
 
     def _know(self, model: Any) -> None:
         part = next((each for each in model.modules() if _rows(each, "get_input_embeddings")), None)

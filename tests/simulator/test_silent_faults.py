@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hf_mps import guards
+from hf_mps.guards.releases import torch_release
 from hf_mps.simulator import profiles, strictness
 
 pytestmark = pytest.mark.usefixtures("mps")
@@ -29,7 +30,7 @@ def silent() -> Iterator[None]:
 
 
 def test_the_installed_release_has_what_upstream_says_of_it() -> None:
-    here = torch.__version__ < "2.14"
+    here = torch_release() < (2, 14)
     assert ("silent-indices" in strictness.active()) is here
     assert ("dtype-copies" in strictness.active()) is here
     assert "row-bias" not in strictness.active(), "the default profile is no M1"
