@@ -19,7 +19,11 @@ GROWN = 0.1
 SETTLED = 4
 """Looks after which a loop of one shape holds all that it needs, the optimizer's state included."""
 APART = 32
-"""Looks between two releases: each waits for the GPU, and the next step has its memory mapped anew."""
+"""Looks between two releases: each waits for the GPU, and the next step has its memory mapped anew.
+
+From torch 2.13 on it also compiles its graphs anew: empty_cache forgets them (pytorch#181485), and so gives back what
+they hold, the larger part where shapes are many.
+"""
 
 
 class ShapeGrowth(Guard):
@@ -93,9 +97,6 @@ class ShapeGrowth(Guard):
         if driver <= PRESSURE * recommended or min(driver - self._held, idle) <= GROWN * recommended:
             return
         torch.mps.empty_cache()
-        clear_graphs = getattr(torch.mps, "clear_graph_cache", None)  # pytorch#182648; Trainer asks like this too
-        if clear_graphs is not None:
-            clear_graphs()
         self._begin(wait=APART)
         self.acted("under memory pressure, blocks kept for batches of other shapes were given back", aloud=False)
 

@@ -141,13 +141,3 @@ def test_under_pressure_memory_that_grew_is_given_back_once_in_a_while(emptied: 
     assert len(emptied) == 2
     assert held
     assert guards.get("shape-growth").times == 2
-
-
-def test_a_torch_that_can_forget_its_graphs_does_so_under_pressure(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    monkeypatch.setattr(torch.mps, "clear_graph_cache", lambda: calls.append("graphs"), raising=False)
-    steps = Steps()
-    steps.take([1.0] * SETTLED)
-    assert not calls
-    steps.take([7.9])
-    assert calls == ["graphs"]
