@@ -23,6 +23,7 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "linear-bias",
         "dtype-copies",
         "attention-no-grad",
+        "permuted-activations",
     ),
     "transformers.training_args": ("nan-hidden", "pin-memory", "half-precision"),
     "transformers.trainer_utils": ("torn-checkpoint",),

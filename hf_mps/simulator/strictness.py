@@ -58,6 +58,13 @@ FAULTS: dict[str, Fault] = {
         f"{ISSUES}/156707",
         "<2.9",
     ),
+    # From macOS 15 on MPSGraph reads strides; batch norm's backward raises an error on macOS 26 instead.
+    "permuted-activations": Fault(
+        "the backward passes of tanh, sigmoid, silu, … and of batch norm misread permuted and channels_last tensors",
+        f"{ISSUES}/175189",
+        "<2.14",
+        macos="<15",
+    ),
     "value-width": Fault(
         "attention without gradients is as wide as its queries where its values are of another width",
         f"{ISSUES}/176767",

@@ -37,6 +37,7 @@ HAZARDS: dict[str, Callable[[], Any]] = {
     "dtype-copies": lambda: strictness.on("dtype-copies"),
     "index-range": lambda: strictness.on("silent-indices"),
     "attention-no-grad": lambda: strictness.on(*ATTENTION),
+    "permuted-activations": lambda: strictness.on("permuted-activations"),
     "shape-growth": device.shape_growth,
     "fork-workers": device.fork_workers,
     "half-precision": device.half_precision,

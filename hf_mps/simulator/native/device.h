@@ -10,6 +10,7 @@
 //   attention.cpp  faults of attention without gradients
 //   faults.cpp     wrong results that some Macs give without an error
 //   indices.cpp    what happens to indices out of range
+//   permuted.cpp   kernels that read permuted tensors wrongly
 //   fallback.cpp   what happens to an operator without a Metal kernel
 //   module.cpp     torch._C's `_mps_*` functions
 #pragma once
@@ -127,6 +128,11 @@ using Inside = void (*)(const c10::OperatorHandle& op, torch::jit::Stack* stack)
 Inside inside_of(const std::string& name);
 // Raises the error of an index that was out of range earlier, once.
 void raise_late_error();
+
+// ---- permuted.cpp ----
+
+extern std::atomic<bool> permuted_activations;
+Inside permuted_inside_of(const std::string& name);
 
 // ---- attention.cpp ----
 

@@ -29,6 +29,7 @@ const std::map<std::string, std::atomic<bool>*>& switches() {
       {"odd-keys", &attention_faults.odd_keys},
       {"masked-rows", &attention_faults.masked_rows},
       {"value-width", &attention_faults.value_width},
+      {"permuted-activations", &permuted_activations},
       {"large-k", &large_k},
       {"large-k-batched", &large_k_batched},
       {"row-bias", &row_bias},

@@ -184,7 +184,7 @@ Inside inside_of(const std::string& name) {
       {"_local_scalar_dense", &scalar},
   };
   const auto found = all.find(name);
-  return found == all.end() ? nullptr : found->second;
+  return found == all.end() ? permuted_inside_of(name) : found->second;
 }
 
 void raise_late_error() {

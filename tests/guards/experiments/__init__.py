@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.guards import resume_loops
-from tests.guards.experiments import ends, inference, memory, products, results, resumed, silent
+from tests.guards.experiments import activations, ends, inference, memory, products, results, resumed, silent
 
 Experiment = Callable[[Path], bool]
 
@@ -63,6 +63,11 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
         inference.uneven_context,
         inference.narrow_values,
         inference.compiled,
+    ),
+    "permuted-activations": (
+        activations.channels_last_network,
+        activations.permuted_values,
+        activations.images_through_a_resnet,
     ),
     "resume-rng": (resumed.resumed_trainer, resumed.resumed_accelerator),
     "lightning-rng": (resumed.resumed_lightning, resumed.resumed_lightning_epoch),

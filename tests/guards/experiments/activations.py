@@ -1,0 +1,62 @@
+"""Gradients of activations and batch norm whose input lies in another order than its dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+def _agree(run: Callable[[str], list[torch.Tensor]]) -> bool:
+    pairs = zip(run("cpu"), run("mps"), strict=True)
+    return all(torch.allclose(found.cpu(), right, rtol=1e-3, atol=1e-4) for right, found in pairs)
+
+
+def _gradients(model: nn.Module, rows: torch.Tensor) -> list[torch.Tensor]:
+    rows = rows.detach().requires_grad_()
+    model.zero_grad()
+    found: Any = model(rows)
+    (getattr(found, "logits", found) ** 2).sum().backward()
+    assert rows.grad is not None
+    return [rows.grad, *(each.grad.clone() for each in model.parameters() if each.grad is not None)]
+
+
+def channels_last_network(folder: Path) -> bool:
+    """Batch norm and tanh in channels_last, pytorch#175189's."""
+    torch.manual_seed(0)
+    model, rows = nn.Sequential(nn.BatchNorm2d(3), nn.Tanh(), nn.BatchNorm2d(3)), torch.randn(4, 8, 8, 3)
+    return _agree(lambda device: _gradients(model.to(device), rows.to(device).permute(0, 3, 1, 2)))
+
+
+def permuted_values(folder: Path) -> bool:
+    """The activations of pytorch#175188 on heads that were transposed, whose gradients come from a sum."""
+    values = torch.randn(2, 5, 3, 4, generator=torch.Generator().manual_seed(0))
+
+    def run(device: str) -> list[torch.Tensor]:
+        found: list[torch.Tensor] = []
+        for function in (torch.tanh, torch.sigmoid, F.silu, F.softplus, F.mish, F.relu):
+            given = values.to(device).transpose(1, 2).requires_grad_()
+            factors = torch.arange(120.0, device=device).view(2, 3, 5, 4)
+            found += torch.autograd.grad((function(given) * factors).sum(), given)
+        return found
+
+    return _agree(run)
+
+
+def images_through_a_resnet(folder: Path) -> bool:
+    """A small ResNet whose pictures came as they lie in a file, with the channels last."""
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    torch.manual_seed(0)
+    config = ResNetConfig(embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], layer_type="basic")
+    model, pictures = ResNetForImageClassification(config), torch.randn(2, 32, 32, 3)
+
+    def run(device: str) -> list[torch.Tensor]:
+        there = model.to(device).to(memory_format=torch.channels_last)
+        return _gradients(there, pictures.to(device).permute(0, 3, 1, 2))
+
+    return _agree(run)
