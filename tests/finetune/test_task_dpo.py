@@ -162,5 +162,5 @@ def test_trl_absent_is_one_line(place: str, tmp_path: Path, monkeypatch: pytest.
     from hf_mps.finetune.tasks import dpo
 
     monkeypatch.setattr(dpo, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"task dpo: trl is not installed; next: pip install 'hf-mps\[preference\]'"):
+    with pytest.raises(UserError, match=r"task dpo: trl is not installed; next: pip install 'peft>=0.15' 'trl>=1.16'"):
         workshop.prepare(task="dpo", model=place, data=pairs(tmp_path), max_length=100)

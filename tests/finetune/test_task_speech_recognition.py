@@ -197,7 +197,9 @@ def test_a_row_that_cannot_be_heard_is_named(
 
 def test_without_soundfile_the_command_that_installs_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "soundfile", None)
-    with pytest.raises(UserError, match=r"^reading sound needs soundfile; next: pip install 'hf-mps\[audio\]'$"):
+    with pytest.raises(
+        UserError, match=r"^reading sound needs soundfile; next: pip install 'jiwer>=3' 'soundfile>=0.13'$"
+    ):
         audio.library()
 
 
