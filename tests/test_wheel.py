@@ -45,7 +45,7 @@ def test_a_wheel_is_built_in_an_environment_of_its_own_without_torch(tmp_path: P
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         (tmp_path / name).write_bytes((CHECKOUT / name).read_bytes())
     said = subprocess.run(
-        ["make", "--dry-run", "wheel"], cwd=tmp_path, capture_output=True, text=True, check=True
+        ["make", "--no-print-directory", "--dry-run", "wheel"], cwd=tmp_path, capture_output=True, text=True, check=True
     ).stdout.splitlines()
     (installs,) = [line for line in said if "pip install" in line]
     assert installs.startswith(".venv-build/bin/python ")

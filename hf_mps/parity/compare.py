@@ -104,15 +104,16 @@ def _first(reference: Course, found: Course, tolerance: float) -> Divergence | N
 def _off(reference: Course, key: Key, ours: Digest, theirs: Digest, found: Course) -> float:
     step, what, module, which = key
     norm = reference.norms[step - 1] if len(reference.norms) >= step else 0.0
+    loss = abs(reference.losses[step - 1]) if len(reference.losses) >= step else 0.0
     if what == GRADIENT or what == "backward":
-        loss = abs(reference.losses[step - 1]) if len(reference.losses) >= step else 0.0
         return ours.off(theirs, floor=max(NOISE * norm, CANCELLED * loss))
     if what == UPDATE:
         gradient = reference.events.get((step, GRADIENT, module, which))
         if gradient is None:
             return 0.0
         size = gradient.values.abs()
-        telling = size > TELLING * max(float(size.max()) if size.numel() else 0.0, NOISE * norm)
+        largest = float(size.max()) if size.numel() else 0.0
+        telling = size > TELLING * max(largest, NOISE * norm, CANCELLED * loss)
         if not bool(telling.any()):
             return 0.0
         return Digest(float("nan"), ours.values[telling]).off(Digest(float("nan"), theirs.values[telling]))

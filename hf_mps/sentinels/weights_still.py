@@ -174,7 +174,7 @@ def _compared(optimizer: Any, groups: list[tuple[Any, dict[str, Any]]]) -> Calla
     """
     import torch
 
-    picks = [_sample(weight.grad).abs().argmax().view(1) for weight, _ in groups]
+    picks = [_largest(weight.grad) for weight, _ in groups]
 
     def picked(of: list[Any]) -> Any:
         return torch.cat([_sample(each).index_select(0, pick).float() for each, pick in zip(of, picks, strict=True)])
@@ -183,6 +183,18 @@ def _compared(optimizer: Any, groups: list[tuple[Any, dict[str, Any]]]) -> Calla
     rows = [_settings(optimizer, weight, group) for weight, group in groups]
     settings = torch.tensor(rows, dtype=torch.float32, device="cpu").t()
     return lambda weights: (settings, torch.stack((gradients, before, picked(weights))))
+
+
+def _largest(gradient: Any) -> Any:
+    """The place of the element furthest from zero in its sample, of shape (1,).
+
+    From its two ends: the sample's absolute values would be a copy of it, and with large weights the step's peak.
+    """
+    import torch
+
+    sample = _sample(gradient)
+    ends = torch.stack((sample.argmax(), sample.argmin()))
+    return ends.index_select(0, sample.index_select(0, ends).abs().argmax().view(1))
 
 
 def _verdicts(settings: Any, picked: Any) -> tuple[list[bool], list[bool]]:
