@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 
@@ -59,7 +60,15 @@ def activate() -> Activation:
         import torch  # noqa: F401  PyTorch's autoload comes back to this function, which then finds the work done
 
         if not _on:
-            _switch_on()
+            # What is made here lives as long as the process: a collection now, of all that torch has made, would find
+            # nothing and cost more than the rest of this.
+            collecting = gc.isenabled()
+            gc.disable()
+            try:
+                _switch_on()
+            finally:
+                if collecting:
+                    gc.enable()
     return Activation()
 
 
