@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from hf_mps.errors import nearest
-from hf_mps.finetune.document import Document
+from hf_mps.finetune.document import SHOWN, Document
 
 # The splits that the command line names without `files`.
 SHORT = ("train", "validation", "test")
@@ -35,8 +35,6 @@ ALLOWED = {
 }
 # The last part of an error's place where a value may be of several types: the type that was tried, no key.
 TRIED = re.compile(r"(str|int|float|bool|list|dict|literal)(\[.*\])?")
-SHOWN = 200
-"""Letters of a value that are shown."""
 
 
 @dataclass(frozen=True)

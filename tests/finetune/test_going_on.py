@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 from left import results
 from safetensors.numpy import load_file
 from tiny import Command
@@ -112,16 +113,7 @@ def test_a_stop_leaves_out_no_evaluation_that_tells_the_best_weights(
     words = ("my.yaml", "training.load_best_model_at_end=true", "training.num_train_epochs=2")
     assert finetune(*words, "output_dir=whole").code == 0
     if where == "its evaluation":
-        from transformers import Trainer
-
-        prediction_step = Trainer.prediction_step
-
-        def predicted(self: Any, *arguments: Any, **settings: Any) -> Any:
-            monkeypatch.setattr(Trainer, "prediction_step", prediction_step)
-            os.kill(os.getpid(), signal.SIGINT)
-            return prediction_step(self, *arguments, **settings)
-
-        monkeypatch.setattr(Trainer, "prediction_step", predicted)
+        tiny.interrupt_evaluation(monkeypatch)
     else:
         stop(6)
     ended = finetune(*words)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 from left import results
 from tiny import Command
 
@@ -75,16 +76,7 @@ def test_a_stopped_run_saves_a_checkpoint_and_goes_on_to_the_same_end(
 
 
 def test_a_stop_during_an_evaluation_saves_too(desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import Trainer
-
-    prediction_step = Trainer.prediction_step
-
-    def predicted(self: Any, *arguments: Any, **settings: Any) -> Any:
-        monkeypatch.setattr(Trainer, "prediction_step", prediction_step)
-        os.kill(os.getpid(), signal.SIGINT)
-        return prediction_step(self, *arguments, **settings)
-
-    monkeypatch.setattr(Trainer, "prediction_step", predicted)
+    tiny.interrupt_evaluation(monkeypatch)
     ended = finetune("my.yaml", "training.num_train_epochs=2")
     assert ended.code == 130
     assert "interrupted at step 6; kept: runs/my/checkpoint-6;" in ended.err

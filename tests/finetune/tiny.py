@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import signal
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import pytest
 
 RECIPE = """# Tell good from bad.
 task: text-classification
@@ -90,3 +94,17 @@ def write_csv(path: Path, lines: Iterable[Mapping[str, Any]], delimiter: str = "
         writer.writeheader()
         writer.writerows(lines)
     return path
+
+
+def interrupt_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Press Ctrl-C, once, in the next evaluation's first batch."""
+    from transformers import Trainer
+
+    prediction_step = Trainer.prediction_step
+
+    def predicted(self: Any, *arguments: Any, **settings: Any) -> Any:
+        monkeypatch.setattr(Trainer, "prediction_step", prediction_step)
+        os.kill(os.getpid(), signal.SIGINT)
+        return prediction_step(self, *arguments, **settings)
+
+    monkeypatch.setattr(Trainer, "prediction_step", predicted)
