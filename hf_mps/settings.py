@@ -13,6 +13,7 @@ KNOWN = {
     "HF_MPS_FALLBACK": "warn, quiet, error or rescue: what an operator without a Metal kernel does",
     "HF_MPS_FALLBACK_SHARE": "0 to 1: the share of the time above which fallbacks are warned of; default 0.1",
     "HF_MPS_GUARDS": "-name,-name: guards against known hazards that are to be off",
+    "HF_MPS_PROBE": "1: Metal is tried before any program takes it, 0: never; default: in virtual machines and in CI",
     "HF_MPS_SENTINELS": "-name,-name: sentinels, which look for signs of a wrong training, that are to be off;"
     " stop: a loss or gradient that is NaN or infinite ends the run",
     "HF_MPS_SIMULATE": "1 or a profile name: a simulated Metal device",
@@ -39,6 +40,22 @@ def device() -> str | None:
             f"HF_MPS_DEVICE={value} is not a device it knows; allowed: {', '.join(DEVICES)}{nearest(value, DEVICES)}"
         )
     return value or None
+
+
+def probe() -> bool | None:
+    """Whether the user wants Metal tried before it is taken: HF_MPS_PROBE=1 or 0, None where it is unset.
+
+    Raises UserError for any other value.
+    """
+    value = os.environ.get("HF_MPS_PROBE", "").strip()
+    if value not in ("", "0", "1"):
+        raise UserError(f"HF_MPS_PROBE={value} is not a value it knows; allowed: 0, 1")
+    return value == "1" if value else None
+
+
+def in_ci() -> bool:
+    """Whether continuous integration runs this: CI=true or 1, as GitHub and the others set it."""
+    return os.environ.get("CI", "").strip().lower() in ("1", "true")
 
 
 def fallback() -> Choice[str]:

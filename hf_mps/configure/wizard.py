@@ -81,7 +81,7 @@ def _metal_or_refuse() -> list[str]:
     """The machine in a few lines. Raises UserError where Metal is not there."""
     from hf_mps.device import choice, facts
 
-    on_metal = choice.metal()
+    on_metal = choice.metal(owned=True)
     if not on_metal.value:
         raise UserError(f"config writes for Metal, and there is none: {on_metal.reason}")
     return facts.facts("mps").lines()[:3]

@@ -9,11 +9,16 @@ from hf_mps.errors import UserError
 
 
 def choose() -> Choice[str]:
-    """Return the device type, 'mps', 'cuda' or 'cpu', and why. Imports torch and probes Metal on the first call.
+    """Return the device type, 'mps', 'cuda' or 'cpu', and why. Imports torch and tries Metal on the first call.
 
-    Raises UserError where HF_MPS_DEVICE asks for a device that is not there or is set beside HF_MPS=0, with which no
-    library follows it, and where it or HF_MPS_SIMULATE has a value that nobody knows.
+    For programs of ours, and for whoever asks hf_mps itself; a library's question is `switch`. Raises UserError where
+    HF_MPS_DEVICE asks for a device that is not there or is set beside HF_MPS=0, with which no library follows it, and
+    where it, HF_MPS_PROBE or HF_MPS_SIMULATE has a value that nobody knows.
     """
+    return _choose(owned=True)
+
+
+def _choose(*, owned: bool) -> Choice[str]:
     wanted = _wanted()
     if wanted is not None and not settings.enabled():
         raise UserError(
@@ -23,11 +28,11 @@ def choose() -> Choice[str]:
     if wanted == "cpu":
         return Choice("cpu", "HF_MPS_DEVICE=cpu asks for it")
     if wanted is not None:
-        found = metal() if wanted == "mps" else cuda()
+        found = metal(owned=owned) if wanted == "mps" else cuda()
         if not found.value:
             raise UserError(f"HF_MPS_DEVICE={wanted}: {found.reason}")
         return Choice(wanted, f"HF_MPS_DEVICE={wanted} asks for it; {found.reason}")
-    on_metal = metal()
+    on_metal = metal(owned=owned)
     if on_metal.value:
         return Choice("mps", on_metal.reason)
     on_cuda = cuda()
@@ -42,7 +47,7 @@ def switch() -> str | None:
 
     Raises UserError as `choose` does.
     """
-    return None if settings.device() is None else choose().value
+    return None if settings.device() is None else _choose(owned=False).value
 
 
 def simulated(device: str = "mps") -> bool:
@@ -57,17 +62,18 @@ def simulated(device: str = "mps") -> bool:
     return machine.present().simulated
 
 
-def metal() -> Choice[bool]:
-    """Whether Metal is taken, with the reason: not switched off, and the probe passed; with HF_MPS=0 what PyTorch says.
+def metal(*, owned: bool = False) -> Choice[bool]:
+    """Whether Metal is taken, with the reason: not switched off, and there; with HF_MPS=0 what PyTorch says.
 
-    Raises UserError only for a value of HF_MPS, HF_MPS_DEVICE or HF_MPS_SIMULATE that nobody knows.
+    `owned` as in `hf_mps.device.probe.metal`, which says where it is tried too. Raises UserError only for a value of
+    HF_MPS, HF_MPS_DEVICE, HF_MPS_PROBE or HF_MPS_SIMULATE that nobody knows.
     """
     if not settings.enabled():
         return probe.untried()
     wanted = _wanted()
     if wanted not in (None, "mps"):
         return Choice(False, f"HF_MPS_DEVICE={wanted} switches Metal off; to switch it on: unset HF_MPS_DEVICE")
-    return probe.metal()
+    return probe.metal(owned=owned)
 
 
 def _wanted() -> str | None:

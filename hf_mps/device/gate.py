@@ -1,15 +1,15 @@
 """torch.backends.mps.is_available answers with the probe's verdict: the one question that every library asks.
 
-PyTorch says True wherever macOS lists a Metal device, also where each allocation fails (actions/runner-images#9918),
-and it has no switch. transformers, Accelerate, Lightning and plain scripts all take Metal on this word alone. It can
-go when PyTorch tries the device before it says so.
+PyTorch says True wherever macOS lists a Metal device, also in virtual machines where each allocation fails
+(actions/runner-images#9918), and it has no switch. transformers, Accelerate, Lightning and plain scripts all take Metal
+on this word alone. It can go when PyTorch tries the device before it says so.
 """
 
 from __future__ import annotations
 
 import functools
 
-REASON = "answers with a real probe and with HF_MPS_DEVICE; PyTorch's own is True where every allocation fails"
+REASON = "answers with HF_MPS_DEVICE and, in virtual machines, with a real probe; PyTorch's own is True where all fails"
 
 
 def install() -> None:

@@ -1,15 +1,22 @@
-"""Whether Metal really computes here: a small allocation, a matrix product and its result read back, once a process."""
+"""Whether Metal really computes here: a small allocation, a matrix product and its result read back, once a process.
+
+What the trial looks for are virtual machines whose every allocation fails (actions/runner-images#9918). Elsewhere
+PyTorch is believed: a trial costs a program that only asks a context on the GPU, and beside a thread that uses the
+device it is a second one that encodes, which PyTorch does not survive (pytorch#197805, #197836).
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hf_mps import settings
 from hf_mps.choice import Choice
-from hf_mps.device import machine
+from hf_mps.device import handed_down, machine
 from hf_mps.device.machine import Machine
 
 # What torch asks of the system: aten/src/ATen/mps/MPSDevice.mm takes a device only where MPSGraph knows a selector that
@@ -28,25 +35,49 @@ class Readings:
     built: bool  # PyTorch was built with Metal
     found: bool  # PyTorch itself says that a Metal device is there
     trial: Callable[[], bool]
+    untried: str = ""  # why no trial is to be made; empty where one is
+
+
+@dataclass(frozen=True)
+class _Known:
+    machine: Machine
+    verdict: Choice[bool]
+    settled: bool  # tried, or asked for by a process of ours
 
 
 _lock = threading.Lock()
-_known: tuple[Machine, Choice[bool]] | None = None
+_known: _Known | None = None
 
 
-def metal() -> Choice[bool]:
-    """Whether Metal may be taken, with the reason; probed on the first call in a process. Never raises.
+def metal(*, owned: bool = False) -> Choice[bool]:
+    """Whether Metal may be taken, with the reason; found out on the first call in a process.
 
-    The device is used here, so a process that only asks initialises Metal: nobody may call this at import.
+    `owned` says that the process is ours, a verb's and no plain script's: then Metal is tried on every machine.
+    Otherwise it is tried in virtual machines, in CI and with HF_MPS_PROBE=1, where it is not in use yet. It is never
+    tried in a child process, which has its parent's verdict, nor beside a thread that may use it. Raises UserError for
+    a value of HF_MPS_PROBE that nobody knows, and nothing else. To ask creates the device: nobody may call this at
+    import.
     """
     import torch  # noqa: F401  first: what loads with it may say which machine this is
 
     global _known
     here = machine.present()
     with _lock:
-        if _known is None or _known[0] != here:
-            _known = (here, verdict(read(here)))
-        return _known[1]
+        if _known is None or _known.machine != here or (owned and not _known.settled):
+            _known = _find_out(here, owned)
+        return _known.verdict
+
+
+def _find_out(here: Machine, owned: bool) -> _Known:
+    inherited = handed_down.verdict(here)
+    if inherited is not None:
+        return _Known(here, inherited, settled=True)
+    readings = read(here, owned=owned)
+    found = verdict(readings)
+    tried = readings.found and not readings.untried
+    if tried:
+        handed_down.leave(here, found)
+    return _Known(here, found, settled=tried or owned)
 
 
 def untried() -> Choice[bool]:
@@ -61,18 +92,38 @@ def untried() -> Choice[bool]:
     return Choice(False, verdict(readings).reason)
 
 
-def read(here: Machine) -> Readings:
-    """Ask PyTorch. Imports torch."""
+def read(here: Machine, *, owned: bool = False) -> Readings:
+    """Ask PyTorch, and whether a trial is to be made (`metal` says where). Imports torch."""
     import torch
 
+    # Not torch.backends.mps.is_available: the layer makes that one answer with this probe.
+    found = torch.mps.device_count() > 0
     return Readings(
         machine=here,
         torch=str(torch.__version__),
         built=torch.backends.mps.is_built(),
-        # Not torch.backends.mps.is_available: the layer makes that one answer with this probe.
-        found=torch.mps.device_count() > 0,
+        found=found,
         trial=_trial,
+        untried=_why_not(here, owned) if found else "",
     )
+
+
+def _why_not(here: Machine, owned: bool) -> str:
+    """Why no trial is to be made, or nothing where one is."""
+    import torch
+
+    if multiprocessing.parent_process() is not None:
+        return "a child process tries nothing"
+    wanted = settings.probe()
+    if wanted is False:
+        return "HF_MPS_PROBE=0"
+    if not (owned or wanted or here.virtual or settings.in_ci()):
+        return "this is no virtual machine"
+    # What somebody holds was allocated, so allocations succeed. PyTorch has made its device already, to say that it is
+    # there, so that to ask this makes none.
+    in_use = torch.mps.driver_allocated_memory() > 0
+    alone = threading.active_count() == 1
+    return "it is in use already" if in_use and not (owned and alone) else ""
 
 
 def verdict(readings: Readings) -> Choice[bool]:
@@ -88,6 +139,8 @@ def verdict(readings: Readings) -> Choice[bool]:
         return Choice(False, _not_built(readings))
     if not readings.found:
         return Choice(False, _not_found(here))
+    if readings.untried:
+        return Choice(True, f"PyTorch finds Metal on {here.chip}, macOS {here.macos}; not tried: {readings.untried}")
     try:
         right = readings.trial()
     except Exception as error:

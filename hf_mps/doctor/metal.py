@@ -11,11 +11,11 @@ APPLE = "https://developer.apple.com/metal/pytorch/"
 
 def examine() -> list[Finding]:
     """The build, PyTorch's own answer, Apple's verification, the probe, the dtypes, and the device of a run."""
-    readings = probe.read(machine.present())
+    readings = probe.read(machine.present(), owned=True)
     found = [_built(readings)]
     if readings.built:
         found.append(_found(readings))
-    passed = probe.metal()
+    passed = probe.metal(owned=True)
     if readings.built and readings.found:
         found.append(_apple())
     if passed.value:

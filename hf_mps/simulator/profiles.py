@@ -13,7 +13,7 @@ DEFAULT = "m2-pro-16gb"
 
 @dataclass(frozen=True)
 class Profile:
-    """A Mac: its chip's name, GPU cores, unified memory in bytes, macOS as (major, minor).
+    """A Mac: its chip's name, GPU cores, unified memory in bytes, macOS as (major, minor); a virtual one says so.
 
     The chip's name is Metal's with the word that it is simulated, so that whatever prints it says so.
     Source of the core counts: Apple's technical specifications of the Macs that were sold with that memory.
@@ -24,6 +24,7 @@ class Profile:
     cores: int
     memory: int
     macos: tuple[int, int]
+    virtual: bool = False
 
     @property
     def recommended_max(self) -> int:
@@ -43,14 +44,15 @@ class Profile:
             chip=self.chip,
             memory=self.memory,
             macos=".".join(map(str, self.macos)),
+            virtual=self.virtual,
             simulated=True,
         )
 
 
-def _profile(name: str, chip: str, cores: int, macos: tuple[int, int]) -> Profile:
+def _profile(name: str, chip: str, cores: int, macos: tuple[int, int], *, virtual: bool = False) -> Profile:
     """A profile whose memory stands in its name, as every name must have it: m1-8gb."""
     gigabytes = int(name.rsplit("-", 1)[1].removesuffix("gb"))
-    return Profile(name=name, chip=chip + SIMULATED, cores=cores, memory=gigabytes * GIB, macos=macos)
+    return Profile(name, chip + SIMULATED, cores, gigabytes * GIB, macos, virtual)
 
 
 PROFILES = {
@@ -68,6 +70,8 @@ PROFILES = {
         _profile("m4-16gb", "Apple M4", 10, (26, 0)),
         _profile("m4-pro-24gb", "Apple M4 Pro", 20, (26, 0)),
         _profile("m4-max-64gb", "Apple M4 Max", 40, (26, 0)),
+        # GitHub's hosted macos-15: 3 cores and 7 GiB of an M1, of whose GPU Metal has a paravirtual device.
+        _profile("m1-virtual-7gb", "Apple M1 (Virtual)", 8, (15, 6), virtual=True),
     )
 }
 

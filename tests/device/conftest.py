@@ -19,9 +19,12 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Pretend:
     def be(here: Machine, *, built: bool = True, found: bool = True, trial: Callable[[], bool] = lambda: True) -> None:
         monkeypatch.setattr(machine, "_pretended", here)
         monkeypatch.setattr(probe, "_known", None)
-        monkeypatch.setattr(probe, "read", lambda asked: Readings(asked, "2.13.0", built, found, trial))
+        monkeypatch.setattr(probe, "read", lambda asked, owned=False: read(asked, owned))
+
+        def read(asked: Machine, owned: bool) -> Readings:
+            return Readings(asked, "2.13.0", built, found, trial, probe._why_not(asked, owned) if found else "")
 
     # The tests say by themselves what the environment asks for.
-    for name in ("HF_MPS", "HF_MPS_DEVICE"):
+    for name in ("HF_MPS", "HF_MPS_DEVICE", "HF_MPS_PROBE", "CI"):
         monkeypatch.delenv(name, raising=False)
     return be

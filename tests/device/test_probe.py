@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from machines import LINUX, MAC
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_mps.device import probe
 from hf_mps.device.machine import Machine
@@ -140,39 +142,39 @@ def test_a_wrong_product_is_never_trusted() -> None:
 
 
 def test_the_probe_computes_on_the_device_of_this_suite() -> None:
-    assert probe.metal().value, probe.metal().reason
+    assert probe._product_is_right()
+    assert probe.metal(owned=True).value, probe.metal().reason
 
 
 def test_the_probe_runs_once_for_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "_known", None)
     calls = []
     monkeypatch.setattr(probe, "_product_is_right", lambda: calls.append(1) or True)
-    assert [probe.metal().value for _ in range(3)] == [True] * 3
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 0)
+    assert [probe.metal(owned=True).value for _ in range(3)] == [True] * 3
     assert calls == [1]
 
 
 def test_a_wrong_product_on_the_device_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
     stock = torch.Tensor.cpu
     monkeypatch.setattr(probe, "_known", None)
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 0)
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: stock(tensor) + 1)
-    assert not probe.metal().value
+    assert not probe.metal(owned=True).value
     assert "differs from the CPU's" in probe.metal().reason
 
 
 def test_the_probe_leaves_the_random_numbers_and_the_callers_modes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
 
     class Refusing(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             raise AssertionError(f"{function} ran inside the caller's mode")
 
     monkeypatch.setattr(probe, "_known", None)
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 0)
     states = torch.get_rng_state(), torch.mps.get_rng_state()
     with Refusing(), torch.device("meta"), torch.autocast("cpu", torch.bfloat16):
-        passed = probe.metal()
+        passed = probe.metal(owned=True)
     assert passed.value, passed.reason
     assert torch.equal(states[0], torch.get_rng_state())
     assert torch.equal(states[1], torch.mps.get_rng_state())

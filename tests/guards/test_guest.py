@@ -179,7 +179,7 @@ def anew() -> None:
 
 def probed() -> None:
     probe._known = None
-    assert probe.metal().value
+    assert probe.metal(owned=True).value
 
 
 def took_back_and_registered() -> None:
