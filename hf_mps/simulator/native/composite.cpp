@@ -26,16 +26,42 @@ namespace {
 using at::Tensor;
 using c10::IntArrayRef;
 
+// Copy.mm: a copy between the host and the device waits until it is done, and all work before it, unless it is asked
+// not to. One into a tensor that lies otherwise than its source goes through memory of its own, and waits for that.
+void count_copy(const Tensor& self, const Tensor& from, bool non_blocking) {
+  if (from.numel() == 0) {
+    return;
+  }
+  if (self.device().is_mps() && from.device().is_mps()) {
+    return launched();
+  }
+  if (from.device().is_mps()) {
+    copied_out(self.nbytes());
+    if (!non_blocking) {
+      wait("copy to the host");
+    }
+    return;
+  }
+  // A source with holes, or one that is repeated, is made whole on the host first.
+  const bool whole = from.sizes() == self.sizes() && from.is_non_overlapping_and_dense();
+  const bool straight = whole ? from.strides() == self.strides() : self.is_contiguous();
+  copied_in(self.nbytes());
+  if (!straight) {
+    launched();
+  }
+  if (!non_blocking || !straight) {
+    wait("copy to the device");
+  }
+}
+
 // Both sides lie in host memory, so the CPU copies and converts between them.
 Tensor& copy(Tensor& self, const Tensor& from, bool non_blocking) {
   if (!self.device().is_mps() && !from.device().is_mps()) {
     return at::native::copy_(self, from, non_blocking);
   }
-  if (!self.device().is_mps()) {
-    raise_late_error(); // a copy to the CPU waits for the device
-    if (faulty_copy(self, from)) {
-      return self;
-    }
+  count_copy(self, from, non_blocking);
+  if (!self.device().is_mps() && faulty_copy(self, from)) {
+    return self;
   }
   const auto on_host = [](const Tensor& side) { return side.device().is_mps() ? host_view(side) : side; };
   auto to = on_host(self);

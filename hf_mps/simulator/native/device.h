@@ -11,6 +11,7 @@
 //   faults.cpp     wrong results that some Macs give without an error
 //   indices.cpp    what happens to indices out of range
 //   permuted.cpp   kernels that read permuted tensors wrongly
+//   work.cpp       what the device was given to do: launches, copies, waits
 //   fallback.cpp   what happens to an operator without a Metal kernel
 //   module.cpp     torch._C's `_mps_*` functions
 #pragma once
@@ -100,6 +101,43 @@ void touch_device();
 // ---- hooks.cpp ----
 
 void start(Profile given);
+
+// ---- work.cpp ----
+
+// Counted since the device was loaded: a launch is an operator's kernel that computes; views are none.
+struct Work {
+  std::atomic<int64_t> launches{0};
+  std::atomic<int64_t> waits{0};
+  std::atomic<int64_t> copies_in{0}; // from the host to the device
+  std::atomic<int64_t> copies_out{0};
+  std::atomic<int64_t> bytes_in{0};
+  std::atomic<int64_t> bytes_out{0};
+};
+
+extern Work work;
+
+inline void launched() {
+  work.launches.fetch_add(1, std::memory_order_relaxed);
+}
+
+inline void copied_in(size_t bytes) {
+  work.copies_in.fetch_add(1, std::memory_order_relaxed);
+  work.bytes_in.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+}
+
+inline void copied_out(size_t bytes) {
+  work.copies_out.fetch_add(1, std::memory_order_relaxed);
+  work.bytes_out.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+}
+
+// Somebody waits until the device has done all its work; `why` is the call that does. Raises what went wrong meanwhile.
+void wait(const char* why);
+// Called with each wait's reason, on the thread that waits; null for nobody.
+using Listener = void (*)(const char* why);
+void listen_to_waits(Listener listener);
+// How often an operator waits before its result is there, from its arguments; null where it never does.
+using Waits = int64_t (*)(c10::ArrayRef<c10::IValue> given);
+Waits waits_of(const std::string& name);
 
 // ---- faults.cpp ----
 

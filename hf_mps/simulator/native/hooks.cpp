@@ -124,10 +124,11 @@ class Hooks : public at::MPSHooksInterface {
     return allocator();
   }
   void deviceSynchronize() const override {
-    raise_late_error();
+    wait("synchronize");
   }
   void commitStream() const override {}
   void emptyCache() const override {
+    wait("empty_cache"); // MPSAllocator.mm, release_cached_buffers
     empty_cache();
   }
   size_t getCurrentAllocatedMemory() const override {
@@ -160,11 +161,14 @@ class Hooks : public at::MPSHooksInterface {
     events().record(id);
   }
   void waitForEvent(uint32_t) const override {}
-  void synchronizeEvent(uint32_t) const override {}
+  void synchronizeEvent(uint32_t) const override {
+    wait("event");
+  }
   bool queryEvent(uint32_t id) const override {
     return events().recorded(id);
   }
   double elapsedTimeOfEvents(uint32_t start, uint32_t end) const override {
+    wait("event"); // MPSEvent.mm, elapsedTime
     return events().milliseconds(start, end);
   }
 };
@@ -215,13 +219,20 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   bool queryEvent(void* event) const override {
     return !event || events().recorded(*static_cast<uint32_t*>(event));
   }
-  void synchronizeEvent(void*) const override {}
+  void synchronizeEvent(void*) const override {
+    wait("event");
+  }
   bool queryStream(const c10::Stream&) const override {
     return true;
   }
-  void synchronizeStream(const c10::Stream&) const override {}
-  void synchronizeDevice(const c10::DeviceIndex) const override {}
+  void synchronizeStream(const c10::Stream&) const override {
+    wait("synchronize");
+  }
+  void synchronizeDevice(const c10::DeviceIndex) const override {
+    wait("synchronize");
+  }
   double elapsedTime(void* start, void* end, const c10::DeviceIndex) const override {
+    wait("event");
     return events().milliseconds(*static_cast<uint32_t*>(start), *static_cast<uint32_t*>(end));
   }
 

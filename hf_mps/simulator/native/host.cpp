@@ -97,7 +97,9 @@ struct Plan {
       if (argument.real_type()->str().find("Generator") != std::string::npos) {
         generator = written.size();
       }
-      written.push_back(argument.alias_info() != nullptr && argument.alias_info()->isWrite());
+      const bool aliased = argument.alias_info() != nullptr;
+      written.push_back(aliased && argument.alias_info()->isWrite());
+      view = view || (aliased && !written.back());
     }
     // Indices may stay on the CPU: advanced indexing moves them itself.
     cpu_tensors_allowed = schema.name().find("index") != std::string::npos;
@@ -107,15 +109,22 @@ struct Plan {
   std::vector<bool> written;
   std::optional<size_t> generator; // which argument
   bool cpu_tensors_allowed = false;
+  bool view = false; // of an argument: nothing is computed
 };
 
 class HostKernel final : public c10::OperatorKernel {
  public:
   explicit HostKernel(Plan plan)
-      : plan_(std::move(plan)), fault_(fault_of(plain_name(plan_.name))), inside_(inside_of(plain_name(plan_.name))) {}
+      : plan_(std::move(plan)),
+        fault_(fault_of(plain_name(plan_.name))),
+        inside_(inside_of(plain_name(plan_.name))),
+        waits_(waits_of(plain_name(plan_.name))),
+        reads_(plain_name(plan_.name) == "_local_scalar_dense"),
+        launches_(!plan_.view && !reads_ && plain_name(plan_.name) != "is_set_to") {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
     const size_t arguments = op.schema().arguments().size();
+    count(c10::ArrayRef<c10::IValue>(*stack).slice(stack->size() - arguments));
     Loan loan;
     for (size_t i = 0; i < arguments; ++i) {
       auto& value = (*stack)[stack->size() - arguments + i];
@@ -151,6 +160,19 @@ class HostKernel final : public c10::OperatorKernel {
   }
 
  private:
+  void count(c10::ArrayRef<c10::IValue> given) const {
+    if (launches_) {
+      launched();
+    }
+    if (reads_) { // Scalar.mm: a copy to the host that waits
+      copied_out(given[0].toTensor().itemsize());
+      wait("item");
+    }
+    for (int64_t left = waits_ == nullptr ? 0 : waits_(given); left > 0; --left) {
+      wait(plan_.name.name.c_str());
+    }
+  }
+
   void lend_argument(Loan& loan, c10::IValue& value, bool written) const {
     if (value.isTensor()) {
       const at::Tensor& tensor = value.toTensor();
@@ -216,6 +238,9 @@ class HostKernel final : public c10::OperatorKernel {
   Plan plan_;
   Fault fault_;
   Inside inside_;
+  Waits waits_;
+  bool reads_;
+  bool launches_;
 };
 
 } // namespace

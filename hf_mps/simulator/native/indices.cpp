@@ -162,11 +162,6 @@ void nll_loss_backward(const Operator& op, Stack* stack) {
   call(op, stack);
 }
 
-void scalar(const Operator& op, Stack* stack) {
-  raise_late_error();
-  call(op, stack);
-}
-
 } // namespace
 
 Inside inside_of(const std::string& name) {
@@ -181,7 +176,6 @@ Inside inside_of(const std::string& name) {
       {"nll_loss2d_forward", &nll_loss},
       {"nll_loss_backward", &nll_loss_backward},
       {"nll_loss2d_backward", &nll_loss_backward},
-      {"_local_scalar_dense", &scalar},
   };
   const auto found = all.find(name);
   return found == all.end() ? permuted_inside_of(name) : found->second;

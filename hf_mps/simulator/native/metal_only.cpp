@@ -23,6 +23,9 @@ using c10::IntArrayRef;
 
 // Inside a kernel: below autograd and autocast.
 struct Inside {
+  Inside() {
+    launched();
+  }
   c10::impl::ExcludeDispatchKeyGuard guard{
       c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset};
 };

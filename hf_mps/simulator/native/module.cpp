@@ -69,6 +69,39 @@ int times_asked() {
   return asked;
 }
 
+py::dict work_done() {
+  py::dict result;
+  result["launches"] = work.launches.load();
+  result["waits"] = work.waits.load();
+  result["copies_in"] = work.copies_in.load();
+  result["copies_out"] = work.copies_out.load();
+  result["bytes_in"] = work.bytes_in.load();
+  result["bytes_out"] = work.bytes_out.load();
+  return result;
+}
+
+// Python's function that is told of waits; Python's lock guards it, and nobody frees it.
+PyObject* told = nullptr;
+
+void tell(const char* why) {
+  const py::gil_scoped_acquire lock;
+  if (told == nullptr) {
+    return;
+  }
+  try {
+    py::reinterpret_borrow<py::object>(told)(why);
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("a listener of the simulated device");
+  }
+}
+
+// None for nobody.
+void listen(const py::object& function) {
+  Py_XDECREF(told);
+  told = function.is_none() ? nullptr : function.inc_ref().ptr();
+  listen_to_waits(told == nullptr ? nullptr : &tell);
+}
+
 void define_torch_functions(py::module_& m) {
   m.def("_mps_is_in_bad_fork", [] { return in_bad_fork.load(); });
   m.def("_mps_is_available", [] {
@@ -135,6 +168,8 @@ PYBIND11_MODULE(_metal, m) {
   m.def("memory", &metal::memory);
   m.def("reset_peak", &metal::reset_peak);
   m.def("times_asked", &metal::times_asked);
+  m.def("work_done", &metal::work_done);
+  m.def("listen", &metal::listen);
   m.def("switch_fault", &metal::switch_fault);
   m.def("faults_on", &metal::faults_on);
   m.def("take_longest_sum", &metal::take_longest_sum);

@@ -1,0 +1,154 @@
+"""What a piece of a program gives the simulated device to do: launches, copies, and waits with the lines that wait.
+
+A wait ends the head start that a program has on its GPU: it hands over what is queued and stands still until all of it
+is done (COMMIT_AND_WAIT in PyTorch's MPSStream.mm). Which calls wait is the installed release's, read from its sources
+(native/work.cpp names them). A launch is the call of one operator that computes something; Metal may run several
+kernels for it. Views, sizes and empty tensors are none.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hf_mps.errors import UserError
+
+OURS = str(Path(__file__).parents[1]) + os.sep
+
+
+@dataclass(frozen=True)
+class Place:
+    """Who waits: the line, and for what ("item", "copy to the device", "synchronize", "aten::nonzero", …)."""
+
+    where: str
+    """File below its site-packages, line and function of the first caller that is neither torch nor a wrapper of ours
+    around one of its functions; "autograd" on the thread of a backward pass, which no Python has called."""
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Counts; `in` is from the host to the device."""
+
+    launches: int
+    waits: int
+    copies_in: int
+    copies_out: int
+    bytes_in: int
+    bytes_out: int
+
+
+class Counted:
+    """The counts since it was made, and until it was stopped; `places` says how often each line waited, if asked."""
+
+    def __init__(self) -> None:
+        self.places: Counter[Place] = Counter()
+        self._start = _figures()
+        self._end: Figures | None = None
+
+    def stop(self) -> None:
+        """Count no further."""
+        self._end = self._end or _figures()
+
+    @property
+    def figures(self) -> Figures:
+        """All counts of this moment."""
+        start, now = vars(self._start), vars(self._end or _figures())
+        return Figures(**{name: now[name] - start[name] for name in now})
+
+    @property
+    def launches(self) -> int:
+        """Operators that computed something on the device."""
+        return self.figures.launches
+
+    @property
+    def waits(self) -> int:
+        """How often the program stood still until the device had done everything."""
+        return self.figures.waits
+
+    @property
+    def copies_in(self) -> int:
+        """Copies from the host to the device, those that need not wait among them."""
+        return self.figures.copies_in
+
+    @property
+    def copies_out(self) -> int:
+        """Copies from the device to the host; a number that is read is one."""
+        return self.figures.copies_out
+
+
+@contextmanager
+def counted(*, places: bool = False) -> Iterator[Counted]:
+    """Count what all threads of this process give the device while it is open.
+
+    With `places` each wait is also looked up in Python's stack, for one who counts at a time: about 10 microseconds a
+    wait. Raises UserError where no device is simulated, or where somebody else looks places up already.
+    """
+    global _looking
+    metal = _extension()
+    if places and _looking:
+        raise UserError("somebody counts waits by place already; leave that block first")
+    counts = Counted()
+    if places:
+        _looking = True
+        metal.listen(lambda why: counts.places.update([Place(caller(sys._getframe()), why)]))
+    try:
+        yield counts
+    finally:
+        counts.stop()
+        if places:
+            metal.listen(None)
+            _looking = False
+
+
+_looking = False
+
+
+def caller(frame: FrameType | None) -> str:
+    """The first frame from `frame` outwards that is the caller's own, in words; "autograd" where there is none."""
+    import torch
+
+    torch_folder = str(Path(torch.__file__).parent) + os.sep
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((torch_folder, "<frozen", "<eval_with_key>")) and not _passes_on(frame):
+            return f"{short(file)}:{frame.f_lineno} {frame.f_code.co_name}"
+        frame = frame.f_back
+    return "autograd"
+
+
+def _passes_on(frame: FrameType) -> bool:
+    """Whether it is a wrapper of ours on its way to what it stands around (hf_mps/stock.py), or the simulator."""
+    code = frame.f_code
+    if not code.co_filename.startswith(OURS):
+        return False
+    below = code.co_filename.removeprefix(OURS)
+    return below == "stock.py" or below.startswith("simulator") or "stock" in code.co_varnames[: code.co_argcount]
+
+
+def short(file: str) -> str:
+    """A path without the folder that its packages lie in."""
+    folders = sorted((folder for folder in sys.path if folder and file.startswith(folder + os.sep)), key=len)
+    return file.removeprefix(folders[-1] + os.sep) if folders else file
+
+
+def _figures() -> Figures:
+    return Figures(**_extension().work_done())
+
+
+def _extension() -> Any:
+    from hf_mps import simulator
+
+    if simulator._metal is None:
+        raise UserError("the simulated device counts its work, and none is loaded: HF_MPS_SIMULATE=1")
+    return simulator._metal
