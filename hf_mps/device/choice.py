@@ -76,6 +76,14 @@ def metal(*, owned: bool = False) -> Choice[bool]:
     return probe.metal(owned=owned)
 
 
+def refused() -> bool:
+    """Whether Metal is known not to be taken, by the switch or by a probe that ran before; asks nothing of the device.
+
+    Raises as `metal`.
+    """
+    return settings.enabled() and (_wanted() not in (None, "mps") or probe.failed())
+
+
 def _wanted() -> str | None:
     """The device type that HF_MPS_DEVICE asks for; a misspelt HF_MPS_SIMULATE is no reason to train on the CPU."""
     settings.simulate()

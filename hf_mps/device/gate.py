@@ -2,32 +2,80 @@
 
 PyTorch says True wherever macOS lists a Metal device, also in virtual machines where each allocation fails
 (actions/runner-images#9918), and it has no switch. transformers, Accelerate, Lightning and plain scripts all take Metal
-on this word alone. It can go when PyTorch tries the device before it says so.
+on this word alone; newer code asks torch.accelerator, which does not ask this function and so has to be told as well.
+It can go when PyTorch tries the device before it says so.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
-REASON = "answers with HF_MPS_DEVICE and, in virtual machines, with a real probe; PyTorch's own is True where all fails"
+REASON = (
+    "answers with HF_MPS_DEVICE and, in virtual machines, with a real probe, and torch.accelerator with it; PyTorch's "
+    "own is True where all fails"
+)
+
+asked: list[Callable[..., Any]] = []
+"""What stands in place of PyTorch's functions."""
 
 
 def install() -> None:
-    """Put the verdict in place of PyTorch's answer; once. Imports torch, asks nothing of the device yet."""
+    """Put the verdict in place of PyTorch's answers; once. Imports torch, asks nothing of the device yet."""
     import torch
 
-    stock = torch.backends.mps.is_available
-    if getattr(stock, "hf_mps", False):
+    _around(torch.backends.mps, "is_available", lambda stock: _metal())
+    # Where torch.accelerator asks whether its device is there, and how many of it.
+    _around(torch.mps, "is_available", lambda stock: _metal())
+    _around(torch.accelerator, "current_accelerator", _current)
+    _around(torch.accelerator, "device_count", _count)
+
+
+def _metal() -> bool:
+    from hf_mps.device.choice import metal
+
+    return metal().value
+
+
+def _current(stock: Callable[..., Any], check_available: bool = False) -> Any:
+    """The accelerator, or None where that is a Metal that is switched off or has failed.
+
+    Without `check_available` PyTorch promises that nothing touches the device, so the probe is not run for it.
+    """
+    found = stock()
+    if found is None or found.type != "mps":
+        return stock(check_available)
+    from hf_mps.device.choice import metal, refused
+
+    return found if (metal().value if check_available else not refused()) else None
+
+
+def _count(stock: Callable[[], int]) -> int:
+    import torch
+
+    there = torch.accelerator.current_accelerator()
+    return 0 if there is not None and there.type == "mps" and not _metal() else stock()
+
+
+def _around(module: ModuleType, name: str, answer: Callable[..., Any]) -> None:
+    """Replace `module.name` by a function that returns `answer(stock, *arguments)`, where torch has it; once."""
+    stock = getattr(module, name, None)
+    if stock is None or getattr(stock, "hf_mps", False):
         return
 
     # `wraps` keeps the name, the docstring and the cache methods that callers of the stock function may use.
     @functools.wraps(stock)
-    def is_available() -> bool:
-        from hf_mps.device.choice import metal
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return answer(stock, *args, **kwargs)
 
-        return metal().value
-
-    for name in ("cache_clear", "cache_info"):
-        setattr(is_available, name, getattr(stock, name, None))
-    is_available.hf_mps = True  # type: ignore[attr-defined]
-    torch.backends.mps.is_available = is_available  # type: ignore[assignment]
+    for cache in ("cache_clear", "cache_info"):
+        if hasattr(stock, cache):
+            setattr(replacement, cache, getattr(stock, cache))
+    replacement.hf_mps = True  # type: ignore[attr-defined]
+    # As torch.compiler.assume_constant_result says it, without importing the compiler, which cannot trace how the
+    # answer is found: it asks once and keeps it. What it knows by name has no such mark (integrations/compiler.py).
+    replacement._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    setattr(module, name, replacement)
+    asked.append(replacement)

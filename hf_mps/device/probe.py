@@ -80,6 +80,11 @@ def _find_out(here: Machine, owned: bool) -> _Known:
     return _Known(here, found, settled=tried or owned)
 
 
+def failed() -> bool:
+    """Whether `metal` was asked in this process and said no; asks nothing of the device."""
+    return _known is not None and not _known.verdict.value
+
+
 def untried() -> Choice[bool]:
     """PyTorch's own word on whether Metal is there, which the libraries take where hf_mps is off."""
     here = machine.present()

@@ -20,6 +20,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "pytorch_lightning.trainer.connectors.accelerator_connector": ("lightning",),
     "transformers.trainer": ("fallback",),
     "accelerate.launchers": ("fallback",),
+    "torch._dynamo.variables.torch": ("compiler",),
 }
 for _room, _modules in (("guards", guards.INSTALLED_AFTER), ("sentinels", sentinels.INSTALLED_AFTER)):
     for _name in _modules:

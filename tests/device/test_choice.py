@@ -9,6 +9,7 @@ import torch
 from machines import LINUX, MAC, Pretend
 
 from hf_mps import device
+from hf_mps.device import handed_down
 from hf_mps.errors import UserError
 
 NO_METAL = (
@@ -138,3 +139,47 @@ def test_pytorchs_own_question_has_the_probes_answer(pretend: Pretend, monkeypat
     assert torch.backends.mps.is_available() is False
     assert torch.backends.mps.is_available.__doc__ == "Return a bool indicating if MPS is currently available."
     torch.backends.mps.is_available.cache_clear()  # as on the stock function, which callers may know
+
+
+def accelerator() -> tuple[bool, int, str | None, str | None]:
+    """What torch.accelerator answers: whether there is one, how many, which was built for, which can be used."""
+    built, usable = torch.accelerator.current_accelerator(), torch.accelerator.current_accelerator(check_available=True)
+    kinds = [None if each is None else each.type for each in (built, usable)]
+    return (torch.accelerator.is_available(), torch.accelerator.device_count(), *kinds)
+
+
+@pytest.mark.usefixtures("simulated")
+def test_the_accelerator_of_newer_libraries_follows_the_switch(
+    pretend: Pretend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(MAC)
+    assert accelerator() == (True, 1, "mps", "mps")
+    monkeypatch.setenv("HF_MPS_DEVICE", "cpu")
+    assert accelerator() == (False, 0, None, None)
+    monkeypatch.setenv("HF_MPS", "0")
+    monkeypatch.delenv("HF_MPS_DEVICE")
+    assert accelerator() == (True, 1, "mps", "mps")
+
+
+@pytest.mark.usefixtures("simulated")
+def test_the_accelerator_is_none_once_metal_has_failed_and_is_not_tried_where_pytorch_promises_not_to(
+    pretend: Pretend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_MPS_PROBE", "1")
+    monkeypatch.setenv(handed_down.VARIABLE, "")
+    tried: list[bool] = []
+    pretend(MAC, trial=lambda: bool(tried.append(True)))
+    assert torch.accelerator.current_accelerator() == torch.device("mps")
+    assert not tried
+    assert torch.accelerator.device_count() == 0
+    assert tried == [True]
+    assert accelerator() == (False, 0, None, None)
+
+
+@pytest.mark.usefixtures("simulated")
+def test_another_accelerator_is_no_business_of_the_switch(pretend: Pretend, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(LINUX, built=False, found=False)
+    monkeypatch.setattr(torch._C, "_accelerator_getAccelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert accelerator() == (True, 4, "cuda", "cuda")

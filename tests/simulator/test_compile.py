@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -47,6 +47,22 @@ def test_aot_eager_trains_with_the_cpus_numbers() -> None:
             losses[device].append(loss.item())
     assert losses["mps"] == pytest.approx(losses["cpu"], rel=1e-5)
     assert losses["mps"][-1] < losses["mps"][0]
+
+
+@pytest.mark.parametrize(
+    "there",
+    [
+        lambda: torch.backends.mps.is_available(),
+        lambda: torch.mps.is_available(),
+        lambda: torch.accelerator.is_available(),
+        lambda: torch.accelerator.device_count() == 1,
+        lambda: torch.accelerator.current_accelerator(check_available=True) is not None,
+    ],
+)
+def test_one_graph_is_made_of_code_that_asks_for_the_device(there: Callable[[], bool]) -> None:
+    # Stock torch 2.13 cannot at the first two and the fourth: "torch.* op returned non-Tensor", "marked as skipped".
+    compiled = torch.compile(lambda x: x if there() else -x, backend="eager", fullgraph=True)
+    assert compiled(torch.ones(2, device="mps")).tolist() == [1.0, 1.0]
 
 
 def test_the_default_backend_ends_in_one_sentence() -> None:
