@@ -28,14 +28,24 @@ def examine() -> dict[str, list[Finding]]:
     }
 
 
-def run(*, json: bool = False) -> None:
-    """Print the report. Raises RunError (exit 1), which counts the problems, where there is one."""
+def run(*, trials: bool = False, json: bool = False) -> None:
+    """Print the report, with each guard's trial of the device where asked for.
+
+    Raises RunError (exit 1), which counts the problems, where there is one.
+    """
     from hf_mps import status
     from hf_mps.doctor import report
 
+    tried = None
     with status.shown("looking at this machine …"):
         found = examine()
-    report.print_report(found, json=json)
+    if trials:
+        from hf_mps.doctor import trials as room
+
+        with status.shown("trying the device for every fault that a guard knows …"):
+            tried = room.run()
+        found["trials"] = room.findings(tried)
+    report.print_report(found, tried, json=json)
     problems = [finding for findings in found.values() for finding in findings if finding.state == "problem"]
     if problems:
         names = ", ".join(dict.fromkeys(finding.name for finding in problems))

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
+
+import typer
 
 from hf_mps.options import Debug, Json
 
 
 def doctor(
+    trials: Annotated[
+        bool, typer.Option("--trials", help="Also try the device for every fault that a guard knows; some minutes.")
+    ] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> Callable[[], None]:
@@ -19,6 +25,6 @@ def doctor(
     def work() -> None:
         from hf_mps import doctor as room
 
-        room.run(json=json)
+        room.run(trials=trials, json=json)
 
     return work

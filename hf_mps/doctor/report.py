@@ -8,16 +8,23 @@ from collections.abc import Mapping, Sequence
 import hf_mps
 from hf_mps.device import simulated
 from hf_mps.doctor.finding import Finding
+from hf_mps.doctor.trials import Trial
 from hf_mps.files import plain
 
 SIGNS = {"ok": " ", "note": "·", "problem": "!"}
 
 
-def print_report(found: Mapping[str, Sequence[Finding]], *, json: bool) -> None:
-    """Print every section: a line a finding, and below what is not well the command or link that goes on."""
+def print_report(found: Mapping[str, Sequence[Finding]], trials: Sequence[Trial] | None = None, *, json: bool) -> None:
+    """Print every section: a line a finding, and below what is not well the command or link that goes on.
+
+    JSON has what each trial found as values too, beside the sentences.
+    """
     if json:
         well = not any(each.state == "problem" for findings in found.values() for each in findings)
-        told = {"hf_mps": hf_mps.__version__, "ready": well, "simulated": simulated(), "findings": found}
+        told: dict[str, object] = {"hf_mps": hf_mps.__version__, "ready": well, "simulated": simulated()}
+        told["findings"] = found
+        if trials is not None:
+            told["trials"] = trials
         print(jsons.dumps(plain(told), indent=2))
         return
     print(f"hf-mps {hf_mps.__version__} doctor")

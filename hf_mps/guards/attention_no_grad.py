@@ -57,7 +57,8 @@ class AttentionNoGrad(Guard):
         " of which let causal models see later tokens in half precision or misread permuted tensors, long keys or masks"
     )
     issue = "https://github.com/pytorch/pytorch/issues/195910"
-    until = "the oldest supported torch is 2.13 and pytorch#167515 is closed"
+    until = "the oldest supported torch is 2.14 and pytorch#167515 is closed"
+    releases = "<2.14"
 
     def __init__(self) -> None:
         super().__init__()

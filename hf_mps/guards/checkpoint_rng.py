@@ -35,6 +35,7 @@ class CheckpointRng(Guard):
     what = "torch.utils.checkpoint does not replay the device's random numbers, so dropout's gradients are wrong"
     issue = "https://github.com/pytorch/pytorch/issues/127676"
     until = "the oldest supported torch has pull request #194478"
+    releases = ">=2.8"
 
     def __init__(self) -> None:
         super().__init__()

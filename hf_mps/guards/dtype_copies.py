@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -30,6 +32,7 @@ class DtypeCopies(Guard):
     what = "a copy from the device to the CPU that also changes the dtype overwrites its source or reads beside it"
     issue = "https://github.com/pytorch/pytorch/issues/189563"
     until = "the oldest supported torch is 2.14.1"
+    releases = "<2.14.1"
 
     def applies(self) -> Choice[bool]:
         """Whether this release has the fault; a trial would depend on where the CPU's memory happens to lie."""
@@ -39,6 +42,23 @@ class DtypeCopies(Guard):
         if torch_release() == (2, 14, 0):
             return Choice(True, "torch 2.14.0 writes nothing where float64 or complex128 is wanted (pytorch#197715)")
         return Choice(False, f"torch {release} has the fixes of pytorch#189563 and #197715")
+
+    def trial(self) -> Choice[bool]:
+        """Whether such copies, to ends that begin no page of memory, leave their source and their end right."""
+        with self._left_alone():
+            wrong = [name for name, copied in TRIALS.items() if not copied()]
+        if wrong:
+            return Choice(True, f"tried on the device: wrong are copies {' and '.join(wrong)}")
+        return Choice(False, f"tried on the device: right are copies {' and '.join(TRIALS)}")
+
+    @contextmanager
+    def _left_alone(self) -> Iterator[None]:
+        """The methods as torch has them, for a trial."""
+        self.suspended += 1
+        try:
+            yield
+        finally:
+            self.suspended -= 1
 
     def install(self, module: ModuleType) -> None:
         """Put it around the two methods of torch.Tensor, on the releases that have the fault."""
@@ -72,5 +92,26 @@ def _dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return getattr(other, "dtype", None)
     return kwargs.get("dtype", args[1] if len(args) > 1 else None)
 
+
+def _keeps_its_source() -> bool:
+    """Whether 1,024 values are the same after a copy of them as float16 (pytorch#189563)."""
+    import torch
+
+    values = torch.arange(1024.0, device="cpu")
+    there = values.to("mps")
+    end = torch.zeros(1027, dtype=torch.float16, device="cpu")[3:]  # begins no page of memory
+    end.copy_(there)
+    return torch.equal(there.cpu(), values) and torch.equal(end, values.half())
+
+
+def _reads_a_view() -> bool:
+    """Whether a view that begins behind its storage's first value arrives as it is (pytorch#194344)."""
+    import torch
+
+    values = torch.arange(1024.0, device="cpu")
+    return torch.equal(values.to("mps")[512:].to("cpu", torch.float16), values[512:].half())
+
+
+TRIALS: dict[str, Callable[[], bool]] = {"as float16": _keeps_its_source, "of a view": _reads_a_view}
 
 GUARD = DtypeCopies()

@@ -22,6 +22,7 @@ class Fp16FusedAdam(Guard):
     what = "fused Adam, AdamW and SGD ignore found_inf and grad_scale, so steps that overflowed in fp16 are applied"
     issue = "https://github.com/pytorch/pytorch/pull/186360"
     until = "the oldest supported torch is 2.13"
+    releases = "<2.13"
 
     def applies(self) -> Choice[bool]:
         """Whether a fused step on the device that is told of an overflow changes its parameter."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hf_mps.choice import Choice
 from hf_mps.guards import notice
 from hf_mps.installed import Installed, around
@@ -29,6 +31,8 @@ class Guard(Installed):
     """The upstream issue, or the place in the library's source."""
     until: str
     """When this file can be deleted."""
+    releases: str | None = None
+    """Which releases of torch have the fault, as a specifier; None where it is a library's, or of no known release."""
     trying = 0
     """How many trials run now: what a trial makes is no training, and no guard has to look at it."""
 
@@ -40,6 +44,10 @@ class Guard(Installed):
         """Whether the installed libraries have the fault, and how that is known; may use the device."""
         raise NotImplementedError
 
+    def trial(self) -> Choice[bool]:
+        """What trying the device says of the fault, whatever its chip and release; by default what `applies` says."""
+        return self.applies()
+
     @property
     def needed(self) -> bool:
         """Whether the guard is on and the fault is there; asks `applies` once."""
@@ -48,12 +56,20 @@ class Guard(Installed):
     def verdict(self) -> Choice[bool]:
         """Return what `applies` found, asked on the first call."""
         if self._verdict is None:
-            Guard.trying += 1
-            try:
-                self._verdict = self.applies()
-            finally:
-                Guard.trying -= 1
+            self._verdict = self._tried(self.applies)
         return self._verdict
+
+    def tried(self) -> Choice[bool]:
+        """Return what `trial` finds now, for those who want to know the device; the verdict stays as it is."""
+        return self._tried(self.trial)
+
+    @staticmethod
+    def _tried(look: Callable[[], Choice[bool]]) -> Choice[bool]:
+        Guard.trying += 1
+        try:
+            return look()
+        finally:
+            Guard.trying -= 1
 
     def forget(self) -> None:
         """Also ask `applies` anew when next needed."""

@@ -22,6 +22,7 @@ class HugeEmbedding(Guard):
     what = "looking up rows in a tensor of 2^31 or more elements gives zeros, bmm is wrong beyond 2^32"
     issue = "https://github.com/pytorch/pytorch/issues/188756"
     until = "the oldest supported torch is 2.14"
+    releases = "<2.14"
 
     def applies(self) -> Choice[bool]:
         """Whether torch is older than 2.14: a trial would take 8 GB of the device's memory."""

@@ -67,6 +67,7 @@ class IndexRange(Guard):
     what = "ids and labels out of range raise nothing: zeros are read, the loss leaves them out, and training goes on"
     issue = "https://github.com/pytorch/pytorch/issues/144824"
     until = "the oldest supported torch is 2.14 and its late error names the place"
+    releases = ">=2.8"
 
     def __init__(self) -> None:
         super().__init__()

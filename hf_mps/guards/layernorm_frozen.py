@@ -16,7 +16,8 @@ class LayernormFrozen(Guard):
     name = "layernorm-frozen"
     what = "LayerNorm's weight and bias get wrong gradients when its input needs none, as behind a frozen backbone"
     issue = "https://github.com/pytorch/pytorch/issues/183825"
-    until = "the oldest supported torch has pull request #183893"
+    until = "the oldest supported torch is 2.13, which has pull request #183893"
+    releases = "<2.13"
 
     def applies(self) -> Choice[bool]:
         """Whether a layer norm's gradients on the device depend on what its input asks for."""

@@ -28,6 +28,7 @@ class LinearBias(Guard):
     )
     issue = "https://github.com/pytorch/pytorch/issues/188438"
     until = "the oldest supported torch is 2.14"
+    releases = "<2.14"
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,6 +45,10 @@ class LinearBias(Guard):
             return Choice(False, f"torch {torch.__version__} gives no kernel out, so that none can be put before it")
         if not machine.present().macos_at_least(15):
             return Choice(False, "both faults lie in a kernel that is used from macOS 15 on")
+        return self.trial()
+
+    def trial(self) -> Choice[bool]:
+        """Whether a linear layer's bias is wrong for one row, or for more matrices than a counter of 16 bits counts."""
         self._trying = True
         try:
             self._single, self._many = not _right_for_a_row(), not _right_for_many()

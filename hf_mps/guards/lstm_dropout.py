@@ -15,7 +15,8 @@ class LstmDropout(Guard):
     name = "lstm-dropout"
     what = "the gradients of an LSTM of two or more layers with dropout are computed as if there had been no dropout"
     issue = "https://github.com/pytorch/pytorch/issues/190056"
-    until = "the oldest supported torch has pull request #190059"
+    until = "the oldest supported torch is 2.14, which has pull request #190059"
+    releases = "<2.14"
 
     def applies(self) -> Choice[bool]:
         """Whether a gradient passes between two layers that dropout=1 cuts apart; leaves the generator as it was."""

@@ -21,7 +21,8 @@ class MixedDtypes(Guard):
         "a layer norm of float32 weights over a half-precision input gives garbage, and its backward pass aborts Python"
     )
     issue = "https://github.com/pytorch/pytorch/issues/190054"
-    until = "the oldest supported torch has the fix of pytorch#190054"
+    until = "the oldest supported torch is 2.14, which has pull request #190055"
+    releases = "<2.14"
 
     def applies(self) -> Choice[bool]:
         """Whether such a layer norm's output on the device is wrong; its backward pass, which aborts, is not tried."""

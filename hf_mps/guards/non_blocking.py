@@ -33,6 +33,7 @@ class NonBlocking(Guard):
     )
     issue = "https://github.com/pytorch/pytorch/issues/189690"
     until = "the oldest supported torch is 2.13 and a non_blocking copy to the CPU is there when it is read"
+    releases = ">=2.8"
 
     def applies(self) -> Choice[bool]:
         """Always where there is Metal, and by release: a race that a trial does not show is not known to be absent."""

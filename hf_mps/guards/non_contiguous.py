@@ -19,6 +19,7 @@ class NonContiguous(Guard):
     )
     issue = "https://github.com/pytorch/pytorch/issues/118115"
     until = "pytorch#118115, #161640 and #192212 are closed and the oldest supported torch has their fixes"
+    releases = "<2.14"
 
     def applies(self) -> Choice[bool]:
         """Whether one of the operators named by those issues differs from the CPU on transposed tensors."""

@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from importlib import metadata
 
 import pytest
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from hf_mps.device import machine
 from hf_mps.doctor import versions
 from hf_mps.doctor.finding import Finding
+from hf_mps.doctor.known import KNOWN
+from hf_mps.guards import registry
+from hf_mps.guards.catalogue import NAMES
+from hf_mps.simulator import strictness
+
+RELEASES = [f"2.{minor}.0" for minor in range(8, 16)] + ["2.12.1", "2.14.1"]
+Having = Callable[..., None]
+
+
+@pytest.fixture
+def having(monkeypatch: pytest.MonkeyPatch) -> Having:
+    """Be a machine with this torch, chip and macOS until the test ends; without macOS it is no Mac."""
+    real = metadata.version
+
+    def be(torch_version: str, chip: str, macos: str | None) -> None:
+        here = machine.Machine("Darwin" if macos else "Linux", "arm64", chip, 16 * 2**30, macos=macos)
+        monkeypatch.setattr(machine, "_pretended", here)
+        monkeypatch.setattr(metadata, "version", lambda name: torch_version if name == "torch" else real(name))
+
+    return be
 
 
 def named(found: list[Finding], name: str) -> Finding:
@@ -30,28 +54,134 @@ def test_versions_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (named(found, "evaluate").says, named(found, "evaluate").state) == ("not installed", "problem")
 
 
-SILENT = ("144824", "189563")
+EACH = ("127676", "189690", "197636")  # open in every release
+OLD = ("192212", "186360", "184286", "183825", "190056", "190054")
+SIZES = ("188756",)
 ATTENTION = ("195910", "181133", "176767")
+SILENT = ("187201", "144824", "189563")
 
 
 @pytest.mark.parametrize(
     ("torch_version", "chip", "macos", "links"),
     [
-        ("2.8.0", "Apple M4", "15.6", ["161640", "186360", "191976", *ATTENTION, "174861", "156707", *SILENT]),
-        ("2.11.0", "Apple M5 Max", "15.6", ["186360", "191976", *ATTENTION, "180776", "181936", *SILENT]),
-        ("2.12.1", "Apple M2 Pro", "15.6", ["186360", "191976", "193487", "195910", *SILENT, "189495"]),
-        ("2.13.0", "Apple M4", "26.1", [*SILENT, "189495", "14380"]),
-        ("2.13.0", "Apple M1", "26.1", ["193487", *SILENT, "188438", "189495", "14380"]),
-        ("2.14.0", "Apple M2", "26.1", ["197715"]),
-        ("2.14.1", "Apple M2", "26.1", []),
+        (
+            "2.8.0",
+            "Apple M4",
+            "15.6",
+            {"161640", *OLD, *EACH, "191976", *SIZES, *ATTENTION, "174861", "156707", *SILENT},
+        ),
+        (
+            "2.11.0",
+            "Apple M5 Max",
+            "14.7",
+            {*OLD, *EACH, "191976", *SIZES, "178497", *ATTENTION, "175189", "180776", "181936", *SILENT},
+        ),
+        (
+            "2.12.1",
+            "Apple M2 Pro",
+            "15.6",
+            {*OLD, *EACH, "191976", "193487", "195163", *SIZES, "195910", *SILENT, "189495"},
+        ),
+        (
+            "2.13.0",
+            "Apple M4",
+            "26.1",
+            {"192212", "190056", "190054", *EACH, "192551", *SIZES, "191794", *SILENT, "189495", "14380"},
+        ),
+        (
+            "2.13.0+cpu",
+            "Apple M1",
+            "26.1",
+            {"192212", "190056", "190054", *EACH, "192551", "193487", "195163", *SIZES, "191794", *SILENT}
+            | {"188438", "189495", "14380"},
+        ),
+        ("2.14.0", "Apple M2", "26.1", {*EACH, "195163", "187109", "197715"}),
+        ("2.14.1", "Apple M2", "26.1", {*EACH, "195163", "187109"}),
+        ("2.15.0", "Apple M3", "26.1", {*EACH, "187109"}),
     ],
 )
 def test_known_problems_are_those_of_exactly_these_versions(
-    torch_version: str, chip: str, macos: str, links: list[str], monkeypatch: pytest.MonkeyPatch
+    torch_version: str, chip: str, macos: str, links: set[str], having: Having
 ) -> None:
-    here = machine.Machine("Darwin", "arm64", chip, 16 * 2**30, macos=macos)
-    monkeypatch.setattr(machine, "_pretended", here)
-    real = metadata.version
-    monkeypatch.setattr(metadata, "version", lambda name: torch_version if name == "torch" else real(name))
+    having(torch_version, chip, macos)
     known = [each for each in versions.examine() if each.name == "known problem" and "torch " in each.says]
-    assert [each.next.rpartition("/")[2] for each in known] == links
+    assert {each.next.rpartition("/")[2] for each in known} == links
+
+
+def test_a_machine_that_is_no_mac_has_none_of_metals_problems(having: Having) -> None:
+    having("2.13.0", "AMD EPYC", None)
+    assert not [each for each in versions.examine() if "torch 2.13.0: " in each.says]
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "state", "says"),
+    [
+        ("2.13.0+cpu", "ok", "2.13.0+cpu, which was tried with hf_mps"),
+        ("2.10.0", "ok", "2.10.0; tried are 2.8.0, 2.13.0, 2.14.1"),
+        ("2.14.2", "ok", "2.14.2; tried are 2.8.0, 2.13.0, 2.14.1"),
+        ("2.15.0", "note", "2.15.0: hf_mps was not tried with this release; tried are 2.8.0, 2.13.0, 2.14.1"),
+    ],
+)
+def test_the_doctor_says_which_releases_were_tried(torch_version: str, state: str, says: str, having: Having) -> None:
+    having(torch_version, "Apple M4", "26.1")
+    found = named(versions.examine(), "torch")
+    assert (found.state, found.says) == (state, says)
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "chip", "recommended"),
+    [
+        ("2.13.0", "Apple M1 Max", True),
+        ("2.13.0+cpu", "Apple M2 Pro (simulated)", True),
+        ("2.14.0", "Apple M1", False),
+        ("2.13.0", "Apple M3", False),
+    ],
+)
+def test_owners_of_the_first_two_generations_are_told_of_the_release_that_needs_no_cure(
+    torch_version: str, chip: str, recommended: bool, having: Having
+) -> None:
+    having(torch_version, chip, "15.6")
+    found = [each for each in versions.examine() if each.name == "newer torch"]
+    assert [each.next for each in found] == ["pip install --upgrade 'torch>=2.14'"] * recommended
+    assert all("#193487" in each.says and "#188438" in each.says for each in found)
+
+
+def affected(specifier: str) -> set[str]:
+    return {release for release in RELEASES if SpecifierSet(specifier).contains(release)}
+
+
+def test_a_guard_that_a_known_problem_names_is_there_and_has_the_same_releases() -> None:
+    named_by: dict[str, set[str]] = {}
+    for each in KNOWN:
+        if each.guard and each.package == "torch":
+            named_by.setdefault(each.guard, set()).update(affected(each.versions))
+    assert len(named_by) > 10
+    for name, releases in named_by.items():
+        guard = registry.get(name)
+        assert guard.releases is None or affected(guard.releases) == releases, name
+    for name in NAMES:
+        assert registry.get(name).releases is None or name in named_by, f"{name} has releases, and KNOWN has none"
+
+
+def test_the_release_that_a_guard_takes_for_mended_is_the_known_one() -> None:
+    compared = 0
+    for name in NAMES:
+        fixed = getattr(sys.modules[type(registry.get(name)).__module__], "FIXED", None)
+        for each in KNOWN if fixed else ():
+            if each.link == registry.get(name).issue:
+                text = ".".join(map(str, fixed))
+                assert max(affected(each.versions), key=Version) == max(affected(f"<{text}"), key=Version), name
+                compared += 1
+    assert compared >= 3
+
+
+def test_the_simulated_device_has_a_fault_where_the_list_says_so() -> None:
+    compared = 0
+    for name, fault in strictness.FAULTS.items():
+        for each in KNOWN:
+            if each.link == fault.issue:
+                assert affected(each.versions) == affected(fault.releases), name
+                assert each.chips == fault.chips, name
+                assert SpecifierSet(each.macos) == SpecifierSet(fault.macos), name
+                compared += 1
+    assert compared > 10

@@ -1,0 +1,278 @@
+"""The problems of single releases on Metal, as their own threads and release notes have them; read up to torch 2.15."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ISSUES = "https://github.com/pytorch/pytorch/issues"
+PULLS = "https://github.com/pytorch/pytorch/pull"
+FIRST_FAMILIES = ("Apple M1", "Apple M2")
+
+
+@dataclass(frozen=True)
+class Known:
+    """A problem of some versions of a package on Metal; `versions` and `macos` are specifiers, `chips` its GPUs' names.
+
+    `guard` names what cures it here, if anything does.
+    """
+
+    package: str
+    versions: str
+    says: str
+    link: str
+    guard: str = ""
+    macos: str = ""
+    chips: tuple[str, ...] = ("Apple",)
+
+    def concerns(self, version: str, chip: str, macos: str | None) -> bool:
+        """Whether this version of the package has it, on a Mac with that chip and macOS."""
+        from packaging.specifiers import SpecifierSet
+
+        if not SpecifierSet(self.versions).contains(version, prereleases=True) or not chip.startswith(self.chips):
+            return False
+        return not self.macos or (macos is not None and macos in SpecifierSet(self.macos))
+
+
+# What a guard of ours cures is a note all the same: it says which release needs no cure.
+KNOWN = (
+    Known(
+        "torch",
+        ">=2.8,<2.9",
+        "F.linear is wrong on non-contiguous tensors",
+        f"{ISSUES}/161640",
+        guard="non-contiguous",
+    ),
+    Known(
+        "torch",
+        "<2.14",
+        "convolutions are wrong with non-contiguous weights",
+        f"{ISSUES}/192212",
+        guard="non-contiguous",
+    ),
+    Known(
+        "torch",
+        "<2.13",
+        "fused Adam, AdamW and SGD apply the steps that fp16's GradScaler wants skipped",
+        f"{PULLS}/186360",
+        guard="fp16-fused-adam",
+    ),
+    Known(
+        "torch",
+        "<2.13",
+        "GradScaler sets float16 and bfloat16 gradients to zero (of half-precision parameters)",
+        f"{PULLS}/184286",
+    ),
+    Known(
+        "torch",
+        "<2.13",
+        "LayerNorm's weights get wrong gradients behind a frozen part of the model",
+        f"{ISSUES}/183825",
+        guard="layernorm-frozen",
+    ),
+    Known(
+        "torch",
+        "<2.14",
+        "the gradients of an LSTM of two or more layers are computed as if there were no dropout",
+        f"{ISSUES}/190056",
+        guard="lstm-dropout",
+    ),
+    Known(
+        "torch",
+        "<2.14",
+        "layer norms of float32 weights over half-precision input give garbage",
+        f"{ISSUES}/190054",
+        guard="mixed-dtypes",
+    ),
+    Known(
+        "torch",
+        ">=2.8",
+        "gradient checkpointing replays other random numbers: wrong gradients with dropout",
+        f"{ISSUES}/127676",
+        guard="checkpoint-rng",
+    ),
+    Known(
+        "torch",
+        ">=2.8",
+        "copies with non_blocking=True to the CPU are read before they are there (up to 2.12 those to the device too)",
+        f"{ISSUES}/189690",
+        guard="non-blocking",
+    ),
+    Known(
+        "torch",
+        "<2.13",
+        "torch.compile gives wrong LayerNorm results",
+        f"{ISSUES}/191976",
+    ),
+    Known(
+        "torch",
+        "==2.13.*",
+        "torch.compile forces channels_last on convolutions, which trains four to nine times slower",
+        f"{ISSUES}/192551",
+        guard="compile",
+    ),
+    Known(
+        "torch",
+        ">=2.7,<2.14",
+        "matrix products that sum over more than 32,766 values are wrong (below a large vocabulary, of large batches)",
+        f"{ISSUES}/193487",
+        guard="large-k",
+        chips=FIRST_FAMILIES,
+    ),
+    Known(
+        "torch",
+        ">=2.7",
+        "batched matrix products that sum over more than 32,766 values are wrong",
+        f"{ISSUES}/195163",
+        guard="large-k",
+        chips=FIRST_FAMILIES,
+    ),
+    Known(
+        "torch",
+        "<2.14",
+        "looking up rows in a tensor of 2^31 or more elements gives zeros",
+        f"{ISSUES}/188756",
+        guard="huge-embedding",
+    ),
+    Known(
+        "torch",
+        ">=2.8",
+        "batched matrix products of more than 2^32 elements are wrong, their gradients too",
+        f"{ISSUES}/197636",
+    ),
+    Known(
+        "torch",
+        ">=2.10,<2.12",
+        "sums and means are wrong when they are asked for in rapid succession",
+        f"{ISSUES}/178497",
+    ),
+    Known(
+        "torch",
+        "<2.13",
+        "causal attention without gradients (evaluation, generation) lets float16 and bfloat16 see later tokens",
+        f"{ISSUES}/195910",
+        guard="attention-no-grad",
+    ),
+    Known(
+        "torch",
+        "<2.12",
+        "attention without gradients misreads permuted tensors of at most 8 queries",
+        f"{ISSUES}/181133",
+        guard="attention-no-grad",
+    ),
+    Known(
+        "torch",
+        "<2.12",
+        "attention without gradients has the wrong width where values are narrower than keys",
+        f"{ISSUES}/176767",
+        guard="attention-no-grad",
+    ),
+    Known(
+        "torch",
+        ">=2.8,<2.11",
+        "attention without gradients over 1,024 keys or more is corrupted in float16 and bfloat16",
+        f"{ISSUES}/174861",
+        guard="attention-no-grad",
+    ),
+    Known(
+        "torch",
+        "<2.9",
+        "attention without gradients is NaN for queries that may attend to nothing (prompts padded on the left)",
+        f"{ISSUES}/156707",
+        guard="attention-no-grad",
+    ),
+    Known(
+        "torch",
+        "==2.13.*",
+        "attention without gradients over a whole prompt is corrupted on macOS 26",
+        f"{PULLS}/191794",
+        guard="attention-no-grad",
+        macos=">=26",
+    ),
+    Known(
+        "torch",
+        "<2.14",
+        "gradients of activations and batch norm are wrong on permuted and channels_last tensors",
+        f"{ISSUES}/175189",
+        guard="permuted-activations",
+        macos="<15",
+    ),
+    Known(
+        "torch",
+        "<2.12",
+        "linear layers in float16 and bfloat16 give other results at each call, on input of more than two dimensions",
+        f"{ISSUES}/180776",
+        chips=("Apple M5",),
+    ),
+    Known(
+        "torch",
+        "<2.13",
+        "linear layers in float16 and bfloat16 give other gradients at each call, on input of more than two dimensions",
+        f"{ISSUES}/181936",
+        chips=("Apple M5",),
+    ),
+    Known(
+        "torch",
+        "<2.14",
+        "the backward pass of a linear layer ends the program where its input has five dimensions or more",
+        f"{ISSUES}/187201",
+    ),
+    Known(
+        "torch",
+        "<2.14",
+        "ids and labels out of range raise no error: zeros are read and the training goes on",
+        f"{ISSUES}/144824",
+        guard="index-range",
+    ),
+    Known(
+        "torch",
+        ">=2.14",
+        "ids and labels out of range are an AcceleratorError that comes late and names no place",
+        f"{PULLS}/187109",
+        guard="index-range",
+    ),
+    Known(
+        "torch",
+        "<2.14",
+        "copies to the CPU that also change the dtype overwrite their source or read beside it",
+        f"{ISSUES}/189563",
+        guard="dtype-copies",
+    ),
+    Known(
+        "torch",
+        "==2.14.0",
+        "copies to the CPU that also make float64 write nothing",
+        f"{ISSUES}/197715",
+        guard="dtype-copies",
+    ),
+    Known(
+        "torch",
+        "<2.14",
+        "F.linear forgets the bias for a single row on macOS 26",
+        f"{ISSUES}/188438",
+        guard="linear-bias",
+        macos=">=26,<27",
+        chips=("Apple M1",),
+    ),
+    Known(
+        "torch",
+        ">=2.12,<2.14",
+        "F.linear with a bias is wrong for more than 65,536 matrices",
+        f"{ISSUES}/189495",
+        guard="linear-bias",
+        macos=">=15",
+    ),
+    Known(
+        "torch",
+        ">=2.8,<2.14",
+        "MPSGraph of macOS 26 gives other results than that of macOS 15 for some models (SAM2)",
+        "https://github.com/actions/runner-images/issues/14380",
+        macos=">=26",
+    ),
+    Known(
+        "accelerate",
+        ">=0",
+        "sets PYTORCH_ENABLE_MPS_FALLBACK after PyTorch has read it, so that it has no effect",
+        "https://github.com/huggingface/accelerate/issues/3294",
+        guard="the fallback",
+    ),
+)
