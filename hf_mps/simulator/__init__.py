@@ -13,14 +13,14 @@ import time
 from typing import TYPE_CHECKING
 
 from hf_mps.errors import UserError
-from hf_mps.simulator.counters import counted
+from hf_mps.simulator.counters import Counted, counted
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from hf_mps.simulator.profiles import Profile
 
-__all__ = ["counted", "load", "loaded", "peak_memory", "reset_peak_memory"]
+__all__ = ["Counted", "counted", "load", "loaded", "peak_memory", "reset_peak_memory"]
 
 _metal: ModuleType | None = None
 _profile: Profile | None = None

@@ -21,6 +21,9 @@ from typing import Any
 from hf_mps.errors import UserError
 
 OURS = str(Path(__file__).parents[1]) + os.sep
+PASS_ON = {f"{OURS}stock.py", f"{OURS}guards{os.sep}kernels.py"}
+"""Where a wrapper of ours calls what it stands around: `Stock`, inside `Around.replacement`. What waits in there, waits
+for the wrapper's caller."""
 
 
 @dataclass(frozen=True)
@@ -118,22 +121,16 @@ def caller(frame: FrameType | None) -> str:
     """The first frame from `frame` outwards that is the caller's own, in words; "autograd" where there is none."""
     import torch
 
-    torch_folder = str(Path(torch.__file__).parent) + os.sep
+    others = (str(Path(torch.__file__).parent) + os.sep, f"{OURS}simulator{os.sep}", "<frozen", "<eval_with_key>")
+    passed_on = False  # between the function that something of ours stands around, and its caller
     while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith((torch_folder, "<frozen", "<eval_with_key>")) and not _passes_on(frame):
-            return f"{short(file)}:{frame.f_lineno} {frame.f_code.co_name}"
+        code = frame.f_code
+        if code.co_filename in PASS_ON:
+            passed_on = code.co_name != "replacement"
+        elif not passed_on and not code.co_filename.startswith(others):
+            return f"{short(code.co_filename)}:{frame.f_lineno} {code.co_name}"
         frame = frame.f_back
     return "autograd"
-
-
-def _passes_on(frame: FrameType) -> bool:
-    """Whether it is a wrapper of ours on its way to what it stands around (hf_mps/stock.py), or the simulator."""
-    code = frame.f_code
-    if not code.co_filename.startswith(OURS):
-        return False
-    below = code.co_filename.removeprefix(OURS)
-    return below == "stock.py" or below.startswith("simulator") or "stock" in code.co_varnames[: code.co_argcount]
 
 
 def short(file: str) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from hf_mps import guards, simulator
 from hf_mps.errors import UserError
+from hf_mps.stock import Around
 
 pytestmark = pytest.mark.usefixtures("mps")
 
@@ -128,6 +129,20 @@ def test_a_wait_names_the_line_that_waits_also_through_the_layers_wrappers() -> 
     assert second.endswith("_through_the_layers_wrappers: item")
     assert sum(counts.places.values()) == counts.waits == 4
     assert counts.places.most_common(1)[0][1] == 2, "weight and bias are moved by one line"
+
+
+def test_a_wait_of_the_layers_own_is_the_layers() -> None:
+    class Owner:
+        on = True
+
+    def reads(stock: Callable[..., object], x: torch.Tensor) -> object:
+        x.sum().item()
+        return stock(x)
+
+    with simulator.counted(places=True) as counts:
+        Around(Owner(), "Tensor.cpu", torch.Tensor.cpu, reads).replacement()(torch.ones(2, device="mps"))
+    told = {place.why: place.where.split()[-1] for place in counts.places}
+    assert told == {"item": "reads", "copy to the host": "test_a_wait_of_the_layers_own_is_the_layers"}
 
 
 def test_a_wait_in_a_backward_pass_is_told_from_the_programs_own() -> None:
