@@ -61,6 +61,13 @@ OTHER_NAMES = (
 # aten/src/ATen/native/TensorCompare.cpp has it: "mode only supports CPU, CUDA and XPU device type, got: mps".
 REFUSE_METAL = {"aten::mode.values": "aten::mode"}
 
+# Composite kernels under these serve sparse COO tensors too.
+SERVES_SPARSE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
+# Without this one (before torch 2.9) nobody has a sparse tensor on the device.
+MAKES_SPARSE = "aten::_sparse_coo_tensor_with_dims_and_tensors"
+NO_COMPRESSED = re.compile(r"^aten::_to_sparse_(csr|csc|bsr|bsc)$")
+NO_FACTORY = re.compile(r"^aten::(_?copy_|empty|zeros|sparse_resize|resize_as_sparse_|_sparse_coo_tensor_|_coalesced_)")
+
 # Metal has F.rms_norm as one kernel, and no kernel for its gradient; nor has the CPU, which never calls that one.
 MADE_OF_OTHERS = ("aten::_fused_rms_norm_backward",)
 
@@ -92,6 +99,34 @@ def missing() -> list[Missing]:
     maybe = (composite | MAYBE_SENT).intersection(names("MPS"))
     sent = {name for name in maybe if SENT_TO_CPU.search(torch._C._dispatch_dump(name))}
     return [Missing(name, refusal(name), name in composite) for name in sorted(absent | sent)]
+
+
+def missing_for_sparse() -> list[Missing]:
+    """Every operator that the CPU has a kernel of for sparse COO tensors, and Metal none.
+
+    Sorted by name; empty where this torch makes no sparse tensors on the device.
+    """
+    import torch
+
+    names = torch._C._dispatch_get_registrations_for_dispatch_key
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    there = names("SparseMPS")
+    if MAKES_SPARSE not in there:
+        return []
+    absent = (name for name in set(names("SparseCPU")).difference(there) if name.startswith("aten::"))
+    return [
+        Missing(name, _sparse_refusal(name))
+        for name in sorted(absent)
+        if not any(has(name, key) for key in SERVES_SPARSE)
+    ]
+
+
+def _sparse_refusal(name: str) -> str | None:
+    if NO_COMPRESSED.search(name):
+        return "its result has a compressed sparse layout, which Metal does not have"
+    if NO_FACTORY.search(name):
+        return "it makes or changes memory of the device"
+    return _schema_refusal(overload(name)._schema)
 
 
 def is_missing(name: str) -> bool:

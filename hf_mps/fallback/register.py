@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hf_mps.fallback import kernels, operators
+from hf_mps.fallback import kernels, operators, sparse
 from hf_mps.fallback.ledger import ledger
 from hf_mps.fallback.loan import SMALL, has_alias
 from hf_mps.unheard import overriding
@@ -72,6 +72,13 @@ def sweep() -> None:
             _decompose(operator.name)
         else:
             _give(operator.name)
+    for operator in operators.missing_for_sparse():
+        label = f"{operator.name} (sparse)"
+        if operator.refused is not None:
+            _refused[label] = operator.refused
+        elif label not in _libraries:
+            kernel = sparse.Kernel(operators.overload(operator.name), ledger.slot(label))
+            put(operator.name, sparse.KEY, kernel, held_as=label)
     for name, needed_for in operators.REFUSE_METAL.items():
         if needed_for in _libraries and name not in _libraries:
             _give(name)
@@ -98,14 +105,17 @@ def drop(name: str) -> None:
     _refused.pop(name, None)
 
 
-def put(name: str, key: str, function: Callable[..., Any]) -> None:
-    """Register `function` for operator `name` under a dispatch key, to be dropped with the operator's others."""
+def put(name: str, key: str, function: Callable[..., Any], held_as: str | None = None) -> None:
+    """Register `function` for operator `name` under a dispatch key, to be dropped with the operator's others.
+
+    `held_as` is the name that it is listed under and dropped by, where that is another.
+    """
     # Not torch.library.Library: it would remember the name, and refuse a library that registers its own kernel later.
     library: Any = torch._C._dispatch_library("IMPL", name.partition("::")[0], key, __file__)
     # PyTorch has registered some as CPU fallbacks itself, and warns once in a process that one takes another's place.
     with overriding():
         library.impl(name, key, function, False)
-    _libraries.setdefault(name, []).append(library)
+    _libraries.setdefault(held_as or name, []).append(library)
 
 
 def _give(name: str) -> None:

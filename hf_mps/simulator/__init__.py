@@ -122,6 +122,7 @@ def _start(metal: ModuleType, profile: Profile) -> None:
             macos_major=profile.macos[0],
             macos_minor=profile.macos[1],
             native=sorted(table().native),
+            sparse={key: dict(kernels) for key, kernels in table().sparse.items()},
             always_on_cpu=sorted(ALWAYS_ON_CPU | ONLY_AN_ERROR),
             commit=str(torch.version.git_version),
         )

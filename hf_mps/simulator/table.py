@@ -12,7 +12,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
@@ -46,8 +46,11 @@ PYTHON_KERNEL = re.compile(rb'mps_lib\.impl\(\s*"(aten::[\w.]+)"')
 
 COMPOSITE_KEYS = {"CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd"}
 SETS = ("native", "composite", "missing", "python")
+# Each sparse layout on the device has a dispatch key of its own, and so has its twin on the CPU. COO tensors are
+# "Sparse"; the compressed layouts (CSR, CSC, BSR, BSC) are "SparseCsr", and torch 2.13 makes none on Metal.
+SPARSE = {"SparseMPS": "SparseCPU", "SparseCsrMPS": "SparseCsrCPU"}
 # To be raised when what is stored means something else than before.
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,10 @@ class Table:
     and raises NotImplementedError on a Mac, `python` has a kernel that torch registers from Python. No operator is in
     two sets; ALWAYS_ON_CPU and ONLY_AN_ERROR are in none. `ends_in` maps a composite form of a structured operator to
     the out= form that it calls: of "aten::lgamma" it is "aten::lgamma.out" that has a kernel or has none.
+
+    `sparse` holds, for each key of SPARSE, the operators that have a kernel for sparse tensors on Metal, each with
+    whether that is the very function that serves the CPU's (it calls other operators on indices and values) or one that
+    Metal alone has.
     """
 
     native: frozenset[str]
@@ -65,6 +72,7 @@ class Table:
     missing: frozenset[str]
     python: frozenset[str]
     ends_in: Mapping[str, str] = field(default_factory=dict)
+    sparse: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
 
     def kind(self, name: str) -> Kind:
         """What `name` ("aten::add.Tensor") is on Metal: "cpu" is ALWAYS_ON_CPU.
@@ -142,8 +150,19 @@ def parse(content: bytes, python: bytes = b"") -> Table:
         if entry.get("structured_delegate") and kinds.get(name) == "composite"
     }
     return Table(
-        **{kind: frozenset(name for name, own in kinds.items() if own == kind) for kind in SETS}, ends_in=ends_in
+        **{kind: frozenset(name for name, own in kinds.items() if own == kind) for kind in SETS},
+        ends_in=ends_in,
+        sparse=_sparse(entries),
     )
+
+
+def _sparse(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, bool]]:
+    """Which operators have kernels for sparse tensors on Metal, and whether each is the CPU's own."""
+    functions = {name: _functions(entry) for name, entry in entries.items()}
+    return {
+        key: {name: of[key] == of.get(twin) for name, of in sorted(functions.items()) if key in of}
+        for key, twin in SPARSE.items()
+    }
 
 
 def _kind(entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) -> Kind:
@@ -160,9 +179,14 @@ def _kind(entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) ->
     return "missing"
 
 
-def _dispatch_keys(entry: Mapping[str, Any]) -> set[str]:
-    """The single keys of an entry's `dispatch:`, which are written as "CPU, CUDA, MPS". SparseMPS is another key."""
-    return {key for keys in entry.get("dispatch", {}) for key in _listed(keys)}
+def _dispatch_keys(entry: Mapping[str, Any]) -> Set[str]:
+    """The single keys of an entry's `dispatch:`. SparseMPS is another key than MPS."""
+    return _functions(entry).keys()
+
+
+def _functions(entry: Mapping[str, Any]) -> dict[str, str]:
+    """The C++ function of each key of an entry's `dispatch:`, whose keys are written as "CPU, CUDA, MPS"."""
+    return {key: function for keys, function in entry.get("dispatch", {}).items() for key in _listed(keys)}
 
 
 def _listed(text: str | None) -> Iterator[str]:
@@ -184,7 +208,8 @@ def _stored(path: Path) -> Table | None:
     """What `_store` wrote, or None where the file cannot be read or is not whole: then it is made anew."""
     try:
         sets = json.loads(path.read_bytes())
-        return Table(**{kind: frozenset(sets[kind]) for kind in SETS}, ends_in=dict(sets["ends_in"]))
+        kinds = {kind: frozenset(sets[kind]) for kind in SETS}
+        return Table(**kinds, ends_in=dict(sets["ends_in"]), sparse=dict(sets["sparse"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -195,7 +220,8 @@ def _store(made: Table, name: str) -> None:
         folder, _ = cache.writable("")
         handle, path = tempfile.mkstemp(dir=folder, prefix=".operators-")
         with os.fdopen(handle, "w") as file:
-            json.dump({**{kind: sorted(getattr(made, kind)) for kind in SETS}, "ends_in": made.ends_in}, file)
+            sets = {kind: sorted(getattr(made, kind)) for kind in SETS}
+            json.dump({**sets, "ends_in": made.ends_in, "sparse": made.sparse}, file)
         Path(path).replace(folder / name)
     except OSError:
         return

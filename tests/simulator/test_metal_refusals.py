@@ -192,8 +192,3 @@ def test_a_program_that_ends_in_a_backward_pass_ends_well(run_python) -> None:
     for _ in range(4):
         done = run_python("-c", code, env={"HF_MPS_SIMULATE": "1"})
         assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_sparse_tensor_is_refused_in_one_sentence() -> None:
-    with pytest.raises(NotImplementedError, match="The simulated Metal device has no sparse tensors"):
-        torch.eye(2, device="mps").to_sparse()

@@ -99,6 +99,14 @@ def test_operators_whose_kind_is_known(name: str, kind: str) -> None:
     assert tables.table().kind(name) == kind
 
 
+@pytest.mark.parametrize(
+    ("name", "same_as_cpu"),
+    [("aten::abs", True), ("aten::to_dense", None), ("aten::_coalesce", False), ("aten::addmm_", None)],
+)
+def test_kernels_for_sparse_tensors_are_told_from_the_cpus(name: str, same_as_cpu: bool | None) -> None:
+    assert tables.table().sparse["SparseMPS"].get(name) is same_as_cpu
+
+
 @pytest.fixture
 def stored(own_folders: Path) -> Iterator[Path]:
     """The folder that the table is stored in, empty, and nothing read in this process yet."""

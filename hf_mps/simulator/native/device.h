@@ -3,9 +3,11 @@
 //   memory.cpp     bytes: the allocator, its budget, storages that alias between the CPU and the device
 //   generator.cpp  the device's own random numbers
 //   hooks.cpp      what PyTorch asks about the device: hooks, device guard, events
+//   loan.cpp       host tensors over the same memory for the arguments and results of a call
 //   host.cpp       one boxed kernel that runs any operator on the host over the same memory
 //   kernels.cpp    operators that cannot go that way: factories, storage, dropout
 //   metal_only.cpp operators that only the Metal backend has: convolution, linear_backward, …
+//   sparse.cpp     sparse COO tensors
 //   composite.cpp  operators whose code branches by device: copies, attention, convolution
 //   attention.cpp  faults of attention without gradients
 //   faults.cpp     wrong results that some Macs give without an error
@@ -25,12 +27,17 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace c10 {
 class OperatorHandle;
+struct FunctionSchema;
+}
+namespace torch {
+class CppFunction;
 }
 
 namespace metal {
@@ -205,6 +212,11 @@ void register_metal_only(); // metal_only.cpp
 void register_composites(); // composite.cpp
 // host.cpp: the host kernel for each named operator ("aten::add.Tensor") that has no kernel of its own here.
 void register_host_kernels(const std::vector<std::string>& names);
+// host.cpp: the same for one operator, which `inside` runs on the CPU.
+torch::CppFunction host_kernel(const c10::FunctionSchema& schema, Inside inside, Waits waits);
+// sparse.cpp: for each dispatch key the operators, and whether the CPU has the very same function for them.
+using SparseKernels = std::map<std::string, std::map<std::string, bool>>;
+void register_sparse(const SparseKernels& kernels);
 // fallback.cpp: `commit` is torch's, for the text of the error.
 void register_fallback(const std::string& commit, const std::vector<std::string>& always_on_cpu);
 

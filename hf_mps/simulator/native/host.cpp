@@ -3,15 +3,13 @@
 // One boxed kernel serves every operator that Metal has and that needs nothing special: it makes CPU tensors over the
 // same bytes, calls the CPU's kernel, and hands the results back as device tensors over the memory they came in.
 // What an operator needs of this is read from its schema once, when it is registered.
-#include "device.h"
+#include "loan.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
-#include <c10/core/Layout.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
-#include <c10/util/SmallVector.h>
 #include <torch/library.h>
 
 #include <optional>
@@ -19,76 +17,6 @@
 
 namespace metal {
 namespace {
-
-// A device tensor that went in, and the CPU tensor that stands for it during the call.
-struct Lent {
-  at::Tensor device;
-  at::Tensor host;
-  bool written;
-};
-
-class Loan {
- public:
-  at::Tensor lend(const at::Tensor& tensor, bool written) {
-    if (!tensor.defined() || !tensor.device().is_mps()) {
-      return tensor;
-    }
-    lent_.push_back({tensor, host_view(tensor, storage_for(tensor)), written});
-    return lent_.back().host;
-  }
-
-  // Writes come back: an argument that was resized, or that grew, is so for the caller too.
-  void settle() {
-    for (auto& [device, host, written] : lent_) {
-      if (!written) {
-        continue;
-      }
-      if (host.storage().data() != device.storage().data() || host.storage().nbytes() != device.storage().nbytes()) {
-        adopt_into(device.storage(), host.storage());
-      }
-      if (host.sizes() != device.sizes() || host.strides() != device.strides() ||
-          host.storage_offset() != device.storage_offset()) {
-        device.unsafeGetTensorImpl()->set_sizes_and_strides(host.sizes(), host.strides(), host.storage_offset());
-      }
-    }
-  }
-
-  at::Tensor take_back(const at::Tensor& result) {
-    if (!result.defined()) {
-      return result;
-    }
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        result.layout() == c10::kStrided,
-        "The simulated Metal device has no sparse tensors; a real Metal device has some.");
-    for (const auto& item : lent_) {
-      if (item.host.is_same(result)) {
-        return item.device;
-      }
-    }
-    for (const auto& item : lent_) {
-      if (item.host.storage().is_alias_of(result.storage())) {
-        check_dtype(result.scalar_type());
-        return device_view(result, item.device.storage());
-      }
-    }
-    auto taken = adopt(result);
-    lent_.push_back({taken, result, false}); // a second result may lie in the same memory
-    return taken;
-  }
-
- private:
-  // Arguments that share a storage must share its stand-in as well.
-  c10::Storage storage_for(const at::Tensor& tensor) const {
-    for (const auto& item : lent_) {
-      if (item.device.storage().is_alias_of(tensor.storage())) {
-        return item.host.storage();
-      }
-    }
-    return borrow(tensor.storage());
-  }
-
-  c10::SmallVector<Lent, 8> lent_;
-};
 
 // What the schema says, read once.
 struct Plan {
@@ -112,15 +40,20 @@ struct Plan {
   bool view = false; // of an argument: nothing is computed
 };
 
+// What an operator needs beside what its schema says; null where it needs nothing.
+struct Special {
+  Fault fault;
+  Inside inside;
+  Waits waits;
+};
+
 class HostKernel final : public c10::OperatorKernel {
  public:
-  explicit HostKernel(Plan plan)
+  HostKernel(Plan plan, Special special)
       : plan_(std::move(plan)),
-        fault_(fault_of(plain_name(plan_.name))),
-        inside_(inside_of(plain_name(plan_.name))),
-        waits_(waits_of(plain_name(plan_.name))),
-        reads_(plain_name(plan_.name) == "_local_scalar_dense"),
-        launches_(!plan_.view && !reads_ && plain_name(plan_.name) != "is_set_to") {}
+        special_(special),
+        reads_(plan_.name.name == "aten::_local_scalar_dense"),
+        launches_(!plan_.view && !reads_ && plan_.name.name != "aten::is_set_to") {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
     const size_t arguments = op.schema().arguments().size();
@@ -140,16 +73,16 @@ class HostKernel final : public c10::OperatorKernel {
       c10::impl::ExcludeDispatchKeyGuard inside(
           c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
       std::vector<c10::IValue> given;
-      if (fault_ != nullptr) {
+      if (special_.fault != nullptr) {
         given.assign(stack->end() - static_cast<std::ptrdiff_t>(arguments), stack->end());
       }
-      if (inside_ != nullptr) {
-        inside_(op, stack);
+      if (special_.inside != nullptr) {
+        special_.inside(op, stack);
       } else {
         op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
       }
-      if (fault_ != nullptr) {
-        fault_(given, stack->back().toTensor());
+      if (special_.fault != nullptr) {
+        special_.fault(given, stack->back().toTensor());
       }
     }
     loan.settle();
@@ -168,7 +101,7 @@ class HostKernel final : public c10::OperatorKernel {
       copied_out(given[0].toTensor().itemsize());
       wait("item");
     }
-    for (int64_t left = waits_ == nullptr ? 0 : waits_(given); left > 0; --left) {
+    for (int64_t left = special_.waits == nullptr ? 0 : special_.waits(given); left > 0; --left) {
       wait(plan_.name.name.c_str());
     }
   }
@@ -230,20 +163,26 @@ class HostKernel final : public c10::OperatorKernel {
     }
   }
 
-  // "aten::addmm_" without the namespace.
-  static std::string plain_name(const c10::OperatorName& name) {
-    return name.name.substr(name.name.rfind(':') + 1);
-  }
-
   Plan plan_;
-  Fault fault_;
-  Inside inside_;
-  Waits waits_;
+  Special special_;
   bool reads_;
   bool launches_;
 };
 
+// "aten::addmm_" without the namespace.
+std::string plain_name(const c10::FunctionSchema& schema) {
+  return schema.name().substr(schema.name().rfind(':') + 1);
+}
+
+torch::CppFunction boxed(const c10::FunctionSchema& schema, Special special) {
+  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<HostKernel>(Plan(schema), special));
+}
+
 } // namespace
+
+torch::CppFunction host_kernel(const c10::FunctionSchema& schema, Inside inside, Waits waits) {
+  return boxed(schema, {nullptr, inside, waits});
+}
 
 void register_host_kernels(const std::vector<std::string>& names) {
   static auto* library =
@@ -253,8 +192,8 @@ void register_host_kernels(const std::vector<std::string>& names) {
     const std::string overload = dot == std::string::npos ? "" : name.substr(dot + 1);
     const auto op = c10::Dispatcher::singleton().findSchema({name.substr(0, dot), overload});
     if (op && !op->hasKernelForDispatchKey(c10::DispatchKey::MPS)) {
-      library->impl(
-          name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<HostKernel>(Plan(op->schema()))));
+      const auto plain = plain_name(op->schema());
+      library->impl(name.c_str(), boxed(op->schema(), {fault_of(plain), inside_of(plain), waits_of(plain)}));
     }
   }
 }

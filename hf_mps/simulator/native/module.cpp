@@ -41,6 +41,7 @@ class Unheard {
 void start_device(
     Profile profile,
     const std::vector<std::string>& native,
+    const SparseKernels& sparse,
     const std::vector<std::string>& always_on_cpu,
     const std::string& commit) {
   Unheard unheard;
@@ -50,6 +51,7 @@ void start_device(
   register_metal_only();
   register_composites();
   register_host_kernels(native);
+  register_sparse(sparse);
 }
 
 const at::MPSHooksInterface& hooks() {
@@ -151,10 +153,11 @@ PYBIND11_MODULE(_metal, m) {
          int macos_major,
          int macos_minor,
          const std::vector<std::string>& native,
+         const metal::SparseKernels& sparse,
          const std::vector<std::string>& always_on_cpu,
          const std::string& commit) {
         metal::start_device(
-            {std::move(chip), cores, recommended_max, macos_major, macos_minor}, native, always_on_cpu, commit);
+            {std::move(chip), cores, recommended_max, macos_major, macos_minor}, native, sparse, always_on_cpu, commit);
       },
       py::kw_only(),
       py::arg("chip"),
@@ -163,6 +166,7 @@ PYBIND11_MODULE(_metal, m) {
       py::arg("macos_major"),
       py::arg("macos_minor"),
       py::arg("native"),
+      py::arg("sparse"),
       py::arg("always_on_cpu"),
       py::arg("commit"));
   m.def("memory", &metal::memory);

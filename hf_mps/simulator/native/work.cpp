@@ -95,6 +95,7 @@ Waits waits_of(const std::string& name) {
   static const std::map<std::string, Waits> all{
       {"nonzero", &nonzero},
       {"masked_select", &nonzero},
+      {"_to_sparse", &nonzero},
       {"masked_scatter_", &nonzero},
       {"index", &index},
       {"_index_put_impl_", &index},

@@ -3,8 +3,8 @@
 A call has one of these outcomes. "same": bit for bit; "close": within the tolerances of torch.testing; "both raise";
 "refused": the device has no such dtype (float64, complex128), in Metal's words; "missing": Metal's error for an
 operator without a kernel, and the table says so too; "random": it draws random numbers, and the device's generator is
-another than the CPU's, so only shapes and dtypes are compared; "sparse": it needs a sparse layout, whose kernels belong
-to the keys SparseMPS and SparseCsrMPS, which are not simulated. Everything else is a difference, with a sentence.
+another than the CPU's, so only shapes and dtypes are compared; "compressed": it needs one of the compressed sparse
+layouts, which Metal does not have. Everything else is a difference, with a sentence.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MISSING = re.compile(
 NO_SUCH_DTYPE = re.compile(
     r"MPS framework doesn't support float64|Trying to convert \w+ to the MPS backend but it does not have support"
 )
-NO_SPARSE = re.compile(r"Could not run '\w*sparse\w*'|new_compressed_tensor|has no sparse tensors")
+NO_COMPRESSED = re.compile(r"Could not run 'new_compressed_tensor' from the 'mps:0' device")
 AGREED = ("same", "close", "both raise", "refused", "random")
 
 
@@ -107,8 +107,8 @@ def _raised(error: Exception, cpu: Ran) -> Outcome:
         return Outcome("missing", name)
     if NO_SUCH_DTYPE.search(str(error)):
         return Outcome("refused") if isinstance(error, TypeError) else Outcome("differs", _short(error))
-    if cpu.error is None and NO_SPARSE.search(str(error)):
-        return Outcome("sparse", _short(error))
+    if cpu.error is None and NO_COMPRESSED.search(str(error)):
+        return Outcome("compressed", _short(error))
     if cpu.error is not None:
         return Outcome("both raise", f"{_short(cpu.error)} | {_short(error)}")
     return Outcome("differs", f"only the device raises {_short(error)}")

@@ -16,7 +16,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 AGREED = ("same", "close", "both raise", "refused", "random")
 # Calls that no kernel of the device has to serve.
-APART = ("missing", "sparse")
+APART = ("missing", "compressed")
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Summary:
     counts: Counter[str] = field(default_factory=Counter)
     operators: int = 0
     missing: set[str] = field(default_factory=set)
-    sparse: set[str] = field(default_factory=set)
+    compressed: set[str] = field(default_factory=set)
     differences: list[dict[str, Any]] = field(default_factory=list)
     strides: int = 0
 
@@ -42,8 +42,8 @@ class Summary:
         self.operators += 1
         self.counts.update(report["counts"])
         self.missing.update(report["missing"])
-        if report["sparse"]:
-            self.sparse.add(report["name"])
+        if report["compressed"]:
+            self.compressed.add(report["name"])
         self.strides += report["strides"]
         self.differences += [{"operator": report["name"], **item} for item in report["differences"]]
 
@@ -100,7 +100,7 @@ class Worker:
             "name": f"op_db[{number}]",
             "counts": {"differs": 1},
             "missing": [],
-            "sparse": 0,
+            "compressed": 0,
             "strides": 0,
             "differences": [crash],
         }

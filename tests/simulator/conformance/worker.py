@@ -29,7 +29,7 @@ def check(number: int) -> dict[str, Any]:
     operator = op_db[number]
     name = operator.name + (f".{operator.variant_test_name}" if operator.variant_test_name else "")
     counts: Counter[str] = Counter()
-    report: dict[str, Any] = {"name": name, "differences": [], "missing": [], "sparse": 0, "strides": 0}
+    report: dict[str, Any] = {"name": name, "differences": [], "missing": [], "compressed": 0, "strides": 0}
     for dtype in samples.DTYPES:
         if dtype not in operator.supported_dtypes("cpu"):
             continue
@@ -39,8 +39,8 @@ def check(number: int) -> dict[str, Any]:
             report["strides"] += found.strides_differ
             if found.kind == "missing":
                 report["missing"].append(found.detail)
-            elif found.kind == "sparse":
-                report["sparse"] += 1
+            elif found.kind == "compressed":
+                report["compressed"] += 1
             elif not found.agrees:
                 report["differences"].append({"dtype": label, "form": form, "call": index, "detail": found.detail})
     report["missing"] = sorted(set(report["missing"]))
