@@ -112,7 +112,7 @@ def _refuse_other_accelerators(torch: ModuleType) -> None:
 def _start(metal: ModuleType, profile: Profile) -> None:
     import torch
 
-    from hf_mps.simulator.table import ALWAYS_ON_CPU, ONLY_AN_ERROR, table
+    from hf_mps.simulator.table import ONLY_AN_ERROR, table
 
     try:
         metal.start(
@@ -123,7 +123,7 @@ def _start(metal: ModuleType, profile: Profile) -> None:
             macos_minor=profile.macos[1],
             native=sorted(table().native),
             sparse={key: dict(kernels) for key, kernels in table().sparse.items()},
-            always_on_cpu=sorted(ALWAYS_ON_CPU | ONLY_AN_ERROR),
+            always_on_cpu=sorted(table().cpu | ONLY_AN_ERROR),
             commit=str(torch.version.git_version),
         )
     except RuntimeError as error:

@@ -38,6 +38,9 @@ ALWAYS_ON_CPU = frozenset(
     }
 )
 ONLY_AN_ERROR = frozenset({"aten::_slow_conv2d_forward"})
+# A singular value decomposition stays on the GPU from the release on that has a kernel for what it is made of: 2.14,
+# pytorch PR 185954.
+NO_LONGER_WITH = {"aten::linalg_svd": "aten::_linalg_svd.U", "aten::linalg_svd.U": "aten::_linalg_svd.U"}
 
 # Where torch's own Python gives an operator an MPS kernel, during `import torch` and on a Linux wheel too: in 2.13,
 # `mps_lib.impl("aten::linalg_lu_solve.out", …)`.
@@ -45,12 +48,12 @@ IN_PYTHON = "_refs/linalg/__init__.py"
 PYTHON_KERNEL = re.compile(rb'mps_lib\.impl\(\s*"(aten::[\w.]+)"')
 
 COMPOSITE_KEYS = {"CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd"}
-SETS = ("native", "composite", "missing", "python")
+SETS = ("native", "composite", "missing", "python", "cpu")
 # Each sparse layout on the device has a dispatch key of its own, and so has its twin on the CPU. COO tensors are
 # "Sparse"; the compressed layouts (CSR, CSC, BSR, BSC) are "SparseCsr", and torch 2.13 makes none on Metal.
 SPARSE = {"SparseMPS": "SparseCPU", "SparseCsrMPS": "SparseCsrCPU"}
 # To be raised when what is stored means something else than before.
-FORMAT = 4
+FORMAT = 5
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,10 @@ class Table:
     """How each aten operator of the installed torch resolves on the dispatch key MPS (sparse tensors have others).
 
     `native` has a Metal kernel, `composite` is made of other operators and has none of its own, `missing` has neither
-    and raises NotImplementedError on a Mac, `python` has a kernel that torch registers from Python. No operator is in
-    two sets; ALWAYS_ON_CPU and ONLY_AN_ERROR are in none. `ends_in` maps a composite form of a structured operator to
-    the out= form that it calls: of "aten::lgamma" it is "aten::lgamma.out" that has a kernel or has none.
+    and raises NotImplementedError on a Mac, `python` has a kernel that torch registers from Python, `cpu` are those of
+    ALWAYS_ON_CPU that this release sends there. No operator is in two sets; ONLY_AN_ERROR are in none. `ends_in` maps a
+    composite form of a structured operator to the out= form that it calls: of "aten::lgamma" it is "aten::lgamma.out"
+    that has a kernel or has none.
 
     `sparse` holds, for each key of SPARSE, the operators that have a kernel for sparse tensors on Metal, each with
     whether that is the very function that serves the CPU's (it calls other operators on indices and values) or one that
@@ -71,17 +75,18 @@ class Table:
     composite: frozenset[str]
     missing: frozenset[str]
     python: frozenset[str]
+    cpu: frozenset[str] = frozenset()
     ends_in: Mapping[str, str] = field(default_factory=dict)
     sparse: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
 
     def kind(self, name: str) -> Kind:
-        """What `name` ("aten::add.Tensor") is on Metal: "cpu" is ALWAYS_ON_CPU.
+        """What `name` ("aten::add.Tensor") is on Metal.
 
         Raises KeyError for a name that is no aten operator of the installed torch.
         """
         if name in self.native or name in ONLY_AN_ERROR:
             return "native"
-        if name in ALWAYS_ON_CPU:
+        if name in self.cpu:
             return "cpu"
         if name in self.python:
             return "python"
@@ -140,9 +145,11 @@ def parse(content: bytes, python: bytes = b"") -> Table:
     for entry in list(entries.values()):
         for name in _listed(entry.get("autogen")):
             kinds.setdefault(f"aten::{name}", "composite")
-    for name in ALWAYS_ON_CPU | ONLY_AN_ERROR:
-        if kinds.get(name) != "native":
-            kinds.pop(name, None)
+    for name in ALWAYS_ON_CPU:
+        if kinds.get(name) != "native" and kinds.get(NO_LONGER_WITH.get(name, "")) != "native":
+            kinds[name] = "cpu"
+    for name in ONLY_AN_ERROR:
+        kinds.pop(name, None)
     kinds.update({found.decode(): "python" for found in PYTHON_KERNEL.findall(python)})
     ends_in = {
         name: f"aten::{entry['structured_delegate']}"

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hf_mps.fallback import register
+from hf_mps.guards.releases import torch_release
 
 pytestmark = pytest.mark.slow
 
@@ -57,12 +58,14 @@ def test_it_trains_with_the_cpus_losses_and_the_ledger_names_what_is_lacking(run
     assert on_device["losses"] == pytest.approx(on_cpu["losses"], abs=1e-4)
     assert on_device["losses"][-1] < on_device["losses"][0]
     assert set(on_device["ledger"]) == lacking(on_device["called"])
-    assert {name.partition(".")[0] for name in on_device["ledger"]} == EXPECTED[model]
-    if model != "pissa":  # whose operator runs before the training
+    # Metal has its own kernels for the first two from 2.14 on.
+    expected = EXPECTED[model] if model == "pool" or torch_release() < (2, 14) else set()
+    assert {name.partition(".")[0] for name in on_device["ledger"]} == expected
+    assert told.count("without a Metal kernel ran on the CPU") == bool(expected), "one table, and not again at exit"
+    if expected and model != "pissa":  # whose operator runs before the training
         assert all(seconds > 0 for seconds in on_device["fallback_seconds"])
         assert {entry["operator"] for entry in on_device["for results.json"]} == set(on_device["ledger"])
         assert all(entry["calls"] == 10 for entry in on_device["for results.json"])
-    assert told.count("without a Metal kernel ran on the CPU") == 1, "one table, and not again at exit"
     assert on_cpu["ledger"] == []
 
 

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 from hf_mps import fallback
+from hf_mps.guards.releases import torch_release
 
 pytestmark = pytest.mark.slow
 
 # conj_physical_ asks a table of kernels by device that only a Mac's PyTorch fills; no fallback is involved.
 OF_THE_SIMULATOR = ("svd complex64 out",)
+# Operators with samples that have no Metal kernel; the fewer, the newer torch is.
+LEAST = 55 if torch_release() < (2, 14) else 35
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +40,7 @@ def unexplained(differences: list[str]) -> list[str]:
 
 
 def test_every_sample_gives_what_the_cpu_gives(report) -> None:
-    assert report["operators"] >= 55
+    assert report["operators"] >= LEAST
     assert unexplained(report["as it comes"]) == []
 
 
@@ -58,5 +61,5 @@ def test_sharing_memory_gives_it(report) -> None:
 
 def test_nearly_half_of_the_missing_operators_have_samples(report) -> None:
     """The others are called by name in test_calls.py."""
-    assert len(report["seen"]) >= 55
+    assert len(report["seen"]) >= LEAST
     assert set(report["seen"]) <= set(fallback.registered())

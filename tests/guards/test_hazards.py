@@ -14,6 +14,7 @@ from hf_mps.errors import UserError
 from hf_mps.guards import notice
 from hf_mps.guards.catalogue import NAMES
 from hf_mps.guards.checkpoint_rng import CheckpointRng
+from hf_mps.guards.releases import torch_release
 from hf_mps.simulator import hazards
 from tests.guards import loops
 from tests.guards.experiments import EXPERIMENTS, Experiment
@@ -22,8 +23,18 @@ from tests.guards.experiments import EXPERIMENTS, Experiment
 MARKS = dict.fromkeys(("workers_of_trainer", "compiled_trainer"), pytest.mark.slow)
 # Those that are there without being switched on: in older libraries, and in the default profile's chip and torch.
 OF_LIBRARIES = ("large-k", "dtype-copies", "index-range", "half-precision", "oom-text", "resume-epoch")
+# Guards that go by the release, and put nothing anywhere from 2.14 on.
+UP_TO_2_13 = ("huge-embedding", "linear-bias", "dtype-copies")
+NEWER = pytest.mark.skipif(torch_release() >= (2, 14), reason="torch 2.14 has the fix, and no guard is installed")
+
+
+def _marks(name: str, experiment: Experiment) -> list[pytest.MarkDecorator]:
+    slow = MARKS.get(experiment.__name__)
+    return [NEWER] * (name in UP_TO_2_13) + [slow] * (slow is not None)
+
+
 TABLE = [
-    pytest.param(name, experiment, id=f"{name}: {experiment.__name__}", marks=MARKS.get(experiment.__name__, ()))
+    pytest.param(name, experiment, id=f"{name}: {experiment.__name__}", marks=_marks(name, experiment))
     for name, experiments in EXPERIMENTS.items()
     for experiment in experiments
 ]

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from hf_mps.errors import UserError
+from hf_mps.guards.releases import torch_release
 from hf_mps.simulator import cache
 from hf_mps.simulator import table as tables
 
 COMPOSITE_KEYS = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 # Operators of the JIT that are registered by hand in C++ and stand in no native_functions.yaml.
-BY_HAND = ("aten::get_gradients", "aten::quantized_lstm.", "aten::quantized_gru.")
+BY_HAND = ("aten::get_gradients", "aten::quantized_lstm.", "aten::quantized_gru.", "aten::shallow_copy_data_")
 
 
 def registered() -> set[str]:
@@ -42,7 +43,7 @@ def test_table_and_dispatcher_agree_for_every_operator_on_mps(mps: None, run_pyt
     there = dict(line.split() for line in done.stdout.splitlines())
     assert len(there) > 500, done.stderr
     table = tables.table()
-    said = table.native | tables.ALWAYS_ON_CPU | tables.ONLY_AN_ERROR | table.python
+    said = table.native | table.cpu | tables.ONLY_AN_ERROR | table.python
     assert sorted(there.keys() - said) == [], "kernels that a Mac does not have"
     assert sorted((said & registered()) - there.keys()) == [], "kernels that a Mac has"
     assert {name for name, place in there.items() if place == "python"} == table.python
@@ -84,15 +85,13 @@ def test_the_counts_of_torch_2_13() -> None:
         ("aten::linear", "native"),
         ("aten::_fused_adamw_", "native"),
         ("aten::transpose.int", "composite"),
-        ("aten::_linalg_eigh", "composite"),  # made of its out= form …
-        ("aten::_linalg_eigh.eigenvalues", "missing"),  # … which is what a Mac reports as missing
+        ("aten::adaptive_max_pool3d", "composite"),  # made of its out= form …
+        ("aten::adaptive_max_pool3d.out", "missing"),  # … which is what a Mac reports as missing
         ("aten::_new_zeros_with_same_feature_meta.out", "composite"),  # autogen
         ("aten::take", "missing"),
-        ("aten::_ctc_loss", "missing"),
         ("aten::_nested_get_values", "missing"),  # an empty `dispatch: {}`
         ("aten::_coalesce", "missing"),  # SparseMPS is not MPS
-        ("aten::linalg_svd", "cpu"),
-        ("aten::linalg_lu_solve.out", "python"),
+        ("aten::upsample_nearest3d.vec", "cpu"),
     ],
 )
 def test_operators_whose_kind_is_known(name: str, kind: str) -> None:
@@ -105,6 +104,21 @@ def test_operators_whose_kind_is_known(name: str, kind: str) -> None:
 )
 def test_kernels_for_sparse_tensors_are_told_from_the_cpus(name: str, same_as_cpu: bool | None) -> None:
     assert tables.table().sparse["SparseMPS"].get(name) is same_as_cpu
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "since"),
+    [
+        ("aten::_linalg_eigh", "composite", "native"),
+        ("aten::_linalg_eigh.eigenvalues", "missing", "native"),
+        ("aten::_ctc_loss", "missing", "native"),
+        ("aten::poisson", "missing", "native"),
+        ("aten::linalg_svd", "cpu", "composite"),
+        ("aten::linalg_lu_solve.out", "python", "native"),
+    ],
+)
+def test_operators_that_got_a_kernel_with_torch_2_14(name: str, before: str, since: str) -> None:
+    assert tables.table().kind(name) == (since if torch_release() >= (2, 14) else before)
 
 
 @pytest.fixture

@@ -9,11 +9,18 @@ FILE = Path(__file__).resolve().parent.parent / "opinfo_exceptions.yaml"
 
 
 def read() -> list[dict[str, Any]]:
-    """The entries of opinfo_exceptions.yaml: operator, form, dtypes (absent: any), reason."""
+    """The entries of opinfo_exceptions.yaml for the installed torch: operator, form, dtypes (absent: any), reason.
+
+    `releases` is a specifier of the releases of torch that have the difference; absent: all.
+    """
+    import torch
     import yaml
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import Version
 
     entries: list[dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="utf-8")) or []
-    return entries
+    here = Version(str(torch.__version__)).base_version
+    return [entry for entry in entries if here in SpecifierSet(entry.get("releases", ""))]
 
 
 def match(
