@@ -81,7 +81,8 @@ def refused() -> bool:
 
     Raises as `metal`.
     """
-    return settings.enabled() and (_wanted() not in (None, "mps") or probe.failed())
+    known = probe.known()
+    return settings.enabled() and (_wanted() not in (None, "mps") or (known is not None and not known.value))
 
 
 def _wanted() -> str | None:

@@ -80,9 +80,9 @@ def _find_out(here: Machine, owned: bool) -> _Known:
     return _Known(here, found, settled=tried or owned)
 
 
-def failed() -> bool:
-    """Whether `metal` was asked in this process and said no; asks nothing of the device."""
-    return _known is not None and not _known.verdict.value
+def known() -> Choice[bool] | None:
+    """What `metal` last answered in this process, or None where nobody has asked; asks nothing of the device."""
+    return None if _known is None else _known.verdict
 
 
 def untried() -> Choice[bool]:

@@ -86,7 +86,7 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
         memory.executable_batch_size_of_one_buffer,
         memory.lightning_batch_size,
     ),
-    "fork-workers": (ends.workers_of_trainer, ends.workers_of_a_loader),
+    "fork-workers": (ends.workers_of_trainer, ends.workers_of_an_evaluation),
     "half-precision": (ends.bf16_trainer, ends.bf16_accelerator, ends.bf16_lightning),
     "cuda-optimizer": (ends.paged_optimizer,),
     "one-device": (ends.several_processes, ends.processes_of_a_notebook),

@@ -33,11 +33,9 @@ def workers_of_trainer(folder: Path) -> bool:
     return worked(lambda: loops.trained(folder, dataloader_num_workers=2, max_steps=1))
 
 
-def workers_of_a_loader(folder: Path) -> bool:
-    """A plain loader with a worker, after something lies on the device."""
-    held = torch.ones(1, device="mps")
-    loader = torch.utils.data.DataLoader(loops.rows(), num_workers=1, collate_fn=len)
-    return worked(lambda: next(iter(loader))) and bool(held)
+def workers_of_an_evaluation(folder: Path) -> bool:
+    """An evaluation of Trainer's, whose loader is one of its own."""
+    return worked(lambda: loops.trainer(folder, dataloader_num_workers=2).evaluate(loops.rows()))
 
 
 def refused(train: Callable[[], object], words: str) -> bool:
