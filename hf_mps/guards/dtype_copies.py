@@ -9,7 +9,7 @@ from typing import Any
 
 from hf_mps.choice import Choice
 from hf_mps.guards.guard import Guard, around
-from hf_mps.guards.non_blocking import target_device
+from hf_mps.guards.non_blocking import has_its_own, target_device
 from hf_mps.guards.releases import torch_release
 from hf_mps.stock import Stock
 
@@ -67,14 +67,15 @@ class DtypeCopies(Guard):
             around(self, module.Tensor, "copy_", self._copy)
 
     def _to(self, stock: Stock, tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if tensor.device.type == "mps" and target_device(args, kwargs) == "cpu":
+        if not has_its_own(tensor) and tensor.device.type == "mps" and target_device(args, kwargs) == "cpu":
             wanted = _dtype(args, kwargs)
             if wanted is not None and self._wrong(tensor.dtype, wanted):
                 tensor = stock.part(tensor, "cpu")
         return stock(tensor, *args, **kwargs)
 
     def _copy(self, stock: Stock, tensor: Any, src: Any, *args: Any, **kwargs: Any) -> Any:
-        if src.device.type == "mps" and tensor.device.type == "cpu" and self._wrong(src.dtype, tensor.dtype):
+        plain = not has_its_own(tensor, src)
+        if plain and src.device.type == "mps" and tensor.device.type == "cpu" and self._wrong(src.dtype, tensor.dtype):
             src = stock.theirs(src.to, "cpu")
         return stock(tensor, src, *args, **kwargs)
 

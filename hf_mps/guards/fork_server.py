@@ -36,7 +36,8 @@ class Inherited:
         """Of this process."""
         import torch
 
-        return cls(dict(os.environ), torch.get_default_dtype(), torch.multiprocessing.get_sharing_strategy())
+        processes: Any = torch.multiprocessing
+        return cls(dict(os.environ), torch.get_default_dtype(), processes.get_sharing_strategy())
 
     def put(self) -> None:
         """Let this process have it."""
@@ -46,7 +47,8 @@ class Inherited:
             del os.environ[name]
         os.environ.update(self.environment)
         torch.set_default_dtype(self.default_dtype)
-        torch.multiprocessing.set_sharing_strategy(self.sharing)
+        processes: Any = torch.multiprocessing
+        processes.set_sharing_strategy(self.sharing)
 
 
 class Worker(ForkServerProcess):

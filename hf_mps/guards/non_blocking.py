@@ -48,18 +48,20 @@ class NonBlocking(Guard):
         around(self, module.Tensor, "copy_", self._copy)
 
     def _to(self, stock: Any, tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("non_blocking") or (len(args) > 1 and True in args[1:]):
+        asked = kwargs.get("non_blocking") or (len(args) > 1 and True in args[1:])
+        if asked and not has_its_own(tensor):
             target = target_device(args, kwargs)
             if target is not None and _unsafe(tensor.device.type, target):
                 args, kwargs = _blocking(args, kwargs)
                 self._tell()
         return stock(tensor, *args, **kwargs)
 
-    def _copy(self, stock: Any, tensor: Any, src: Any, non_blocking: bool = False) -> Any:
-        if non_blocking and _unsafe(src.device.type, tensor.device.type):
-            non_blocking = False
+    def _copy(self, stock: Any, tensor: Any, src: Any, *args: Any, **kwargs: Any) -> Any:
+        asked = args[0] if args else kwargs.get("non_blocking")
+        if asked and not has_its_own(tensor, src) and _unsafe(src.device.type, tensor.device.type):
             self._tell()
-        return stock(tensor, src, non_blocking)
+            return stock(tensor, src)
+        return stock(tensor, src, *args, **kwargs)
 
     def _tell(self) -> None:
         self.acted("copies between the CPU and the device wait: non_blocking=True would corrupt them", aloud=False)
@@ -68,6 +70,16 @@ class NonBlocking(Guard):
 def _unsafe(source: str, target: str) -> bool:
     """Whether such a copy, which does not wait, can give other values than one that does."""
     return (source, target) == ("mps", "cpu") or ((source, target) == ("cpu", "mps") and torch_release() < HOLDS)
+
+
+def has_its_own(*tensors: Any) -> bool:
+    """Whether a tensor's class is asked first what a function of torch does: it is called, and calls the plain one.
+
+    Its `__torch_function__` would be told of every attribute that is read before.
+    """
+    import torch
+
+    return torch.overrides.has_torch_function(tensors)
 
 
 def target_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:

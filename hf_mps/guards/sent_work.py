@@ -92,7 +92,7 @@ class _Read:
 @functools.cache
 def _read(file: Path) -> _Read:
     try:
-        text = file.read_bytes()
+        text = file.read_text(encoding="utf-8")
         body, table = ast.parse(text).body, symtable.symtable(text, str(file), "exec")
     except (OSError, SyntaxError, ValueError):
         return _Read()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -41,6 +41,37 @@ def test_every_form_gives_the_cpus_values_and_leaves_the_source(form: str) -> No
     assert torch.equal(found, FORMS[form](VALUES))
     assert torch.equal(there.cpu(), VALUES)
     assert guards.get("dtype-copies").times == 1
+
+
+class Told(Tensor):
+    """A tensor whose class answers the functions that it knows, as torchao's quantized ones do, and no others."""
+
+    told: ClassVar[list[Any]] = []
+    KNOWN = (Tensor.to, Tensor.copy_)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.told.append((func, len(args), kwargs))
+        if func not in cls.KNOWN:
+            raise NotImplementedError(func)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def test_a_class_of_tensors_is_told_of_the_calls_that_the_script_makes_and_of_nothing_else() -> None:
+    there = VALUES.to("mps").as_subclass(Told)
+    Told.told.clear()
+    half = there.to("cpu", torch.float16, non_blocking=True)
+    kept = torch.zeros(8, 8, dtype=torch.float16, device="cpu").copy_(there)
+    plain = torch.zeros(8, 8, device="cpu").copy_(there, non_blocking=True)
+    assert Told.told == [
+        (Tensor.to, 3, {"non_blocking": True}),
+        (Tensor.copy_, 2, None),
+        (Tensor.copy_, 2, {"non_blocking": True}),
+    ]
+    for found in (half, kept, plain):
+        assert torch.equal(found.as_subclass(Tensor).float(), VALUES)
+    assert [guards.get(name).times for name in ("dtype-copies", "non-blocking")] == [2, 1]
 
 
 def test_gradients_flow_through_a_copy_in_two_steps() -> None:

@@ -19,8 +19,8 @@ from hf_mps.simulator import hazards
 from tests.guards import loops
 from tests.guards.experiments import EXPERIMENTS, Experiment
 
-# Each worker imports transformers; torch.compile traces a whole model.
-MARKS = dict.fromkeys(("workers_of_trainer", "compiled_trainer"), pytest.mark.slow)
+# The workers' server imports transformers; torch.compile traces a whole model.
+MARKS = dict.fromkeys(("workers_of_trainer", "workers_of_an_evaluation", "compiled_trainer"), pytest.mark.slow)
 # Those that are there without being switched on: in older libraries, and in the default profile's chip and torch.
 OF_LIBRARIES = ("large-k", "dtype-copies", "index-range", "half-precision", "oom-text", "resume-epoch")
 # Guards that go by the release, and put nothing anywhere from 2.14 on.
@@ -135,3 +135,12 @@ def test_names_that_torch_has_itself_are_left_alone() -> None:
     guard.switched(False)
     assert hasattr(torch.mps, "_initialized")
     assert hasattr(torch.mps, "device")
+
+
+def test_a_storage_that_is_moved_is_no_checkpoint_that_is_replayed() -> None:
+    guards.get("checkpoint-rng").verdict()
+    torch.ones(4).untyped_storage().to(device=torch.device("mps"))
+    assert not guards.get("checkpoint-rng").times
+    x = torch.ones(4, device="mps", requires_grad=True)
+    torch.utils.checkpoint.checkpoint(torch.nn.functional.dropout, x, use_reentrant=False).sum().backward()
+    assert guards.get("checkpoint-rng").times

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ def worked(train: Callable[[], object]) -> bool:
         if "exited unexpectedly" not in str(error):
             raise
         return False
+    finally:
+        server: Any = forkserver
+        server._forkserver._stop()
     return True
 
 
