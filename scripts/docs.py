@@ -1,4 +1,4 @@
-"""Writes docs/commands.md, docs/older-scripts.md and docs/recipes.md from the code: help, tables, headers and keys.
+"""Writes docs/commands.md, first-hour.md, older-scripts.md and recipes.md from the code: help, tables, headers, keys.
 
 python scripts/docs.py            write the files
 python scripts/docs.py --check    exit code 1 where one of them is not what the code says
@@ -16,6 +16,7 @@ import typer
 import typer.main
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import first_hour
 import older_page
 
 from hf_mps.cli import app
@@ -45,8 +46,18 @@ def main(arguments: Sequence[str]) -> int:
 
 def pages() -> dict[str, str]:
     """The text of each page by its name in docs/."""
-    written = {"commands.md": _commands(), "older-scripts.md": _older_scripts(), "recipes.md": _recipes()}
+    written = {
+        "commands.md": _commands(),
+        "first-hour.md": _first_hour(),
+        "older-scripts.md": _older_scripts(),
+        "recipes.md": _recipes(),
+    }
     return {name: "\n".join(lines) + "\n" for name, lines in written.items()}
+
+
+def _first_hour() -> Iterator[str]:
+    yield from ("# The first hour on a Mac", "", MADE, "")
+    yield from first_hour.page()
 
 
 def _older_scripts() -> Iterator[str]:

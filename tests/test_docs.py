@@ -1,4 +1,4 @@
-"""docs/commands.md, docs/older-scripts.md and docs/recipes.md are what the code says."""
+"""docs/commands.md, first-hour.md, older-scripts.md and recipes.md are what the code says."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_stale_page_fails_the_check_and_names_the_command(
     docs: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert docs.main(["--check"]) == 1
-    pages = "docs/commands.md, docs/older-scripts.md, docs/recipes.md"
+    pages = "docs/commands.md, docs/first-hour.md, docs/older-scripts.md, docs/recipes.md"
     line = f"{pages}: not what the code says; next: python scripts/docs.py\n"
     assert capsys.readouterr().err == line
     assert docs.main([]) == 0
