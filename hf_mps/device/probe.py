@@ -22,6 +22,8 @@ from hf_mps.device.machine import Machine
 # What torch asks of the system: aten/src/ATen/mps/MPSDevice.mm takes a device only where MPSGraph knows a selector that
 # came with macOS 14.0 (pytorch#159275). torch 2.8 still took 13; there PyTorch finds the device and nobody reads this.
 OLDEST_MACOS = (14, 0)
+# The page of 2.15 on Metal names 15.0 (docs.pytorch.org/docs/2.15/notes/mps.html; pytorch pull request 188365).
+OLDEST_SINCE_2_15 = (15, 0)
 
 ON_THE_CPU = "to train on the CPU: HF_MPS_DEVICE=cpu"
 
@@ -143,7 +145,7 @@ def verdict(readings: Readings) -> Choice[bool]:
     if not readings.built:
         return Choice(False, _not_built(readings))
     if not readings.found:
-        return Choice(False, _not_found(here))
+        return Choice(False, _not_found(readings))
     if readings.untried:
         return Choice(True, f"PyTorch finds Metal on {here.chip}, macOS {here.macos}; not tried: {readings.untried}")
     try:
@@ -183,11 +185,18 @@ def _not_built(readings: Readings) -> str:
     )
 
 
-def _not_found(here: Machine) -> str:
-    oldest = ".".join(map(str, OLDEST_MACOS))
-    if here.macos is not None and not here.macos_at_least(*OLDEST_MACOS):
+def oldest_macos(torch: str) -> tuple[int, int]:
+    """The oldest macOS that this version of PyTorch takes a Metal device from."""
+    from packaging.version import Version
+
+    return OLDEST_SINCE_2_15 if Version(torch).release >= (2, 15) else OLDEST_MACOS
+
+
+def _not_found(readings: Readings) -> str:
+    here, oldest = readings.machine, oldest_macos(readings.torch)
+    if here.macos is not None and not here.macos_at_least(*oldest):
         return (
-            f"macOS {here.macos} is too old: PyTorch's Metal backend needs macOS {oldest} or newer; "
+            f"macOS {here.macos} is too old: PyTorch's Metal backend needs macOS {oldest[0]}.{oldest[1]} or newer; "
             f"look for an update: softwareupdate --list"
         )
     if here.virtual:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from hf_mps.device import machine as machines
-from hf_mps.device.probe import OLDEST_MACOS
+from hf_mps.device.probe import OLDEST_MACOS, oldest_macos
 from hf_mps.doctor.finding import Finding, note, ok, problem
 
 
@@ -59,13 +59,16 @@ def _python(here: machines.Machine) -> Finding:
 
 
 def _macos(here: machines.Machine) -> Finding:
-    oldest = ".".join(map(str, OLDEST_MACOS))
+    import torch
+
+    wanted = oldest_macos(str(torch.__version__))
+    oldest = ".".join(map(str, wanted))
     if here.macos is None:
         return note("macos", "the kernel does not tell its macOS version", "sw_vers -productVersion")
-    if not here.macos_at_least(*OLDEST_MACOS):
-        return problem(
-            "macos", f"macOS {here.macos}; PyTorch's Metal backend needs {oldest} or newer", "softwareupdate --list"
-        )
+    if not here.macos_at_least(*wanted):
+        says = f"macOS {here.macos}; the Metal backend of PyTorch {torch.__version__} needs {oldest} or newer"
+        older = ", or python -m pip install 'torch<2.15'" if here.macos_at_least(*OLDEST_MACOS) else ""
+        return problem("macos", says, f"softwareupdate --list{older}")
     return ok("macos", f"macOS {here.macos}{here.label}; {oldest} or newer is needed")
 
 

@@ -37,7 +37,7 @@ def _found(readings: probe.Readings) -> Finding:
     if readings.found:
         return ok("found", f"PyTorch finds a Metal device{readings.machine.label}")
     says = "PyTorch finds no Metal device"
-    if readings.machine.macos_at_least(*probe.OLDEST_MACOS):
+    if readings.machine.macos_at_least(*probe.oldest_macos(readings.torch)):
         says += "; its error blames the macOS version also where a sandbox or a session without the GPU is the reason"
     return problem("found", says, "https://github.com/pytorch/pytorch/issues/167679")
 

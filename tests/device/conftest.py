@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
 from machines import Pretend
 
 from hf_mps.device import machine, probe
@@ -19,6 +20,8 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Pretend:
     def be(here: Machine, *, built: bool = True, found: bool = True, trial: Callable[[], bool] = lambda: True) -> None:
         monkeypatch.setattr(machine, "_pretended", here)
         monkeypatch.setattr(probe, "_known", None)
+        # Whatever an earlier test left on the device of this process is not that machine's.
+        monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 0)
         monkeypatch.setattr(probe, "read", lambda asked, owned=False: read(asked, owned))
 
         def read(asked: Machine, owned: bool) -> Readings:

@@ -131,7 +131,6 @@ def test_an_unknown_device_is_refused_with_the_nearest(pretend: Pretend, monkeyp
 
 def test_pytorchs_own_question_has_the_probes_answer(pretend: Pretend, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(dataclasses.replace(MAC, virtual=True), trial=lambda: False)
-    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 0)
     assert torch.backends.mps.is_available() is False
     pretend(MAC)
     assert torch.backends.mps.is_available() is True

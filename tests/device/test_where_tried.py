@@ -34,7 +34,6 @@ class Trials:
 
 @pytest.fixture
 def trials(monkeypatch: pytest.MonkeyPatch) -> Trials:
-    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 0)
     monkeypatch.setenv(handed_down.VARIABLE, "")
     return Trials()
 
@@ -93,7 +92,7 @@ def test_a_device_in_use_is_not_tried_and_nothing_runs_beside_another_threads_wo
     pretend: Pretend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(handed_down.VARIABLE, "")
-    trials = Trials()
+    trials, held_now = Trials(), torch.mps.driver_allocated_memory
     working, enough = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -108,6 +107,7 @@ def test_a_device_in_use_is_not_tried_and_nothing_runs_beside_another_threads_wo
         assert working.wait(30)
         for ask in (device.metal, device.choose):
             pretend(VIRTUAL, trial=trials)
+            monkeypatch.setattr(torch.mps, "driver_allocated_memory", held_now)
             assert ask().reason == f"{BELIEVED}it is in use already"
     finally:
         enough.set()

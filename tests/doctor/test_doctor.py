@@ -168,10 +168,23 @@ def test_an_old_macos(pretend: Pretend) -> None:
     pretend(macos="13.6", found=False)
     macos = named(machines.examine(), "macos")
     assert (macos.state, macos.next) == ("problem", "softwareupdate --list")
-    assert macos.says == "macOS 13.6; PyTorch's Metal backend needs 14.0 or newer"
+    assert macos.says == f"macOS 13.6; the Metal backend of PyTorch {torch.__version__} needs 14.0 or newer"
     refused = named(metal.examine(), "probe")
     assert refused.says == "macOS 13.6 is too old: PyTorch's Metal backend needs macOS 14.0 or newer"
     assert refused.next == "look for an update: softwareupdate --list"
+
+
+def test_a_macos_that_the_newest_torch_left_behind(pretend: Pretend, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(macos="14.7", found=False)
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.15.0"))
+    macos = named(machines.examine(), "macos")
+    assert macos.says == "macOS 14.7; the Metal backend of PyTorch 2.15.0 needs 15.0 or newer"
+    assert macos.next == "softwareupdate --list, or python -m pip install 'torch<2.15'"
+    assert named(metal.examine(), "probe").says == (
+        "macOS 14.7 is too old: PyTorch's Metal backend needs macOS 15.0 or newer"
+    )
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.14.1"))
+    assert named(machines.examine(), "macos").state == "ok"
 
 
 def test_a_macos_that_the_kernel_does_not_tell(pretend: Pretend) -> None:
