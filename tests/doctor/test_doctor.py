@@ -55,9 +55,11 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pretend]:
 
 
 @pytest.fixture(autouse=True)
-def _no_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whatever configuration of Accelerate this machine has is not the test's."""
+def _anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What configuration this machine has, and what earlier tests left on the device, is not the test's."""
     monkeypatch.setattr(file, "default_place", lambda: tmp_path / "default_config.yaml")
+    monkeypatch.setattr(probe, "_known", None)
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 0)
 
 
 def named(found: list[Finding], name: str) -> Finding:
