@@ -82,6 +82,16 @@ FAULTS: dict[str, Fault] = {
         ">=2.7",
         FIRST_FAMILIES,
     ),
+    "late-copies": Fault(
+        "a copy that nobody waits for reads its source, or is there, only when the device comes to it",
+        f"{ISSUES}/140296",
+        ">=2.0",
+    ),
+    "freed-sources": Fault(
+        "a copy that nobody waits for does not keep its source: it reads what lies there once that was freed",
+        "https://github.com/pytorch/pytorch/pull/181017",
+        "<2.13",
+    ),
     "silent-indices": Fault(
         "an index out of range reads zeros or writes nowhere, a label out of range adds nothing to the loss",
         f"{ISSUES}/144824",

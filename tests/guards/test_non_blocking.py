@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_mps import guards
+from hf_mps.simulator import strictness
 
 
 class Copies(TorchDispatchMode):
@@ -49,3 +50,24 @@ def test_a_copy_to_the_cpu_waits_on_every_release(release: tuple[int, ...], monk
     monkeypatch.setattr("hf_mps.guards.non_blocking.torch_release", lambda: release)
     assert unwaiting("mps", "cpu") == [False, False]
     assert guards.get("non-blocking").times == 2
+
+
+@pytest.mark.usefixtures("simulated")
+def test_a_copy_to_the_cpu_is_there_when_it_is_read() -> None:
+    there = torch.ones(4, device="mps")
+    with guards.suspended("non-blocking"):
+        early = there.to("cpu", non_blocking=True), torch.empty(4).copy_(there, non_blocking=True)
+        assert not any(each.all() for each in early), "as the installed release has it"
+        torch.mps.synchronize()
+        assert all(each.all() for each in early)
+    right = there.to("cpu", non_blocking=True), torch.empty(4).copy_(there, non_blocking=True)
+    assert all(each.all() for each in right)
+
+
+@pytest.mark.usefixtures("simulated")
+def test_a_source_that_the_script_itself_writes_to_is_its_own_affair_where_it_is_held() -> None:
+    source = torch.ones(4)
+    with strictness.on("late-copies"), strictness.off("freed-sources"):
+        there = source.to("mps", non_blocking=True)
+        source.zero_()
+        assert there.tolist() == [0.0] * 4, "as with pinned memory on CUDA: a wait for each copy would be the price"

@@ -26,8 +26,11 @@ def host(tensor: Any) -> Any:
     """A CPU tensor over the memory of a device tensor; a CPU tensor is returned as it is."""
     import torch
 
-    if tensor.device.type != "mps":
+    from hf_mps import simulator
+
+    if tensor.device.type != "mps" or simulator._metal is None:
         return tensor
+    simulator._metal.finish()  # a kernel comes after what was queued before it
     storage = torch._C._mps_host_alias_storage(tensor.untyped_storage())
     view = torch.empty(0, dtype=tensor.dtype)
     return view.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())

@@ -3,64 +3,26 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from hf_mps.simulator import strictness
 from hf_mps.simulator.hazards.kernels import host, kernels
 
 
 @contextmanager
 def non_blocking() -> Iterator[None]:
-    """pytorch#189690, as up to torch 2.12: a copy reads its source when the GPU comes to it, and is there after that.
-
-    Where the source was freed before, it reads something else: zero here. A copy to the CPU is zero before. Waiting for
-    the GPU, as each read of a result does, ends the danger.
-    """
-    import torch
-
+    """pytorch#189690 and #140296, as up to torch 2.12: a copy that nobody waits for does not hold its source."""
     from hf_mps.guards import non_blocking as module
 
     guard: Any = module
-    pending: dict[int, Any] = {}
-    coming: list[tuple[Any, Any]] = []
-
-    def copy(self: Any, src: Any, non_blocking: bool = False) -> Any:
-        if self.device.type == "cpu" and non_blocking:
-            coming.append((self, host(src).clone()))
-            self.zero_()
-            return self
-        host(self).copy_(host(src))
-        if src.device.type == "cpu" and self.device.type == "mps" and non_blocking:
-            late = host(self)
-            pending[late.data_ptr()] = weakref.finalize(src, late.zero_)
-        elif self.device.type == "cpu":
-            settle()
-        return self
-
-    def settle() -> None:
-        for finalizer in pending.values():
-            finalizer.detach()
-        pending.clear()
-        for target, values in coming:
-            target.copy_(values)
-        coming.clear()
-
     release, guard.torch_release = guard.torch_release, lambda: (2, 12, 0)
-    with kernels({"copy_": copy}):
-        stock = torch.mps.synchronize
-
-        def synchronize() -> None:
-            stock()
-            settle()
-
-        torch.mps.synchronize = synchronize
-        try:
+    try:
+        with strictness.on("late-copies", "freed-sources"):
             yield
-        finally:
-            torch.mps.synchronize, guard.torch_release = stock, release
-            settle()
+    finally:
+        guard.torch_release = release
 
 
 def fp16_fused_adam() -> Any:

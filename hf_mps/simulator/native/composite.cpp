@@ -26,32 +26,43 @@ namespace {
 using at::Tensor;
 using c10::IntArrayRef;
 
-// Copy.mm: a copy between the host and the device waits until it is done, and all work before it, unless it is asked
-// not to. One into a tensor that lies otherwise than its source goes through memory of its own, and waits for that.
-void count_copy(const Tensor& self, const Tensor& from, bool non_blocking) {
-  if (from.numel() == 0) {
-    return;
-  }
-  if (self.device().is_mps() && from.device().is_mps()) {
-    return launched();
-  }
+// Copy.mm: a copy into a tensor that lies otherwise than its source goes through memory of its own on the device. A source
+// with holes, or one that is repeated, is made whole on the host first.
+bool straight(const Tensor& to, const Tensor& from) {
+  const bool whole = from.sizes() == to.sizes() && from.is_non_overlapping_and_dense();
+  return whole ? from.strides() == to.strides() : to.is_contiguous();
+}
+
+// A copy between the host and the device waits until it is done, and all work before it, unless it is asked not to.
+// Returns whether it is left in the queue.
+bool queue_copy(const Tensor& to, const Tensor& from, bool non_blocking) {
   if (from.device().is_mps()) {
-    copied_out(self.nbytes());
+    copied_out(to.nbytes());
     if (!non_blocking) {
       wait("copy to the host");
     }
-    return;
+    settle(from.storage());
+    if (faulty_copy(to, from)) {
+      return true;
+    }
+    if (!non_blocking || !late_copies) {
+      return false;
+    }
+    copy_out_later(to, from);
+    return true;
   }
-  // A source with holes, or one that is repeated, is made whole on the host first.
-  const bool whole = from.sizes() == self.sizes() && from.is_non_overlapping_and_dense();
-  const bool straight = whole ? from.strides() == self.strides() : self.is_contiguous();
-  copied_in(self.nbytes());
-  if (!straight) {
+  copied_in(to.nbytes());
+  if (!straight(to, from)) {
     launched();
+    non_blocking = false;
   }
-  if (!non_blocking || !straight) {
+  if (!non_blocking) {
     wait("copy to the device");
+  } else if (late_copies) {
+    copy_in_later(to, from);
+    return true;
   }
+  return false;
 }
 
 // Both sides lie in host memory, so the CPU copies and converts between them.
@@ -59,9 +70,12 @@ Tensor& copy(Tensor& self, const Tensor& from, bool non_blocking) {
   if (!self.device().is_mps() && !from.device().is_mps()) {
     return at::native::copy_(self, from, non_blocking);
   }
-  count_copy(self, from, non_blocking);
-  if (!self.device().is_mps() && faulty_copy(self, from)) {
-    return self;
+  if (from.numel() != 0) {
+    if (self.device() == from.device()) {
+      launched();
+    } else if (queue_copy(self, from, non_blocking)) {
+      return self;
+    }
   }
   const auto on_host = [](const Tensor& side) { return side.device().is_mps() ? host_view(side) : side; };
   auto to = on_host(self);

@@ -14,6 +14,7 @@
 //   indices.cpp    what happens to indices out of range
 //   permuted.cpp   kernels that read permuted tensors wrongly
 //   work.cpp       what the device was given to do: launches, copies, waits
+//   queue.cpp      copies that nobody waits for
 //   fallback.cpp   what happens to an operator without a Metal kernel
 //   module.cpp     torch._C's `_mps_*` functions
 #pragma once
@@ -145,6 +146,17 @@ void listen_to_waits(Listener listener);
 // How often an operator waits before its result is there, from its arguments; null where it never does.
 using Waits = int64_t (*)(c10::ArrayRef<c10::IValue> given);
 Waits waits_of(const std::string& name);
+
+// ---- queue.cpp ----
+
+extern std::atomic<bool> late_copies; // copies that need not wait are done as late as the device may come to them
+extern std::atomic<bool> freed_sources; // and do not keep their sources alive
+void copy_in_later(const at::Tensor& to, const at::Tensor& from);
+void copy_out_later(const at::Tensor& to, const at::Tensor& from);
+// Somebody touches the bytes of a device storage: copies into it that are queued are done.
+void settle(const c10::Storage& storage);
+// All copies that are queued are done.
+void finish();
 
 // ---- faults.cpp ----
 

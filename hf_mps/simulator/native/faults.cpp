@@ -36,6 +36,8 @@ const std::map<std::string, std::atomic<bool>*>& switches() {
       {"many-rows-bias", &many_rows_bias},
       {"dtype-copies", &dtype_copies},
       {"wide-copies", &wide_copies},
+      {"late-copies", &late_copies},
+      {"freed-sources", &freed_sources},
       {"silent-indices", &silent_indices},
       {"late-indices", &late_indices},
   };

@@ -91,6 +91,7 @@ Tensor& set_empty(Tensor& self) {
 }
 
 const Tensor& resize(const Tensor& self, c10::IntArrayRef size, std::optional<c10::MemoryFormat> format) {
+  settle(self.storage()); // what has room no longer is moved
   return at::native::resize_(self, size, format);
 }
 

@@ -262,6 +262,7 @@ void check_dtype(c10::ScalarType dtype) {
 }
 
 c10::Storage borrow(const c10::Storage& storage) {
+  settle(storage);
   return host_storage(storage, c10::DataPtr(storage.mutable_data(), c10::Device(c10::kCPU)));
 }
 

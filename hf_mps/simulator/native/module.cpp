@@ -174,6 +174,7 @@ PYBIND11_MODULE(_metal, m) {
   m.def("times_asked", &metal::times_asked);
   m.def("work_done", &metal::work_done);
   m.def("listen", &metal::listen);
+  m.def("finish", &metal::finish);
   m.def("switch_fault", &metal::switch_fault);
   m.def("faults_on", &metal::faults_on);
   m.def("take_longest_sum", &metal::take_longest_sum);

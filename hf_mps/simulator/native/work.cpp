@@ -119,6 +119,7 @@ Waits waits_of(const std::string& name) {
 
 void wait(const char* why) {
   work.waits.fetch_add(1, std::memory_order_relaxed);
+  finish();
   if (const auto listener = the_listener.load(std::memory_order_relaxed)) {
     listener(why);
   }
