@@ -34,7 +34,7 @@ bool straight(const Tensor& to, const Tensor& from) {
 }
 
 // A copy between the host and the device waits until it is done, and all work before it, unless it is asked not to.
-// Returns whether it is left in the queue.
+// Returns whether that was all: it is in the queue, or a fault has made it.
 bool queue_copy(const Tensor& to, const Tensor& from, bool non_blocking) {
   if (from.device().is_mps()) {
     copied_out(to.nbytes());
