@@ -44,6 +44,7 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "memory-budget",
         "shape-growth",
         "index-range",
+        "batch-waits",
     ),
     "accelerate.data_loader": ("resume-epoch", "resume-batches"),
     "accelerate.accelerator": (
@@ -64,8 +65,10 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "compile",
         "cuda-optimizer",
         "index-range",
+        "batch-waits",
     ),
     "transformers.modeling_utils": ("attention",),
+    "transformers.masking_utils": ("batch-waits",),
     "accelerate.launchers": ("one-device",),
     "accelerate.utils.memory": ("oom-text",),
 }
@@ -78,6 +81,7 @@ for _lightning in ("lightning.pytorch", "pytorch_lightning"):
             "shape-growth",
             "huge-embedding",
             "index-range",
+            "batch-waits",
         ),
         f"{_lightning}.trainer.connectors.accelerator_connector": ("half-precision",),
         f"{_lightning}.trainer.connectors.checkpoint_connector": ("lightning-rng",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
@@ -64,20 +65,39 @@ def batches(guard: Guard, module: ModuleType, change: Callable[[Any], Any]) -> N
     In accelerate's data loaders, which Trainer has too (`module` accelerate.accelerator), in Trainer's own move of
     what did not come through one (`module` transformers.trainer), and in Lightning's (`module` …strategies.strategy).
     """
+    _at_moves(guard, module, lambda move, batch: move(change(batch)))
+
+
+def moves(guard: Guard, module: ModuleType, within: Callable[[], AbstractContextManager[Any]]) -> None:
+    """Have each batch that is moved to the device be moved in the context that `within` makes; where `batches` is."""
+
+    def moved(move: Callable[[Any], Any], batch: Any) -> Any:
+        with within():
+            return move(batch)
+
+    _at_moves(guard, module, moved)
+
+
+def _at_moves(guard: Guard, module: ModuleType, moved: Callable[[Callable[[Any], Any], Any], Any]) -> None:
+    """Have `moved(move, batch)` make each move of a batch to the device."""
 
     def sent(stock: Callable[..., Any], batch: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(device, "type", str(device).partition(":")[0]) == "mps":
-            batch = change(batch)
-        return stock(batch, device, *args, **kwargs)
+        if getattr(device, "type", str(device).partition(":")[0]) != "mps":
+            return stock(batch, device, *args, **kwargs)
+        return moved(lambda given: stock(given, device, *args, **kwargs), batch)
 
     def prepared(stock: Callable[..., Any], trainer: Any, inputs: Any) -> Any:
-        return stock(trainer, change(inputs) if trainer.args.device.type == "mps" else inputs)
+        if trainer.args.device.type != "mps":
+            return stock(trainer, inputs)
+        return moved(lambda given: stock(trainer, given), inputs)
 
     def by_lightning(
         stock: Callable[..., Any], strategy: Any, batch: Any, device: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         there = device or strategy.root_device
-        return stock(strategy, change(batch) if there.type == "mps" else batch, device, *args, **kwargs)
+        if there.type != "mps":
+            return stock(strategy, batch, device, *args, **kwargs)
+        return moved(lambda given: stock(strategy, given, device, *args, **kwargs), batch)
 
     if module.__name__ == "transformers.trainer":
         around(guard, module.Trainer, "_prepare_inputs", prepared)

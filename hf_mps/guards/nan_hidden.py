@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from collections.abc import Callable
 from types import CodeType, ModuleType
@@ -67,10 +68,18 @@ class NanHidden(Guard):
         result = stock(trainer, tr_loss, *args, **kwargs)
         logged = trainer._globalstep_last_logged == trainer.state.global_step
         # Trainer begins each mean by `tr_loss -= tr_loss`, of which NaN and infinity leave NaN for ever.
-        if self._training is not None and logged and tr_loss.item() != 0:
-            tr_loss.zero_()
-            self.acted("a loss that is NaN or infinite stands in Trainer's log", aloud=False)
+        if self._training is not None and logged:
+            tr_loss.zero_()  # what it is otherwise, without a wait to find out
+            if not math.isfinite(_logged_loss(trainer.state)):
+                self.acted("a loss that is NaN or infinite stands in Trainer's log", aloud=False)
         return result
+
+
+def _logged_loss(state: Any) -> float:
+    """The loss that Trainer logged at this step; 0 where it logged none."""
+    entries = (each for each in reversed(state.log_history) if "loss" in each)
+    last: dict[str, Any] = next(entries, {})
+    return float(last["loss"]) if last.get("step") == state.global_step else 0.0
 
 
 class _Filter:

@@ -30,12 +30,12 @@ def ours(counts: simulator.Counted) -> dict[str, int]:
     return {str(place): times for place, times in counts.places.items() if place.where.startswith("hf_mps")}
 
 
-def test_a_trainer_waits_for_its_batches_and_rarely_beside_them(tmp_path: Path) -> None:
+def test_a_trainer_waits_for_no_batch_and_rarely_for_anything(tmp_path: Path) -> None:
     loops.trainer(tmp_path / "first", max_steps=2).train()  # guards try the device once in a process
     layer = counted(tmp_path / "layer", layer=True)
-    assert layer.waits <= (TENSORS + 0.5) * STEPS, layer.places
-    assert layer.waits - layer.copies_in <= 0.5 * STEPS, layer.places
-    assert sum(ours(layer).values()) <= STEPS / 4, ours(layer)
+    assert layer.copies_in >= TENSORS * STEPS
+    assert layer.waits <= 0.3 * STEPS, layer.places
+    assert sum(ours(layer).values()) <= STEPS / 10, ours(layer)
     stock = counted(tmp_path / "stock", layer=False)
     assert stock.waits >= (TENSORS + 2) * STEPS, "the batch's tensors, and two looks for a loss that is NaN"
     assert layer.copies_out < stock.copies_out

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.guards import resume_loops
-from tests.guards.experiments import activations, ends, inference, memory, products, results, resumed, silent
+from tests.guards.experiments import activations, ends, inference, memory, products, results, resumed, silent, waits
 
 Experiment = Callable[[Path], bool]
 
@@ -95,4 +95,5 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     "float64-columns": (ends.float64_trainer, ends.float64_accelerator, ends.float64_lightning),
     "nan-hidden": (ends.shown_loss,),
     "pin-memory": (ends.quiet_loaders,),
+    "batch-waits": (waits.batches_of_trainer, waits.batches_of_accelerate, waits.batches_of_lightning),
 }

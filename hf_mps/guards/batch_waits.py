@@ -1,0 +1,132 @@
+"""batch-waits: batches go to the device, and their masks are looked at, without a wait for what the GPU has queued."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from hf_mps.choice import Choice
+from hf_mps.guards import moments
+from hf_mps.guards.guard import Guard, around
+from hf_mps.guards.non_blocking import HOLDS, target_device
+from hf_mps.guards.releases import torch_release
+from hf_mps.stock import Stock
+
+LARGEST = 32 * 2**20
+"""Bytes of a tensor from which on it is moved as stock does: its copy on the host would take as long as the wait."""
+LOOKS = ("_ignore_bidirectional_mask_sdpa", "_ignore_causal_mask_sdpa")
+"""Where transformers asks a mask whether it masks anything, to leave it out: a number that the CPU waits for."""
+
+
+class BatchWaits(Guard):
+    """Moves each tensor of a batch from a copy of its own, which nobody else can write to or free.
+
+    A copy to the device that waits hands over all queued work and stands still until it is done (COMMIT_AND_WAIT), for
+    each tensor of each batch: the CPU never gets ahead, and the GPU idles while the next step is launched. One that
+    does not wait has the GPU read the host's memory when its turn comes. From 2.13 on torch keeps that memory, but not
+    what is in it, and gives it back on a thread of Metal's, where memory of NumPy's would need Python's lock; a clone
+    has neither trouble, so what arrives is what a waiting copy brings. Memory does not grow with the head start: freed
+    blocks are used again at once, in the queue's order, and Metal holds a program back after 64 command buffers.
+
+    The clone of a mask also answers what transformers asks the mask once in a forward pass, by transformers' own code.
+    """
+
+    name = "batch-waits"
+    what = "each tensor of a batch that is moved, and each look at its mask, waits until the GPU has done all its work"
+    issue = "https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/mps/MPSStream.mm (COMMIT_AND_WAIT)"
+    until = "a copy of pageable memory to the device does not wait for the queue, as cudaMemcpyAsync stages it"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._hosts = WeakTensorKeyDictionary()  # tensor on the device -> its values on the CPU, and its version then
+
+    def applies(self) -> Choice[bool]:
+        """Whether this release keeps a source that nobody else has until the GPU has read it."""
+        release = ".".join(map(str, torch_release()))
+        if torch_release() < HOLDS:
+            return Choice(False, f"torch {release} holds no source of a copy to the device: 2.13 does (pytorch#181017)")
+        return Choice(True, f"torch {release} waits at each copy to the device, and can hold its source instead")
+
+    def install(self, module: ModuleType) -> None:
+        """Put it around the moves of batches, and around what transformers asks of masks."""
+        if module.__name__ == "transformers.masking_utils":
+            around(self, module, "_preprocess_mask_arguments", self._made_boolean)
+            for name in LOOKS:
+                around(self, module, name, self._looked_at)
+        else:
+            moments.moves(self, module, self._moving)
+
+    def forget(self) -> None:
+        """Also forget the batches."""
+        super().forget()
+        self._hosts = WeakTensorKeyDictionary()
+
+    def _moving(self) -> AbstractContextManager[Any]:
+        return _Moves(self) if self.needed else nullcontext()
+
+    def moved(self, there: Any, host: Any) -> None:
+        """Note that a tensor of a batch was moved, from values on the CPU that nobody else has."""
+        self.acted("batches are moved to the device without a wait for what it has queued", aloud=False)
+        if host.dim() == 2 and not host.is_floating_point() and host.dtype == there.dtype:
+            self._hosts[there] = host, there._version
+
+    def host(self, tensor: Any) -> Any:
+        """The values of a tensor of a batch on the CPU, while nobody has changed it, or None."""
+        if torch.compiler.is_compiling() or type(tensor) is not torch.Tensor:
+            return None
+        hosts: Any = self._hosts
+        values, version = hosts.get(tensor, (None, 0))
+        return values if values is not None and tensor._version == version else None
+
+    def _made_boolean(self, stock: Stock, *args: Any, **kwargs: Any) -> Any:
+        given = args[2] if len(args) > 2 else kwargs.get("attention_mask")
+        result = stock(*args, **kwargs)
+        host = self.host(given)
+        if host is not None and result[1] is not given and result[1].dtype == torch.bool:
+            self._hosts[result[1]] = host.bool(), result[1]._version
+        return result
+
+    def _looked_at(self, stock: Stock, padding_mask: Any, *args: Any, **kwargs: Any) -> Any:
+        host = self.host(padding_mask)
+        return stock(padding_mask if host is None else host, *args, **kwargs)
+
+
+class _Moves(TorchFunctionMode):
+    """While a batch is moved: its tensors go from clones, and nothing waits."""
+
+    def __init__(self, guard: BatchWaits) -> None:
+        super().__init__()
+        self.guard = guard
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not torch.Tensor.to or not _waits(args, kwargs):
+            return func(*args, **kwargs)
+        host = args[0].clone()
+        there = func(host, *args[1:], **{**kwargs, "non_blocking": True})
+        self.guard.safely(self.guard.moved, there, host)
+        return there
+
+
+def _waits(args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether this Tensor.to is a plain move of a tensor of numbers to the device, and waits."""
+    tensor = args[0]
+    return (
+        type(tensor) is torch.Tensor
+        and len(args) <= 2
+        and not kwargs.keys() - {"device", "non_blocking"}
+        and not kwargs.get("non_blocking")
+        and tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and not tensor.requires_grad
+        and 0 < tensor.numel() * tensor.element_size() <= LARGEST
+        and target_device(args[1:], kwargs) == "mps"
+    )
+
+
+GUARD = BatchWaits()
