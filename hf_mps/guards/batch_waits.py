@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
@@ -66,14 +67,17 @@ class BatchWaits(Guard):
         super().forget()
         self._hosts = WeakTensorKeyDictionary()
 
-    def _moving(self) -> AbstractContextManager[Any]:
-        return _Moves(self) if self.needed else nullcontext()
+    def _moving(self, batch: Any) -> AbstractContextManager[Any]:
+        values = batch.values() if isinstance(batch, Mapping) else (batch,)
+        there = all(type(each) is torch.Tensor and each.device.type == "mps" for each in values)
+        return nullcontext() if there or not self.needed else _Moves(self)
 
-    def moved(self, there: Any, host: Any) -> None:
-        """Note that a tensor of a batch was moved, from values on the CPU that nobody else has."""
+    def moved(self, pairs: list[tuple[Any, Any]]) -> None:
+        """Note that tensors of a batch were moved: each with its values on the CPU, which nobody else has."""
         self.acted("batches are moved to the device without a wait for what it has queued", aloud=False)
-        if host.dim() == 2 and not host.is_floating_point() and host.dtype == there.dtype:
-            self._hosts[there] = host, there._version
+        for there, host in pairs:
+            if host.dim() == 2 and not host.is_floating_point():
+                self._hosts[there] = host, there._version
 
     def host(self, tensor: Any) -> Any:
         """The values of a tensor of a batch on the CPU, while nobody has changed it, or None."""
@@ -102,15 +106,22 @@ class _Moves(TorchFunctionMode):
     def __init__(self, guard: BatchWaits) -> None:
         super().__init__()
         self.guard = guard
+        self.pairs: list[tuple[Any, Any]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is not torch.Tensor.to or not _waits(args, kwargs):
             return func(*args, **kwargs)
         host = args[0].clone()
-        there = func(host, *args[1:], **{**kwargs, "non_blocking": True})
-        self.guard.safely(self.guard.moved, there, host)
+        # The method itself: what is put around Tensor.to was called already, and led here.
+        there = torch._C.TensorBase.to(host, *args[1:], **{**kwargs, "non_blocking": True})
+        self.pairs.append((there, host))
         return there
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        if self.pairs:
+            self.guard.safely(self.guard.moved, self.pairs)
 
 
 def _waits(args: Any, kwargs: dict[str, Any]) -> bool:

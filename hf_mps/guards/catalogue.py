@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 # Module -> the guards that patch something in it; torch is patched when the layer is switched on, the others once they
-# have been imported. A guard's file is its name with underscores.
+# have been imported. A guard's file is its name with underscores. Of several around one function the first is the
+# innermost: batch-waits is asked of each function of torch while it has a batch moved, and not while others look at it.
 INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
     "torch": (
         "checkpoint-rng",
@@ -28,6 +29,7 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
     "transformers.training_args": ("nan-hidden", "pin-memory", "half-precision"),
     "transformers.trainer_utils": ("torn-checkpoint",),
     "transformers.trainer": (
+        "batch-waits",
         "resume-rng",
         "resume-batches",
         "resume-loss",
@@ -44,10 +46,10 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "memory-budget",
         "shape-growth",
         "index-range",
-        "batch-waits",
     ),
     "accelerate.data_loader": ("resume-epoch", "resume-batches"),
     "accelerate.accelerator": (
+        "batch-waits",
         "resume-rng",
         "resume-epoch",
         "resume-batches",
@@ -65,7 +67,6 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "compile",
         "cuda-optimizer",
         "index-range",
-        "batch-waits",
     ),
     "transformers.modeling_utils": ("attention",),
     "transformers.masking_utils": ("batch-waits",),
@@ -76,12 +77,12 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
 for _lightning in ("lightning.pytorch", "pytorch_lightning"):
     INSTALLED_AFTER |= {
         f"{_lightning}.strategies.strategy": (
+            "batch-waits",
             "float64-columns",
             "memory-budget",
             "shape-growth",
             "huge-embedding",
             "index-range",
-            "batch-waits",
         ),
         f"{_lightning}.trainer.connectors.accelerator_connector": ("half-precision",),
         f"{_lightning}.trainer.connectors.checkpoint_connector": ("lightning-rng",),

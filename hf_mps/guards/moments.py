@@ -68,11 +68,11 @@ def batches(guard: Guard, module: ModuleType, change: Callable[[Any], Any]) -> N
     _at_moves(guard, module, lambda move, batch: move(change(batch)))
 
 
-def moves(guard: Guard, module: ModuleType, within: Callable[[], AbstractContextManager[Any]]) -> None:
-    """Have each batch that is moved to the device be moved in the context that `within` makes; where `batches` is."""
+def moves(guard: Guard, module: ModuleType, within: Callable[[Any], AbstractContextManager[Any]]) -> None:
+    """Have each batch that is moved to the device move in the context that `within(batch)` makes; where `batches` is."""
 
     def moved(move: Callable[[Any], Any], batch: Any) -> Any:
-        with within():
+        with within(batch):
             return move(batch)
 
     _at_moves(guard, module, moved)
