@@ -69,7 +69,7 @@ def batches(guard: Guard, module: ModuleType, change: Callable[[Any], Any]) -> N
 
 
 def moves(guard: Guard, module: ModuleType, within: Callable[[Any], AbstractContextManager[Any]]) -> None:
-    """Have each batch that is moved to the device move in the context that `within(batch)` makes; where `batches` is."""
+    """Have each batch that is moved to the device be moved within `within(batch)`; in the same places as `batches`."""
 
     def moved(move: Callable[[Any], Any], batch: Any) -> Any:
         with within(batch):
