@@ -17,7 +17,7 @@ from typing import Literal
 from hf_mps.device import machine
 from hf_mps.doctor.finding import Finding, note, ok, problem
 
-Verdict = Literal["faulty", "right", "not tried", "ended"]
+Verdict = Literal["faulty", "right", "not tried", "failed", "ended"]
 TRIED = "tried on the device"
 """How a guard's reason begins where a trial found it out."""
 LONGEST = 300
@@ -26,7 +26,10 @@ LONGEST = 300
 
 @dataclass(frozen=True)
 class Trial:
-    """What one guard's trial found; `listed` is whether the list of known problems has the fault for this Mac."""
+    """What one guard's trial found; `listed` is whether the list of known problems has the fault for this Mac.
+
+    A trial that `failed` raised an error and says nothing of the fault; one that `ended` took its process with it.
+    """
 
     name: str
     verdict: Verdict
@@ -38,7 +41,7 @@ class Trial:
     @property
     def news(self) -> bool:
         """Whether the device is not as the list of known problems has it."""
-        return self.verdict == "ended" or self.verdict == ("right" if self.listed else "faulty")
+        return self.verdict in ("failed", "ended", "right" if self.listed else "faulty")
 
 
 def run(names: Sequence[str] | None = None) -> list[Trial]:
@@ -63,6 +66,8 @@ def findings(trials: Sequence[Trial]) -> list[Finding]:
         says = f"{each.verdict}: {each.says}"
         if each.verdict == "ended":
             found.append(problem(each.name, says, each.issue))
+        elif each.verdict == "failed":
+            found.append(note(each.name, says, each.issue))
         elif each.news:
             listed = (
                 "listed as faulty for this torch and Mac" if each.listed else "listed as right for this torch and Mac"
@@ -98,7 +103,7 @@ def _child(names: Sequence[str]) -> Iterator[Trial]:
         err = f"no answer for {LONGEST} seconds"
     running = ""
     for line in out.splitlines():
-        if not line.startswith("{"):  # whatever a library prints
+        if not line.startswith(('{"begins"', '{"name"')):  # whatever a library prints
             continue
         told = json.loads(line)
         running = told.get("begins", "")
@@ -147,7 +152,7 @@ def main(names: Sequence[str]) -> None:
             found = guard.tried()
         except Exception as error:
             line = (str(error).strip().splitlines() or ["no message"])[0]
-            made = _trial(name, "faulty", f"the trial fails: {type(error).__name__}: {line}", time.monotonic() - begun)
+            made = _trial(name, "failed", f"{type(error).__name__}: {line}", time.monotonic() - begun)
         else:
             verdict: Verdict = "faulty" if found.value else "right"
             if not found.reason.startswith(TRIED):

@@ -70,12 +70,13 @@ FOUND = [
     Trial("mixed-dtypes", "right", "it is right", "https://x/3", listed=True, seconds=1.0),
     Trial("lstm-dropout", "faulty", "a gradient passes", "https://x/4", listed=False, seconds=1.0),
     Trial("huge-embedding", "not tried", "it would take 8 GB", "https://x/5", listed=True, seconds=0.0),
+    Trial("non-contiguous", "failed", "RuntimeError: MPS backend out of memory", "https://x/7", False, 1.0),
     Trial("layernorm-frozen", "ended", "the trial ended its process by SIGABRT", "https://x/6", False, 1.0),
 ]
 
 
 def test_what_is_not_as_the_list_has_it_stands_out_and_what_ends_a_process_is_a_problem() -> None:
-    assert [each.news for each in FOUND] == [False, False, True, True, False, True]
+    assert [each.news for each in FOUND] == [False, False, True, True, False, True, True]
     found = {each.name: each for each in trials.findings(FOUND)}
     assert {name: each.state for name, each in found.items()} == {
         "large-k": "note",
@@ -83,6 +84,7 @@ def test_what_is_not_as_the_list_has_it_stands_out_and_what_ends_a_process_is_a_
         "mixed-dtypes": "note",
         "lstm-dropout": "note",
         "huge-embedding": "ok",
+        "non-contiguous": "note",
         "layernorm-frozen": "problem",
     }
     assert found["large-k"].says == "faulty: bmm differs; cured here"
@@ -95,7 +97,7 @@ CHILD = """
 import json, os, sys
 for name in sys.argv[1:]:
     print(json.dumps({"begins": name}), flush=True)
-    print("a library talks", flush=True)
+    print("a library talks", "{and more", sep=chr(10), flush=True)
     if name == "linear-bias":
         print("failed assertion: destination datatype must be fp32", file=sys.stderr, flush=True)
         os.abort()
@@ -145,6 +147,24 @@ def test_json_has_each_trial_as_values_and_the_report_as_lines(
     assert [each["says"] for each in told["findings"]["trials"]] == ["right: well"] * 2
     assert main(["doctor", "--trials"]) == 0
     assert "\ntrials\n  large-k       right: well\n" in capsys.readouterr().out
+
+
+def test_a_trial_that_raises_says_so_and_the_next_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> None:
+        raise RuntimeError("MPS backend out of memory (MPS allocated: 1.00 GiB)\nat MPSAllocator.mm")
+
+    monkeypatch.setattr(registry.get("fp16-fused-adam"), "trial", fails)
+    trials.main(["fp16-fused-adam", "layernorm-frozen"])
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each.get("verdict", each.get("begins")) for each in told] == [
+        "fp16-fused-adam",
+        "failed",
+        "layernorm-frozen",
+        "right",
+    ]
+    assert told[1]["says"] == "RuntimeError: MPS backend out of memory (MPS allocated: 1.00 GiB)"
 
 
 def test_without_metal_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:

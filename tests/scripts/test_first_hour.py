@@ -97,6 +97,7 @@ def test_every_command_is_one_that_can_be_typed(capsys: pytest.CaptureFixture[st
         ("by_trials", 0, '{"trials": [{"verdict": "faulty", "listed": false}]}', "", False),
         ("by_trials", 0, '{"trials": [{"verdict": "right", "listed": true}]}', "", False),
         ("by_trials", 1, '{"trials": [{"verdict": "ended", "listed": true}]}', "", False),
+        ("by_trials", 0, '{"trials": [{"verdict": "failed", "listed": false}]}', "", False),
         ("by_trials", 1, '{"trials": []}', "", False),
     ],
 )
