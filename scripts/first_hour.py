@@ -155,6 +155,13 @@ STEPS = (
         "It ends as it does with HF_MPS=0.",
     ),
     Step(
+        "workers",
+        "D: a Trainer whose loader has two workers, started after the device was used",
+        _mac("workers"),
+        "It ends, and its first step takes some seconds at most.",
+        issues=("178037",),
+    ),
+    Step(
         "memory",
         "C1, C4: what the driver holds beside live tensors, and how much a process is granted",
         _mac("memory"),
@@ -184,7 +191,7 @@ STEPS = (
     ),
     Step(
         "quickstart",
-        "all together: a BERT learns on the device",
+        "everything together: a BERT learns on the device",
         "HF_HUB_OFFLINE=1 hf-mps finetune quickstart",
         "F1 of 0.85 or more.",
         by_code,
@@ -302,11 +309,11 @@ def page() -> Iterator[str]:
     yield from INTRODUCTION.strip().splitlines()
     for number, step in enumerate(STEPS, 1):
         yield from ("", f"## {number}. {step.name}", "", f"Settles {step.settles}.", "")
-        yield from ("```console", f"$ {step.command}", "```", "", f"Expected: {step.expected}")
+        yield from ("```console", f"$ {step.command}", "```", "", f"- Expected: {step.expected}")
         if step.issues:
             links = [f"[#{issue}](https://github.com/pytorch/pytorch/issues/{issue})" for issue in step.issues]
-            yield f"Upstream: {', '.join(links)}."
-        yield f"To send: what it prints, which the file has as `{step.name}`."
+            yield f"- Upstream: {', '.join(links)}."
+        yield f"- To send: what it prints, which the file has as `{step.name}`."
 
 
 INTRODUCTION = """

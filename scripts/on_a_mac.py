@@ -251,6 +251,35 @@ def fork(steps: int = 1) -> Told:
     return {"as_expected": ended["on"] in ("0", ended["off"]), "exit_code_of_the_child": ended}
 
 
+def workers(steps: int = 20) -> Told:
+    """How long a Trainer with two loader workers takes, whose process has used the device before."""
+    import tempfile
+
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 2)
+
+        def forward(self, x: Any, labels: Any) -> Told:
+            scores = self.layer(x)
+            return {"loss": torch.nn.functional.cross_entropy(scores, labels), "logits": scores}
+
+    torch.ones(4, device="mps").sum().item()
+    rows = [{"x": torch.ones(4) * n, "labels": torch.tensor(n % 2)} for n in range(64)]
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            output_dir=folder, max_steps=steps, dataloader_num_workers=2, report_to=[], save_strategy="no",
+            disable_tqdm=True,
+        )  # fmt: skip
+        begun = time.perf_counter()
+        done = Trainer(Model(), arguments, train_dataset=rows).train()
+        seconds = time.perf_counter() - begun
+    return {"as_expected": done.global_step == steps, "seconds": seconds, "steps": done.global_step}
+
+
 def memory(steps: int = 5) -> Told:
     """What the driver holds beside live tensors in a training, and how much one process is granted at all."""
     import torch
@@ -338,6 +367,7 @@ EXPERIMENTS: dict[str, Callable[..., Told]] = {
     "repeated": repeated,
     "copies": copies,
     "fork": fork,
+    "workers": workers,
     "memory": memory,
     "shapes": shapes,
 }

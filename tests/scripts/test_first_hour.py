@@ -38,7 +38,13 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict
     return code, json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
-@pytest.mark.parametrize("name", on_a_mac.EXPERIMENTS)
+# These start processes, or import transformers.
+SLOW = ("evaluation", "fork", "workers")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in on_a_mac.EXPERIMENTS]
+)
 def test_each_experiment_finds_the_simulated_device_as_expected(
     name: str, simulated: None, untouched: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
