@@ -5,11 +5,13 @@
 #include "device.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_lstm_mps.h>
 #include <ATen/ops/_mps_convolution.h>
 #include <ATen/ops/_mps_convolution_transpose.h>
 #include <ATen/ops/_scaled_dot_product_attention_math.h>
 #include <ATen/ops/_scaled_dot_product_attention_math_for_mps.h>
 #include <ATen/ops/copy_native.h>
+#include <ATen/ops/lstm_native.h>
 #include <ATen/ops/mps_convolution_backward.h>
 #include <ATen/ops/mps_convolution_transpose_backward.h>
 #include <ATen/ops/scaled_dot_product_attention_native.h>
@@ -124,6 +126,24 @@ Tensor attention(
       query, repeated(key), repeated(value), mask, dropout, causal, std::nullopt, scale));
 }
 
+std::tuple<Tensor, Tensor, Tensor> lstm(
+    const Tensor& input,
+    at::TensorList states,
+    at::TensorList params,
+    bool biases,
+    int64_t layers,
+    double dropout,
+    bool train,
+    bool both_ways,
+    bool batch_first) {
+  TORCH_CHECK(states.size() == 2, "lstm expects two hidden states");
+  if (!input.device().is_mps()) {
+    return at::native::lstm(input, states, params, biases, layers, dropout, train, both_ways, batch_first);
+  }
+  auto ends = at::_lstm_mps(input, states, params, biases, layers, dropout, train, both_ways, batch_first);
+  return {std::get<0>(ends), std::get<1>(ends), std::get<2>(ends)};
+}
+
 // On a Mac `convolution` picks Metal's operators. A wheel without Metal ends in this operator, whose only kernel raises;
 // ours goes on to the operators that a Mac calls.
 Tensor convolution_overrideable(
@@ -190,6 +210,7 @@ void register_composites() {
   static torch::Library implicit_autograd(
       torch::Library::IMPL, "aten", c10::DispatchKey::CompositeImplicitAutograd, __FILE__, __LINE__);
   implicit_autograd.impl("scaled_dot_product_attention", &attention);
+  implicit_autograd.impl("lstm.input", &lstm);
 }
 
 } // namespace metal

@@ -7,8 +7,9 @@
 //   host.cpp       one boxed kernel that runs any operator on the host over the same memory
 //   kernels.cpp    operators that cannot go that way: factories, storage, dropout
 //   metal_only.cpp operators that only the Metal backend has: convolution, linear_backward, …
+//   recurrent.cpp  nn.LSTM as one operator
 //   sparse.cpp     sparse COO tensors
-//   composite.cpp  operators whose code branches by device: copies, attention, convolution
+//   composite.cpp  operators whose code branches by device: copies, attention, convolution, LSTM
 //   attention.cpp  faults of attention without gradients
 //   faults.cpp     wrong results that some Macs give without an error
 //   indices.cpp    what happens to indices out of range
@@ -221,6 +222,7 @@ at::Tensor attended(const Attention& call);
 
 void register_kernels(const std::vector<std::string>& native); // kernels.cpp
 void register_metal_only(); // metal_only.cpp
+void register_recurrent(); // recurrent.cpp
 void register_composites(); // composite.cpp
 // host.cpp: the host kernel for each named operator ("aten::add.Tensor") that has no kernel of its own here.
 void register_host_kernels(const std::vector<std::string>& names);

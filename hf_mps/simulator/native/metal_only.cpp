@@ -177,7 +177,7 @@ std::tuple<Tensor, Tensor> attention_ungrouped(
 constexpr bool grouped_attention =
     std::is_same_v<at::_ops::_scaled_dot_product_attention_math_for_mps::schema, decltype(attention)>;
 
-// Nothing in training calls these by themselves here: nn.LSTM takes the composite form, 4-bit weights are for inference.
+// Nothing in training calls these: 4-bit weights are for inference.
 void not_simulated(const c10::OperatorHandle& op, torch::jit::Stack*) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       false, "The simulated Metal device does not compute '", op.operator_name(), "'; a real Metal device does.");
@@ -198,8 +198,7 @@ void register_metal_only() {
   } else {
     library.impl("_scaled_dot_product_attention_math_for_mps", &attention_ungrouped);
   }
-  for (const char* name :
-       {"_lstm_mps", "lstm_mps_backward", "_convert_weight_to_int4pack", "_weight_int4pack_mm"}) {
+  for (const char* name : {"_convert_weight_to_int4pack", "_weight_int4pack_mm"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&not_simulated>());
   }
 }

@@ -49,6 +49,7 @@ void start_device(
   register_fallback(commit, always_on_cpu);
   register_kernels(native);
   register_metal_only();
+  register_recurrent();
   register_composites();
   register_host_kernels(native);
   register_sparse(sparse);

@@ -167,6 +167,13 @@ int64_t of_two_sparse(c10::ArrayRef<c10::IValue> given) {
   return is_sparse(given[0]) && is_sparse(given[1]) ? 1 : 0;
 }
 
+// A product with a dense matrix coalesces the sparse one, which comes first but for what the product is added to.
+template <size_t sparse>
+int64_t of_product(c10::ArrayRef<c10::IValue> given) {
+  const auto matrix = given[sparse].toTensor();
+  return matrix.is_sparse() && !matrix.is_coalesced() && matrix._nnz() > 1 ? 1 : 0;
+}
+
 // The least and the largest index, the number of places, and repeat_interleave's two.
 int64_t of_index_select(c10::ArrayRef<c10::IValue>) {
   return 5;
@@ -181,6 +188,8 @@ Waits waits_sparse(const std::string& name) {
   static const std::map<std::string, Waits> all{
       {"aten::_coalesce", &of_coalesce},
       {"aten::add", &of_two_sparse},
+      {"aten::addmm", &of_product<1>},
+      {"aten::bmm", &of_product<0>},
       {"aten::mul", &of_two_sparse},
       {"aten::sparse_mask", &of_two_sparse},
       {"aten::_sparse_mask_projection", &of_two_sparse},
