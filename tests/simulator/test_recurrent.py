@@ -1,4 +1,4 @@
-"""nn.LSTM on the simulated device is the one operator that it is on Metal, with Metal's refusals and the CPU's numbers."""
+"""nn.LSTM on the simulated device is the one operator that it is on Metal, with its refusals and the CPU's numbers."""
 
 from __future__ import annotations
 
