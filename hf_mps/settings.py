@@ -12,6 +12,7 @@ KNOWN = {
     "HF_MPS_DEVICE": "mps, cuda or cpu: the one switch that Trainer, Accelerate and Lightning follow",
     "HF_MPS_FALLBACK": "warn, quiet, error or rescue: what an operator without a Metal kernel does",
     "HF_MPS_FALLBACK_SHARE": "0 to 1: the share of the time above which fallbacks are warned of; default 0.1",
+    "HF_MPS_FAULTS": "-name,-name: faults of the simulated device that are to be off",
     "HF_MPS_GUARDS": "-name,-name: guards against known hazards that are to be off",
     "HF_MPS_PROBE": "1: Metal is tried before any program takes it, 0: never; default: in virtual machines and in CI",
     "HF_MPS_SENTINELS": "-name,-name: sentinels, which look for signs of a wrong training, that are to be off;"
@@ -115,10 +116,17 @@ def sentinels_stop() -> bool:
     return STOP in _words("HF_MPS_SENTINELS")
 
 
+def faults_off() -> frozenset[str]:
+    """The simulated device's faults that HF_MPS_FAULTS switches off, as `-name,-name`. Raises UserError as above."""
+    from hf_mps.simulator.strictness import FAULTS
+
+    return _switched_off("HF_MPS_FAULTS", "fault", tuple(FAULTS))
+
+
 def simulate() -> str | None:
     """The profile that HF_MPS_SIMULATE asks for ("1" is the default profile), or None where unset or 0.
 
-    Raises UserError for a profile that there is not.
+    Raises UserError for a profile that there is not, or a fault of it.
     """
     value = os.environ.get("HF_MPS_SIMULATE", "").strip()
     if value in ("", "0"):
@@ -126,6 +134,7 @@ def simulate() -> str | None:
     from hf_mps.simulator import profiles
 
     profiles.get(value)
+    faults_off()
     return value
 
 

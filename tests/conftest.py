@@ -24,6 +24,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "agg")
 if not ON_A_MAC:
     os.environ["HF_MPS_SIMULATE"] = "1"
+    # Runs are compared to the bit, as only a device can be that adds in one order; tests of what is so where it does
+    # not switch that on. `HF_MPS_FAULTS= pytest` runs the suite as a Mac would.
+    os.environ.setdefault("HF_MPS_FAULTS", "-atomic-order")
 # A suite that a shell starts in the background is born with SIGINT ignored: tests of Ctrl-C would see nothing of it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -25,6 +25,7 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "dtype-copies",
         "attention-no-grad",
         "permuted-activations",
+        "atomic-order",
     ),
     "transformers.training_args": ("nan-hidden", "pin-memory", "half-precision"),
     "transformers.trainer_utils": ("torn-checkpoint",),

@@ -27,6 +27,7 @@ def for_programs(target: str, found: Parity, facts: Mapping[str, Choice[Any]]) -
         "tolerance": found.tolerance,
         "steps": steps,
         "divergence": found.divergence,
+        "spread": found.spread,
         "failure": found.failure or None,
     }
     return json.dumps(plain(whole), indent=2)
@@ -42,7 +43,20 @@ def for_people(target: str, found: Parity, facts: Mapping[str, Choice[Any]]) -> 
         numbers = "  ".join(f"{number:>14.7g}" for number in (*each.losses, *each.norms))
         lines.append(f"{each.number:>4}  {numbers}  {each.off:>8.1e}")
     lines += ["", verdict(found), f"tolerance {found.tolerance.value:g}: {found.tolerance.reason}"]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_spread(found)])
+
+
+def _spread(found: Parity) -> list[str]:
+    """How far two runs on the device differ from each other, in a line; none where there was one run."""
+    if found.spread is None:
+        return []
+    if found.spread.first is None:
+        return ["spread 0: two runs on mps are equal to the bit"]
+    most = max(found.spread.steps, default=0.0)
+    return [
+        f"spread {most:.1e} of loss or gradient norm: two runs on mps differ, first at {found.spread.first};"
+        " Metal adds in any order where an index repeats, as in embedding's backward"
+    ]
 
 
 def verdict(found: Parity) -> str:
@@ -56,6 +70,8 @@ def _difference(found: Parity) -> str:
     if found.same:
         return f"the same: {len(found.steps)} steps, within {found.tolerance.value:g}"
     ended = f"; the run on mps ended: {found.failure}" if found.failure else ""
+    if found.spread is not None and found.spread.beyond is not None:
+        return f"different: two runs on mps differ from each other, first at {found.spread.beyond}"
     if found.divergence is not None:
         return f"different, first at {found.divergence}{ended}"
     if found.failure:

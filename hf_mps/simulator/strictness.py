@@ -102,6 +102,12 @@ FAULTS: dict[str, Fault] = {
         "https://github.com/pytorch/pytorch/pull/187109",
         ">=2.14",
     ),
+    # Embedding's backward and scatter_add since 2.13, index_add since 2.14, indexing and upsampling in all of these.
+    "atomic-order": Fault(
+        "threads add to one sum in any order: embedding's backward, index_put_ that accumulates, scatter_add, …",
+        f"{ISSUES}/195404",
+        ">=2.8",
+    ),
     "dtype-copies": Fault(
         "a copy to the CPU that also changes the dtype overwrites its source, or reads beside it",
         f"{ISSUES}/189563",
@@ -129,14 +135,20 @@ FAULTS: dict[str, Fault] = {
 
 
 def start(metal: Any, profile: Profile, torch_version: str) -> None:
-    """Switch on, in the loaded extension, what this chip and this torch have."""
+    """Switch on, in the loaded extension, what this chip and this torch have; HF_MPS_FAULTS leaves some of it out.
+
+    Raises UserError for a name in it that is no fault.
+    """
     from packaging.specifiers import SpecifierSet
     from packaging.version import Version
 
+    from hf_mps import settings
+
+    left_out = settings.faults_off()
     release, system = Version(torch_version).base_version, ".".join(map(str, profile.macos))
     for name, fault in FAULTS.items():
         here = profile.chip.startswith(fault.chips) and system in SpecifierSet(fault.macos)
-        metal.switch_fault(name, here and release in SpecifierSet(fault.releases))
+        metal.switch_fault(name, here and name not in left_out and release in SpecifierSet(fault.releases))
 
 
 @contextmanager

@@ -38,6 +38,7 @@ HAZARDS: dict[str, Callable[[], Any]] = {
     "index-range": lambda: strictness.on("silent-indices"),
     "attention-no-grad": lambda: strictness.on(*ATTENTION),
     "permuted-activations": lambda: strictness.on("permuted-activations"),
+    "atomic-order": lambda: strictness.on("atomic-order"),
     "shape-growth": device.shape_growth,
     "fork-workers": device.fork_workers,
     "half-precision": device.half_precision,

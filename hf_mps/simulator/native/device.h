@@ -16,6 +16,7 @@
 //   permuted.cpp   kernels that read permuted tensors wrongly
 //   work.cpp       what the device was given to do: launches, copies, waits
 //   queue.cpp      copies that nobody waits for
+//   order.cpp      sums whose terms come in any order
 //   fallback.cpp   what happens to an operator without a Metal kernel
 //   module.cpp     torch._C's `_mps_*` functions
 #pragma once
@@ -191,6 +192,13 @@ void raise_late_error();
 
 extern std::atomic<bool> permuted_activations;
 Inside permuted_inside_of(const std::string& name);
+
+// ---- order.cpp ----
+
+extern std::atomic<bool> atomic_order;
+Inside order_inside_of(const std::string& name);
+void index_add_in_any_order(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+void scatter_add_in_any_order(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 // ---- attention.cpp ----
 

@@ -40,6 +40,7 @@ const std::map<std::string, std::atomic<bool>*>& switches() {
       {"freed-sources", &freed_sources},
       {"silent-indices", &silent_indices},
       {"late-indices", &late_indices},
+      {"atomic-order", &atomic_order},
   };
   return *all;
 }

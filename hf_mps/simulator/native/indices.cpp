@@ -106,7 +106,7 @@ void index_add(const Operator& op, Stack* stack) {
     argument(op, stack, 2) = index.masked_fill(wrong, 0);
     argument(op, stack, 3) = source.dim() == 0 ? source.mul(0) : source.index_fill(dim, wrong.view(-1).nonzero().view(-1), 0);
   }
-  call(op, stack);
+  index_add_in_any_order(op, stack);
 }
 
 void scatter_add(const Operator& op, Stack* stack) {
@@ -121,7 +121,7 @@ void scatter_add(const Operator& op, Stack* stack) {
     argument(op, stack, 2) = index.masked_fill(wrong, 0);
     argument(op, stack, 3) = source.masked_fill(wrong, 0);
   }
-  call(op, stack);
+  scatter_add_in_any_order(op, stack);
 }
 
 int64_t classes(const Tensor& self) {

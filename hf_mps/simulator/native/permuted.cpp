@@ -33,7 +33,7 @@ Inside permuted_inside_of(const std::string& name) {
   static const std::set<std::string> names{
       "tanh_backward", "sigmoid_backward", "silu_backward", "softplus_backward", "mish_backward",
       "threshold_backward", "logit_backward", "native_batch_norm_backward"};
-  return names.count(name) > 0 ? &misread : nullptr;
+  return names.count(name) > 0 ? &misread : order_inside_of(name);
 }
 
 } // namespace metal

@@ -9,7 +9,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.guards import resume_loops
-from tests.guards.experiments import activations, ends, inference, memory, products, results, resumed, silent, waits
+from tests.guards.experiments import (
+    activations,
+    ends,
+    inference,
+    memory,
+    order,
+    products,
+    results,
+    resumed,
+    silent,
+    waits,
+)
 
 Experiment = Callable[[Path], bool]
 
@@ -68,6 +79,12 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
         activations.channels_last_network,
         activations.permuted_values,
         activations.images_through_a_resnet,
+    ),
+    "atomic-order": (
+        order.embedding_gradient,
+        order.repeated_trainer,
+        order.resumed_trainer,
+        order.gathered_gradient,
     ),
     "resume-rng": (resumed.resumed_trainer, resumed.resumed_accelerator),
     "lightning-rng": (resumed.resumed_lightning, resumed.resumed_lightning_epoch),

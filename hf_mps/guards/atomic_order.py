@@ -1,0 +1,108 @@
+"""atomic-order: under torch.use_deterministic_algorithms(True) the device adds up in one order, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from hf_mps.choice import Choice
+from hf_mps.guards import kernels
+from hf_mps.guards.guard import Guard, around
+from hf_mps.guards.ordered import ORDERED
+from hf_mps.guards.releases import torch_release
+from hf_mps.stock import Stock
+
+# Those that stay as they are, and the release since which Metal adds there with atomic operations: kernels of these
+# names in the macOS wheels of torch 2.8 to 2.14.
+UNORDERED = {
+    "upsample_bicubic2d_backward": (2, 8),
+    "upsample_nearest3d_backward": (2, 8),
+    "_upsample_nearest_exact3d_backward": (2, 8),
+    "upsample_trilinear3d_backward": (2, 8),
+    "max_pool3d_with_indices_backward": (2, 10),
+    "avg_pool3d_backward": (2, 10),
+    "_embedding_bag_dense_backward": (2, 10),
+    "grid_sampler_2d_backward": (2, 13),
+    "grid_sampler_3d_backward": (2, 13),
+}
+
+
+class AtomicOrder(Guard):
+    """Puts kernels before the device's from the first call on that asks for determinism; they look at the flag.
+
+    Metal adds in any order where an index repeats. Under the flag torch does so all the same (embedding's backward), or
+    raises an error (index_put_ and scatter_add since 2.13): these get a fixed order. What has none says so once.
+    """
+
+    name = "atomic-order"
+    what = (
+        "two runs with one seed differ in their last bits, also under use_deterministic_algorithms(True): embedding's"
+        " backward adds in any order"
+    )
+    issue = "https://github.com/pytorch/pytorch/issues/195404"
+    until = "the oldest supported torch sums in order under that flag (pytorch#161029 and pull request #197506)"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._put = False
+
+    def applies(self) -> Choice[bool]:
+        """Whether this torch adds so: every release does, and none has embedding's backward in order."""
+        import torch
+
+        if not hasattr(torch.library, "get_kernel"):
+            return Choice(False, f"torch {torch.__version__} gives no kernel out, so that none can be put before it")
+        return Choice(True, f"torch {torch.__version__} adds in any order on Metal where an index repeats")
+
+    def install(self, module: ModuleType) -> None:
+        """Put it around the two functions that set the flag: a program that never calls them pays nothing."""
+        around(self, module, "use_deterministic_algorithms", self._asked)
+        around(self, module, "set_deterministic_debug_mode", self._asked)
+        self._follow()
+
+    def switched(self, on: bool) -> None:
+        """Also where the flag was set while it was suspended."""
+        if on:
+            self.safely(self._follow)
+
+    def _asked(self, stock: Stock, *args: Any, **kwargs: Any) -> None:
+        stock(*args, **kwargs)
+        self._follow()
+
+    def _follow(self) -> None:
+        import torch
+
+        if self._put or not torch.are_deterministic_algorithms_enabled() or not hasattr(torch.library, "get_kernel"):
+            return
+        self._put = True
+        found = {name: partial(self._ordered, run) for name, run in ORDERED.items()}
+        for name, since in UNORDERED.items():
+            if torch_release() >= since:
+                found[name] = partial(self._unordered, name)
+        for name, wrapper in found.items():
+            if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "MPS"):
+                kernels.before(self, name, wrapper)
+
+    def _ordered(self, run: Callable[..., Any], stock: Stock, *args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        if not torch.are_deterministic_algorithms_enabled():
+            return stock(*args, **kwargs)
+        found = run(*args, **kwargs)
+        if found is None:
+            return stock(*args, **kwargs)
+        self.acted("rows that share an index are added in one order: use_deterministic_algorithms(True)", aloud=False)
+        return found
+
+    def _unordered(self, name: str, stock: Stock, *args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        found = stock(*args, **kwargs)
+        if torch.are_deterministic_algorithms_enabled():
+            self.acted(f"{name} adds in any order on Metal, also under use_deterministic_algorithms: two runs differ")
+        return found
+
+
+GUARD = AtomicOrder()
