@@ -54,7 +54,7 @@ def test_versions_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (named(found, "evaluate").says, named(found, "evaluate").state) == ("not installed", "problem")
 
 
-EACH = ("127676", "189690", "197636")  # open in every release
+EACH = ("127676", "189690", "197636", "195404")  # open in every release
 OLD = ("192212", "186360", "184286", "183825", "190056", "190054")
 SIZES = ("188756",)
 ATTENTION = ("195910", "181133", "176767")

@@ -101,6 +101,17 @@ def test_rows_are_added_to_those_of_their_keys(keys: list[int], dtype: torch.dty
     torch.testing.assert_close(target.cpu().double(), wanted, rtol=1e-3, atol=2e-3)
 
 
+def test_a_trial_meets_the_devices_own_kernel_and_draws_nothing() -> None:
+    guard, before = guards.get("atomic-order"), torch.mps.get_rng_state()
+    with deterministic():
+        found = guard.applies()
+    assert found.value is (torch_release() >= (2, 13))
+    with strictness.off("atomic-order"):
+        assert guard.applies().reason == "tried on the device: 8 equal backward passes of an embedding agree to the bit"
+    assert torch.equal(torch.mps.get_rng_state(), before)
+    assert not guard.times
+
+
 def test_without_the_flag_nothing_is_put_before_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     put_there: list[str] = []
     monkeypatch.setattr(kernels, "before", lambda guard, name, wrapper: put_there.append(name))

@@ -1,7 +1,8 @@
 """A run that is killed at any moment and goes on from its last checkpoint ends, to the last bit, as one never killed.
 
-Simulated Metal, dropout on, rows shuffled, words hidden at random. The moments are drawn at random, with a seed of
-their own: steps of the training, and the n-th thing that a checkpoint writes, in the middle of the file.
+Simulated Metal that adds in one order (test_spread.py has the other), dropout on, rows shuffled, words hidden at
+random. The moments are drawn at random, with a seed of their own: steps of the training, and the n-th thing that a
+checkpoint writes, in the middle of the file.
 """
 
 from __future__ import annotations

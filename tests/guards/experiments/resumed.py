@@ -1,4 +1,4 @@
-"""Runs that go on from a checkpoint: the same as one that was never stopped, to the last bit."""
+"""Runs that go on from a checkpoint, on a device that adds in one order: the unbroken run, to the last bit."""
 
 from __future__ import annotations
 
