@@ -14,8 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from hf_mps.choice import Choice
 from hf_mps.guards import moments
 from hf_mps.guards.guard import Guard, around
-from hf_mps.guards.non_blocking import HOLDS, target_device
-from hf_mps.guards.releases import torch_release
+from hf_mps.guards.non_blocking import holds_sources, target_device
 from hf_mps.stock import Stock
 
 LARGEST = 32 * 2**20
@@ -48,10 +47,13 @@ class BatchWaits(Guard):
 
     def applies(self) -> Choice[bool]:
         """Whether this release keeps a source that nobody else has until the GPU has read it."""
-        release = ".".join(map(str, torch_release()))
-        if torch_release() < HOLDS:
-            return Choice(False, f"torch {release} holds no source of a copy to the device: 2.13 does (pytorch#181017)")
-        return Choice(True, f"torch {release} waits at each copy to the device, and can hold its source instead")
+        if not holds_sources():
+            return Choice(False, "this torch holds no source of a copy to the device: 2.13 does (pytorch#181017)")
+        return Choice(True, "this torch waits at each copy to the device, and can hold its source instead")
+
+    def verdict(self) -> Choice[bool]:
+        """Ask anew each time: it is no more than a look at the release."""
+        return self.applies()
 
     def install(self, module: ModuleType) -> None:
         """Put it around the moves of batches, and around what transformers asks of masks."""

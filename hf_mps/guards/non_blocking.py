@@ -67,9 +67,14 @@ class NonBlocking(Guard):
         self.acted("copies between the CPU and the device wait: non_blocking=True would corrupt them", aloud=False)
 
 
+def holds_sources() -> bool:
+    """Whether this release keeps the source of a copy to the device until the GPU has read it."""
+    return torch_release() >= HOLDS
+
+
 def _unsafe(source: str, target: str) -> bool:
     """Whether such a copy, which does not wait, can give other values than one that does."""
-    return (source, target) == ("mps", "cpu") or ((source, target) == ("cpu", "mps") and torch_release() < HOLDS)
+    return (source, target) == ("mps", "cpu") or ((source, target) == ("cpu", "mps") and not holds_sources())
 
 
 def has_its_own(*tensors: Any) -> bool:
