@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hf_mps import guards
 from hf_mps.errors import UserError
 from hf_mps.guards.index_range import LOOKS, LOOKUPS
+from hf_mps.guards.releases import torch_release
 from hf_mps.simulator import strictness
 from tests.guards import loops
 
@@ -202,6 +203,7 @@ def test_where_the_error_comes_late_the_guard_names_the_place(tmp_path: Path) ->
             loops.trainer(tmp_path, data=data).train()
 
 
+@pytest.mark.skipif(torch_release() >= (2, 14), reason="its late error is known by the release, without a trial")
 def test_a_device_that_refuses_at_once_needs_no_guard(tmp_path: Path) -> None:
     with strictness.off("silent-indices"):
         assert not guards.get("index-range").applies().value
@@ -213,6 +215,10 @@ def test_a_torch_that_gives_no_kernel_out_trains_on_after_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(torch.library, "get_kernel")
-    with pytest.warns(UserWarning, match="labels holds 3 in row 0 of a batch, and the model has 2 classes") as said:
+    with (
+        strictness.off("late-indices"),
+        strictness.on("silent-indices"),
+        pytest.warns(UserWarning, match="labels holds 3 in row 0 of a batch, and the model has 2 classes") as said,
+    ):
         loops.trainer(tmp_path, data=labelled(lambda number: 3)).train()
     assert len([each for each in said if "labels holds" in str(each.message)]) == 1
