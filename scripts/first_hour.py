@@ -162,6 +162,13 @@ STEPS = (
         issues=("178037",),
     ),
     Step(
+        "batches",
+        "F: batches that are moved without a wait, from memory that the next one is written to",
+        _mac("batches"),
+        "Each arrives whole, and a step takes less time than with stock's waits.",
+        issues=("181017", "189690"),
+    ),
+    Step(
         "memory",
         "C1, C4: what the driver holds beside live tensors, and how much a process is granted",
         _mac("memory"),

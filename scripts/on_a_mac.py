@@ -280,6 +280,29 @@ def workers(steps: int = 20) -> Told:
     return {"as_expected": done.global_step == steps, "seconds": seconds, "steps": done.global_step}
 
 
+def batches(steps: int = 100) -> Told:
+    """Whether batches that are filled into the same memory arrive whole, and what a wait for each of them costs."""
+    import accelerate
+    import torch
+
+    layer, memory = torch.nn.Linear(1024, 1024, device="mps"), torch.empty(256, 1024).numpy()
+
+    def run() -> tuple[int, float]:
+        begun, last = time.perf_counter(), []
+        for step in range(steps):
+            memory.fill(step)
+            there = accelerate.data_loader.send_to_device({"x": torch.from_numpy(memory)}, torch.device("mps"))
+            layer(there["x"]).relu().square().mean().backward()
+            last.append(there["x"][-1, -1])
+        torch.mps.synchronize()
+        return sum(each.item() != step for step, each in enumerate(last)), (time.perf_counter() - begun) / steps
+
+    with _stock():
+        waiting = (run(), run())[1][1]  # the first compiles what both use
+    wrong, seconds = run()
+    return {"as_expected": wrong == 0, "wrong": wrong, "seconds": seconds, "seconds_stock": waiting, "steps": steps}
+
+
 def memory(steps: int = 5) -> Told:
     """What the driver holds beside live tensors in a training, and how much one process is granted at all."""
     import torch
@@ -368,6 +391,7 @@ EXPERIMENTS: dict[str, Callable[..., Told]] = {
     "copies": copies,
     "fork": fork,
     "workers": workers,
+    "batches": batches,
     "memory": memory,
     "shapes": shapes,
 }
