@@ -72,8 +72,11 @@ class LargeK(Guard):
         """Put its kernels before those of the device, on the chips that have the fault alone."""
         if not machine.present().chip.startswith(CHIPS):
             return
-        for name, (function, first) in PRODUCTS.items():
+        products = PRODUCTS if torch_release() < FIXED else _batched()
+        for name, (function, first) in products.items():
             kernels.before(self, name, partial(self._split, function, first))
+        if products is not PRODUCTS:
+            return
         kernels.before(self, "linear", self._linear)
         kernels.before(self, "linear_backward", self._linear_backward)
 
@@ -168,6 +171,10 @@ PRODUCTS: dict[str, tuple[Callable[..., Any], int]] = {
     "baddbmm.out": (partial(_into, _added), 1),
     "baddbmm_": (_in_place, 1),
 }
+
+
+def _batched() -> dict[str, tuple[Callable[..., Any], int]]:
+    return {name: each for name, each in PRODUCTS.items() if name.startswith(BATCHED)}
 
 
 def _trials() -> dict[str, Callable[[Any, Any], Any]]:

@@ -24,7 +24,7 @@ MARKS = dict.fromkeys(("workers_of_trainer", "workers_of_an_evaluation", "compil
 # Those that are there without being switched on: in older libraries, and in the default profile's chip and torch.
 OF_LIBRARIES = ("large-k", "atomic-order", "dtype-copies", "index-range", "half-precision", "oom-text", "resume-epoch")
 # Guards that go by the release, and put nothing anywhere from 2.14 on.
-UP_TO_2_13 = ("huge-embedding", "linear-bias", "dtype-copies")
+UP_TO_2_13 = ("huge-embedding", "large-k", "linear-bias", "dtype-copies")
 NEWER = pytest.mark.skipif(torch_release() >= (2, 14), reason="torch 2.14 has the fix, and no guard is installed")
 
 

@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from hf_mps import guards
+from hf_mps.guards import kernels, large_k
+from hf_mps.guards.releases import torch_release
 from hf_mps.simulator import strictness
 
 LONGEST = 32766
+up_to_2_13 = pytest.mark.skipif(torch_release() >= (2, 14), reason="2.14 multiplies matrices rightly; batches not")
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +34,7 @@ def gpt2_step() -> int:
     return strictness.take_longest_sum()
 
 
+@up_to_2_13
 def test_no_product_of_a_gpt2_step_sums_over_more_than_the_chip_can() -> None:
     with guards.suspended("large-k"):
         assert gpt2_step() == 50257
@@ -46,6 +50,7 @@ def test_short_products_go_to_the_devices_own_kernel_as_they_are() -> None:
     assert "large-k" not in [each["name"] for each in guards.acted()]
 
 
+@up_to_2_13
 def test_a_trial_finds_the_fault_and_fills_memory_first() -> None:
     found = guards.get("large-k").applies()
     assert found.value
@@ -63,9 +68,9 @@ def test_only_owners_of_a_chip_with_the_fault_hear_of_it(
 ) -> None:
     program = (
         "import torch; from hf_mps import guards; from hf_mps.simulator import strictness\n"
-        "one = torch.ones(16, 40009, device='mps'); (one @ one.T).cpu()\n"
+        "one = torch.ones(1, 16, 40009, device='mps'); (one @ one.mT).cpu()\n"
         "print(*('large-k' in each.name and each.state for each in guards.report().guards if each.name == 'large-k'))\n"
-        "print('large-k' in strictness.active(), strictness.take_longest_sum() > 32766)"
+        "print('large-k-batched' in strictness.active(), strictness.take_longest_sum() > 32766)"
     )
     done = run_python("-c", program, env={"HF_MPS_SIMULATE": profile})
     assert done.stderr == ""
@@ -74,3 +79,32 @@ def test_only_owners_of_a_chip_with_the_fault_hear_of_it(
         assert done.stdout.splitlines()[1].startswith("True")
     else:
         assert done.stdout.splitlines() == ["needless", "False True"]
+
+
+def test_batches_are_cured_in_every_release() -> None:
+    one = torch.linspace(-1, 1, 2 * 16 * 40009).view(2, 16, 40009)
+    right, there = one @ one.mT, one.to("mps")
+
+    def wrong() -> bool:
+        used = torch.full((2**20,), 50.0, device="mps")
+        del used
+        return not torch.allclose((there @ there.mT).cpu(), right, rtol=1e-3, atol=1.0)
+
+    with strictness.on("large-k-batched"):
+        guards.get("large-k").forget()
+        with guards.suspended("large-k"):
+            assert wrong()
+        assert not wrong()
+
+
+@pytest.mark.parametrize(("release", "others"), [((2, 13, 0), True), ((2, 14, 0), False)])
+def test_from_2_14_on_it_stands_before_batches_alone(
+    release: tuple[int, ...], others: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put: list[str] = []
+    monkeypatch.setattr(large_k, "torch_release", lambda: release)
+    monkeypatch.setattr(kernels, "before", lambda guard, name, *rest, **named: put.append(name))
+    large_k.LargeK().install(torch)
+    assert {"bmm", "bmm.out", "baddbmm", "baddbmm.out", "baddbmm_"} <= set(put)
+    assert ({"mm", "addmm", "linear", "linear_backward"} <= set(put)) is others
+    assert len(put) == (12 if others else 5)

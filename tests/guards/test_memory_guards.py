@@ -133,7 +133,7 @@ def test_under_pressure_memory_that_grew_is_given_back_once_in_a_while(emptied: 
     steps = Steps()
     held = untouched(5.0)
     steps.take([0.2 * number for number in range(1, 20)])
-    assert emptied == [pytest.approx(7.6)]
+    assert emptied == [pytest.approx(7.6, abs=1e-3)]
     assert torch.mps.driver_allocated_memory() / GIB < 9.0
     steps.take([3.9] * (SETTLED + APART))  # a loop that has settled at that
     assert len(emptied) == 1
