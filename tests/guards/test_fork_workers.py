@@ -263,6 +263,7 @@ class Telling:
             "there": torch.backends.mps.is_available(),
             "after": torch.mps._is_in_bad_fork(),
             "parent": os.getppid(),
+            "process": os.getpid(),
         }
 
 
@@ -271,9 +272,9 @@ def first(rows: list[Any]) -> Any:
     return rows[0]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server() -> Iterator[None]:
-    """A server of its own, which ends with the test."""
+    """A server of these tests' own, which ends with them."""
     own: Any = forkserver._forkserver  # type: ignore[attr-defined]
     own._stop()
     yield
@@ -312,6 +313,25 @@ def test_a_worker_of_the_server_s_is_what_a_forked_one_is_but_for_metal(monkeypa
     assert handed_down.VARIABLE not in os.environ
     assert forkserver._forkserver._preload_modules == ["__main__"]  # type: ignore[attr-defined]
     assert multiprocessing.active_children() == []
+
+
+@pytest.mark.usefixtures("server")
+def test_workers_that_stay_do_so_over_epochs_and_draw_what_forked_ones_draw() -> None:
+    def epochs() -> list[list[dict[str, Any]]]:
+        torch.manual_seed(8)
+        loader = of_trainer(
+            dataset=Telling(), collate_fn=first, batch_size=1, num_workers=2, persistent_workers=True, shuffle=True
+        )
+        return [[*loader], [*loader]]
+
+    served = epochs()
+    with guards.suspended("fork-workers"):
+        forked = epochs()
+    assert not any(each["bad fork"] for each in (*served[0], *served[1]))
+    for found in (served, forked):
+        assert len({each["process"] for epoch in found for each in epoch}) == 2
+    drawn = [[[each["drawn"] for each in epoch] for epoch in found] for found in (served, forked)]
+    assert drawn[0] == drawn[1]
 
 
 @pytest.mark.usefixtures("server")
