@@ -19,6 +19,8 @@ from hf_mps.stock import Stock
 
 LARGEST = 32 * 2**20
 """Bytes of a tensor from which on it is moved as stock does: its copy on the host would take as long as the wait."""
+BOOLEAN = "_preprocess_mask_arguments"
+"""Where transformers makes a boolean mask of a batch's."""
 LOOKS = ("_ignore_bidirectional_mask_sdpa", "_ignore_causal_mask_sdpa")
 """Where transformers asks a mask whether it masks anything, to leave it out: a number that the CPU waits for."""
 
@@ -57,12 +59,13 @@ class BatchWaits(Guard):
 
     def install(self, module: ModuleType) -> None:
         """Put it around the moves of batches, and around what transformers asks of masks."""
-        if module.__name__ == "transformers.masking_utils":
-            around(self, module, "_preprocess_mask_arguments", self._made_boolean)
-            for name in LOOKS:
-                around(self, module, name, self._looked_at)
-        else:
+        if module.__name__ != "transformers.masking_utils":
             moments.moves(self, module, self._moving)
+            return
+        # An older transformers lacks some of them: there its masks are asked on the device, as without the guard.
+        for name, wrapper in {BOOLEAN: self._made_boolean, **dict.fromkeys(LOOKS, self._looked_at)}.items():
+            if hasattr(module, name):
+                around(self, module, name, wrapper)
 
     def forget(self) -> None:
         """Also forget the batches."""
