@@ -10,7 +10,6 @@ from typing import Any
 from hf_mps.choice import Choice
 from hf_mps.guards import kernels
 from hf_mps.guards.guard import Guard, around
-from hf_mps.guards.ordered import ORDERED
 from hf_mps.guards.releases import torch_release
 from hf_mps.stock import Stock
 
@@ -88,6 +87,8 @@ class AtomicOrder(Guard):
 
         if self._put or not torch.are_deterministic_algorithms_enabled() or not hasattr(torch.library, "get_kernel"):
             return
+        from hf_mps.guards.ordered import ORDERED  # few programs ask for it
+
         self._put = True
         found = {name: partial(self._ordered, run) for name, run in ORDERED.items()}
         for name, since in UNORDERED.items():

@@ -21,7 +21,8 @@ def parity(
 ) -> Callable[[], None]:
     """Train the same seeded steps on the CPU and on Metal, and say whether they agree, or which module first does not.
 
-    Exit code 0 where they agree within the tolerance of the precision, 1 where they do not.
+    Exit code 0 where they agree within the tolerance of the precision and what two runs on the device differ by, 1
+    where they do not.
     """
 
     def work() -> None:
