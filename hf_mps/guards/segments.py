@@ -13,7 +13,7 @@ def add_rows(target: Any, keys: Any, terms: Any, *, anew: bool = False) -> None:
     """Add row i of `terms` to row `keys[i]` of `target`, in place; `anew`: in place of what was there.
 
     `target` is (rows, width) and contiguous, `terms` (n, width), both on one device and floating point; `keys` (n,)
-    int64 on the CPU, each a row of `target`. Half precision is added up in float32. Waits once, to move the order there.
+    int64 on the CPU, each a row of `target`. Half precision is added up in float32. Waits once, to move its order.
     """
     import torch
 
