@@ -2,7 +2,7 @@
 //
 // On a Mac these have no kernel under the MPS key either; the branch is in their code, behind `#ifdef USE_MPS`. So ours
 // take the composite kernels' place, do what a Mac does for device tensors, and leave every other device as it was.
-#include "device.h"
+#include "queue.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_lstm_mps.h>
@@ -28,8 +28,8 @@ namespace {
 using at::Tensor;
 using c10::IntArrayRef;
 
-// Copy.mm: a copy into a tensor that lies otherwise than its source goes through memory of its own on the device. A source
-// with holes, or one that is repeated, is made whole on the host first.
+// Copy.mm: a copy into a tensor that lies otherwise than its source goes through memory of its own on the device. A
+// source with holes, or one that is repeated, is made whole on the host first.
 bool straight(const Tensor& to, const Tensor& from) {
   const bool whole = from.sizes() == to.sizes() && from.is_non_overlapping_and_dense();
   return whole ? from.strides() == to.strides() : to.is_contiguous();
@@ -43,9 +43,11 @@ bool queue_copy(const Tensor& to, const Tensor& from, bool non_blocking) {
     if (!non_blocking) {
       wait("copy to the host");
     }
-    settle(from.storage());
-    if (faulty_copy(to, from)) {
-      return true;
+    if (to.scalar_type() != from.scalar_type()) {
+      settle(from.storage());
+      if (faulty_copy(to, from)) {
+        return true;
+      }
     }
     if (!non_blocking || !late_copies) {
       return false;
@@ -75,6 +77,13 @@ Tensor& copy(Tensor& self, const Tensor& from, bool non_blocking) {
   if (from.numel() != 0) {
     if (self.device() == from.device()) {
       launched();
+      if (queued_work && !self.is_sparse() && !from.is_sparse()) {
+        queue_job([to = alias(self), source = alias(from)] {
+          auto there = host_view(to);
+          at::native::copy_(there, host_view(source), /*non_blocking=*/false);
+        });
+        return self;
+      }
     } else if (queue_copy(self, from, non_blocking)) {
       return self;
     }

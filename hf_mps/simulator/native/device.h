@@ -16,6 +16,7 @@
 //   permuted.cpp   kernels that read permuted tensors wrongly
 //   work.cpp       what the device was given to do: launches, copies, waits
 //   queue.cpp      copies that nobody waits for
+//   deferred.cpp   operators that wait in the queue as well
 //   order.cpp      sums whose terms come in any order
 //   fallback.cpp   what happens to an operator without a Metal kernel
 //   module.cpp     torch._C's `_mps_*` functions

@@ -1,5 +1,5 @@
 // Wrong results that some Macs give without an error, each after an upstream issue; Python says which are on.
-#include "device.h"
+#include "queue.h"
 
 #include <c10/util/Exception.h>
 
@@ -38,6 +38,7 @@ const std::map<std::string, std::atomic<bool>*>& switches() {
       {"wide-copies", &wide_copies},
       {"late-copies", &late_copies},
       {"freed-sources", &freed_sources},
+      {"queued-work", &queued_work},
       {"silent-indices", &silent_indices},
       {"late-indices", &late_indices},
       {"atomic-order", &atomic_order},
@@ -190,6 +191,7 @@ int64_t take_longest_sum() {
 void switch_fault(const std::string& name, bool on) {
   const auto found = switches().find(name);
   TORCH_CHECK_VALUE(found != switches().end(), "the simulated device has no fault called ", name);
+  finish(); // what is queued is done as the faults were when it came
   *found->second = on;
 }
 

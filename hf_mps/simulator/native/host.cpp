@@ -4,6 +4,7 @@
 // same bytes, calls the CPU's kernel, and hands the results back as device tensors over the memory they came in.
 // What an operator needs of this is read from its schema once, when it is registered.
 #include "loan.h"
+#include "queue.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -57,13 +58,28 @@ class HostKernel final : public c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
     const size_t arguments = op.schema().arguments().size();
-    count(c10::ArrayRef<c10::IValue>(*stack).slice(stack->size() - arguments));
+    const bool waited = count(c10::ArrayRef<c10::IValue>(*stack).slice(stack->size() - arguments));
+    if (plan_.view) {
+      const Unread nothing;
+      return compute(op, stack, false);
+    }
+    if (queued_work && launches_ && !waited &&
+        queue_call(op, stack, plan_.generator, [this, op](torch::jit::Stack* call) { compute(op, call, true); })) {
+      return;
+    }
+    compute(op, stack, false);
+  }
+
+ private:
+  // `drawn`: the generator on the stack is the CPU's for this very draw.
+  void compute(const c10::OperatorHandle& op, torch::jit::Stack* stack, bool drawn) {
+    const size_t arguments = op.schema().arguments().size();
     Loan loan;
     for (size_t i = 0; i < arguments; ++i) {
       auto& value = (*stack)[stack->size() - arguments + i];
       if (i == plan_.generator) {
         // None means the device's own generator, never the CPU's.
-        value = next_draw(value.toOptional<at::Generator>());
+        value = drawn ? value : c10::IValue(next_draw(value.toOptional<at::Generator>()));
       } else {
         lend_argument(loan, value, plan_.written[i]);
       }
@@ -92,8 +108,8 @@ class HostKernel final : public c10::OperatorKernel {
     }
   }
 
- private:
-  void count(c10::ArrayRef<c10::IValue> given) const {
+  // Returns whether the operator waits for what is queued.
+  bool count(c10::ArrayRef<c10::IValue> given) const {
     if (launches_) {
       launched();
     }
@@ -101,9 +117,11 @@ class HostKernel final : public c10::OperatorKernel {
       copied_out(given[0].toTensor().itemsize());
       wait("item");
     }
-    for (int64_t left = special_.waits == nullptr ? 0 : special_.waits(given); left > 0; --left) {
+    const int64_t waits = special_.waits == nullptr ? 0 : special_.waits(given);
+    for (int64_t left = waits; left > 0; --left) {
       wait(plan_.name.name.c_str());
     }
+    return waits > 0;
   }
 
   void lend_argument(Loan& loan, c10::IValue& value, bool written) const {

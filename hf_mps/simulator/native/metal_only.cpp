@@ -1,10 +1,11 @@
 // Operators that only the Metal backend has a kernel for, done with the CPU's operators over the same memory.
-#include "device.h"
+#include "queue.h"
 
 #include <ATen/ops/_scaled_dot_product_attention_math.h>
 #include <ATen/ops/_scaled_dot_product_attention_math_for_mps_ops.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/max_pool2d_with_indices.h>
 #include <ATen/ops/max_pool2d_with_indices_backward.h>
@@ -106,9 +107,11 @@ std::tuple<Tensor, Tensor> convolution_transpose_backward(
   return {back(input), back(kernel)};
 }
 
-std::tuple<Tensor, Tensor, Tensor> linear_backward(
+using Gradients = std::tuple<Tensor, Tensor, Tensor>;
+
+// On the host.
+Gradients linear_gradients(
     const Tensor& self, const Tensor& grad_output, const Tensor& weight, std::array<bool, 3> mask) {
-  Inside inside;
   const auto grad = host(grad_output);
   const auto of_rows = grad.reshape({-1, grad.size(-1)});
   const auto rows = host(self).reshape({-1, self.size(-1)});
@@ -123,7 +126,37 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(
     bias = of_rows.sum(0);
   }
   linear_backward_faults(rows, of_rows, input, kernel);
-  return {back(input), back(kernel), back(bias)};
+  return {input, kernel, bias};
+}
+
+void fill(const Tensor& promised, const Tensor& found) {
+  if (promised.defined()) {
+    host(promised).copy_(found);
+  }
+}
+
+Gradients linear_backward(
+    const Tensor& self, const Tensor& grad_output, const Tensor& weight, std::array<bool, 3> mask) {
+  Inside inside;
+  if (!queued_work) {
+    const auto [input, kernel, bias] = linear_gradients(self, grad_output, weight, mask);
+    return {back(input), back(kernel), back(bias)};
+  }
+  const auto made = [&](bool wanted, IntArrayRef shape) {
+    return wanted ? at::empty(shape, weight.options()) : Tensor();
+  };
+  Gradients promised{made(mask[0], self.sizes()), made(mask[1], weight.sizes()), made(mask[2], {weight.size(0)})};
+  const auto& [of_rows, of_weight, of_bias] = promised;
+  const Gradients into{alias(of_rows), alias(of_weight), alias(of_bias)};
+  queue_job([rows = alias(self), grad = alias(grad_output), kernel = alias(weight), mask, into] {
+    c10::impl::ExcludeDispatchKeyGuard below(
+        c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
+    const auto found = linear_gradients(rows, grad, kernel, mask);
+    fill(std::get<0>(into), std::get<0>(found));
+    fill(std::get<1>(into), std::get<1>(found));
+    fill(std::get<2>(into), std::get<2>(found));
+  });
+  return promised;
 }
 
 Tensor max_pool2d_backward(

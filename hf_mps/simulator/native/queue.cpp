@@ -2,56 +2,72 @@
 //
 // With non_blocking=True Copy.mm puts a copy into the queue and returns. The device reads a host source when it gets
 // there: what the program has written meanwhile is what arrives, and before torch 2.13 nothing keeps the source alive
-// (pytorch#189690, #181017). A copy to the host is there when somebody has waited. Operators are computed at once here, so
-// a copy to the device is done just before the first of them that touches it, and at the latest when somebody waits.
-#include "device.h"
+// (pytorch#189690, #181017). A copy to the host is there when somebody has waited. Operators are computed at once here,
+// so a copy to the device is done just before the first of them that touches it, and at the latest when somebody
+// waits; with queued_work they are in the same queue (deferred.cpp).
+#include "queue.h"
 
 #include <ATen/ops/copy_native.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/core/CPUAllocator.h>
 
-#include <functional>
+#include <exception>
 #include <mutex>
 
 namespace metal {
 
 std::atomic<bool> late_copies{false};
 std::atomic<bool> freed_sources{false};
+std::atomic<bool> queued_work{false};
+thread_local int Unread::depth = 0;
 
 namespace {
 
 using at::Tensor;
 
-struct Copy {
-  const c10::StorageImpl* to; // of the device; null for a copy to the host
-  const c10::StorageImpl* host;
+struct Job {
+  const c10::StorageImpl* to; // of the device, of a copy to it
+  const c10::StorageImpl* host; // of a copy to the host
   std::function<void()> run;
 };
 
-// Jobs run under the lock, so that no other thread reads what they are about to write. Nobody frees the list: programs end
-// with copies in it.
-std::recursive_mutex copies_lock;
-std::vector<Copy>& copies = *new std::vector<Copy>(); // in order
+// A Mac hands its queue over from time to time and goes on; here the oldest work of a long queue is done.
+constexpr size_t kLongest = 4096;
+
+// Jobs run under the lock, so that no other thread reads what they are about to write. Nobody frees the list: programs
+// end with jobs in it.
+std::recursive_mutex jobs_lock;
+std::vector<Job>& jobs = *new std::vector<Job>(); // in order
 std::atomic<size_t> queued{0};
 
-void run(const std::function<bool(const Copy&)>& meant) {
-  std::vector<Copy> now; // freed outside the lock: what they hold may be Python's, which has a lock of its own
-  const std::lock_guard<std::recursive_mutex> guard(copies_lock);
-  std::vector<Copy> left;
-  for (auto& copy : copies) {
-    (meant(copy) ? now : left).push_back(std::move(copy));
+// Raises the first error of a job when all are done.
+void run(const std::function<bool(const Job&)>& meant) {
+  std::vector<Job> now; // freed outside the lock: what they hold may be Python's, which has a lock of its own
+  const std::lock_guard<std::recursive_mutex> guard(jobs_lock);
+  std::vector<Job> left;
+  for (auto& job : jobs) {
+    (meant(job) ? now : left).push_back(std::move(job));
   }
-  copies = std::move(left);
-  for (const auto& copy : now) {
-    copy.run();
+  jobs = std::move(left);
+  const Unread inside;
+  std::exception_ptr error;
+  for (const auto& job : now) {
+    try {
+      job.run();
+    } catch (...) {
+      error = error ? error : std::current_exception();
+    }
   }
-  queued = copies.size();
+  queued = jobs.size();
+  if (error) {
+    std::rethrow_exception(error);
+  }
 }
 
-void add(Copy copy) {
-  const std::lock_guard<std::recursive_mutex> guard(copies_lock);
-  copies.push_back(std::move(copy));
-  queued = copies.size();
+void add(Job job) {
+  const std::lock_guard<std::recursive_mutex> guard(jobs_lock);
+  jobs.push_back(std::move(job));
+  queued = jobs.size();
 }
 
 // A host tensor whose memory others may free.
@@ -89,17 +105,18 @@ void assign(Tensor to, const Tensor& from) {
 // that, which lives no longer than the call where nothing holds it.
 void copy_in_later(const Tensor& to, const Tensor& from) {
   const auto* target = to.storage().unsafeGetStorageImpl();
-  settle(to.storage());
   const bool anew = from.scalar_type() != to.scalar_type() || from.sizes() != to.sizes() ||
       !from.is_non_overlapping_and_dense();
   const auto source = host_view(from, from.storage());
-  run([&](const Copy& copy) { return copy.host == source.storage().unsafeGetStorageImpl(); });
-  const auto there = device_view(to, to.storage());
-  if (anew && !freed_sources) {
-    return assign(host_view(there), source);
+  if (!queued_work) { // what comes before it in one queue
+    run([&](const Job& job) {
+      return job.to == target || job.host == source.storage().unsafeGetStorageImpl();
+    });
   }
+  const auto there = alias(to);
   if (!freed_sources) {
-    return add({target, nullptr, [there, source] { assign(host_view(there), source); }});
+    const auto kept = anew ? source.clone() : source;
+    return add({target, nullptr, [there, kept] { assign(host_view(there), kept); }});
   }
   add({target, nullptr, [there, loose = Loose(anew ? source.clone() : source)]() mutable {
          if (const auto found = loose.lock(); found.defined()) {
@@ -110,33 +127,47 @@ void copy_in_later(const Tensor& to, const Tensor& from) {
        }});
 }
 
-// Copy.mm, copy_from_mps_: into a tensor that lies otherwise, the copy goes through memory of its own, which is copied on
-// before anything has arrived in it.
+// Copy.mm, copy_from_mps_: into a tensor that lies otherwise, the copy goes through memory of its own, which is copied
+// on before anything has arrived in it.
 void copy_out_later(const Tensor& to, const Tensor& from) {
-  auto arrived = at::empty_like(to);
-  assign(arrived, host_view(from));
+  Tensor arrived; // computed by now, unless operators wait in the queue too
+  if (!queued_work) {
+    arrived = at::empty_like(to);
+    assign(arrived, host_view(from));
+  }
   to.zero_(); // what lies in fresh memory
   if (to.strides() != from.strides() || to.sizes() != from.sizes() || !from.is_non_overlapping_and_dense()) {
     return;
   }
-  add({nullptr, to.storage().unsafeGetStorageImpl(), [arrived, loose = Loose(to)]() mutable {
+  const auto source = alias(from);
+  add({nullptr, to.storage().unsafeGetStorageImpl(), [arrived, source, loose = Loose(to)]() mutable {
          if (const auto found = loose.lock(); found.defined()) {
-           assign(found, arrived);
+           assign(found, arrived.defined() ? arrived : host_view(source));
          }
        }});
 }
 
+void queue_job(std::function<void()> job) {
+  if (queued.load(std::memory_order_relaxed) >= kLongest) {
+    finish();
+  }
+  add({nullptr, nullptr, std::move(job)});
+}
+
 void settle(const c10::Storage& storage) {
-  if (queued.load(std::memory_order_relaxed) == 0) {
+  if (queued.load(std::memory_order_relaxed) == 0 || Unread::here()) {
     return;
   }
+  if (queued_work) {
+    return finish();
+  }
   const auto* touched = storage.unsafeGetStorageImpl();
-  run([touched](const Copy& copy) { return copy.to == touched; });
+  run([touched](const Job& job) { return job.to == touched; });
 }
 
 void finish() {
   if (queued.load(std::memory_order_relaxed) != 0) {
-    run([](const Copy&) { return true; });
+    run([](const Job&) { return true; });
   }
 }
 
