@@ -5,11 +5,12 @@ from __future__ import annotations
 from importlib import metadata
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from hf_mps.device import machine
 from hf_mps.doctor.finding import Finding, note, ok, problem
-from hf_mps.doctor.known import FIRST_FAMILIES, KNOWN
+from hf_mps.doctor.known import FIRST_FAMILIES, KNOWN, Known
 
 OPTIONAL = ("lightning", "peft", "trl", "sentence-transformers", "safetensors", "tokenizers", "huggingface-hub")
 TRIED = ("2.8.0", "2.13.0", "2.14.1")
@@ -68,10 +69,18 @@ def _known() -> list[Finding]:
             continue
         if not each.concerns(version, here.chip if here.mac else "Apple", here.macos):
             continue
-        says = f"{each.package} {version}: {each.says}"
-        cured = f" (cured here by {each.guard})" if each.guard else ""
-        found.append(note("known problem", says + cured, each.link))
+        found.append(note("known problem", f"{each.package} {version}: {each.says}{_cured(each, version)}", each.link))
     return found
+
+
+def _cured(known: Known, version: str) -> str:
+    """In brackets what cures a problem here, or from which release on something would."""
+    from hf_mps.guards import catalogue, registry
+
+    releases = registry.get(known.guard).cures if known.guard in catalogue.NAMES else ""
+    if not known.guard or SpecifierSet(releases).contains(version, prereleases=True):
+        return f" (cured here by {known.guard})" if known.guard else ""
+    return f" ({known.guard} cures it with torch{releases})"
 
 
 def _version(name: str) -> str | None:

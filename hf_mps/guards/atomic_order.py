@@ -46,6 +46,7 @@ class AtomicOrder(Guard):
     issue = "https://github.com/pytorch/pytorch/issues/195404"
     until = "the oldest supported torch sums in order under that flag (pytorch#161029 and pull request #197506)"
     releases = ">=2.8"
+    cures = ">=2.9"
 
     def __init__(self) -> None:
         super().__init__()

@@ -33,6 +33,8 @@ class Guard(Installed):
     """When this file can be deleted."""
     releases: str | None = None
     """Which releases of torch have the fault, as a specifier; None where it is a library's, or of no known release."""
+    cures: str = ""
+    """Which of them it can cure, where not all: a kernel can be put before the device's from torch 2.9 on."""
     trying = 0
     """How many trials run now: what a trial makes is no training, and no guard has to look at it."""
 

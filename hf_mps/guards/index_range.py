@@ -68,6 +68,7 @@ class IndexRange(Guard):
     issue = "https://github.com/pytorch/pytorch/issues/144824"
     until = "the oldest supported torch is 2.14 and its late error names the place"
     releases = ">=2.8"
+    cures = ">=2.9"
 
     def __init__(self) -> None:
         super().__init__()

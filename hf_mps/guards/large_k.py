@@ -42,6 +42,7 @@ class LargeK(Guard):
     issue = "https://github.com/pytorch/pytorch/issues/193487"
     until = "the oldest supported torch is 2.14 and pytorch#195163 is closed"
     releases = ">=2.7"
+    cures = ">=2.9"
 
     _trying = False  # a trial is to meet the device's own kernels
 
@@ -72,6 +73,8 @@ class LargeK(Guard):
         """Put its kernels before those of the device, on the chips that have the fault alone."""
         if not machine.present().chip.startswith(CHIPS):
             return
+        if not hasattr(module.library, "get_kernel"):
+            raise AttributeError("it has no torch.library.get_kernel; next: pip install 'torch>=2.14'")
         products = PRODUCTS if torch_release() < FIXED else _batched()
         for name, (function, first) in products.items():
             kernels.before(self, name, partial(self._split, function, first))

@@ -29,6 +29,7 @@ class LinearBias(Guard):
     issue = "https://github.com/pytorch/pytorch/issues/188438"
     until = "the oldest supported torch is 2.14"
     releases = "<2.14"
+    cures = ">=2.9"
 
     def __init__(self) -> None:
         super().__init__()

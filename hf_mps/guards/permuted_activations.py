@@ -28,6 +28,7 @@ class PermutedActivations(Guard):
     issue = "https://github.com/pytorch/pytorch/issues/175189"
     until = "pytorch#175188 and #175189 are closed and the oldest supported torch has their fixes"
     releases = "<2.14"
+    cures = ">=2.9"
 
     def __init__(self) -> None:
         super().__init__()

@@ -108,6 +108,18 @@ def test_known_problems_are_those_of_exactly_these_versions(
     assert {each.next.rpartition("/")[2] for each in known} == links
 
 
+@pytest.mark.parametrize(
+    ("torch_version", "ending"),
+    [("2.8.0", "(large-k cures it with torch>=2.9)"), ("2.13.0+cpu", "(cured here by large-k)")],
+)
+def test_a_guard_that_cannot_cure_an_older_release_is_not_said_to(
+    torch_version: str, ending: str, having: Having
+) -> None:
+    having(torch_version, "Apple M1", "15.6")
+    (found,) = [each for each in versions.examine() if each.next.endswith("/193487")]
+    assert found.says.endswith(ending)
+
+
 def test_a_machine_that_is_no_mac_has_none_of_metals_problems(having: Having) -> None:
     having("2.13.0", "AMD EPYC", None)
     assert not [each for each in versions.examine() if "torch 2.13.0: " in each.says]

@@ -96,3 +96,17 @@ def test_suspended_kernels_give_pytorchs_error_and_come_back() -> None:
     with register.suspended(), pytest.raises(NotImplementedError, match="'aten::_dimI' with arguments from the 'Spars"):
         sparse._dimI()
     assert sparse._dimI() == 2
+
+
+def test_a_torch_that_does_not_know_the_key_by_name_has_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As 2.8, where asking for the key's kernels is an error: the layer would have stayed off."""
+    known, registered = torch._C._parse_dispatch_key, torch._C._dispatch_get_registrations_for_dispatch_key
+
+    def asked(key: str) -> list[str]:
+        if key == "SparseMPS":
+            raise RuntimeError(f"could not parse dispatch key: {key}")
+        return registered(key)
+
+    monkeypatch.setattr(torch._C, "_parse_dispatch_key", lambda key: None if key == "SparseMPS" else known(key))
+    monkeypatch.setattr(torch._C, "_dispatch_get_registrations_for_dispatch_key", asked)
+    assert operators.missing_for_sparse() == []
