@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_mps import guards, simulator
 from hf_mps.guards import batch_waits
+from hf_mps.simulator import strictness
 from tests.guards import loops
 from tests.guards.experiments.waits import padded
 
@@ -50,6 +51,19 @@ def test_each_tensor_goes_from_memory_that_the_script_does_not_have() -> None:
     batch["labels"].fill_(9)  # a loader that fills its next batch into the same memory
     assert there["labels"].tolist() == [1, 0]
     assert there["input_ids"].tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_batches_that_are_filled_into_the_same_memory_arrive_whole_while_work_is_queued() -> None:
+    host, weight = torch.zeros(4, 4), torch.ones(4, 4, device="mps")
+    found: dict[str, list[float]] = {}
+    with strictness.on("queued-work"):
+        for name, how in {"the guard's": {}, "the script's own": {"non_blocking": True}}.items():
+            firsts = []
+            for number in range(4):
+                host.fill_(number)
+                firsts.append((send({"x": host}, **how)["x"] @ weight)[0, 0])
+            found[name] = [first.item() for first in firsts]
+    assert found == {"the guard's": [0, 4, 8, 12], "the script's own": [12, 12, 12, 12]}
 
 
 def encoding() -> Any:
