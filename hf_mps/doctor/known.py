@@ -223,6 +223,15 @@ KNOWN = (
         "<2.14",
         "the backward pass of a linear layer ends the program where its input has five dimensions or more",
         f"{ISSUES}/187201",
+        guard="linear-shapes",
+        macos=">=27",
+    ),
+    Known(
+        "torch",
+        "<2.14",
+        "the backward pass of F.linear ends the program where the weight has one dimension",
+        f"{ISSUES}/187988",
+        guard="linear-shapes",
     ),
     Known(
         "torch",

@@ -7,19 +7,15 @@ The dispatcher tells nobody in Python about a new operator, so the three ways in
 from __future__ import annotations
 
 import functools
-import mmap
 from importlib.machinery import ExtensionFileLoader
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from hf_mps.fallback import register
+from hf_mps.fallback.linked import linked_to_torch
 from hf_mps.fallback.operators import SERVES_METAL
-
-# What every library that calls the dispatcher is linked to: libc10.so, libc10.dylib.
-_NEEDS = b"libc10."
 
 
 def watch() -> None:
@@ -66,16 +62,7 @@ def _wrap_extension_modules() -> None:
     @functools.wraps(stock)
     def exec_module(self: ExtensionFileLoader, module: ModuleType) -> None:
         stock(self, module)
-        if _linked_to_torch(self.path):
+        if linked_to_torch(self.path):
             register.sweep()
 
     ExtensionFileLoader.exec_module = exec_module  # type: ignore[method-assign]
-
-
-def _linked_to_torch(path: str) -> bool:
-    """Whether the file names torch's core library; reads as far as the name, or the whole file from the page cache."""
-    try:
-        with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return content.find(_NEEDS) >= 0
-    except (OSError, ValueError):  # inside an archive, or empty
-        return False

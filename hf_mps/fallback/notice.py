@@ -89,6 +89,7 @@ def table(report: Report) -> str:
             f"  {entry.operator:<{width}}  {entry.calls:>8}  {entry.seconds:>8.3f}  {entry.share:>6.1%}"
             f"  {_size(entry.bytes):>9}  {entry.way}"
         )
+    lines.append("  not in these seconds: at each call the GPU runs out of work, as nothing is queued meanwhile")
     return "\n".join(lines)
 
 

@@ -23,10 +23,16 @@ from hf_mps.fallback.kernels import Kernel
 from hf_mps.fallback.ledger import ledger
 from hf_mps.fallback.schema import Plan
 
-# What Metal's kernels say when they refuse, in torch 2.8 to 2.13 (aten/src/ATen/native/mps, EmptyTensor.cpp).
+# What Metal's kernels say when they refuse, in torch 2.8 to 2.14 (aten/src/ATen/native/mps, EmptyTensor.cpp): before
+# they compute anything, so that a tensor that the operator writes is as it was.
 REFUSALS = re.compile(
-    r"\bMPS\b.*(support|implement)|(support|implement).*\bMPS\b|on MacOS|Failed to create function state object", re.I
+    r"\bMPS\b.*(support|implement)|(support|implement).*\bMPS\b|on MacOS|Failed to create function state object"
+    r"|^Adaptive pool MPS|^MPSGr?aph does not support|more than INT_MAX elements|2\*\*32 (elements|entries)",
+    re.I,
 )
+# What is said inside of an operator for want of a kernel, at whatever point it is: native/DispatchStub.cpp, and the
+# AT_DISPATCH macros of ATen/Dispatch.h ("nansum_mps" not implemented for 'Long').
+UNSERVED = re.compile(r"DispatchStub: (missing kernel for|unsupported device type)|^\S+ not implemented for '\w+'")
 # These make memory or move it; what they refuse the CPU cannot give them either, a float64 tensor on Metal above all.
 # The exception is a conversion: composite operators have float64 inside, and their last word is float32.
 MEMORY = re.compile(r"^aten::(_?copy_|_copy_from|set_|resize_|empty|new_empty|_local_scalar_dense|item|is_set_to|_pin)")
@@ -47,11 +53,11 @@ class Rescue(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except (NotImplementedError, TypeError, RuntimeError) as error:
             start = perf_counter()
             reason = str(error).partition("\n")[0]
-            if not REFUSALS.search(reason) or "out of memory" in reason or not _can_stand_in(func, args, kwargs):
+            if not _refused(func, reason) or not _can_stand_in(func, args, kwargs):
                 raise
             if func not in self._kernels:
                 self._kernels[func] = Kernel(Plan.of(func), ledger.slot(func.name()), share=self._share)
-            notice.rescued(func.name(), (*args, *kwargs.values()), reason)
+            notice.rescued(func.name(), (*args, *kwargs.values()), reason.partition(". ")[0])
             try:
                 with torch._C.DisableTorchFunction():
                     return self._kernels[func].run(start, args, kwargs)
@@ -70,6 +76,17 @@ def start(*, share: bool) -> None:
 
     threading.Thread._bootstrap_inner = bootstrap  # type: ignore[attr-defined]
     mode.__enter__()  # type: ignore[no-untyped-call]
+
+
+def _refused(func: Any, reason: str) -> bool:
+    """Whether an error is Metal's for want of a kernel, and left what the operator writes as it was."""
+    if "out of memory" in reason:
+        return False
+    if REFUSALS.search(reason):
+        return True
+    # What an out= argument held counts for nothing; what an operator changes in place may be changed in part.
+    in_place = any(each.alias_info and each.alias_info.is_write and not each.is_out for each in func._schema.arguments)
+    return not in_place and UNSERVED.search(reason) is not None
 
 
 def _can_stand_in(func: Any, args: Any, kwargs: Any) -> bool:

@@ -22,6 +22,7 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "compile",
         "large-k",
         "linear-bias",
+        "linear-shapes",
         "dtype-copies",
         "attention-no-grad",
         "permuted-activations",

@@ -139,7 +139,75 @@ FAULTS: dict[str, Fault] = {
         ">=2.12,<2.14",
         macos=">=15",
     ),
+    # From here on what ends in an error, in an abort of the process, or in a larger figure.
+    "refusals": Fault(
+        "Metal's kernels refuse what the CPU computes: pools of sizes that do not divide, products and tensors beyond "
+        "INT_MAX, ConvTranspose3d in half precision, …",
+        f"{ISSUES}/96056",
+        ">=2.8",
+    ),
+    "mixed-layer-norm": Fault(
+        "a layer norm of float32 weights over a half-precision input reads them as if they had its dtype",
+        f"{ISSUES}/190054",
+        "<2.14",
+    ),
+    "mixed-norm-backward": Fault("its backward pass aborts", f"{ISSUES}/190054", "<2.14"),
+    # #177093 moved it from MPSGraph to a kernel of PyTorch's own, which misreads such a weight (#196067).
+    "mixed-lerp": Fault(
+        "lerp aborts where its weight is one number of another dtype",
+        "https://github.com/karpathy/nanochat/pull/741",
+        "<2.12",
+    ),
+    "vector-weight": Fault(
+        "the backward pass of F.linear with a weight of one dimension aborts",
+        f"{ISSUES}/187988",
+        "<2.14",
+    ),
+    "deep-linear": Fault(
+        "the backward pass of F.linear over five dimensions or more aborts where two of them are 1",
+        f"{ISSUES}/187201",
+        "<2.14",
+        macos=">=27",
+    ),
+    "empty-linear": Fault(
+        "F.linear over no features aborts",
+        f"{ISSUES}/190050",
+        "<2.14",
+        macos=">=15",
+    ),
+    "squeezed-entropy": Fault(
+        "the backward pass of binary_cross_entropy without reduction aborts where a dimension is 1",
+        f"{ISSUES}/166746",
+        "<2.10",
+    ),
+    "large-scores": Fault(
+        "attention without gradients aborts where its scores need more than 4 GiB",
+        f"{ISSUES}/149261",
+        "<2.13",
+    ),
+    "heaps": Fault(
+        "the driver counts heaps of 8, 32 and 1,024 MiB, full or not",
+        "https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/mps/MPSAllocator.h",
+        ">=2.8",
+    ),
+    "whole-buffers": Fault(
+        "what is freed stays a buffer of its size, so the driver's figure grows with every new shape",
+        f"{ISSUES}/132596",
+        "<2.14",
+    ),
 }
+
+
+ABORTS = (
+    "mixed-norm-backward",
+    "mixed-lerp",
+    "vector-weight",
+    "deep-linear",
+    "empty-linear",
+    "squeezed-entropy",
+    "large-scores",
+)
+"""Those that end the process, by SIGABRT, which no Python catches."""
 
 
 def start(metal: Any, profile: Profile, torch_version: str) -> None:

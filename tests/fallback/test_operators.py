@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hf_mps import fallback
-from hf_mps.fallback import later, operators, register
+from hf_mps.fallback import operators, register
 from hf_mps.guards.releases import torch_release
 
 pytestmark = pytest.mark.filterwarnings("ignore::hf_mps.fallback.MetalFallbackWarning")
@@ -134,14 +134,6 @@ def test_loading_a_library_of_operators_looks_for_new_ones(monkeypatch: pytest.M
     monkeypatch.setattr(register, "sweep", lambda: found.append("looked"))
     torch.ops.load_library(str(Path(torch.__file__).parent / "lib" / _a_library_of_torch()))
     assert found == ["looked"]
-
-
-def test_only_extension_modules_linked_to_torch_are_looked_at() -> None:
-    assert later._linked_to_torch(str(Path(torch.__file__).parent / "lib" / _a_library_of_torch()))
-    import _ctypes
-
-    assert not later._linked_to_torch(_ctypes.__file__)
-    assert not later._linked_to_torch("/no/such/file.so")
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from hf_mps.device import machine
 from hf_mps.guards import GuardNotice
 from hf_mps.guards.memory_budget import PYTORCHS, VARIABLE
 from hf_mps.guards.shape_growth import APART, SETTLED
+from hf_mps.simulator import strictness
 from tests.guards import loops
 from tests.guards.experiments.memory import GIB, of_the_recommended, untouched
 
@@ -129,15 +130,23 @@ def test_a_large_model_with_batches_of_one_shape_keeps_its_cache(emptied: list[f
     assert not emptied
 
 
+@pytest.fixture
+def _up_to_2_13() -> Iterator[None]:
+    """The allocator that keeps whole buffers; that of 2.14 holds less, whatever the shapes."""
+    with strictness.on("heaps", "whole-buffers"):
+        yield
+
+
+@pytest.mark.usefixtures("_up_to_2_13")
 def test_under_pressure_memory_that_grew_is_given_back_once_in_a_while(emptied: list[float]) -> None:
     steps = Steps()
     held = untouched(5.0)
+    # Each size has buffers of its own: ten sizes hold 4.4 GiB, of which the largest needs 2.
     steps.take([0.2 * number for number in range(1, 20)])
-    assert emptied == [pytest.approx(7.6, abs=1e-3)]
-    assert torch.mps.driver_allocated_memory() / GIB < 9.0
-    steps.take([3.9] * (SETTLED + APART))  # a loop that has settled at that
-    assert len(emptied) == 1
-    steps.take([5.2])
+    assert emptied == [pytest.approx(9.4, abs=0.05)]
+    steps.take([3.9] * 2 * (SETTLED + APART))  # the first sizes are given back, then the loop has settled
     assert len(emptied) == 2
+    steps.take([5.2])
+    assert len(emptied) == 3
     assert held
-    assert guards.get("shape-growth").times == 2
+    assert guards.get("shape-growth").times == 3

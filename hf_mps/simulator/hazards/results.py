@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -64,22 +63,6 @@ def layernorm_frozen() -> Any:
         return tuple(moved if mask[0] else [each if each is None else each.zero_() for each in moved])
 
     return kernels({"native_layer_norm_backward": backward})
-
-
-def mixed_dtypes() -> Any:
-    """pytorch#190054: the kernel is chosen by the input's dtype, and reads weight and bias as if they had it.
-
-    The backward pass, which aborts Python on a Mac, ends in a RuntimeError here.
-    """
-    import torch
-
-    def norm(input: Any, shape: Any, weight: Any, bias: Any, eps: Any) -> Any:
-        count = math.prod(shape)
-        given = [each if each is None else host(each).view(-1).view(input.dtype)[:count] for each in (weight, bias)]
-        given = [each if each is None else each.view(shape) for each in given]
-        return tuple(each.to("mps") for each in torch.native_layer_norm(host(input), shape, given[0], given[1], eps))
-
-    return kernels({"native_layer_norm": norm})
 
 
 def lstm_dropout() -> Any:

@@ -1,6 +1,7 @@
 // The simulated Metal device: what its parts know of each other.
 //
-//   memory.cpp     bytes: the allocator, its budget, storages that alias between the CPU and the device
+//   memory.cpp     bytes: the allocator, storages that alias between the CPU and the device
+//   heaps.cpp      what the driver counts for them: heaps, buffers that are kept, watermarks
 //   generator.cpp  the device's own random numbers
 //   hooks.cpp      what PyTorch asks about the device: hooks, device guard, events
 //   loan.cpp       host tensors over the same memory for the arguments and results of a call
@@ -14,6 +15,7 @@
 //   faults.cpp     wrong results that some Macs give without an error
 //   indices.cpp    what happens to indices out of range
 //   permuted.cpp   kernels that read permuted tensors wrongly
+//   refusals.cpp   what Metal refuses, and what ends the process
 //   work.cpp       what the device was given to do: launches, copies, waits
 //   queue.cpp      copies that nobody waits for
 //   deferred.cpp   operators that wait in the queue as well
@@ -60,20 +62,29 @@ inline c10::Device device() {
   return c10::Device(c10::DeviceType::MPS, 0);
 }
 
-// ---- memory.cpp ----
+// ---- heaps.cpp ----
 
 struct MemoryFigures {
   size_t current; // bytes held by tensors
-  size_t driver;  // bytes held by tensors and the cache
+  size_t driver;  // bytes of the heaps that they lie in, whether full or not
   size_t peak;    // largest `current` since the last reset
 };
 
-c10::Allocator* allocator();
+extern std::atomic<bool> heaps_counted; // the driver counts whole heaps
+extern std::atomic<bool> whole_buffers; // what is freed stays a buffer of its size
+struct Buffer;
+// A place for `size` bytes. Raises Metal's two errors of too little memory.
+Buffer* take_buffer(size_t size);
+void give_buffer(Buffer* buffer, size_t size);
 MemoryFigures memory_figures();
 void reset_peak();
 void empty_cache();
 // Raises unless 0 <= ratio <= 2; 0 means without limit (torch.mps.set_per_process_memory_fraction).
 void set_memory_ratio(double ratio);
+
+// ---- memory.cpp ----
+
+c10::Allocator* allocator();
 
 // Metal has no float64: raises the TypeError that a Mac raises.
 void check_dtype(c10::ScalarType dtype);
@@ -192,6 +203,7 @@ void raise_late_error();
 // ---- permuted.cpp ----
 
 extern std::atomic<bool> permuted_activations;
+extern std::atomic<bool> mixed_layer_norm;
 Inside permuted_inside_of(const std::string& name);
 
 // ---- order.cpp ----
@@ -200,6 +212,32 @@ extern std::atomic<bool> atomic_order;
 Inside order_inside_of(const std::string& name);
 void index_add_in_any_order(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 void scatter_add_in_any_order(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+// ---- refusals.cpp ----
+
+extern std::atomic<bool> refusals; // errors of Metal's kernels, where the CPU computes
+
+// Aborts of the process, by MetalPerformanceShaders' own assertions.
+struct Aborts {
+  std::atomic<bool> layer_norm{false};
+  std::atomic<bool> lerp{false};
+  std::atomic<bool> linear_vector{false};
+  std::atomic<bool> linear_deep{false};
+  std::atomic<bool> linear_empty{false};
+  std::atomic<bool> cross_entropy{false};
+  std::atomic<bool> large_attention{false};
+};
+
+extern Aborts aborts;
+// Looks at a call before it is computed or queued: raises what Metal raises, or ends the process.
+using Check = void (*)(c10::ArrayRef<c10::IValue> arguments);
+// The check of the operator called `name`, without its overload, or null.
+Check check_of(const std::string& name);
+void check_linear_backward(const at::Tensor& self, const at::Tensor& weight);
+// `wide` has the sizes that may not be above 65,536 before macOS 15.1.
+void check_convolution(const at::Tensor& self, const at::Tensor& weight, c10::IntArrayRef wide);
+void check_convolution_transpose(const at::Tensor& self);
+void check_attention(const at::Tensor& query, const at::Tensor& key);
 
 // ---- attention.cpp ----
 

@@ -42,6 +42,17 @@ const std::map<std::string, std::atomic<bool>*>& switches() {
       {"silent-indices", &silent_indices},
       {"late-indices", &late_indices},
       {"atomic-order", &atomic_order},
+      {"heaps", &heaps_counted},
+      {"whole-buffers", &whole_buffers},
+      {"refusals", &refusals},
+      {"mixed-layer-norm", &mixed_layer_norm},
+      {"mixed-norm-backward", &aborts.layer_norm},
+      {"mixed-lerp", &aborts.lerp},
+      {"vector-weight", &aborts.linear_vector},
+      {"deep-linear", &aborts.linear_deep},
+      {"empty-linear", &aborts.linear_empty},
+      {"squeezed-entropy", &aborts.cross_entropy},
+      {"large-scores", &aborts.large_attention},
   };
   return *all;
 }

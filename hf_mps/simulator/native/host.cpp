@@ -43,6 +43,7 @@ struct Plan {
 
 // What an operator needs beside what its schema says; null where it needs nothing.
 struct Special {
+  Check check;
   Fault fault;
   Inside inside;
   Waits waits;
@@ -57,8 +58,11 @@ class HostKernel final : public c10::OperatorKernel {
         launches_(!plan_.view && !reads_ && plan_.name.name != "aten::is_set_to") {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-    const size_t arguments = op.schema().arguments().size();
-    const bool waited = count(c10::ArrayRef<c10::IValue>(*stack).slice(stack->size() - arguments));
+    const auto given = c10::ArrayRef<c10::IValue>(*stack).slice(stack->size() - op.schema().arguments().size());
+    if (special_.check != nullptr) {
+      special_.check(given);
+    }
+    const bool waited = count(given);
     if (plan_.view) {
       const Unread nothing;
       return compute(op, stack, false);
@@ -199,7 +203,7 @@ torch::CppFunction boxed(const c10::FunctionSchema& schema, Special special) {
 } // namespace
 
 torch::CppFunction host_kernel(const c10::FunctionSchema& schema, Inside inside, Waits waits) {
-  return boxed(schema, {nullptr, inside, waits});
+  return boxed(schema, {nullptr, nullptr, inside, waits});
 }
 
 void register_host_kernels(const std::vector<std::string>& names) {
@@ -211,7 +215,8 @@ void register_host_kernels(const std::vector<std::string>& names) {
     const auto op = c10::Dispatcher::singleton().findSchema({name.substr(0, dot), overload});
     if (op && !op->hasKernelForDispatchKey(c10::DispatchKey::MPS)) {
       const auto plain = plain_name(op->schema());
-      library->impl(name.c_str(), boxed(op->schema(), {fault_of(plain), inside_of(plain), waits_of(plain)}));
+      const Special special{check_of(plain), fault_of(plain), inside_of(plain), waits_of(plain)};
+      library->impl(name.c_str(), boxed(op->schema(), special));
     }
   }
 }

@@ -1,147 +1,32 @@
-// Bytes. Memory is unified on Apple silicon; here it is the host's, so an alias between devices costs nothing.
+// Bytes. Memory is unified on Apple silicon; here it is the host's, so an alias between devices costs nothing. How much
+// the driver counts for it is in heaps.cpp.
 #include "device.h"
 
 #include <ATen/EmptyTensor.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
-#include <atomic>
-#include <cstdlib>
 #include <cstring>
-#include <iomanip>
-#include <limits>
-#include <mutex>
-#include <sstream>
 
 namespace metal {
 namespace {
 
 // Metal's heaps hand out multiples of a page for all but the smallest buffers (MPSAllocator.h, heapBufferSizeAndAlign).
 constexpr size_t kSmallest = 256;
-constexpr double kDefaultRatio = 1.7; // of the recommended maximum: MPSAllocator.h, default_high_watermark_ratio
-constexpr double kLargestRatio = 2.0; // MPSAllocator.h, default_high_watermark_upper_bound
-// MTLDevice.maxBufferLength, of the recommended maximum: 36 GiB on a Mac of 64 (gfx-rs/wgpu#2502), 27 of 48
-// (exo-explore/exo#1048), 156 where 208 are recommended (MLX's device_info of an M3 Ultra): half of a small Mac's memory.
-constexpr double kLargestBuffer = 0.75;
 
 size_t rounded(size_t bytes) {
   return (bytes + kSmallest - 1) / kSmallest * kSmallest;
 }
 
-std::string readable(size_t bytes) {
-  std::ostringstream out;
-  out << std::fixed << std::setprecision(2);
-  const double size = static_cast<double>(bytes);
-  if (bytes <= 1024) {
-    out << bytes << " bytes";
-  } else if (bytes <= (1UL << 20)) {
-    out << size / (1UL << 10) << " KiB";
-  } else if (bytes <= (1UL << 30)) {
-    out << size / (1UL << 20) << " MiB";
-  } else {
-    out << size / (1UL << 30) << " GiB";
-  }
-  return out.str();
-}
-
-// Counts bytes against the budget. Freed bytes stay with the driver until the cache is emptied, as on a Mac.
-class Budget {
- public:
-  void charge(size_t bytes) {
-    // The text of MPSAllocator.mm (alloc_buffer_block), which looks before it asks for the rest.
-    TORCH_CHECK(bytes < largest_buffer(), "Invalid buffer size: ", readable(bytes));
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (limit() - std::min(limit(), current_) < bytes) {
-      refuse(bytes);
-    }
-    current_ += bytes;
-    peak_ = std::max(peak_, current_);
-    driver_ = std::max(driver_, current_);
-  }
-
-  void release(size_t bytes) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    current_ -= bytes;
-  }
-
-  MemoryFigures figures() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return {current_, driver_, peak_};
-  }
-
-  void reset_peak() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    peak_ = current_;
-  }
-
-  void empty_cache() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    driver_ = current_;
-  }
-
-  void set_ratio(double ratio) {
-    TORCH_CHECK(ratio >= 0.0 && ratio <= kLargestRatio, "invalid high watermark ratio ", ratio);
-    std::lock_guard<std::mutex> lock(mutex_);
-    ratio_ = ratio;
-  }
-
- private:
-  static double initial_ratio() {
-    const char* given = std::getenv("PYTORCH_MPS_HIGH_WATERMARK_RATIO");
-    const double ratio = given ? std::strtod(given, nullptr) : kDefaultRatio;
-    TORCH_CHECK(ratio >= 0.0 && ratio <= kLargestRatio, "invalid high watermark ratio ", ratio);
-    return ratio;
-  }
-
-  static size_t largest_buffer() {
-    return static_cast<size_t>(kLargestBuffer * static_cast<double>(profile().recommended_max));
-  }
-
-  size_t limit() const {
-    return ratio_ == 0.0 ? std::numeric_limits<size_t>::max()
-                         : static_cast<size_t>(ratio_ * static_cast<double>(profile().recommended_max));
-  }
-
-  // The text of MPSAllocator.mm (torch 2.13, alloc_buffer_block).
-  [[noreturn]] void refuse(size_t bytes) const {
-    TORCH_CHECK(
-        false,
-        "MPS backend out of memory (MPS allocated: ",
-        readable(current_),
-        ", other allocations: ",
-        readable(0),
-        ", max allowed: ",
-        readable(limit()),
-        "). Tried to allocate ",
-        readable(bytes),
-        " on private pool. Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit for memory "
-        "allocations (may cause system failure).");
-    std::abort(); // not reached: TORCH_CHECK(false) throws
-  }
-
-  std::mutex mutex_;
-  double ratio_ = initial_ratio();
-  size_t current_ = 0;
-  size_t driver_ = 0;
-  size_t peak_ = 0;
-};
-
-// Never destroyed: tensors may outlive static destruction.
-Budget& budget() {
-  static Budget* the_budget = new Budget();
-  return *the_budget;
-}
-
-// A share of the budget, given back when the memory behind it is freed.
+// A place in a heap, given back when the memory behind it is freed.
 struct Charge {
-  explicit Charge(size_t size) : bytes(rounded(size)) {
-    budget().charge(bytes);
-  }
+  explicit Charge(size_t size) : bytes(rounded(size)), buffer(take_buffer(bytes)) {}
   ~Charge() {
-    budget().release(bytes);
+    give_buffer(buffer, bytes);
   }
   Charge(const Charge&) = delete;
   size_t bytes;
+  Buffer* buffer;
 };
 
 struct Owned {
@@ -226,22 +111,6 @@ at::Tensor view_over(const at::Tensor& tensor, c10::Storage storage, c10::Dispat
 c10::Allocator* allocator() {
   static UnifiedMemory memory;
   return &memory;
-}
-
-MemoryFigures memory_figures() {
-  return budget().figures();
-}
-
-void reset_peak() {
-  budget().reset_peak();
-}
-
-void empty_cache() {
-  budget().empty_cache();
-}
-
-void set_memory_ratio(double ratio) {
-  budget().set_ratio(ratio);
 }
 
 void check_dtype(c10::ScalarType dtype) {

@@ -47,6 +47,16 @@ std::vector<int64_t> zeros(IntArrayRef like) {
   return std::vector<int64_t>(like.size(), 0);
 }
 
+std::vector<int64_t> sizes_of_result(
+    const Tensor& self, const Tensor& weight, IntArrayRef padding, IntArrayRef stride, IntArrayRef dilation) {
+  std::vector<int64_t> sizes{self.size(0), weight.size(0)};
+  for (size_t at = 0; at < stride.size() && static_cast<int64_t>(at) + 2 < self.dim(); ++at) {
+    const auto reach = dilation[at] * (weight.size(at + 2) - 1) + 1;
+    sizes.push_back((self.size(at + 2) + 2 * padding[at] - reach) / stride[at] + 1);
+  }
+  return sizes;
+}
+
 Tensor convolution(
     const Tensor& self,
     const Tensor& weight,
@@ -56,6 +66,7 @@ Tensor convolution(
     IntArrayRef dilation,
     int64_t groups) {
   Inside inside;
+  check_convolution(self, weight, sizes_of_result(self, weight, padding, stride, dilation));
   return back(at::convolution(
       host(self), host(weight), host(bias), stride, padding, dilation, false, zeros(padding), groups));
 }
@@ -70,6 +81,7 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(
     int64_t groups,
     std::array<bool, 3> mask) {
   Inside inside;
+  check_convolution(grad_output, weight, grad_output.sizes());
   const std::array<int64_t, 1> bias{weight.size(0)};
   auto [input, kernel, offset] = at::convolution_backward(
       host(grad_output), host(self), host(weight), IntArrayRef(bias), stride, padding, dilation, false,
@@ -86,6 +98,8 @@ Tensor convolution_transpose(
     IntArrayRef dilation,
     int64_t groups) {
   Inside inside;
+  check_convolution_transpose(self);
+  check_convolution(self, weight, self.sizes());
   return back(at::convolution(
       host(self), host(weight), {}, stride, padding, dilation, true, output_padding, groups));
 }
@@ -101,6 +115,7 @@ std::tuple<Tensor, Tensor> convolution_transpose_backward(
     int64_t groups,
     std::array<bool, 2> mask) {
   Inside inside;
+  check_convolution(grad_output, weight, self.sizes());
   auto [input, kernel, offset] = at::convolution_backward(
       host(grad_output), host(self), host(weight), at::OptionalIntArrayRef(), stride, padding, dilation, true,
       output_padding, groups, {mask[0], mask[1], false});
@@ -112,12 +127,14 @@ using Gradients = std::tuple<Tensor, Tensor, Tensor>;
 // On the host.
 Gradients linear_gradients(
     const Tensor& self, const Tensor& grad_output, const Tensor& weight, std::array<bool, 3> mask) {
-  const auto grad = host(grad_output);
+  const bool vector = weight.dim() == 1; // whose result lost its last dimension
+  const auto grad = vector ? host(grad_output).unsqueeze(-1) : host(grad_output);
+  const auto matrix = vector ? host(weight).unsqueeze(0) : host(weight);
   const auto of_rows = grad.reshape({-1, grad.size(-1)});
   const auto rows = host(self).reshape({-1, self.size(-1)});
   Tensor input, kernel, bias;
   if (mask[0]) {
-    input = grad.matmul(host(weight));
+    input = grad.matmul(matrix);
   }
   if (mask[1]) {
     kernel = of_rows.t().matmul(rows);
@@ -126,7 +143,7 @@ Gradients linear_gradients(
     bias = of_rows.sum(0);
   }
   linear_backward_faults(rows, of_rows, input, kernel);
-  return {input, kernel, bias};
+  return {input, vector && kernel.defined() ? kernel.squeeze(0) : kernel, bias};
 }
 
 void fill(const Tensor& promised, const Tensor& found) {
@@ -138,6 +155,7 @@ void fill(const Tensor& promised, const Tensor& found) {
 Gradients linear_backward(
     const Tensor& self, const Tensor& grad_output, const Tensor& weight, std::array<bool, 3> mask) {
   Inside inside;
+  check_linear_backward(self, weight);
   if (!queued_work) {
     const auto [input, kernel, bias] = linear_gradients(self, grad_output, weight, mask);
     return {back(input), back(kernel), back(bias)};
@@ -145,7 +163,7 @@ Gradients linear_backward(
   const auto made = [&](bool wanted, IntArrayRef shape) {
     return wanted ? at::empty(shape, weight.options()) : Tensor();
   };
-  Gradients promised{made(mask[0], self.sizes()), made(mask[1], weight.sizes()), made(mask[2], {weight.size(0)})};
+  Gradients promised{made(mask[0], self.sizes()), made(mask[1], weight.sizes()), made(mask[2], {weight.dim() == 1 ? 1 : weight.size(0)})};
   const auto& [of_rows, of_weight, of_bias] = promised;
   const Gradients into{alias(of_rows), alias(of_weight), alias(of_bias)};
   queue_job([rows = alias(self), grad = alias(grad_output), kernel = alias(weight), mask, into] {
@@ -186,6 +204,7 @@ std::tuple<Tensor, Tensor> attention(
     std::optional<double> scale,
     bool grouped) {
   Inside inside;
+  check_attention(query, key);
   auto [output, weights] = at::_scaled_dot_product_attention_math(
       host(query), host(key), host(value), host(mask), dropout, causal, host(dropout_mask), scale, grouped);
   if (any_attention_fault()) {

@@ -1,16 +1,20 @@
-// Tensors that are permuted, read by some kernels as if they lay in the order of their dimensions.
+// Tensors that some kernels read as what they are not.
 //
 // pytorch#175188 (backward of activations) and #175189 (of batch norm, also for channels_last): MPSGraph is given the
-// bytes as they lie and the shape as it is called.
+// bytes of a permuted tensor as they lie and the shape as it is called. #190054: a layer norm's kernel is chosen by the
+// input's dtype, and reads weight and bias as if they had it.
 #include "device.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <set>
 
 namespace metal {
 
 std::atomic<bool> permuted_activations{false};
+std::atomic<bool> mixed_layer_norm{false};
 
 namespace {
 
@@ -27,12 +31,36 @@ void misread(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
 }
 
+// The bytes of `given` as values of another dtype, as many as before; zeros where they end.
+at::Tensor reread(const at::Tensor& given, c10::ScalarType dtype) {
+  const auto bytes = given.contiguous().view(-1).view(at::kByte);
+  auto longer = at::zeros({given.numel() * static_cast<int64_t>(c10::elementSize(dtype))}, bytes.options());
+  const auto length = std::min(longer.numel(), bytes.numel());
+  longer.narrow(0, 0, length).copy_(bytes.narrow(0, 0, length));
+  return longer.view(dtype).view(given.sizes());
+}
+
+void layer_norm(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const size_t first = stack->size() - op.schema().arguments().size();
+  const auto dtype = (*stack)[first].toTensor().scalar_type();
+  for (const size_t at : {first + 2, first + 3}) { // weight and bias
+    auto& value = (*stack)[at];
+    if (mixed_layer_norm && value.isTensor() && value.toTensor().defined() && value.toTensor().scalar_type() != dtype) {
+      value = reread(value.toTensor(), dtype);
+    }
+  }
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+}
+
 } // namespace
 
 Inside permuted_inside_of(const std::string& name) {
   static const std::set<std::string> names{
       "tanh_backward", "sigmoid_backward", "silu_backward", "softplus_backward", "mish_backward",
       "threshold_backward", "logit_backward", "native_batch_norm_backward"};
+  if (name == "native_layer_norm") {
+    return &layer_norm;
+  }
   return names.count(name) > 0 ? &misread : order_inside_of(name);
 }
 

@@ -18,6 +18,7 @@ from tests.guards.experiments import (
     products,
     results,
     resumed,
+    shapes,
     silent,
     waits,
 )
@@ -53,6 +54,7 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
         products.in_every_form,
         products.in_half_precision,
     ),
+    "linear-shapes": (shapes.weight_of_one_dimension, shapes.five_dimensions),
     "linear-bias": (silent.one_row, silent.one_row_in_each, silent.many_matrices),
     "dtype-copies": (silent.half_copies, silent.views_that_widen, silent.copies_into_a_tensor),
     "index-range": (

@@ -1,0 +1,287 @@
+// What Metal does not compute: the errors that PyTorch's Metal kernels raise, and the assertions of Apple's libraries
+// that end the process. Either comes before anything is computed, so a call that is refused has written nothing.
+#include "device.h"
+
+#include <ATen/ExpandUtils.h>
+#include <c10/util/Exception.h>
+
+#include <torch/version.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <limits>
+#include <map>
+#include <vector>
+
+namespace metal {
+
+std::atomic<bool> refusals{false};
+Aborts aborts;
+
+namespace {
+
+using at::Tensor;
+using c10::IntArrayRef;
+using Arguments = c10::ArrayRef<c10::IValue>;
+
+constexpr int kMinor = TORCH_VERSION_MAJOR == 2 ? TORCH_VERSION_MINOR : 99;
+constexpr int64_t kIntMax = std::numeric_limits<int32_t>::max();
+constexpr int64_t kElements = int64_t(1) << 32;
+
+bool macos_at_least(int major, int minor) {
+  return std::pair(profile().macos_major, profile().macos_minor) >= std::pair(major, minor);
+}
+
+Tensor tensor(Arguments in, size_t index) {
+  return in.size() > index && in[index].isTensor() ? in[index].toTensor() : Tensor();
+}
+
+// As Apple's assertions end a process: some lines on stderr and SIGABRT, which no Python catches.
+[[noreturn]] void end(const std::string& error, const char* assertion) {
+  if (!error.empty()) {
+    std::cerr << "(mpsFileLoc): MPSGraphUtilities.mm:233:0: error: " << error << "\n";
+  }
+  std::cerr << assertion << std::endl;
+  std::abort();
+}
+
+constexpr const char* kVerification = "MPSGraphExecutable.mm:1484: failed assertion `original module failed verification'";
+constexpr const char* kElementTypes = " op requires the same element type for all operands and results";
+
+// ---- errors ----
+
+// AdaptivePooling.mm, set_kernel_params; #96056. Max pooling asks for the first alone.
+void adaptive_pool(IntArrayRef input, IntArrayRef output, bool average) {
+  if (!refusals || input.size() < 2 || output.empty()) {
+    return;
+  }
+  const auto high = input[input.size() - 2], wide = input.back();
+  const auto out_high = output[output.size() - 2], out_wide = output.back();
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      (high >= out_high && wide >= out_wide) || (high <= out_high && wide <= out_wide),
+      "Adaptive pool MPS: Input height and width must both be greater than, or equal to, or lesser than output height "
+      "and width");
+  const bool smaller = high >= out_high;
+  if (!average || (smaller ? out_high : high) == 0 || (smaller ? out_wide : wide) == 0) {
+    return;
+  }
+  const bool divisible =
+      smaller ? high % out_high == 0 && wide % out_wide == 0 : out_high % high == 0 && out_wide % wide == 0;
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      divisible,
+      "Adaptive pool MPS: ", smaller ? "input" : "output", " sizes must be divisible by ", smaller ? "output" : "input",
+      " sizes. Non-divisible input sizes are not implemented on MPS device yet. For now, you can manually transfer "
+      "tensor to cpu in this case. Please refer to [this issue](https://github.com/pytorch/pytorch/issues/96056)");
+}
+
+void average_pool(Arguments in) {
+  const auto size = in[1].toIntVector();
+  adaptive_pool(in[0].toTensor().sizes(), size, true);
+}
+
+void average_pool_backward(Arguments in) {
+  adaptive_pool(in[1].toTensor().sizes(), in[0].toTensor().sizes(), true);
+}
+
+void max_pool(Arguments in) {
+  const auto size = in[1].toIntVector();
+  adaptive_pool(in[0].toTensor().sizes(), size, false);
+}
+
+// OperationUtils.mm, Placeholder: a tensor that does not fill its storage in order is given to MPSGraph as that storage.
+// Torch 2.9 brought the check, its word misspelt; before it such a tensor ended the process.
+void graph_operand(const Tensor& given) {
+  if (kMinor < 9 || !refusals || !given.defined()) {
+    return;
+  }
+  constexpr const char* text = kMinor == 9 ? "MPSGaph does not support tensor dims larger than INT_MAX"
+                                           : "MPSGraph does not support tensor dims larger than INT_MAX";
+  for (const auto size : given.sizes()) {
+    TORCH_CHECK(size <= kIntMax, text);
+  }
+  if (macos_at_least(15, 0) && (!given.is_contiguous() || given.storage_offset() != 0)) {
+    const auto behind = static_cast<int64_t>(given.storage().nbytes() / given.itemsize()) - given.storage_offset();
+    TORCH_CHECK(behind <= kIntMax, text);
+  }
+}
+
+// LinearAlgebra.mm, of each of the four products.
+void product(const Tensor& one, const Tensor& other) {
+  if (!refusals || one.dim() < 2 || one.dim() != other.dim()) {
+    return;
+  }
+  for (const auto size : {one.dim() > 2 ? one.size(0) : 0, one.size(-2), other.size(-1)}) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        size <= kElements, "Output dim sizes larger than 2**32 elements for matmul not supported on MPS device.");
+  }
+  graph_operand(one);
+  graph_operand(other);
+}
+
+void first_product(Arguments in) {
+  product(in[0].toTensor(), in[1].toTensor());
+}
+
+void second_product(Arguments in) {
+  product(in[1].toTensor(), in[2].toTensor());
+}
+
+// Indexing.mm; torch 2.14 counts in 64 bits.
+void nonzero(Arguments in) {
+  if (refusals && kMinor < 14) {
+    TORCH_CHECK(
+        in[0].toTensor().numel() < kIntMax,
+        "nonzero is not supported for tensors with more than INT_MAX elements, ", kMinor < 9 ? "  " : "",
+        "See https://github.com/pytorch/pytorch/issues/51871");
+  }
+}
+
+void masked_fill(Arguments in) {
+  if (refusals) {
+    TORCH_CHECK(
+        in[0].toTensor().numel() <= kElements - 1, "masked_fill not supported for tensors of more than 2**32 elements");
+  }
+}
+
+// Pad.mm: no refusal, but another way and a warning.
+void constant_pad(Arguments in) {
+  if (refusals && in[1].toIntVector().size() > 6) {
+    TORCH_WARN_ONCE(
+        "MPS: The constant padding of more than 3 dimensions is not currently supported natively. It uses View Ops "
+        "default implementation to run. This may have performance implications.");
+  }
+}
+
+// ---- aborts ----
+
+// pytorch#190054: the graph of the backward pass multiplies half-precision inputs by float32 weights.
+void layer_norm_backward(Arguments in) {
+  const auto input = tensor(in, 1), weight = tensor(in, 5);
+  if (aborts.layer_norm && weight.defined() && weight.scalar_type() != input.scalar_type()) {
+    end(c10::str("'mps.multiply'", kElementTypes), kVerification);
+  }
+}
+
+// karpathy/nanochat#741: a weight that is one number of another dtype, as an optimizer's own step has it.
+void lerp(Arguments in) {
+  const auto self = tensor(in, 0), weight = tensor(in, 2);
+  if (aborts.lerp && weight.defined() && weight.dim() == 0 && weight.scalar_type() != self.scalar_type()) {
+    end(c10::str("'mps.multiply'", kElementTypes), kVerification);
+  }
+}
+
+// pytorch#190050: no features to sum over, and a result all the same.
+void linear(Arguments in) {
+  const auto rows = tensor(in, 0), weight = tensor(in, 1);
+  if (aborts.linear_empty && rows.dim() > 0 && rows.size(-1) == 0 && weight.dim() == 2 && weight.size(0) > 0) {
+    for (int64_t dim = 0; dim + 1 < rows.dim(); ++dim) {
+      if (rows.size(dim) == 0) {
+        return;
+      }
+    }
+    end("",
+        "MPSNDArray.mm:759: failed assertion `[MPSNDArray initWithDevice:descriptor:isTextureBacked:] Error: device "
+        "may not be nil'");
+  }
+}
+
+// pytorch#166746: input and target lose their dimensions of size 1, the incoming gradient keeps them.
+void cross_entropy_backward(Arguments in) {
+  if (!aborts.cross_entropy) {
+    return;
+  }
+  const auto grad = tensor(in, 0);
+  std::vector<int64_t> squeezed;
+  for (const auto size : tensor(in, 1).sizes()) {
+    if (size != 1) {
+      squeezed.push_back(size);
+    }
+  }
+  for (int64_t dim = 1; dim <= std::min<int64_t>(grad.dim(), squeezed.size()); ++dim) {
+    const auto one = grad.size(-dim), other = squeezed[squeezed.size() - dim];
+    if (one != other && one != 1 && other != 1) {
+      end("'mps.multiply' op operands don't have broadcast-compatible shapes", kVerification);
+    }
+  }
+}
+
+} // namespace
+
+Check check_of(const std::string& name) {
+  static const std::map<std::string, Check> checks{
+      {"_adaptive_avg_pool2d", &average_pool},
+      {"adaptive_avg_pool2d", &average_pool},
+      {"_adaptive_avg_pool2d_backward", &average_pool_backward},
+      {"adaptive_max_pool2d", &max_pool},
+      {"mm", &first_product},
+      {"bmm", &first_product},
+      {"addmm", &second_product},
+      {"addmm_", &second_product},
+      {"baddbmm", &second_product},
+      {"baddbmm_", &second_product},
+      {"nonzero", &nonzero},
+      {"masked_fill", &masked_fill},
+      {"masked_fill_", &masked_fill},
+      {"constant_pad_nd", &constant_pad},
+      {"native_layer_norm_backward", &layer_norm_backward},
+      {"lerp", &lerp},
+      {"lerp_", &lerp},
+      {"linear", &linear},
+      {"binary_cross_entropy_backward", &cross_entropy_backward},
+  };
+  const auto found = checks.find(name);
+  return found == checks.end() ? nullptr : found->second;
+}
+
+void check_linear_backward(const Tensor& self, const Tensor& weight) {
+  // pytorch#187988
+  if (aborts.linear_vector && weight.dim() == 1) {
+    end(c10::str("'mps.matmul' op contracting dimensions differ ", self.numel() / std::max<int64_t>(self.size(-1), 1),
+                 " & ", weight.size(0)),
+        kVerification);
+  }
+  // pytorch#187201: more than four dimensions, two of them of size 1
+  if (aborts.linear_deep && self.dim() > 4) {
+    int64_t single = 0;
+    for (const auto size : self.sizes()) {
+      single += size == 1 ? 1 : 0;
+    }
+    if (single > 1) {
+      end("", "MPSGraphExecutable.mm:6125: failed assertion `Error: MLIR pass manager failed'");
+    }
+  }
+}
+
+void check_convolution(const Tensor& self, const Tensor& weight, IntArrayRef wide) {
+  if (!refusals) {
+    return;
+  }
+  TORCH_CHECK(at::isFloatingType(self.scalar_type()), "Convolution is supported only for Floating types");
+  graph_operand(self);
+  graph_operand(weight);
+  for (const auto size : wide) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        size <= (1 << 16) || macos_at_least(15, 1), "Output channels > 65536 not supported at the MPS device. ");
+  }
+}
+
+void check_convolution_transpose(const Tensor& self) {
+  TORCH_CHECK(
+      !refusals || self.dim() != 5 || !at::isReducedFloatingType(self.scalar_type()),
+      "ConvTranspose 3D with BF16 or FP16 types is not supported on MPS");
+}
+
+// pytorch#149261: MPSGraph's attention makes an array of all scores.
+void check_attention(const Tensor& query, const Tensor& key) {
+  if (!aborts.large_attention || query.dim() < 2 || query.size(-1) == 0) {
+    return;
+  }
+  const double rows = static_cast<double>(query.numel()) / static_cast<double>(query.size(-1));
+  if (rows * static_cast<double>(key.size(-2)) * static_cast<double>(query.itemsize()) > 4294967296.0) {
+    end("",
+        "MPSNDArray.mm:850: failed assertion `[MPSNDArray initWithDevice:descriptor:isTextureBacked:] Error: total "
+        "bytes of NDArray > 2**32'");
+  }
+}
+
+} // namespace metal

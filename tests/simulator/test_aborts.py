@@ -1,0 +1,150 @@
+"""What ends Python on a Mac ends it here: faults by name, with the lines of Apple's assertions, and nothing else does.
+
+Each is tried in a child of this process, which does without autograd: that has its threads in the parent.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hf_mps import guards
+from hf_mps.guards.releases import torch_release
+from hf_mps.simulator import strictness
+
+pytestmark = pytest.mark.usefixtures("mps")
+
+aten = torch.ops.aten
+
+
+def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.ones(shape, dtype=dtype, device="mps")
+
+
+def norm_backward(dtype: torch.dtype) -> None:
+    rows, weight = ones(2, 4, dtype=dtype), ones(4)
+    moments = [ones(2, 1), ones(2, 1)]
+    aten.native_layer_norm_backward(rows, rows, [4], *moments, weight, weight, [True, True, True])
+
+
+def lerp(dtype: torch.dtype) -> None:
+    ones(3, dtype=dtype).lerp_(ones(3, dtype=dtype), ones(1)[0])
+
+
+def linear_backward(rows: tuple[int, ...], weight: tuple[int, ...], grad: tuple[int, ...]) -> None:
+    aten.linear_backward(ones(*rows), ones(*grad), ones(*weight), [True, True, False])
+
+
+def entropy(shape: tuple[int, ...], reduction: int = 0) -> None:
+    grad = ones(*shape) if reduction == 0 else ones(1)[0]
+    aten.binary_cross_entropy_backward(grad, ones(*shape) * 0.5, ones(*shape), None, reduction)
+
+
+def attention(queries: int) -> None:
+    F.scaled_dot_product_attention(*[torch.empty(1, 1, queries, 1, device="mps")] * 3)
+
+
+# Fault -> what it ends, what it says, and a call beside it that goes on.
+CALLS: dict[str, tuple[Callable[[], None], str, Callable[[], None]]] = {
+    "mixed-norm-backward": (
+        lambda: norm_backward(torch.float16),
+        "'mps.multiply' op requires the same element type for all operands and results",
+        lambda: norm_backward(torch.float32),
+    ),
+    "mixed-lerp": (lambda: lerp(torch.bfloat16), "requires the same element type", lambda: lerp(torch.float32)),
+    "vector-weight": (
+        lambda: linear_backward((6, 3), (3,), (6,)),
+        "'mps.matmul' op contracting dimensions differ 6 & 3",
+        lambda: linear_backward((6, 3), (1, 3), (6, 1)),
+    ),
+    "deep-linear": (
+        lambda: linear_backward((2, 1, 2, 1, 2), (4, 2), (2, 1, 2, 1, 4)),
+        "failed assertion `Error: MLIR pass manager failed'",
+        lambda: linear_backward((2, 1, 2, 3, 2), (4, 2), (2, 1, 2, 3, 4)),
+    ),
+    "empty-linear": (
+        lambda: F.linear(ones(3, 0), ones(5, 0)),
+        "device may not be nil",
+        lambda: linear_backward((3, 2), (5, 2), (3, 5)),
+    ),
+    "squeezed-entropy": (
+        lambda: entropy((2, 3, 1)),
+        "op operands don't have broadcast-compatible shapes",
+        lambda: entropy((2, 3, 1), reduction=1),
+    ),
+    "large-scores": (lambda: attention(32_769), "Error: total bytes of NDArray > 2**32", lambda: attention(64)),
+}
+
+
+def child(call: Callable[[], None]) -> tuple[int, str]:
+    """How a child ends that makes a call: the signal that ended it, or 0, and what it wrote on stderr."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        faulthandler.disable()
+        os.dup2(writing, 2)
+        try:
+            call()
+            os._exit(0)
+        except BaseException as error:
+            os.write(2, f"{type(error).__name__}: {error}".encode())
+            os._exit(1)
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        said = stream.read()
+    status = os.waitpid(pid, 0)[1]
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, said
+    return (os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0), said
+
+
+def test_every_abort_has_a_row() -> None:
+    assert set(CALLS) == set(strictness.ABORTS) <= set(strictness.FAULTS)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_abort_ends_the_process_with_apples_words_and_nothing_else_does(name: str) -> None:
+    ends, says, beside = CALLS[name]
+    with guards.suspended(), strictness.off(*strictness.ABORTS), strictness.on(name):
+        ended, said = child(ends)
+        assert ended == signal.SIGABRT
+        assert says in said
+        assert "failed assertion `" in said
+        assert child(beside) == (0, "")
+    if name != "large-scores":  # which takes its time
+        with guards.suspended(), strictness.off(*strictness.ABORTS):
+            assert child(ends) == (0, "")
+
+
+def test_the_installed_release_has_the_aborts_that_it_has_on_a_mac() -> None:
+    release = torch_release()
+    here = {"mixed-norm-backward", "vector-weight", "empty-linear"} if release < (2, 14) else set()
+    here |= {"squeezed-entropy"} if release < (2, 10) else set()
+    here |= {"mixed-lerp"} if release < (2, 12) else set()
+    here |= {"large-scores"} if release < (2, 13) else set()
+    assert here == strictness.active() & set(strictness.ABORTS), "the default profile is no macOS 27"
+
+
+TRIALS = """
+from hf_mps import guards
+from hf_mps.guards.catalogue import NAMES
+from hf_mps.simulator import strictness
+import hf_mps, torch, transformers, accelerate
+with strictness.on(*strictness.ABORTS):
+    for name in NAMES:
+        print(name, flush=True)
+        guards.get(name).forget()
+        guards.get(name).applies()
+"""
+
+
+def test_no_guards_trial_ends_python(run_python: Callable[..., object]) -> None:
+    from hf_mps.guards.catalogue import NAMES
+
+    done = run_python("-c", TRIALS, env={"HF_MPS_SIMULATE": "m1-macos26-16gb"})
+    assert (done.returncode, done.stdout.split()) == (0, list(NAMES)), done.stderr[-2000:]
