@@ -24,6 +24,13 @@ __all__ = ["HAZARDS", "active", "host", "kernels", "on"]
 ATTENTION = ("causal-leak", "permuted-attention", "long-keys", "odd-keys", "masked-rows", "value-width")
 """Faults of Metal's own attention, which one guard cures."""
 
+
+@contextmanager
+def _both(one: AbstractContextManager[None], other: AbstractContextManager[None]) -> Iterator[None]:
+    with one, other:
+        yield
+
+
 HAZARDS: dict[str, Callable[[], Any]] = {
     "non-blocking": results.non_blocking,
     "fp16-fused-adam": results.fp16_fused_adam,
@@ -49,12 +56,6 @@ HAZARDS: dict[str, Callable[[], Any]] = {
 }
 
 _active: set[str] = set()
-
-
-@contextmanager
-def _both(one: AbstractContextManager[None], other: AbstractContextManager[None]) -> Iterator[None]:
-    with one, other:
-        yield
 
 
 @contextmanager
