@@ -57,7 +57,7 @@ class Rescue(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise
             if func not in self._kernels:
                 self._kernels[func] = Kernel(Plan.of(func), ledger.slot(func.name()), share=self._share)
-            notice.rescued(func.name(), (*args, *kwargs.values()), reason.partition(". ")[0])
+            notice.rescued(func.name(), (*args, *kwargs.values()), _short(reason))
             try:
                 with torch._C.DisableTorchFunction():
                     return self._kernels[func].run(start, args, kwargs)
@@ -84,9 +84,17 @@ def _refused(func: Any, reason: str) -> bool:
         return False
     if REFUSALS.search(reason):
         return True
+    if not UNSERVED.search(reason):
+        return False
     # What an out= argument held counts for nothing; what an operator changes in place may be changed in part.
-    in_place = any(each.alias_info and each.alias_info.is_write and not each.is_out for each in func._schema.arguments)
-    return not in_place and UNSERVED.search(reason) is not None
+    arguments = func._schema.arguments
+    return not any(each.alias_info and each.alias_info.is_write and not each.is_out for each in arguments)
+
+
+def _short(reason: str) -> str:
+    """An error's first sentence, or what it says of the kernel that is missing."""
+    found = UNSERVED.search(reason)
+    return reason[found.start() :] if found else reason.partition(". ")[0]
 
 
 def _can_stand_in(func: Any, args: Any, kwargs: Any) -> bool:
