@@ -61,6 +61,7 @@ KNOWN = (
         "<2.13",
         "GradScaler sets float16 and bfloat16 gradients to zero (of half-precision parameters)",
         f"{PULLS}/184286",
+        guard="half-unscale",
     ),
     Known(
         "torch",
@@ -138,6 +139,7 @@ KNOWN = (
         ">=2.8",
         "batched matrix products of more than 2^32 elements are wrong, their gradients too",
         f"{ISSUES}/197636",
+        guard="huge-products",
     ),
     Known(
         "torch",
@@ -149,9 +151,51 @@ KNOWN = (
     ),
     Known(
         "torch",
-        ">=2.10,<2.12",
-        "sums and means are wrong when they are asked for in rapid succession",
+        ">=2.10,<2.15",
+        "torch.cat to more than 2^31 elements loses rows and writes over other tensors",
+        f"{ISSUES}/189960",
+        guard="huge-cat",
+    ),
+    Known(
+        "torch",
+        ">=2.8",
+        "weights of 1-D and 2-D convolutions get wrong gradients of a batch of 65,536 or more",
+        f"{ISSUES}/96225",
+        guard="conv-batch",
+    ),
+    Known(
+        "torch",
+        ">=2.14",
+        "3-D convolutions are wrong on macOS 26.0 to 26.2",
+        f"{ISSUES}/197114",
+        guard="conv3d-layout",
+        macos=">=26,<26.3",
+    ),
+    # MPSGraph's sum, which wheels up to 2.12.1 have; that of 2.13.0 brings its own (pull request #180709). Nobody knows
+    # what sets the fault off, so no guard can do anything about it.
+    Known(
+        "torch",
+        "<2.13",
+        "sums and means are wrong, rarely, when they are asked for in rapid succession",
         f"{ISSUES}/178497",
+    ),
+    Known(
+        "torch",
+        "<2.10",
+        "binary_cross_entropy of probabilities ends the program or has wrong gradients where a dimension has size 1",
+        f"{ISSUES}/166746",
+    ),
+    Known(
+        "torch",
+        ">=2.9,<2.11",
+        "grid_sample of volumes is wrong with a grid that is not contiguous",
+        f"{ISSUES}/171602",
+    ),
+    Known(
+        "torch",
+        "<2.13",
+        "fold (col2im) is wrong for more than 2^32 values",
+        f"{ISSUES}/185663",
     ),
     Known(
         "torch",

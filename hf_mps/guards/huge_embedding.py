@@ -19,7 +19,7 @@ class HugeEmbedding(Guard):
     """Looks at the sizes of the parameters when their optimizer is made, or their model moved; frozen ones are read."""
 
     name = "huge-embedding"
-    what = "looking up rows in a tensor of 2^31 or more elements gives zeros, bmm is wrong beyond 2^32"
+    what = "looking up rows in a tensor of 2^31 or more elements gives zeros"
     issue = "https://github.com/pytorch/pytorch/issues/188756"
     until = "the oldest supported torch is 2.14"
     releases = "<2.14"

@@ -77,11 +77,11 @@ class LargeK(Guard):
             raise AttributeError("it has no torch.library.get_kernel; next: pip install 'torch>=2.14'")
         products = PRODUCTS if torch_release() < FIXED else _batched()
         for name, (function, first) in products.items():
-            kernels.before(self, name, partial(self._split, function, first))
+            kernels.before(self, name, partial(self._split, function, first), when=partial(_enough, first))
         if products is not PRODUCTS:
             return
-        kernels.before(self, "linear", self._linear)
-        kernels.before(self, "linear_backward", self._linear_backward)
+        kernels.before(self, "linear", self._linear, when=partial(_enough, 1))
+        kernels.before(self, "linear_backward", self._linear_backward, when=partial(_enough, 1))
 
     def _long(self, values: int, rows: int, columns: int) -> bool:
         """Whether a product that sums over `values` has to be split; asks `applies` at the first one."""
@@ -126,6 +126,11 @@ class LargeK(Guard):
             return of_rows, of_weight, flat.sum(0) if mask[2] else None
 
         return stock.theirs(split)
+
+
+def _enough(which: int, *args: Any, **_: Any) -> bool:
+    """Whether one argument, a factor of each sum or a gradient, has values enough for a sum that is too long."""
+    return bool(args[which].numel() > LONGEST)
 
 
 def _product(one: Any, other: Any) -> Any:

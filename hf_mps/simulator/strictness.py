@@ -139,6 +139,37 @@ FAULTS: dict[str, Fault] = {
         ">=2.12,<2.14",
         macos=">=15",
     ),
+    "half-unscale": Fault(
+        "GradScaler's kernel reads two bytes of its factor for half-precision gradients, which are zero",
+        "https://github.com/pytorch/pytorch/pull/184286",
+        ">=2.8,<2.13",
+    ),
+    "huge-products": Fault(
+        "a batched product of more than 2^32 elements takes permuted inputs as they lie and misreads large ones",
+        f"{ISSUES}/197636",
+        ">=2.4",
+    ),
+    "huge-cat": Fault(
+        "torch.cat never writes what lies beyond 2^31 elements",
+        f"{ISSUES}/189960",
+        ">=2.10,<2.15",
+    ),
+    "embedding-grad": Fault(
+        "the gradient of an embedding of 2^31 elements or more is refused",
+        "https://github.com/pytorch/pytorch/blob/v2.14.1/aten/src/ATen/native/mps/operations/Embedding.mm",
+        ">=2.13",
+    ),
+    "conv-batch": Fault(
+        "the gradient of a 1-D or 2-D convolution's weight counts a batch in 16 bits",
+        f"{ISSUES}/96225",
+        ">=2.0",
+    ),
+    "conv3d-layout": Fault(
+        "a 3-D convolution of a volume whose channels do not lie last reads other values",
+        f"{ISSUES}/197114",
+        ">=2.14",
+        macos=">=26,<26.3",
+    ),
     # From here on what ends in an error, in an abort of the process, or in a larger figure.
     "refusals": Fault(
         "Metal's kernels refuse what the CPU computes: pools of sizes that do not divide, products and tensors beyond "
@@ -197,6 +228,9 @@ FAULTS: dict[str, Fault] = {
     ),
 }
 
+LIMITS = ("huge-products", "huge-cat", "embedding-grad")
+"""The faults that begin at a number of elements which no test can hold in memory."""
+
 
 ABORTS = (
     "mixed-norm-backward",
@@ -239,6 +273,22 @@ def off(*names: str) -> Iterator[None]:
     """Switch faults off for a while, all where no name is given. Raises UserError as `on` does."""
     with _switched(names or tuple(FAULTS), False):
         yield
+
+
+@contextmanager
+def beginning_at(name: str, elements: int) -> Iterator[None]:
+    """Let one of the `LIMITS` begin beyond so many elements for a while; whether it is on is another matter.
+
+    Raises UserError for a fault that begins elsewhere, or where no device is simulated.
+    """
+    metal = _extension()
+    if name not in LIMITS:
+        raise UserError(f"{name} does not begin at a number of elements; {', '.join(LIMITS)} do{nearest(name, LIMITS)}")
+    before = metal.set_limit(name, elements)
+    try:
+        yield
+    finally:
+        metal.set_limit(name, before)
 
 
 def active() -> frozenset[str]:

@@ -25,6 +25,7 @@ MARKS = dict.fromkeys(("workers_of_trainer", "workers_of_an_evaluation", "compil
 OF_LIBRARIES = (
     "large-k",
     "atomic-order",
+    "conv-batch",
     "dtype-copies",
     "mixed-dtypes",
     "index-range",

@@ -16,7 +16,7 @@ from typing import Any
 
 from hf_mps.errors import UserError, nearest
 from hf_mps.simulator import strictness
-from hf_mps.simulator.hazards import device, results, versions
+from hf_mps.simulator.hazards import device, results, sizes, versions
 from hf_mps.simulator.hazards.kernels import host, kernels
 
 __all__ = ["HAZARDS", "active", "host", "kernels", "on"]
@@ -48,6 +48,12 @@ HAZARDS: dict[str, Callable[[], Any]] = {
     "attention-no-grad": lambda: strictness.on(*ATTENTION),
     "permuted-activations": lambda: strictness.on("permuted-activations"),
     "atomic-order": lambda: strictness.on("atomic-order"),
+    "half-unscale": lambda: strictness.on("half-unscale"),
+    "huge-products": sizes.huge_products,
+    "huge-cat": sizes.huge_cat,
+    "embedding-grad": sizes.embedding_grad,
+    "conv-batch": lambda: strictness.on("conv-batch"),
+    "conv3d-layout": sizes.conv3d_layout,
     "shape-growth": device.shape_growth,
     "fork-workers": device.fork_workers,
     "half-precision": device.half_precision,

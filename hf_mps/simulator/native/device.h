@@ -16,6 +16,8 @@
 //   indices.cpp    what happens to indices out of range
 //   permuted.cpp   kernels that read permuted tensors wrongly
 //   refusals.cpp   what Metal refuses, and what ends the process
+//   misread.cpp    kernels that are wrong about what lies in their arguments
+//   sizes.cpp      kernels that are wrong for tensors larger than they can count
 //   work.cpp       what the device was given to do: launches, copies, waits
 //   queue.cpp      copies that nobody waits for
 //   deferred.cpp   operators that wait in the queue as well
@@ -190,6 +192,26 @@ int64_t take_longest_sum();
 // Called with memory that is about to be freed.
 void remember_freed(const void* memory, size_t bytes);
 
+// ---- sizes.cpp ----
+
+struct SizeFaults {
+  std::atomic<bool> products{false};
+  std::atomic<bool> cat{false};
+  std::atomic<bool> embedding{false};
+  std::atomic<bool> batch{false};
+};
+
+extern SizeFaults size_faults;
+// Changes a batched product, on the host, as the fault does that is on.
+void huge_product(const at::Tensor& one, const at::Tensor& other, const at::Tensor& result, const at::Scalar& alpha);
+void huge_cat(const at::Tensor& result);
+// Refuses the gradient of an embedding that Metal's kernel cannot index.
+void check_embedding_gradient(const at::Tensor& grad, const at::Tensor& indices, int64_t rows);
+// How many rows of a batch a convolution's weight gradient takes into account, where that is not all.
+std::optional<int64_t> counted_batch(const at::Tensor& input);
+// Lets a fault begin at another number of elements and returns the former one.
+int64_t set_limit(const std::string& name, int64_t elements);
+
 // ---- indices.cpp ----
 
 extern std::atomic<bool> silent_indices; // zeros are read, nothing is written
@@ -205,6 +227,14 @@ void raise_late_error();
 extern std::atomic<bool> permuted_activations;
 extern std::atomic<bool> mixed_layer_norm;
 Inside permuted_inside_of(const std::string& name);
+
+// ---- misread.cpp ----
+
+extern std::atomic<bool> conv3d_layout; // a 3-D convolution reads its input as if the channels lay last
+extern std::atomic<bool> half_unscale; // GradScaler's kernel reads its factor in the gradients' dtype
+Inside misread_inside_of(const std::string& name);
+// The volume that a 3-D convolution sees, on the host.
+at::Tensor misread_volume(const at::Tensor& input);
 
 // ---- order.cpp ----
 

@@ -9,6 +9,7 @@
 #include <map>
 
 namespace metal {
+
 namespace {
 
 using at::Tensor;
@@ -39,6 +40,12 @@ const std::map<std::string, std::atomic<bool>*>& switches() {
       {"late-copies", &late_copies},
       {"freed-sources", &freed_sources},
       {"queued-work", &queued_work},
+      {"half-unscale", &half_unscale},
+      {"conv3d-layout", &conv3d_layout},
+      {"conv-batch", &size_faults.batch},
+      {"huge-products", &size_faults.products},
+      {"huge-cat", &size_faults.cat},
+      {"embedding-grad", &size_faults.embedding},
       {"silent-indices", &silent_indices},
       {"late-indices", &late_indices},
       {"atomic-order", &atomic_order},
@@ -96,10 +103,16 @@ void addmm(Arguments in, const Tensor& result) {
 
 void bmm(Arguments in, const Tensor& result) {
   product(result, in[0].toTensor(), in[1].toTensor(), true);
+  huge_product(in[0].toTensor(), in[1].toTensor(), result, 1);
 }
 
 void baddbmm(Arguments in, const Tensor& result) {
   product(result, in[1].toTensor(), in[2].toTensor(), true);
+  huge_product(in[1].toTensor(), in[2].toTensor(), result, in[4].toScalar());
+}
+
+void cat(Arguments, const Tensor& result) {
+  huge_cat(result);
 }
 
 // pytorch#188438: the kernel that multiplies and adds at once forgets the bias where a matrix has one row. #189495: it
@@ -138,7 +151,7 @@ void linear(Arguments in, const Tensor& result) {
 Fault fault_of(const std::string& name) {
   static const std::map<std::string, Fault> faults{
       {"mm", &mm}, {"addmm", &addmm}, {"addmm_", &addmm}, {"bmm", &bmm},
-      {"baddbmm", &baddbmm}, {"baddbmm_", &baddbmm}, {"linear", &linear},
+      {"baddbmm", &baddbmm}, {"baddbmm_", &baddbmm}, {"linear", &linear}, {"cat", &cat},
   };
   const auto found = faults.find(name);
   return found == faults.end() ? nullptr : found->second;

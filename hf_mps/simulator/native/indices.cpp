@@ -162,6 +162,12 @@ void nll_loss_backward(const Operator& op, Stack* stack) {
   call(op, stack);
 }
 
+void embedding_gradient(const Operator& op, Stack* stack) {
+  check_embedding_gradient(
+      argument(op, stack, 0).toTensor(), argument(op, stack, 1).toTensor(), argument(op, stack, 2).toInt());
+  call(op, stack);
+}
+
 } // namespace
 
 Inside inside_of(const std::string& name) {
@@ -176,9 +182,10 @@ Inside inside_of(const std::string& name) {
       {"nll_loss2d_forward", &nll_loss},
       {"nll_loss_backward", &nll_loss_backward},
       {"nll_loss2d_backward", &nll_loss_backward},
+      {"embedding_dense_backward", &embedding_gradient},
   };
   const auto found = all.find(name);
-  return found == all.end() ? permuted_inside_of(name) : found->second;
+  return found == all.end() ? misread_inside_of(name) : found->second;
 }
 
 void raise_late_error() {

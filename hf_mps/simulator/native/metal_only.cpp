@@ -9,6 +9,7 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/max_pool2d_with_indices.h>
 #include <ATen/ops/max_pool2d_with_indices_backward.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
@@ -68,7 +69,27 @@ Tensor convolution(
   Inside inside;
   check_convolution(self, weight, sizes_of_result(self, weight, padding, stride, dilation));
   return back(at::convolution(
-      host(self), host(weight), host(bias), stride, padding, dilation, false, zeros(padding), groups));
+      misread_volume(host(self)), host(weight), host(bias), stride, padding, dilation, false, zeros(padding), groups));
+}
+
+// The gradient of a weight from as many rows of the batch as the device counts.
+Tensor miscounted(
+    const Tensor& self,
+    const Tensor& grad_output,
+    const Tensor& weight,
+    IntArrayRef padding,
+    IntArrayRef stride,
+    IntArrayRef dilation,
+    bool transposed,
+    IntArrayRef output_padding,
+    int64_t groups) {
+  const int64_t counted = *counted_batch(self);
+  if (counted == 0) {
+    return at::zeros_like(weight);
+  }
+  return std::get<1>(at::convolution_backward(
+      grad_output.narrow(0, 0, counted), self.narrow(0, 0, counted), weight, at::OptionalIntArrayRef(), stride,
+      padding, dilation, transposed, output_padding, groups, {false, true, false}));
 }
 
 std::tuple<Tensor, Tensor, Tensor> convolution_backward(
@@ -86,6 +107,10 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(
   auto [input, kernel, offset] = at::convolution_backward(
       host(grad_output), host(self), host(weight), IntArrayRef(bias), stride, padding, dilation, false,
       zeros(padding), groups, mask);
+  if (mask[1] && counted_batch(self)) {
+    kernel = miscounted(
+        host(self), host(grad_output), host(weight), padding, stride, dilation, false, zeros(padding), groups);
+  }
   return {back(input), back(kernel), back(offset)};
 }
 
@@ -119,6 +144,14 @@ std::tuple<Tensor, Tensor> convolution_transpose_backward(
   auto [input, kernel, offset] = at::convolution_backward(
       host(grad_output), host(self), host(weight), at::OptionalIntArrayRef(), stride, padding, dilation, true,
       output_padding, groups, {mask[0], mask[1], false});
+  if (mask[0] && conv3d_layout && grad_output.dim() == 5) { // a convolution of its own
+    input = at::convolution(
+        misread_volume(host(grad_output)), host(weight), {}, stride, padding, dilation, false, zeros(padding), groups);
+  }
+  if (mask[1] && counted_batch(self)) {
+    kernel = miscounted(
+        host(self), host(grad_output), host(weight), padding, stride, dilation, true, output_padding, groups);
+  }
   return {back(input), back(kernel)};
 }
 

@@ -179,6 +179,7 @@ PYBIND11_MODULE(_metal, m) {
   m.def("switch_fault", &metal::switch_fault);
   m.def("faults_on", &metal::faults_on);
   m.def("take_longest_sum", &metal::take_longest_sum);
+  m.def("set_limit", &metal::set_limit);
   // A module of their own names: what goes into torch._C, and nothing else.
   auto functions = m.def_submodule("torch_functions");
   metal::define_torch_functions(functions);

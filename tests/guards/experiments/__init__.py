@@ -20,6 +20,7 @@ from tests.guards.experiments import (
     resumed,
     shapes,
     silent,
+    sizes,
     waits,
 )
 
@@ -88,6 +89,12 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
         order.resumed_trainer,
         order.gathered_gradient,
     ),
+    "half-unscale": (sizes.bfloat16_parameters, sizes.float16_parameters_and_a_fused_optimizer),
+    "huge-products": (sizes.own_attention, sizes.products_in_every_form),
+    "huge-cat": (sizes.collected_logits, sizes.cat_in_every_form),
+    "embedding-grad": (sizes.tall_embedding, sizes.embedding_of_many_tokens),
+    "conv-batch": (sizes.folded_batch_of_conv1d, sizes.folded_batch_of_conv2d, sizes.folded_batch_of_transposed),
+    "conv3d-layout": (sizes.video_patches, sizes.transposed_volumes),
     "resume-rng": (resumed.resumed_trainer, resumed.resumed_accelerator),
     "lightning-rng": (resumed.resumed_lightning, resumed.resumed_lightning_epoch),
     "resume-names": (resumed.resumed_images, resumed.best_images),

@@ -1,0 +1,206 @@
+"""Gradients and products that go wrong by a dtype, a layout or a size, as people come to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def _numbers(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape) + shape[0]))
+
+
+def _agree(run: Callable[[str], Sequence[Tensor]], tolerance: float = 1e-3) -> bool:
+    """Whether what `run(device)` returns is the same on both devices, layouts included."""
+    pairs = [(right, found.cpu()) for right, found in zip(run("cpu"), run("mps"), strict=True)]
+    return all(
+        found.stride() == right.stride() and torch.allclose(found, right, rtol=tolerance, atol=tolerance)
+        for right, found in pairs
+    )
+
+
+def bfloat16_parameters(folder: Path) -> bool:
+    """PR 184286's own program: a small layer in bfloat16 learns with a GradScaler as it does on the CPU."""
+
+    def run(device: str) -> list[Tensor]:
+        layer = nn.Linear(8, 1).to(torch.bfloat16)
+        layer.weight.data = _numbers(1, 8).to(torch.bfloat16)
+        nn.init.zeros_(layer.bias)
+        layer.to(device)
+        optimizer, scaler = torch.optim.SGD(layer.parameters(), lr=0.05), torch.amp.GradScaler(device, init_scale=2.0)
+        rows = _numbers(16, 8).to(device, torch.bfloat16)
+        for _ in range(20):
+            optimizer.zero_grad()
+            scaler.scale(layer(rows).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return [layer.weight.detach().float()]
+
+    return _agree(run, tolerance=0.05)
+
+
+def float16_parameters_and_a_fused_optimizer(folder: Path) -> bool:
+    """Parameters in float16, which only a fused optimizer may have, move, and do not where a step overflowed."""
+    weight = nn.Parameter(torch.ones(4, dtype=torch.float16, device="mps"))
+    optimizer, scaler = torch.optim.SGD([weight], lr=0.5, fused=True), torch.amp.GradScaler("mps", init_scale=4.0)
+    seen = []
+    for factor in (1.0, float("inf"), 1.0):
+        optimizer.zero_grad()
+        scaler.scale((weight * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        seen.append(weight[0].item())
+    return seen == [0.5, 0.5, 0.0]
+
+
+def own_attention(folder: Path) -> bool:
+    """Attention that a model computes itself, in a batch whose scores are too many, and its gradients."""
+
+    def run(device: str) -> list[Tensor]:
+        query, key, value = (_numbers(6, 32, width).to(device).requires_grad_() for width in (8, 8, 4))
+        weights = torch.softmax(query @ key.transpose(1, 2), -1)
+        found = weights @ value
+        found.square().sum().backward()
+        gradients = [each.grad for each in (query, key, value)]
+        assert all(each is not None for each in gradients)
+        return [found.detach(), *(each for each in gradients if each is not None)]
+
+    return _agree(run)
+
+
+def products_in_every_form(folder: Path) -> bool:
+    """bmm and baddbmm, with factors, into another tensor and in place; one matrix that is too large by itself."""
+    one, other, given = _numbers(5, 30, 7), _numbers(5, 40, 7).transpose(1, 2), _numbers(1, 30, 40)
+
+    def run(device: str) -> list[Tensor]:
+        a, b, c = one.to(device), other.to(device), given.to(device)
+        return [
+            torch.bmm(a, b),
+            torch.bmm(a, b, out=torch.empty(0, device=device)),
+            torch.baddbmm(c, a, b, beta=2, alpha=0.5),
+            torch.baddbmm(c * float("nan"), a, b, beta=0),
+            torch.baddbmm(c, a, b, out=torch.empty(5, 30, 40, device=device)),
+            c.expand(5, 30, 40).clone().baddbmm_(a, b, alpha=3),
+            torch.bmm(_numbers(1, 90, 3).to(device), _numbers(1, 60, 3).to(device).transpose(1, 2)),
+            torch.bmm(_numbers(1, 2, 3).to(device), _numbers(1, 1500, 3).to(device).transpose(1, 2)),
+        ]
+
+    return _agree(run)
+
+
+def collected_logits(folder: Path) -> bool:
+    """Logits over a vocabulary that Trainer's evaluation puts together on the device."""
+    from transformers.trainer_pt_utils import nested_concat
+
+    whole = nested_concat(_numbers(3, 5, 200).to("mps"), _numbers(4, 5, 200).to("mps"))
+    return torch.equal(whole.cpu(), torch.cat([_numbers(3, 5, 200), _numbers(4, 5, 200)]))
+
+
+def cat_in_every_form(folder: Path) -> bool:
+    """Along each dimension, of views, empty tensors and other dtypes, stacked, into another tensor, channels last."""
+    one, other = _numbers(3, 40, 30), _numbers(3, 40, 30).flip(2)
+
+    def run(device: str) -> list[Tensor]:
+        a, b = one.to(device), other.to(device)
+        pictures = _numbers(2, 3, 20, 30).to(device).contiguous(memory_format=torch.channels_last)
+        row = _numbers(1, 60, 50).to(device)
+        return [
+            torch.cat([a, b]),
+            torch.cat([a, b, a], 1),
+            torch.cat([a, b], -1),
+            torch.cat([torch.empty(0, device=device), a, b.half()], 2),
+            torch.cat([a.transpose(0, 2), b.transpose(0, 2)]),
+            torch.cat([row, row, row.int()], 2),
+            torch.stack([a, b], 1),
+            torch.cat([a, b], 1, out=torch.empty(0, device=device)),
+            torch.cat([pictures, pictures], 1),
+        ]
+
+    return _agree(run)
+
+
+def _embedded(device: str, rows: int, width: int, ids: Tensor, **how: object) -> list[Tensor]:
+    weight = _numbers(rows, width).to(device).requires_grad_()
+    factors = _numbers(*ids.shape, width).to(device)
+    (F.embedding(ids.to(device), weight, **how) * factors).sum().backward()  # type: ignore[arg-type]
+    assert weight.grad is not None
+    return [weight.grad]
+
+
+def tall_embedding(folder: Path) -> bool:
+    """A weight of too many rows, with padding and with gradients divided by how often a row was used."""
+    ids = torch.arange(60).mul(37).remainder(300).view(4, 15)
+
+    def run(device: str) -> list[Tensor]:
+        return [
+            *_embedded(device, 300, 20, ids),
+            *_embedded(device, 300, 20, ids, padding_idx=37),
+            *_embedded(device, 300, 20, ids.int().remainder(5), scale_grad_by_freq=True),
+        ]
+
+    try:
+        return _agree(run)
+    except RuntimeError as error:
+        return "tensor is larger than INT32_MAX" not in str(error)
+
+
+def embedding_of_many_tokens(folder: Path) -> bool:
+    """A small weight and a batch of too many tokens."""
+    try:
+        return _agree(lambda device: _embedded(device, 10, 16, torch.arange(600).remainder(10), padding_idx=3))
+    except RuntimeError as error:
+        return "tensor is larger than INT32_MAX" not in str(error)
+
+
+BATCH = 65_600
+
+
+def _trained(function: Callable[..., Tensor], device: str, rows: Tensor, weight: Tensor, **how: int) -> list[Tensor]:
+    rows, weight = (each.detach().to(device).requires_grad_() for each in (rows, weight))
+    bias = torch.zeros(2, device=device, requires_grad=True)
+    (function(rows, weight, bias, **how).square().mean() * 100).backward()
+    gradients = [rows.grad, weight.grad, bias.grad]
+    return [each for each in gradients if each is not None]
+
+
+def folded_batch_of_conv1d(folder: Path) -> bool:
+    """Words of a few characters each, all in one batch."""
+    rows, weight = _numbers(BATCH, 1, 3), _numbers(2, 1, 2)
+    return _agree(lambda device: _trained(F.conv1d, device, rows, weight))
+
+
+def folded_batch_of_conv2d(folder: Path) -> bool:
+    """Patches of pictures in one batch, with strides and padding, of which the weight alone is trained."""
+    rows, weight = _numbers(BATCH, 1, 2, 2), _numbers(2, 1, 2, 2)
+
+    def run(device: str) -> list[Tensor]:
+        there = weight.detach().to(device).requires_grad_()
+        (F.conv2d(rows.to(device), there, stride=2, padding=1).square().mean() * 100).backward()
+        assert there.grad is not None
+        return [there.grad]
+
+    return _agree(run)
+
+
+def folded_batch_of_transposed(folder: Path) -> bool:
+    """The same for a transposed convolution."""
+    rows, weight = _numbers(BATCH, 1, 2), _numbers(1, 2, 2)
+    return _agree(lambda device: _trained(F.conv_transpose1d, device, rows, weight))
+
+
+def video_patches(folder: Path) -> bool:
+    """The embedding of a video's patches as VideoMAE has it, and a convolution with padding, both trained."""
+    video, patches = _numbers(2, 3, 4, 8, 8), _numbers(2, 3, 2, 4, 4)
+    return _agree(lambda device: _trained(F.conv3d, device, video, patches, stride=2)) and _agree(
+        lambda device: _trained(F.conv3d, device, video, _numbers(2, 3, 3, 3, 3), padding=1)
+    )
+
+
+def transposed_volumes(folder: Path) -> bool:
+    """A transposed 3-D convolution, whose gradients come of one."""
+    volume, weight = _numbers(2, 3, 4, 5, 6), _numbers(3, 2, 3, 3, 3)
+    return _agree(lambda device: _trained(F.conv_transpose3d, device, volume, weight))
