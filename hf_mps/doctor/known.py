@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 ISSUES = "https://github.com/pytorch/pytorch/issues"
 PULLS = "https://github.com/pytorch/pytorch/pull"
+EMBEDDING = "https://github.com/pytorch/pytorch/blob/v2.14.1/aten/src/ATen/native/mps/operations/Embedding.mm"
 FIRST_FAMILIES = ("Apple M1", "Apple M2")
 
 
@@ -155,6 +156,13 @@ KNOWN = (
         "torch.cat to more than 2^31 elements loses rows and writes over other tensors",
         f"{ISSUES}/189960",
         guard="huge-cat",
+    ),
+    Known(
+        "torch",
+        ">=2.13",
+        "the backward pass of an embedding of 2^31 elements or more ends in an error",
+        EMBEDDING,
+        guard="embedding-grad",
     ),
     Known(
         "torch",
