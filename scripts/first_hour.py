@@ -183,6 +183,13 @@ STEPS = (
         issues=("132596",),
     ),
     Step(
+        "sizes",
+        "12, 13: torch.cat to more than 2^31 elements, and a batched product of more than 2^32 where memory holds it",
+        _mac("sizes"),
+        "Both are right with their guards.",
+        issues=("197636", "189960"),
+    ),
+    Step(
         "parity",
         "G: three training steps on the device against the CPU, module by module",
         "hf-mps parity quickstart --json",

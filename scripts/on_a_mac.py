@@ -368,6 +368,31 @@ def shapes(steps: int = 100) -> Told:
     return {"as_expected": None if steps < 20 else ratio < 1.2, "on_over_off": ratio, "seconds": found}
 
 
+def sizes(steps: int = 1001) -> Told:
+    """torch.cat and a batched product, with their guards, of `steps` thousandths of the sizes where faults begin.
+
+    Without the guards they write over other tensors on some releases. What memory does not hold is left out.
+    """
+    import torch
+
+    room = torch.mps.recommended_max_memory()
+    found: Told = {}
+    rows, half = 2**16 * steps // 1000, 2**14  # 2^31 values of a byte in all, beside as many that come in
+    if room > 2.5 * 2 * rows * half:
+        parts = [torch.full((rows, half), value, dtype=torch.int8, device="mps") for value in (1, 2)]
+        whole = torch.cat(parts, 1)
+        found["cat"] = [sorted(set(whole[row].cpu().tolist())) == [1, 2] for row in (0, rows // 2, -1)]
+        del parts, whole
+    batch = 2**16 * steps // 1000  # of 2^16 values each
+    if room > 1.5 * 2 * batch * 2**16:
+        one, other = (torch.randn(batch, 256, 64, device="mps", dtype=torch.float16) for _ in range(2))
+        product = torch.bmm(one, other.transpose(1, 2))
+        places = (0, batch // 2, batch - 1)
+        pairs = [(product[i].float().cpu(), one[i].cpu().float() @ other[i].cpu().float().T) for i in places]
+        found["product"] = [_off(*pair) < 0.01 for pair in pairs]
+    return {"as_expected": all(map(all, found.values())) if found else None, "right": found}
+
+
 def _off(found: Any, right: Any) -> float:
     return float((found - right).abs().max() / right.abs().max())
 
@@ -394,6 +419,7 @@ EXPERIMENTS: dict[str, Callable[..., Told]] = {
     "batches": batches,
     "memory": memory,
     "shapes": shapes,
+    "sizes": sizes,
 }
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from hf_mps import guards
 from hf_mps.device import machine
 from hf_mps.errors import UserError
-from hf_mps.guards import conv3d_layout, huge_cat, huge_products
+from hf_mps.guards import conv3d_layout, huge_cat, huge_products, kernels
 from hf_mps.simulator import hazards, profiles, strictness
 
 OURS = ("half-unscale", "huge-products", "huge-cat", "embedding-grad", "conv-batch", "conv3d-layout")
@@ -214,3 +214,24 @@ def test_two_guards_at_one_operator_ask_one_after_the_other(monkeypatch: pytest.
     torch.testing.assert_close(found, right, rtol=1e-3, atol=0.1)
     assert guards.get("huge-products").times
     assert guards.get("large-k").times == 2, "once for each part"
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_question_that_fails_costs_its_guard_alone_and_the_call_is_stocks() -> None:
+    guard, asked = huge_products.HugeProducts(), []
+
+    def when(*args: Any, **_: Any) -> bool:
+        asked.append(args)
+        raise ValueError("not so")
+
+    one = torch.randn(2, 3, 3, device="mps")
+    right = torch.bmm(one, one)
+    take_away = kernels.before(guard, "bmm", guard._in_parts, when=when)
+    try:
+        with pytest.warns(guards.GuardNotice, match="huge-products failed: ValueError: not so"):
+            assert torch.equal(torch.bmm(one, one), right)
+        assert guard.broken
+    finally:
+        take_away()
+    assert torch.equal(torch.bmm(one, one), right)
+    assert len(asked) == 1
