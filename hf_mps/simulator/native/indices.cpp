@@ -165,7 +165,8 @@ void nll_loss_backward(const Operator& op, Stack* stack) {
 void embedding_gradient(const Operator& op, Stack* stack) {
   check_embedding_gradient(
       argument(op, stack, 0).toTensor(), argument(op, stack, 1).toTensor(), argument(op, stack, 2).toInt());
-  call(op, stack);
+  static const Inside in_any_order = order_inside_of("embedding_dense_backward");
+  (in_any_order == nullptr ? &call : in_any_order)(op, stack);
 }
 
 } // namespace
