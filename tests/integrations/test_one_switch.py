@@ -71,7 +71,8 @@ def test_libraries_that_were_imported_and_had_asked_before_follow_too(report) ->
 
 def test_metal_that_fails_its_probe_is_taken_by_nobody_and_the_reason_is_told_once(report) -> None:
     # What a hosted runner does: the device is listed and refuses each allocation (actions/runner-images#9918).
-    done = report("torch", "fail", "lightning.pytorch", "transformers", "accelerate", env=SIMULATED)
+    env = {**SIMULATED, "HF_MPS_PROBE": "1"}
+    done = report("torch", "fail", "lightning.pytorch", "transformers", "accelerate", env=env)
     done.all_on("cpu", 9)
     assert len(done.notices) == 1
     assert done.notices[0].startswith(
@@ -180,7 +181,8 @@ for take in (PartialState, lambda: Trainer(accelerator="mps")):
 
 
 def test_asking_a_library_for_metal_that_fails_is_refused_with_the_reason(run_python) -> None:
-    done = run_python("-c", WITHOUT_METAL, env={**SIMULATED, "ACCELERATE_TORCH_DEVICE": "mps"})
+    env = {**SIMULATED, "ACCELERATE_TORCH_DEVICE": "mps", "HF_MPS_PROBE": "1"}
+    done = run_python("-c", WITHOUT_METAL, env=env)
     first, second = done.stdout.splitlines()
     why = "the Metal GPU of Apple M1 (simulated) fails at its first use (RuntimeError: MPS backend out of memory"
     assert first.startswith(f"UserError: ACCELERATE_TORCH_DEVICE=mps: {why}")
