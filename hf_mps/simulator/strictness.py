@@ -72,6 +72,21 @@ FAULTS: dict[str, Fault] = {
         f"{ISSUES}/176767",
         "<2.12",
     ),
+    "lstm-dropout": Fault(
+        "an LSTM of several layers computes its gradients as if there had been no dropout between them",
+        f"{ISSUES}/190056",
+        "<2.14",
+    ),
+    "lstm-mask": Fault(
+        "an LSTM of several layers drops at each call what it dropped at the first, in evaluation too",
+        "https://github.com/pytorch/pytorch/pull/185351",
+        "<2.13",
+    ),
+    "cuda-graphs": Fault(
+        "torch.compile with CUDA graphs (modes reduce-overhead, max-autotune) ends the process on deep float16 models",
+        f"{ISSUES}/188970",
+        ">=2.13,<2.14",
+    ),
     "large-k": Fault(
         "a matrix product that sums over more than 32,766 values also sums what lies behind its operands",
         f"{ISSUES}/193487",

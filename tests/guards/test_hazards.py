@@ -23,6 +23,8 @@ from tests.guards.experiments import EXPERIMENTS, Experiment
 MARKS = dict.fromkeys(("workers_of_trainer", "workers_of_an_evaluation", "compiled_trainer"), pytest.mark.slow)
 # Those that are there without being switched on: in older libraries, and in the default profile's chip and torch.
 OF_LIBRARIES = (
+    "lstm-dropout",
+    "cuda-graphs",
     "large-k",
     "atomic-order",
     "conv-batch",
@@ -54,11 +56,16 @@ TABLE = [
 SPEAKING = {
     "attention",
     "compile",
+    "cuda-graphs",
     "float64-columns",
     "memory-budget",
     "shape-growth",
     "torn-checkpoint",
 }
+
+
+# Those of one trial of one kernel.
+TRIED = ("fp16-fused-adam", "non-contiguous", "layernorm-frozen", "lstm-dropout", "mixed-dtypes")
 
 
 def test_every_guard_has_a_row() -> None:
@@ -93,9 +100,7 @@ def test_nothing_is_left_of_a_hazard(name: str, tmp_path: Path) -> None:
         assert experiment(tmp_path / "after") is before, "the device is not what it was"
 
 
-@pytest.mark.parametrize(
-    "name", ["fp16-fused-adam", "non-contiguous", "layernorm-frozen", "lstm-dropout", "mixed-dtypes"]
-)
+@pytest.mark.parametrize("name", TRIED)
 def test_a_trial_on_the_device_tells_whether_the_fault_is_there(name: str) -> None:
     before = torch.mps.get_rng_state()
     with strictness.off():
@@ -108,10 +113,9 @@ def test_a_trial_on_the_device_tells_whether_the_fault_is_there(name: str) -> No
 
 
 def test_without_the_fault_nothing_is_done(tmp_path: Path) -> None:
-    for name in ("fp16-fused-adam", "non-contiguous", "layernorm-frozen", "lstm-dropout", "mixed-dtypes"):
+    for name in TRIED:
         with strictness.off():
-            for experiment in EXPERIMENTS[name]:
-                assert experiment(tmp_path)
+            assert all(experiment(tmp_path) for experiment in EXPERIMENTS[name])
         assert not guards.get(name).times
     states = {state.name: state.state for state in guards.report().guards}
     assert states["non-contiguous"] == "needless"

@@ -38,7 +38,9 @@ HAZARDS: dict[str, Callable[[], Any]] = {
     "layernorm-frozen": results.layernorm_frozen,
     # Its backward pass ends the process, and with it the tests.
     "mixed-dtypes": lambda: _both(strictness.on("mixed-layer-norm"), strictness.off("mixed-norm-backward")),
-    "lstm-dropout": results.lstm_dropout,
+    "lstm-dropout": lambda: strictness.on("lstm-dropout", "lstm-mask"),
+    "compile": device.uncompilable,
+    "cuda-graphs": lambda: strictness.on("cuda-graphs"),
     "huge-embedding": results.huge_embedding,
     "large-k": lambda: strictness.on("large-k", "large-k-batched"),
     "linear-bias": lambda: strictness.on("row-bias", "many-rows-bias"),

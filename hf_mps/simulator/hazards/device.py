@@ -101,6 +101,18 @@ def half_precision() -> Iterator[None]:
         _ask_again()
 
 
+@contextmanager
+def uncompilable() -> Iterator[None]:
+    """pytorch#161905: Inductor ends in an error where it has no Metal code for a graph; here for every one."""
+    from hf_mps.simulator import compiled
+
+    compiled.refused = True
+    try:
+        yield
+    finally:
+        compiled.refused = False
+
+
 def _ask_again() -> None:
     """Let transformers, which remembers what torch answered, ask for it anew."""
     library: Any = sys.modules.get("transformers.utils.import_utils")

@@ -65,29 +65,6 @@ def layernorm_frozen() -> Any:
     return kernels({"native_layer_norm_backward": backward})
 
 
-def lstm_dropout() -> Any:
-    """pytorch#190056: the forward pass drops between the layers, the backward pass goes as if it had not."""
-    import torch
-
-    stock = torch.ops.aten.lstm.input.decompose
-
-    def lstm(
-        x: Any, states: Any, weights: Any, bias: Any, layers: Any, p: Any, train: Any, both: Any, first: Any
-    ) -> Any:
-        if layers < 2 or not p or not train:
-            return stock(x, states, weights, bias, layers, p, train, both, first)
-        each, ways, ends = len(weights) // layers, 2 if both else 1, []
-        for layer in range(layers):
-            if layer:
-                x = x + (torch.nn.functional.dropout(x, p) - x).detach()
-            here = [state[layer * ways : (layer + 1) * ways] for state in states]
-            x, *end = stock(x, here, weights[layer * each : (layer + 1) * each], bias, 1, 0.0, train, both, first)
-            ends.append(end)
-        return (x, *(torch.cat(parts) for parts in zip(*ends, strict=True)))
-
-    return kernels({"lstm.input": lstm}, "AutogradMPS")
-
-
 def huge_embedding() -> Any:
     """pytorch#188756: rows that lie beyond 2^31 elements come back as zeros."""
     import torch

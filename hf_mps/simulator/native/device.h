@@ -236,6 +236,11 @@ Inside misread_inside_of(const std::string& name);
 // The volume that a 3-D convolution sees, on the host.
 at::Tensor misread_volume(const at::Tensor& input);
 
+// ---- recurrent.cpp ----
+
+extern std::atomic<bool> lstm_dropout; // the backward pass knows nothing of the dropout between layers
+extern std::atomic<bool> lstm_mask; // every call drops what the first one with these shapes dropped
+
 // ---- order.cpp ----
 
 extern std::atomic<bool> atomic_order;
@@ -263,7 +268,7 @@ extern Aborts aborts;
 using Check = void (*)(c10::ArrayRef<c10::IValue> arguments);
 // The check of the operator called `name`, without its overload, or null.
 Check check_of(const std::string& name);
-void check_linear_backward(const at::Tensor& self, const at::Tensor& weight);
+void check_linear_backward(const at::Tensor& self, const at::Tensor& grad_output, const at::Tensor& weight);
 // `wide` has the sizes that may not be above 65,536 before macOS 15.1.
 void check_convolution(const at::Tensor& self, const at::Tensor& weight, c10::IntArrayRef wide);
 void check_convolution_transpose(const at::Tensor& self);

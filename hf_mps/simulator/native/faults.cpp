@@ -15,6 +15,7 @@ namespace {
 using at::Tensor;
 using Arguments = c10::ArrayRef<c10::IValue>;
 
+std::atomic<bool> cuda_graphs{false}; // a fault of compiled code: hf_mps/simulator/compiled.py has it
 std::atomic<bool> large_k{false};
 std::atomic<bool> large_k_batched{false};
 std::atomic<bool> row_bias{false};
@@ -49,6 +50,9 @@ const std::map<std::string, std::atomic<bool>*>& switches() {
       {"silent-indices", &silent_indices},
       {"late-indices", &late_indices},
       {"atomic-order", &atomic_order},
+      {"lstm-dropout", &lstm_dropout},
+      {"lstm-mask", &lstm_mask},
+      {"cuda-graphs", &cuda_graphs},
       {"heaps", &heaps_counted},
       {"whole-buffers", &whole_buffers},
       {"refusals", &refusals},

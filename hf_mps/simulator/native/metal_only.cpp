@@ -188,7 +188,7 @@ void fill(const Tensor& promised, const Tensor& found) {
 Gradients linear_backward(
     const Tensor& self, const Tensor& grad_output, const Tensor& weight, std::array<bool, 3> mask) {
   Inside inside;
-  check_linear_backward(self, weight);
+  check_linear_backward(self, grad_output, weight);
   if (!queued_work) {
     const auto [input, kernel, bias] = linear_gradients(self, grad_output, weight, mask);
     return {back(input), back(kernel), back(bias)};

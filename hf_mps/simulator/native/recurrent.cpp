@@ -15,9 +15,16 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/library.h>
 
+#include <map>
+#include <optional>
+#include <sstream>
 #include <vector>
 
 namespace metal {
+
+std::atomic<bool> lstm_dropout{false};
+std::atomic<bool> lstm_mask{false};
+
 namespace {
 
 using at::Tensor;
@@ -44,6 +51,7 @@ Tensor host(const Tensor& tensor) {
 std::vector<Tensor> host(TensorList tensors) {
   std::vector<Tensor> all;
   for (const auto& tensor : tensors) {
+    TORCH_CHECK(tensor.is_mps(), "Placeholder storage has not been allocated on MPS device!");
     all.push_back(host(tensor));
   }
   return all;
@@ -76,14 +84,34 @@ Ends run(const Stack& stack, const Tensor& input, TensorList states, TensorList 
 
 // Zero where dropout drops, drawn by the device's generator; undefined where nothing is dropped.
 Tensor drawn(const Stack& stack, const Tensor& input, const Tensor& hidden, double dropout) {
-  if (!stack.train || dropout == 0.0 || stack.layers < 2) {
+  if (!stack.train) {
     return {};
   }
   const int64_t steps = input.size(stack.batch_first ? 1 : 0), rows = input.size(stack.batch_first ? 0 : 1);
   const int64_t width = hidden.size(2) * (stack.both_ways ? 2 : 1);
   auto kept = at::empty({stack.layers - 1, steps, rows, width}, host(input).options());
   kept.bernoulli_(1.0 - dropout, next_draw(std::nullopt));
-  return dropout < 1.0 ? kept.div_(1.0 - dropout) : kept;
+  // pytorch#190059: up to 2.13 a dropout of 1 divides by nothing, which makes NaN.
+  return dropout < 1.0 || lstm_dropout ? kept.div_(1.0 - dropout) : kept;
+}
+
+// pytorch#185351: up to 2.12 a graph is kept for its shapes, with what it drops, whether it trains or not.
+Tensor kept_of(const Stack& stack, const Tensor& input, const Tensor& hidden, double dropout) {
+  if (dropout == 0.0 || stack.layers < 2) {
+    return {};
+  }
+  if (!lstm_mask) {
+    return drawn(stack, input, hidden, dropout);
+  }
+  static auto* graphs = new std::map<std::string, Tensor>();
+  std::ostringstream key;
+  key << input.sizes() << hidden.sizes() << input.scalar_type() << dropout << stack.biases << stack.both_ways
+      << stack.batch_first;
+  const auto [found, fresh] = graphs->try_emplace(key.str());
+  if (fresh) {
+    found->second = drawn(stack, input, hidden, dropout);
+  }
+  return found->second.defined() ? found->second.clone() : Tensor();
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward(
@@ -101,7 +129,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward(
       c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
   launched();
   const Stack stack{biases, layers, train, both_ways, batch_first};
-  const auto kept = drawn(stack, input, states[0], dropout);
+  const auto kept = kept_of(stack, input, states[0], dropout);
   const auto ends = run(stack, host(input), host(states), host(params), kept);
   const auto nothing = at::empty({0}, input.options());
   return {adopt(ends.output), adopt(ends.hidden), adopt(ends.cell), kept.defined() ? adopt(kept) : nothing, nothing,
@@ -143,7 +171,8 @@ std::tuple<Tensor, std::vector<Tensor>, std::vector<Tensor>> backward(
   const TensorList all(leaves);
   const auto ends = run(
       {biases, layers, train, both_ways, batch_first}, all[0], all.slice(1, 2), all.slice(3),
-      kept.numel() > 0 ? host(kept) : Tensor());
+      // pytorch#190056: up to 2.13 as if nothing had been dropped.
+      kept.numel() > 0 && !lstm_dropout ? host(kept) : Tensor());
   std::vector<Tensor> outputs, gradients;
   for (const auto& [end, gradient] : {std::pair(ends.output, of_output), {ends.hidden, of_hidden}, {ends.cell, of_cell}}) {
     if (gradient && gradient->defined()) {

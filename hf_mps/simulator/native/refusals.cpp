@@ -170,9 +170,36 @@ void lerp(Arguments in) {
   }
 }
 
+bool computes(const Tensor& tensor) { // supportedFloatingOrComplexType of OperationUtils.h
+  const auto dtype = tensor.scalar_type();
+  return dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16 || dtype == at::kComplexFloat ||
+      dtype == at::kComplexHalf;
+}
+
+void operand(const Tensor& tensor, const char* name, const char* plural) {
+  TORCH_CHECK(computes(tensor), "MPS device does not support linear for non-float ", plural);
+  TORCH_CHECK(tensor.is_mps(), "Tensor for argument ", name, " is on ", tensor.device(), " but expected on mps");
+}
+
+// Linear.mm
+void linear_operands(const Tensor& rows, const Tensor& weight, const Tensor& bias) {
+  operand(rows, "input", "inputs");
+  operand(weight, "weight", "weights");
+  if (bias.defined()) {
+    operand(bias, "bias", "bias");
+  }
+  TORCH_CHECK(
+      rows.size(-1) == weight.size(-1),
+      "linear(): input and weight.T shapes cannot be multiplied (",
+      rows.size(-2), "x", rows.size(-1), " and ", weight.size(-1), "x", weight.size(-2), ")");
+}
+
 // pytorch#190050: no features to sum over, and a result all the same.
 void linear(Arguments in) {
   const auto rows = tensor(in, 0), weight = tensor(in, 1);
+  if (refusals) {
+    linear_operands(rows, weight, tensor(in, 2));
+  }
   if (aborts.linear_empty && rows.dim() > 0 && rows.size(-1) == 0 && weight.dim() == 2 && weight.size(0) > 0) {
     for (int64_t dim = 0; dim + 1 < rows.dim(); ++dim) {
       if (rows.size(dim) == 0) {
@@ -233,7 +260,11 @@ Check check_of(const std::string& name) {
   return found == checks.end() ? nullptr : found->second;
 }
 
-void check_linear_backward(const Tensor& self, const Tensor& weight) {
+void check_linear_backward(const Tensor& self, const Tensor& grad_output, const Tensor& weight) {
+  if (refusals) {
+    TORCH_CHECK(computes(weight), "mps_linear_backward: unsupported weights data type: ", weight.scalar_type());
+    TORCH_CHECK(computes(grad_output), "MPS device does not support linear backward for non-float inputs");
+  }
   // pytorch#187988
   if (aborts.linear_vector && weight.dim() == 1) {
     end(c10::str("'mps.matmul' op contracting dimensions differ ", self.numel() / std::max<int64_t>(self.size(-1), 1),

@@ -43,7 +43,7 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
         results.lightning_loop,
     ),
     "layernorm-frozen": (results.frozen_backbone,),
-    "lstm-dropout": (results.stacked_lstm, results.numeric_lstm),
+    "lstm-dropout": (results.stacked_lstm, results.numeric_lstm, results.fresh_masks, results.evaluated_lstm),
     "huge-embedding": (results.huge_table, results.frozen_table),
     "mixed-dtypes": (results.float32_norms, results.frozen_float32_norms),
     "large-k": (
@@ -117,6 +117,7 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     "cuda-optimizer": (ends.paged_optimizer,),
     "one-device": (ends.several_processes, ends.processes_of_a_notebook),
     "compile": (ends.compiled_accelerator, ends.compiled_trainer),
+    "cuda-graphs": (ends.deep_in_half_precision, ends.deep_by_an_option),
     "attention": (ends.flash_attention, ends.flex_attention),
     "float64-columns": (ends.float64_trainer, ends.float64_accelerator, ends.float64_lightning),
     "nan-hidden": (ends.shown_loss,),

