@@ -94,6 +94,16 @@ def by_lightning(folder: Path) -> list[Tensor]:
     return loops.weights(module)
 
 
+def by_compiler(folder: Path) -> list[Tensor]:
+    """A step of a compiled layer."""
+    torch.manual_seed(3)
+    layer = nn.Linear(3, 1).to("mps")
+    with loops.own_compiler():
+        torch.compile(layer)(torch.ones(2, 3, device="mps")).square().sum().backward()
+    torch.optim.SGD(layer.parameters(), lr=0.1).step()
+    return loops.weights(layer)
+
+
 def notebook() -> None:
     from accelerate import notebook_launcher
 
@@ -106,7 +116,7 @@ def program(folder: Path) -> list[Tensor]:
     torch.manual_seed(0)
     notebook()
     weights = []
-    for part in (plain, by_trainer, by_accelerate, by_lightning):
+    for part in (plain, by_trainer, by_accelerate, by_lightning, by_compiler):
         (folder / part.__name__).mkdir(parents=True)
         weights += part(folder / part.__name__)
     return weights
@@ -177,7 +187,6 @@ def broken(folder: Path, how: str) -> Broken:
 
 UNREACHED = {
     "atomic-checkpoint: Trainer._push_from_checkpoint": "pushes to the hub",
-    "compile: _TorchCompileInductorWrapper.__call__": "compiles C++ for a minute",
     "integration: _Connector._check_config_and_set_final_flags": "is Fabric's",
     "integration: _Connector._check_device_config_and_set_final_flags": "is Fabric's",
     "oom-text: accelerate.utils.memory.should_reduce_batch_size": "follows an error of Metal's",

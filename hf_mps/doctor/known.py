@@ -101,6 +101,19 @@ KNOWN = (
     ),
     Known(
         "torch",
+        "<2.10",
+        "torch.compile cannot compile the backward pass of a ResNet",
+        f"{ISSUES}/161905",
+    ),
+    # Inductor's codegen/mps.py up to 2.10: a loop in a loop for each of two dimensions that are summed over.
+    Known(
+        "torch",
+        "<2.11",
+        "torch.compile gives sums of broadcast tensors twice as large",
+        f"{ISSUES}/170360",
+    ),
+    Known(
+        "torch",
         "<2.13",
         "torch.compile gives wrong LayerNorm results",
         f"{ISSUES}/191976",
@@ -111,6 +124,13 @@ KNOWN = (
         "torch.compile forces channels_last on convolutions, which trains four to nine times slower",
         f"{ISSUES}/192551",
         guard="compile",
+    ),
+    Known(
+        "torch",
+        "==2.13.*",
+        "torch.compile ends the process on deep float16 models in its modes reduce-overhead and max-autotune",
+        f"{ISSUES}/188970",
+        guard="cuda-graphs",
     ),
     Known(
         "torch",

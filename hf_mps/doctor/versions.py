@@ -24,7 +24,7 @@ def examine() -> list[Finding]:
     needed = [Requirement(line) for line in metadata.requires("hf-mps") or ()]
     wanted = {each.name: each for each in needed if each.marker is None}
     found = [_installed(name, wanted.get(name)) for name in (*wanted, *OPTIONAL)]
-    return [each for each in (*found, _newer()) if each is not None] + _known()
+    return [each for each in (*found, _newer()) if each is not None] + [_shown(each) for each in known_here()]
 
 
 def _installed(name: str, wanted: Requirement | None) -> Finding | None:
@@ -60,17 +60,22 @@ def _newer() -> Finding | None:
     return note("newer torch", says, f"pip install --upgrade 'torch>={RIGHT_ON_THE_FIRST}'")
 
 
-def _known() -> list[Finding]:
+def known_here() -> list[Known]:
+    """The known problems of the installed versions on this machine."""
     here = machine.present()
     found = []
     for each in KNOWN:
         version = _version(each.package)
         if version is None or (each.package == "torch" and not here.mac):
             continue
-        if not each.concerns(version, here.chip if here.mac else "Apple", here.macos):
-            continue
-        found.append(note("known problem", f"{each.package} {version}: {each.says}{_cured(each, version)}", each.link))
+        if each.concerns(version, here.chip if here.mac else "Apple", here.macos):
+            found.append(each)
     return found
+
+
+def _shown(known: Known) -> Finding:
+    version = _version(known.package) or ""
+    return note("known problem", f"{known.package} {version}: {known.says}{_cured(known, version)}", known.link)
 
 
 def _cured(known: Known, version: str) -> str:

@@ -20,6 +20,7 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "fork-workers",
         "cuda-optimizer",
         "compile",
+        "cuda-graphs",
         "large-k",
         "linear-bias",
         "linear-shapes",

@@ -40,8 +40,7 @@ class Compile(Guard):
             around(self, module.Accelerator, "prepare_model", self._prepare)
 
     def _compiles(self, stock: Any, backend: Any, graph: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        # As a rule parameters are inputs too; a graph that makes all of its tensors itself holds no model.
-        if any(getattr(getattr(each, "device", None), "type", "") == "mps" for each in inputs):
+        if on_metal(inputs):
             self._switch((LAYOUT,))
         return stock(backend, graph, inputs, *args, **kwargs)
 
@@ -64,8 +63,25 @@ class Compile(Guard):
             if variable in variables and variable not in os.environ and getattr(owner, name) is not value:
                 setattr(owner, name, value)  # to stay: torch reads it at the first call of each graph, whenever that is
                 done.append(words)
-        if done:
-            self.acted(f"torch.compile {' and '.join(done)}; on Metal it is young: compare a few steps without")
+        wrong = _known_faults()
+        if done or wrong:
+            what = f"torch.compile {' and '.join(done)}; " if done else "torch.compile: "
+            self.acted(f"{what}on Metal it is young{wrong}: compare a few steps without")
+
+
+def on_metal(inputs: Any) -> bool:
+    """Whether a graph is for Metal: its parameters are inputs too, one that makes all tensors itself holds no model."""
+    return any(getattr(getattr(each, "device", None), "type", "") == "mps" for each in inputs)
+
+
+def _known_faults() -> str:
+    """What the doctor knows of torch's compiler in the installed release, in brackets; empty for nothing."""
+    from hf_mps.doctor import versions
+
+    subject = "torch.compile "
+    known = [each for each in versions.known_here() if each.says.startswith(subject) and not each.guard]
+    words = [f"{each.says.removeprefix(subject)} (pytorch#{each.link.rpartition('/')[2]})" for each in known]
+    return f" and in this torch {', '.join(words)}" if words else ""
 
 
 GUARD = Compile()

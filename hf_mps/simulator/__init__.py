@@ -143,7 +143,7 @@ def _start(metal: ModuleType, profile: Profile) -> None:
 
 def _offer(torch: ModuleType, metal: ModuleType) -> None:
     """Let torch's own Python find the device: what a wheel with Metal has in torch._C."""
-    from hf_mps.simulator import compile_refusal, storages
+    from hf_mps.simulator import compiled, storages
 
     functions = metal.torch_functions
     for name in dir(functions):
@@ -154,5 +154,5 @@ def _offer(torch: ModuleType, metal: ModuleType) -> None:
     # Both remember their answer, and something may have asked before the device was there.
     for asked in (torch.backends.mps.is_available, torch.backends.mps.is_macos_or_newer):
         asked.cache_clear()
-    compile_refusal.install()
+    compiled.install()
     storages.install()

@@ -1,4 +1,4 @@
-"""torch_compile=True trains, also where a graph cannot be compiled; torch's own switches stay the user's."""
+"""torch.compile on Metal: what it cannot compile still trains, without CUDA graphs; its switches stay the user's."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ import torch._inductor.config
 from torch import nn
 
 from hf_mps import guards
+from hf_mps.doctor import versions
 from hf_mps.guards import GuardNotice
 from hf_mps.guards.compile import ERRORS, LAYOUT
+from hf_mps.simulator import compiled, hazards
 from tests.guards import loops
+
+UNCOMPILABLE = "Metal source of this graph"
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +37,11 @@ def compiled_step() -> torch.Tensor:
     return loss
 
 
-def test_with_it_the_step_is_taken_as_it_is() -> None:
-    with pytest.warns(GuardNotice, match="torch.compile leaves layouts as they are and runs as it is what it cannot"):
+def test_with_it_a_step_that_cannot_be_compiled_is_taken_as_it_is() -> None:
+    with (
+        hazards.on("compile"),
+        pytest.warns(GuardNotice, match="torch.compile leaves layouts as they are and runs as it is what it cannot"),
+    ):
         loss = compiled_step()
     torch.manual_seed(0)
     assert float(loss) == pytest.approx(float(nn.Linear(3, 1)(torch.ones(2, 3)).square().sum()))
@@ -44,12 +51,22 @@ def test_with_it_the_step_is_taken_as_it_is() -> None:
 def test_where_a_program_compiles_itself_layouts_stay_and_errors_are_its_own() -> None:
     model = torch.compile(nn.Linear(3, 1).to("mps"))
     with (
-        pytest.warns(GuardNotice, match="torch.compile leaves layouts as they are; on Metal it is young"),
-        pytest.raises(Exception, match="Metal source"),
+        hazards.on("compile"),
+        pytest.warns(GuardNotice, match="torch.compile leaves layouts as they are; on Metal it is young: compare"),
+        pytest.raises(Exception, match=UNCOMPILABLE),
     ):
         model(torch.ones(2, 3, device="mps"))
     assert not torch._inductor.config.layout_optimization
     assert not torch._dynamo.config.suppress_errors
+
+
+def test_the_line_tells_what_this_torch_gets_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = versions._version
+    monkeypatch.setattr(versions, "_version", lambda name: "2.10.0" if name == "torch" else version(name))
+    torch.compile(nn.Linear(3, 1).to("mps"))(torch.ones(2, 3, device="mps"))
+    (line,) = guards.get("compile").lines
+    assert "gives sums of broadcast tensors twice as large (pytorch#170360)" in line
+    assert "gives wrong LayerNorm results (pytorch#191976)" in line
 
 
 def test_what_is_compiled_for_the_cpu_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +81,7 @@ def test_switches_that_the_user_set_stay(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv(LAYOUT, "1")
     monkeypatch.setenv(ERRORS, "")
     torch._inductor.config.layout_optimization = True
-    with pytest.raises(Exception, match="Metal source"):
+    with hazards.on("compile"), pytest.raises(Exception, match=UNCOMPILABLE):
         compiled_step()
     assert torch._inductor.config.layout_optimization
     assert not guards.get("compile").times
@@ -74,3 +91,50 @@ def test_a_model_that_is_not_compiled_changes_nothing() -> None:
     loops.new_accelerator().prepare(nn.Linear(3, 1))
     assert torch._inductor.config.layout_optimization
     assert not torch._dynamo.config.suppress_errors
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether CUDA graphs were still asked for, of each graph that came to the device's compiler."""
+    seen: list[bool] = []
+    monkeypatch.setattr(
+        compiled, "_meet_faults", lambda options, _: seen.append(bool(options.get("triton.cudagraphs")))
+    )
+    for name in ("DISABLE_CUPTI_LAZY_REINIT", "TEARDOWN_CUPTI"):  # torch sets them where it hears of CUDA graphs
+        monkeypatch.setenv(name, "0")
+    return seen
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_a_mode_with_cuda_graphs_goes_on_without_them(mode: str, asked: list[bool]) -> None:
+    model = torch.compile(nn.Linear(3, 1).to("mps"), mode=mode)
+    with pytest.warns(GuardNotice, match=r"CUDA graphs of mode reduce-overhead or max-autotune.*issues/188970\)"):
+        model(torch.ones(2, 3, device="mps"))
+    assert asked == [False]
+
+
+def test_what_else_a_mode_sets_stays(asked: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "_meet_faults", lambda options, _: asked.append(options["max_autotune"]))
+    model = torch.compile(nn.Linear(3, 1).to("mps"), mode="max-autotune")
+    backend = model._torchdynamo_orig_callable  # the user's object is as it was
+    before = dict(backend.config) if hasattr(backend, "config") else None
+    model(torch.ones(2, 3, device="mps"))
+    assert asked == [True]
+    assert before is None or backend.config == before
+
+
+@pytest.mark.parametrize("how", [{}, {"mode": "max-autotune-no-cudagraphs"}], ids=str)
+def test_a_mode_without_cuda_graphs_is_left_alone(how: dict[str, str], asked: list[bool]) -> None:
+    torch.compile(nn.Linear(3, 1).to("mps"), **how)(torch.ones(2, 3, device="mps"))
+    assert asked == [False]
+    assert not guards.get("cuda-graphs").times
+
+
+def test_on_the_cpu_a_mode_is_left_alone(asked: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+    monkeypatch.setattr(
+        "torch._inductor.compile_fx.compile_fx", lambda graph, *_, **more: given.append(more) or graph.forward
+    )
+    torch.compile(lambda x: x * 2, mode="reduce-overhead")(torch.ones(2))
+    assert given[0]["config_patches"]["triton.cudagraphs"] is True
+    assert not guards.get("cuda-graphs").times

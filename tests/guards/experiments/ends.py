@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hf_mps import sentinels
 from hf_mps.errors import UserError
+from hf_mps.simulator import compiled
 from tests.guards import lightning_loops, loops
 
 
@@ -133,9 +134,42 @@ def compiles(train: Callable[[], list[Tensor]], plain: list[Tensor]) -> bool:
         try:
             return loops.close(train(), plain)
         except Exception as error:  # dynamo's own kinds are known once it is imported
-            if "Metal source" not in str(error):
+            if "Metal source of this graph" not in str(error):
                 raise
             return False
+
+
+class ProcessEnds(BaseException):
+    """In the place of the signal that ends the process."""
+
+
+def survives(**how: Any) -> bool:
+    """Whether a deep float16 model that is compiled like that gives its values without torch.compile."""
+
+    def end(issue: str) -> None:
+        raise ProcessEnds
+
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(40) for layer in (nn.Linear(4, 4), nn.ReLU()))).half().to("mps")
+    x = torch.ones(2, 4, dtype=torch.float16, device="mps")
+    with loops.own_compiler(), pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(compiled, "end", end)
+        for name in ("DISABLE_CUPTI_LAZY_REINIT", "TEARDOWN_CUPTI"):  # torch sets them where it hears of CUDA graphs
+            patch.setenv(name, "0")
+        try:
+            return torch.equal(torch.compile(model, **how)(x), model(x))
+        except ProcessEnds:
+            return False
+
+
+def deep_in_half_precision(folder: Path) -> bool:
+    """torch.compile in the mode that is to save launches."""
+    return survives(mode="reduce-overhead")
+
+
+def deep_by_an_option(folder: Path) -> bool:
+    """The same by the one option that the mode sets."""
+    return survives(options={"triton.cudagraphs": True})
 
 
 def flash_attention(folder: Path) -> bool:
