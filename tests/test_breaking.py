@@ -28,16 +28,17 @@ HOOKS = ("look", "look_at_skipped", "before_update", "_look", "replayed", "_befo
 
 
 def plain(folder: Path) -> list[Tensor]:
-    """A plain loop with GradScaler, an LSTM, gradient checkpointing and moves that do not block."""
+    """A plain loop with GradScaler, an LSTM, a convolution, gradient checkpointing and moves that do not block."""
     from torch.utils.checkpoint import checkpoint
 
     torch.manual_seed(1)
     lstm, layer = nn.LSTM(4, 4, 2, batch_first=True).to("mps"), nn.Linear(4, 4).to("mps")
-    optimizer = torch.optim.AdamW([*lstm.parameters(), *layer.parameters()], lr=1e-2)
+    convolution = nn.Conv1d(3, 3, 1).to("mps")
+    optimizer = torch.optim.AdamW([*lstm.parameters(), *layer.parameters(), *convolution.parameters()], lr=1e-2)
     scaler = torch.amp.GradScaler("mps")
     for step in range(20):
         rows = torch.ones(2, 3, 4).to("mps", non_blocking=True)
-        found: Any = checkpoint(layer, lstm(rows)[0], use_reentrant=False)
+        found: Any = checkpoint(layer, convolution(lstm(rows)[0]), use_reentrant=False)
         copied = torch.empty_like(rows).copy_(rows, non_blocking=True)
         scaler.scale((found - copied).square().mean() * (float("inf") if 4 < step < 14 else 1.0)).backward()
         scaler.unscale_(optimizer)
@@ -45,7 +46,7 @@ def plain(folder: Path) -> list[Tensor]:
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-    return loops.weights(nn.ModuleList([lstm, layer]))
+    return loops.weights(nn.ModuleList([lstm, layer, convolution]))
 
 
 def by_trainer(folder: Path) -> list[Tensor]:
@@ -168,7 +169,9 @@ def broken(folder: Path, how: str) -> Broken:
             if thing is STREAM and "always" not in how:  # it takes every sentinel along
                 continue
             for put in thing.arounds:
-                monkey.setattr(put, "wrapper", fails(f"{name}: {put.place}", put.wrapper))
+                # A question that comes before a kernel of ours fails as the kernel does.
+                what = "when" if hasattr(put, "when") else "wrapper"
+                monkey.setattr(put, what, fails(f"{name}: {put.place}", getattr(put, what)))
             for hook in HOOKS:
                 # `_look` of some guards is called from around a function, which fails itself above.
                 if hasattr(thing, hook) and (hook != "_look" or name in SENTINELS):
@@ -187,6 +190,8 @@ def broken(folder: Path, how: str) -> Broken:
 
 UNREACHED = {
     "atomic-checkpoint: Trainer._push_from_checkpoint": "pushes to the hub",
+    "atomic-order: torch.set_deterministic_debug_mode": "is another way to ask for determinism",
+    "batch-waits: transformers.masking_utils._ignore_causal_mask_sdpa": "is a decoder's",
     "integration: _Connector._check_config_and_set_final_flags": "is Fabric's",
     "integration: _Connector._check_device_config_and_set_final_flags": "is Fabric's",
     "oom-text: accelerate.utils.memory.should_reduce_batch_size": "follows an error of Metal's",
@@ -197,6 +202,13 @@ UNREACHED = {
     "torn-checkpoint: Trainer.call_model_init": "wants a trainer that makes its models itself",
 }
 """What the program does not call, and why; each is put there by the function that the others are."""
+
+ABSENT = {
+    "conv3d-layout": "is there on macOS 26.0 to 26.2 with torch 2.14 or later",
+    "huge-cat": "is there with torch 2.10 to 2.14",
+    "huge-products": "is there on machines with more than 16 GiB",
+}
+"""Guards that the tests' device and release may be without."""
 
 MODES = ("before", "before, always", "after, always")
 
@@ -236,6 +248,8 @@ def test_everything_broken_trains_to_stocks_weights(runs: dict[str, Broken], how
 @pytest.mark.parametrize("name", [*catalogue.NAMES, *SENTINELS])
 def test_each_says_one_line_and_is_off(runs: dict[str, Broken], name: str) -> None:
     thing = things()[name]
+    if name in ABSENT and not thing.arounds:
+        pytest.skip(f"{name} {ABSENT[name]}")
     assert name in runs["before"].failed
     lines = [line for line in runs["before"].lines if f"{thing.kind} {name} failed" in line]
     assert len(lines) == 1

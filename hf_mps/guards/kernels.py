@@ -16,6 +16,27 @@ Kernel = Callable[..., Any]
 _running: list[Any] = []
 
 
+class _Asked(Around):
+    """An Around whose wrapper is called only where `when(*arguments)` says so."""
+
+    def __init__(self, owner: Guard, place: str, stock: Kernel, wrapper: Kernel, when: Kernel) -> None:
+        super().__init__(owner, place, stock, wrapper)
+        self.when = when
+
+    def replacement(self) -> Kernel:
+        below, ours, owner = self.stock, super().replacement(), self.owner
+
+        def asked(*args: Any, **kwargs: Any) -> Any:
+            try:
+                concerned = owner.on and self.when(*args, **kwargs)
+            except Exception as error:
+                owner.failed(error)
+                concerned = False
+            return ours(*args, **kwargs) if concerned else below(*args, **kwargs)
+
+        return asked
+
+
 class _Place:
     """One operator before whose kernel one of ours stands, which calls those of all guards in their order.
 
@@ -26,17 +47,16 @@ class _Place:
     def __init__(self, name: str) -> None:
         self._name = name
         self.stock = _given_out(name)
-        self._layers: list[tuple[Around, Kernel | None]] = []
+        self._layers: list[Around] = []
         # A kernel lives as long as the library object that it was registered with.
         self._library: Any = None
 
-    def add(self, around: Around, when: Kernel | None) -> Callable[[], None]:
-        layer = around, when
-        self._layers.append(layer)
+    def add(self, around: Around) -> Callable[[], None]:
+        self._layers.append(around)
         self._register()
 
         def back() -> None:
-            self._layers.remove(layer)
+            self._layers.remove(around)
             self._register()
 
         return back
@@ -45,9 +65,9 @@ class _Place:
         if self._library is not None:
             _reset(self._name, self._library)
         call = self.stock
-        for around, when in self._layers:
+        for around in self._layers:
             around.stock = call
-            call = around.replacement() if when is None else _if(around, when)
+            call = around.replacement()
         self._library = _registered(self._name, call) if self._layers else None
 
 
@@ -64,8 +84,9 @@ def before(guard: Guard, name: str, wrapper: Kernel, *, when: Kernel | None = No
     """
     if name not in _places:
         _places[name] = _Place(name)
-    around = Around(guard, f"aten::{name}", _places[name].stock, wrapper)
-    take_away = _places[name].add(around, when)
+    named = guard, f"aten::{name}", _places[name].stock, wrapper
+    around = Around(*named) if when is None else _Asked(*named, when)
+    take_away = _places[name].add(around)
     guard.arounds.append(around)
 
     def back() -> None:
@@ -90,20 +111,6 @@ def put(guard: Guard, name: str, wrapper: Kernel, *, otherwise: Kernel | None = 
         guard.arounds.remove(around)
 
     return back
-
-
-def _if(around: Around, when: Kernel) -> Kernel:
-    below, ours, owner = around.stock, around.replacement(), around.owner
-
-    def asked(*args: Any, **kwargs: Any) -> Any:
-        try:
-            concerned = when(*args, **kwargs)
-        except Exception as error:
-            owner.failed(error)
-            concerned = False
-        return ours(*args, **kwargs) if concerned else below(*args, **kwargs)
-
-    return asked
 
 
 def _registered(name: str, function: Kernel) -> Any:

@@ -52,8 +52,8 @@ def test_a_recipe_runs_from_end_to_end(
     assert said["choices"]["smoke"]["reason"].endswith("no score counts")
     # No operator leaves the device but those that the recipe's header owns up to.
     fell_back = {entry["operator"] for entry in said["fallback"]}
-    # Nothing else is said on stderr than, once, what those operators cost: a line and a table with its head.
-    table = ended.err.splitlines()[: 2 + len(fell_back)] if fell_back else []
+    # Nothing else is said on stderr than, once, what those operators cost: a line, a table with its head, and a foot.
+    table = ended.err.splitlines()[: 3 + len(fell_back)] if fell_back else []
     fallback_ledger.print_report()  # as at the end of the process
     assert ended.err.splitlines() + capfd.readouterr().err.splitlines() == table
     assert not table or table[0].startswith(f"hf-mps: {len(fell_back)} operators without a Metal kernel ran on the CPU")

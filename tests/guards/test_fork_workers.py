@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from hf_mps import guards
-from hf_mps.device import handed_down, probe
+from hf_mps.device import probe
 from hf_mps.guards import GuardNotice, fork_server
 from hf_mps.guards.fork_workers import ARGUMENT
 from tests.guards import loops
@@ -310,7 +310,6 @@ def test_a_worker_of_the_server_s_is_what_a_forked_one_is_but_for_metal(monkeypa
     assert served[0][0]["dtype"] == torch.float32
     monkeypatch.delenv("TELLING")
     assert dict(os.environ) == before
-    assert handed_down.VARIABLE not in os.environ
     assert forkserver._forkserver._preload_modules == ["__main__"]  # type: ignore[attr-defined]
     assert multiprocessing.active_children() == []
 

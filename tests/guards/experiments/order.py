@@ -27,7 +27,8 @@ def deterministic(warn_only: bool = False) -> Iterator[None]:
     cudnn = torch.backends.cudnn
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     flags = cudnn.deterministic, cudnn.benchmark
-    with pytest.MonkeyPatch.context() as environment:
+    # OpInfo's own tests, once imported, forbid to set cudnn's flags outside of a context.
+    with pytest.MonkeyPatch.context() as environment, torch.backends.__allow_nonbracketed_mutation():
         for name in VARIABLES:
             environment.setenv(name, "1")
             environment.delenv(name)
