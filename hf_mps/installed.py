@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from hf_mps.errors import Notice, UserError, nearest
-from hf_mps.stock import REFUSALS, Around, described
+from hf_mps.stock import REFUSALS, Around, described, is_late
 
 
 class Installed:
@@ -69,6 +69,8 @@ class Installed:
         except REFUSALS:
             raise
         except Exception as error:
+            if is_late(error):
+                raise
             self.failed(error)
             return None
 
