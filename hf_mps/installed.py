@@ -53,6 +53,15 @@ class Installed:
         """Whether it may act: not switched off by the user, not suspended, not broken."""
         return not self.off_by_user and not self.suspended and not self.broken
 
+    @contextmanager
+    def left_alone(self) -> Iterator[None]:
+        """What it stands around or before is for a while as the library and the device have it: for a trial."""
+        self.suspended += 1
+        try:
+            yield
+        finally:
+            self.suspended -= 1
+
     def forget(self) -> None:
         """Begin to count again, and on again where it had failed at its work."""
         self.times = 0

@@ -51,19 +51,16 @@ class AtomicOrder(Guard):
     def __init__(self) -> None:
         super().__init__()
         self._put = False
-        self._trying = False  # a trial is to meet the device's own kernels
 
     def applies(self) -> Choice[bool]:
         """Whether equal backward passes of an embedding differ; what it does under the flag does not depend on that."""
         import torch
 
-        if not hasattr(torch.library, "get_kernel"):
-            return Choice(False, f"torch {torch.__version__} gives no kernel out, so that none can be put before it")
-        self._trying = True
-        try:
+        possible = kernels.given_out()
+        if not possible.value:
+            return possible
+        with self.left_alone():
             runs = [_embedding_gradient() for _ in range(PASSES)]
-        finally:
-            self._trying = False
         if not all(torch.equal(each, runs[0]) for each in runs):
             return Choice(True, f"tried on the device: {PASSES} equal backward passes of an embedding differ")
         return Choice(False, f"tried on the device: {PASSES} equal backward passes of an embedding agree to the bit")
@@ -86,7 +83,7 @@ class AtomicOrder(Guard):
     def _follow(self) -> None:
         import torch
 
-        if self._put or not torch.are_deterministic_algorithms_enabled() or not hasattr(torch.library, "get_kernel"):
+        if self._put or not torch.are_deterministic_algorithms_enabled() or not kernels.given_out().value:
             return
         from hf_mps.guards.ordered import ORDERED  # few programs ask for it
 
@@ -102,7 +99,7 @@ class AtomicOrder(Guard):
     def _ordered(self, run: Callable[..., Any], stock: Stock, *args: Any, **kwargs: Any) -> Any:
         import torch
 
-        if self._trying or not torch.are_deterministic_algorithms_enabled():
+        if not torch.are_deterministic_algorithms_enabled():
             return stock(*args, **kwargs)
         found = stock.theirs(run, *args, **kwargs)  # what it raises is the device's: no memory, a late error
         if found is None:

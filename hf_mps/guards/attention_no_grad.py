@@ -62,7 +62,6 @@ class AttentionNoGrad(Guard):
 
     def __init__(self) -> None:
         super().__init__()
-        self._trying = False  # a trial is to meet the device's own kernels
         self._cures: dict[tuple[str, Any], Callable[[Call, Callable[..., Any]], Any]] = {}
         self._replaced = False
         self._there = True
@@ -75,11 +74,8 @@ class AttentionNoGrad(Guard):
         if self._replaced:
             # pytorch#163597, #174861 and #156707, none of them mended there.
             return Choice(True, f"torch {torch.__version__} has the fault and does not give its kernel out")
-        self._trying = True
-        try:
+        with self.left_alone():
             self._cures = _found_wrong()
-        finally:
-            self._trying = False
         if not self._cures:
             return Choice(False, f"tried on the device: attention without gradients is right ({', '.join(CASES)})")
         wrong: dict[str, list[str]] = {}
@@ -90,7 +86,7 @@ class AttentionNoGrad(Guard):
 
     def install(self, module: ModuleType) -> None:
         """Put its kernel before the device's; torch 2.8 cannot give that out, so the math form takes its place."""
-        self._replaced = not hasattr(module.library, "get_kernel")
+        self._replaced = not kernels.given_out().value
         self._put()
 
     def _put(self) -> None:
@@ -106,8 +102,6 @@ class AttentionNoGrad(Guard):
 
     def _attend(self, stock: Stock, *args: Any, scale: Any = None, enable_gqa: bool = False) -> Any:
         call = Call(*args)._replace(scale=scale, grouped=enable_gqa)
-        if self._trying:
-            return call.of(stock)
         alike = [name for name, case in CASES.items() if case.like(call)]
         if (alike or self._replaced or self._verdict is not None) and not self.needed:
             # No call has a fault on this device: from the next one on none comes through here.

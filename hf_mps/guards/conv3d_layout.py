@@ -36,7 +36,6 @@ class Conv3dLayout(Guard):
     def __init__(self) -> None:
         super().__init__()
         self._there: list[Callable[[], None]] = []
-        self._trying = False  # a trial is to meet the device's own kernel
         self._helps = True
 
     def applies(self) -> Choice[bool]:
@@ -51,11 +50,8 @@ class Conv3dLayout(Guard):
         """Whether a small convolution differs from the CPU's, and whether one of channels_last_3d does."""
         import torch
 
-        self._trying = True
-        try:
+        with self.left_alone():
             right, self._helps = _right(torch.contiguous_format), _right(torch.channels_last_3d)
-        finally:
-            self._trying = False
         if right:
             return Choice(False, "tried on the device: 3-D convolutions are right")
         if not self._helps:
@@ -80,7 +76,7 @@ class Conv3dLayout(Guard):
         import torch
 
         given, last = args[reads], torch.channels_last_3d
-        if self._trying or given.is_contiguous(memory_format=last) or not self.needed:
+        if given.is_contiguous(memory_format=last) or not self.needed:
             return stock(*args)
         if not self._helps:
             self.acted("3-D convolutions are wrong on this macOS; next: update to macOS 26.3 or later")

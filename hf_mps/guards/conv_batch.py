@@ -26,15 +26,10 @@ class ConvBatch(Guard):
     until = "pytorch#96225 is closed and the oldest supported torch has its fix"
     releases = ">=2.0"
 
-    _trying = False  # a trial is to meet the device's own kernel
-
     def applies(self) -> Choice[bool]:
         """What a trial says, where a cure is possible."""
-        import torch
-
-        if not hasattr(torch.library, "get_kernel"):
-            return Choice(False, f"torch {torch.__version__} gives no kernel out, so that none can be put before it")
-        return self.trial()
+        possible = kernels.given_out()
+        return self.trial() if possible.value else possible
 
     def trial(self) -> Choice[bool]:
         """Whether the gradient of a weight is the sum over 65,536 rows."""
@@ -42,18 +37,15 @@ class ConvBatch(Guard):
 
         rows, weight = (torch.ones(count, 1, 1, 1, device="mps") for count in (LARGEST + 1, 1))
         how = (0, 0), (1, 1), (1, 1), 1, [False, True, False]
-        self._trying = True
-        try:
+        with self.left_alone():
             found = float(torch.ops.aten.mps_convolution_backward(rows, rows, weight, *how)[1].cpu())
-        finally:
-            self._trying = False
         if found == LARGEST + 1:
             return Choice(False, "tried on the device: a weight's gradient is right for a batch of 65,536")
         return Choice(True, f"tried on the device: a sum over a batch of 65,536 ones is {found:g}")
 
     def install(self, module: ModuleType) -> None:
         """Put its kernels before the device's two; where batches are small a call costs 4 µs more."""
-        if hasattr(module.library, "get_kernel"):
+        if kernels.given_out().value:
             for name in ("mps_convolution_backward", "mps_convolution_transpose_backward"):
                 kernels.before(self, name, self._in_parts, when=_large)
 
@@ -61,7 +53,7 @@ class ConvBatch(Guard):
         import torch
 
         *how, mask = rest
-        if self._trying or not mask[1] or not self.needed:
+        if not mask[1] or not self.needed:
             return stock(rows, grad, weight, *how, mask)
         self.acted(f"a convolution's weight gradient over more than {LARGEST:,} rows is added up in parts", aloud=False)
         others = [mask[0], False, *mask[2:]]

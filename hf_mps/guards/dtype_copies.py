@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -45,20 +44,11 @@ class DtypeCopies(Guard):
 
     def trial(self) -> Choice[bool]:
         """Whether such copies, to ends that begin no page of memory, leave their source and their end right."""
-        with self._left_alone():
+        with self.left_alone():
             wrong = [name for name, copied in TRIALS.items() if not copied()]
         if wrong:
             return Choice(True, f"tried on the device: wrong are copies {' and '.join(wrong)}")
         return Choice(False, f"tried on the device: right are copies {' and '.join(TRIALS)}")
-
-    @contextmanager
-    def _left_alone(self) -> Iterator[None]:
-        """The methods as torch has them, for a trial."""
-        self.suspended += 1
-        try:
-            yield
-        finally:
-            self.suspended -= 1
 
     def install(self, module: ModuleType) -> None:
         """Put it around the two methods of torch.Tensor, on the releases that have the fault."""

@@ -45,15 +45,16 @@ class HugeProducts(Guard):
         """Whether this Mac can hold such a tensor: every release has the fault, and a trial would take 9 GB."""
         import torch
 
-        if not hasattr(torch.library, "get_kernel"):
-            return Choice(False, f"torch {torch.__version__} gives no kernel out, so that none can be put before it")
+        possible = kernels.given_out()
+        if not possible.value:
+            return possible
         if not _fits():
             return Choice(False, "a tensor of so many elements does not fit into one buffer of this Mac's memory")
         return Choice(True, f"pytorch#197636 is open, and was reproduced up to 2.14; torch here is {torch.__version__}")
 
     def install(self, module: ModuleType) -> None:
         """Put its kernels before the device's, where a tensor of that size fits."""
-        if hasattr(module.library, "get_kernel") and _fits() and not self._there:
+        if kernels.given_out().value and _fits() and not self._there:
             for name, (function, first) in OPERATORS.items():
                 ours, when = partial(self._in_parts, function), partial(_huge, first)
                 self._there.append(kernels.before(self, name, ours, when=when))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from hf_mps.choice import Choice
 from hf_mps.guards.guard import Guard
 from hf_mps.stock import Around
 from hf_mps.unheard import overriding
@@ -14,6 +15,15 @@ Kernel = Callable[..., Any]
 
 # Those that were taken away, which may be in the midst of a call: they are not freed.
 _running: list[Any] = []
+
+
+def given_out() -> Choice[bool]:
+    """Whether this torch gives its kernels out (torch.library.get_kernel), so that ours can be put before them."""
+    import torch
+
+    if hasattr(torch.library, "get_kernel"):
+        return Choice(True, f"torch {torch.__version__} gives its kernels out")
+    return Choice(False, f"torch {torch.__version__} gives no kernel out, so that none can be put before it")
 
 
 class _Asked(Around):
@@ -126,7 +136,7 @@ def _registered(name: str, function: Kernel) -> Any:
 def _reset(name: str, library: Any) -> None:
     import torch
 
-    if hasattr(torch.library, "get_kernel"):
+    if given_out().value:
         _running.append(torch.library.get_kernel(f"aten::{name}", "MPS"))
     library.reset()
 

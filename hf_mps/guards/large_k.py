@@ -44,8 +44,6 @@ class LargeK(Guard):
     releases = ">=2.7"
     cures = ">=2.9"
 
-    _trying = False  # a trial is to meet the device's own kernels
-
     def applies(self) -> Choice[bool]:
         """Whether chip and release have the fault; where the release may have mended it, a trial says so."""
         chip = machine.present().chip
@@ -60,11 +58,8 @@ class LargeK(Guard):
 
     def trial(self) -> Choice[bool]:
         """Whether such products differ from the CPU's; memory that is zero behind the operands hides the fault."""
-        self._trying = True
-        try:
+        with self.left_alone():
             wrong = [name for name, run in _trials().items() if not _right(run)]
-        finally:
-            self._trying = False
         if wrong:
             return Choice(True, f"tried on the device: {', '.join(wrong)} over 40,009 values differ from the CPU")
         return Choice(False, "tried on the device: mm, bmm and linear over 40,009 values are right")
@@ -73,7 +68,7 @@ class LargeK(Guard):
         """Put its kernels before those of the device, on the chips that have the fault alone."""
         if not machine.present().chip.startswith(CHIPS):
             return
-        if not hasattr(module.library, "get_kernel"):
+        if not kernels.given_out().value:
             raise AttributeError("it has no torch.library.get_kernel; next: pip install 'torch>=2.14'")
         products = PRODUCTS if torch_release() < FIXED else _batched()
         for name, (function, first) in products.items():
@@ -85,7 +80,7 @@ class LargeK(Guard):
 
     def _long(self, values: int, rows: int, columns: int) -> bool:
         """Whether a product that sums over `values` has to be split; asks `applies` at the first one."""
-        if values <= LONGEST or rows < SIDE or columns < SIDE or self._trying or not self.needed:
+        if values <= LONGEST or rows < SIDE or columns < SIDE or not self.needed:
             return False
         self.acted(
             f"products that sum over more than {LONGEST:,} values are added up from parts of {PART:,}", aloud=False

@@ -34,7 +34,6 @@ class LinearBias(Guard):
     def __init__(self) -> None:
         super().__init__()
         self._single = self._many = False  # what the trials found
-        self._trying = False  # a trial is to meet the device's own kernel
 
     def applies(self) -> Choice[bool]:
         """Whether one of the two shows on the device."""
@@ -42,19 +41,17 @@ class LinearBias(Guard):
 
         if torch_release() >= FIXED:
             return Choice(False, f"torch {torch.__version__} has the fixes of pytorch#188438 and #189495")
-        if not hasattr(torch.library, "get_kernel"):
-            return Choice(False, f"torch {torch.__version__} gives no kernel out, so that none can be put before it")
+        possible = kernels.given_out()
+        if not possible.value:
+            return possible
         if not machine.present().macos_at_least(15):
             return Choice(False, "both faults lie in a kernel that is used from macOS 15 on")
         return self.trial()
 
     def trial(self) -> Choice[bool]:
         """Whether a linear layer's bias is wrong for one row, or for more matrices than a counter of 16 bits counts."""
-        self._trying = True
-        try:
+        with self.left_alone():
             self._single, self._many = not _right_for_a_row(), not _right_for_many()
-        finally:
-            self._trying = False
         wrong = ["one row"] * self._single + [f"{MATRICES + 1:,} matrices"] * self._many
         if wrong:
             return Choice(True, f"tried on the device: the bias is wrong for {' and for '.join(wrong)}")
@@ -63,14 +60,13 @@ class LinearBias(Guard):
     def install(self, module: ModuleType) -> None:
         """Put its kernel before the device's, where it may have the fault; a call costs 2.5 µs more then."""
         # Older systems multiply by MPSGraph (Linear.mm asks for macOS 15), which has neither fault.
-        given_out = hasattr(module.library, "get_kernel")
-        if torch_release() < FIXED and given_out and machine.present().macos_at_least(15):
+        if torch_release() < FIXED and kernels.given_out().value and machine.present().macos_at_least(15):
             kernels.before(self, "linear", self._linear)
 
     def _linear(self, stock: Stock, rows: Any, weight: Any, bias: Any = None) -> Any:
         shape = rows.shape
         single, many = len(shape) < 2 or shape[-2] == 1, len(shape) > 2 and shape[-3] > MATRICES
-        if bias is None or not (single or many) or self._trying or not self.needed:
+        if bias is None or not (single or many) or not self.needed:
             return stock(rows, weight, bias)
         if not ((single and self._single) or (many and self._many)):
             return stock(rows, weight, bias)

@@ -40,15 +40,16 @@ class LinearShapes(Guard):
 
         if torch_release() >= FIXED:
             return Choice(False, f"torch {torch.__version__} computes these gradients without MPSGraph")
-        if not hasattr(torch.library, "get_kernel"):
-            return Choice(False, f"torch {torch.__version__} gives no kernel out, so that none can be put before it")
+        possible = kernels.given_out()
+        if not possible.value:
+            return possible
         return Choice(
             True, f"torch {torch.__version__} has the faults of pytorch#187988 and #187201; a trial would abort"
         )
 
     def install(self, module: ModuleType) -> None:
         """Put its kernel before the device's, on the releases that have the fault."""
-        if torch_release() < FIXED and hasattr(module.library, "get_kernel"):
+        if torch_release() < FIXED and kernels.given_out().value:
             kernels.before(self, "linear_backward", self._linear_backward)
 
     def _linear_backward(self, stock: Stock, rows: Any, grad: Any, weight: Any, mask: Any) -> Any:

@@ -32,22 +32,17 @@ class PermutedActivations(Guard):
 
     def __init__(self) -> None:
         super().__init__()
-        self._trying = False  # a trial is to meet the device's own kernels
         self._wrong: frozenset[str] = frozenset()
         self._possible = False
         self._there: dict[str, Callable[[], None]] = {}  # what takes each away again
 
     def applies(self) -> Choice[bool]:
         """Whether one of the operators differs from the CPU on a permuted tensor, or raises an error there."""
-        import torch
-
-        if not hasattr(torch.library, "get_kernel"):
-            return Choice(False, f"torch {torch.__version__} gives no kernel out, so that none can be put before it")
-        self._trying = True
-        try:
+        possible = kernels.given_out()
+        if not possible.value:
+            return possible
+        with self.left_alone():
             self._wrong = frozenset(name for name, run in TRIALS.items() if not _right(run))
-        finally:
-            self._trying = False
         if self._wrong:
             wrong = ", ".join(name for name in TRIALS if name in self._wrong)
             return Choice(True, f"tried on the device: {wrong} differ from the CPU on permuted tensors")
@@ -55,7 +50,7 @@ class PermutedActivations(Guard):
 
     def install(self, module: ModuleType) -> None:
         """Put its kernels before the device's; before torch 2.9 that is not possible."""
-        self._possible = hasattr(module.library, "get_kernel")
+        self._possible = kernels.given_out().value
         self._put()
 
     def _put(self) -> None:
@@ -70,8 +65,6 @@ class PermutedActivations(Guard):
         self._put()
 
     def _laid_out(self, name: str, stock: Stock, *args: Any, **kwargs: Any) -> Any:
-        if self._trying:
-            return stock(*args, **kwargs)
         if not self.needed or name not in self._wrong:
             self._there.pop(name, lambda: None)()
             return stock(*args, **kwargs)

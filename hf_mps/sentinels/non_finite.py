@@ -104,11 +104,8 @@ class NonFinite(Sentinel):
             STREAM.begin(trainer.optimizer)
         self._told.discard(trainer)
         if _goes_on(trainer.args):
-            self.suspended += 1
-            try:
+            with self.left_alone():
                 return stock(trainer, *args, **kwargs)
-            finally:
-                self.suspended -= 1
         done = stock(trainer, *args, **kwargs)
         STREAM.read(trainer.optimizer)
         return done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,15 @@ def mps() -> None:
         if torch.backends.mps.is_built():
             pytest.skip("this PyTorch has real Metal")
         simulator.load("1")
+
+
+@pytest.fixture
+def bare(mps: None) -> Iterator[None]:
+    """The device without its guards."""
+    from hf_mps import guards
+
+    with guards.suspended():
+        yield
 
 
 @pytest.fixture

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from hf_mps import guards, settings
+from hf_mps import settings
 from hf_mps.errors import UserError
 from hf_mps.guards.releases import torch_release
 from hf_mps.simulator import profiles, strictness
 
-pytestmark = pytest.mark.usefixtures("mps")
+pytestmark = pytest.mark.usefixtures("mps", "bare")
 WORDS = torch.arange(320).view(10, 32) % 8
-
-
-@pytest.fixture(autouse=True)
-def _bare() -> Iterator[None]:
-    with guards.suspended():
-        yield
 
 
 def gradient(of: Callable[[Any], Any], *shape: int) -> Callable[[str], torch.Tensor]:

@@ -10,17 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hf_mps import guards, simulator
+from hf_mps import simulator
 from hf_mps.simulator import strictness
 
-pytestmark = pytest.mark.usefixtures("mps")
-
-
-@pytest.fixture(autouse=True)
-def _bare() -> Iterator[None]:
-    """The device without its guards."""
-    with guards.suspended():
-        yield
+pytestmark = pytest.mark.usefixtures("mps", "bare")
 
 
 @pytest.fixture

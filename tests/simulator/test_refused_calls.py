@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from hf_mps import guards
 from hf_mps.guards.releases import torch_release
 from hf_mps.simulator import strictness
 
-pytestmark = pytest.mark.usefixtures("mps")
+pytestmark = pytest.mark.usefixtures("mps", "bare")
 
 Call = Callable[[], torch.Tensor]
-
-
-@pytest.fixture(autouse=True)
-def _bare() -> Iterator[None]:
-    """The device without its guards."""
-    with guards.suspended():
-        yield
 
 
 def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

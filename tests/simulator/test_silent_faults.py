@@ -9,18 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hf_mps import guards
 from hf_mps.guards.releases import torch_release
 from hf_mps.simulator import profiles, strictness
 
-pytestmark = pytest.mark.usefixtures("mps")
-
-
-@pytest.fixture(autouse=True)
-def _bare() -> Iterator[None]:
-    """The device without its guards."""
-    with guards.suspended():
-        yield
+pytestmark = pytest.mark.usefixtures("mps", "bare")
 
 
 @pytest.fixture
