@@ -101,7 +101,7 @@ def _start_fallback(*, metal: bool) -> None:
     try:
         mode = fallback.start() if metal else settings.fallback()
     except UserError as error:
-        from hf_mps.autoload import warn
+        from hf_mps.guards.notice import warn
 
         _fallback = Part("fallback", False, str(error))
         warn(f"hf_mps.fallback stays off: {error}")
@@ -138,7 +138,7 @@ def _switched_off(kind: str) -> frozenset[str]:
     try:
         return settings.guards_off() if kind == "guard" else settings.sentinels_off()
     except UserError as error:
-        from hf_mps.autoload import warn
+        from hf_mps.guards.notice import warn
 
         warn(f"{error}; every {kind} stays on")
         return frozenset()

@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-import warnings
-
-
-class LayerWarning(UserWarning):
-    """hf_mps could not switch itself on: `import torch` goes on without it."""
 
 
 def start() -> None:
@@ -18,6 +12,8 @@ def start() -> None:
     try:
         switch_on()
     except Exception as error:
+        from hf_mps.guards.notice import warn
+
         warn(f"hf_mps stays off: {_line(error)}")
 
 
@@ -47,11 +43,3 @@ def _line(error: Exception) -> str:
 
     text = (str(error).strip().splitlines() or [""])[0]
     return text if isinstance(error, UserError | RunError) else f"{type(error).__name__}: {text}"
-
-
-def warn(line: str) -> None:
-    """Tell in one warning what could not be switched on; never raises."""
-    try:
-        warnings.warn(line, LayerWarning, stacklevel=2)
-    except LayerWarning:  # the program turns warnings into errors, which would end its `import torch`
-        print(f"hf-mps: {line}", file=sys.stderr)

@@ -1,7 +1,7 @@
 """`pytest --simulated-metal`: anyone's test suite on a device of type `mps`, on a machine that has no Metal.
 
     pytest --simulated-metal             the default profile
-    pytest --simulated-metal=m1-8gb      another Mac (hf_mps.simulator.profiles)
+    pytest --simulated-metal=m1-8gb      another Mac (hf_mps.device.profiles)
 
 Fixtures: `metal_device` is torch.device("mps"), or skips with the probe's reason; `fallback_ledger` fails a test in
 which an operator without a Metal kernel ran on the CPU. The marker `metal` skips a test, with the reason, where there
@@ -131,8 +131,8 @@ def _simulate(profile: str | None) -> None:
     """Set the variable for this process and its children, and load the device where torch is there already."""
     if profile is None:
         return
+    from hf_mps.device import profiles
     from hf_mps.errors import UserError
-    from hf_mps.simulator import profiles
 
     try:
         profiles.get(profile)

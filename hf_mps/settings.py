@@ -98,7 +98,7 @@ def guards_off() -> frozenset[str]:
     """The guards that HF_MPS_GUARDS switches off, as `-name,-name`. Raises UserError for a name that there is not."""
     from hf_mps.guards.catalogue import NAMES
 
-    return _switched_off("HF_MPS_GUARDS", "guard", NAMES)
+    return switched_off("HF_MPS_GUARDS", "guard", NAMES)
 
 
 def sentinels_off() -> frozenset[str]:
@@ -108,7 +108,7 @@ def sentinels_off() -> frozenset[str]:
     """
     from hf_mps.sentinels.catalogue import NAMES
 
-    return _switched_off("HF_MPS_SENTINELS", "sentinel", NAMES, beside=STOP)
+    return switched_off("HF_MPS_SENTINELS", "sentinel", NAMES, beside=STOP)
 
 
 def sentinels_stop() -> bool:
@@ -116,34 +116,21 @@ def sentinels_stop() -> bool:
     return STOP in _words("HF_MPS_SENTINELS")
 
 
-def faults_off() -> frozenset[str]:
-    """The simulated device's faults that HF_MPS_FAULTS switches off, as `-name,-name`. Raises UserError as above."""
-    from hf_mps.simulator.strictness import FAULTS
-
-    return _switched_off("HF_MPS_FAULTS", "fault", tuple(FAULTS))
-
-
 def simulate() -> str | None:
-    """The profile that HF_MPS_SIMULATE asks for ("1" is the default profile), or None where unset or 0.
-
-    Raises UserError for a profile that there is not, or a fault of it.
-    """
+    """What HF_MPS_SIMULATE says, or None where unset or 0; `hf_mps.device.profiles` knows which profiles there are."""
     value = os.environ.get("HF_MPS_SIMULATE", "").strip()
-    if value in ("", "0"):
-        return None
-    from hf_mps.simulator import profiles
-
-    profiles.get(value)
-    faults_off()
-    return value
+    return None if value in ("", "0") else value
 
 
 def _words(variable: str) -> list[str]:
     return [word for word in (part.strip() for part in os.environ.get(variable, "").split(",")) if word]
 
 
-def _switched_off(variable: str, kind: str, names: tuple[str, ...], beside: str = "") -> frozenset[str]:
-    """The names in a list of `-name`, in which the word `beside` may stand too."""
+def switched_off(variable: str, kind: str, names: tuple[str, ...], beside: str = "") -> frozenset[str]:
+    """The names that `variable` switches off as `-name,-name`, a list in which the word `beside` may stand too.
+
+    `names` are all that there are of that kind. Raises UserError for another name, and for one without its minus.
+    """
     value = os.environ.get(variable, "")
     off = set()
     for word in _words(variable):

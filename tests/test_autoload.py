@@ -12,6 +12,7 @@ import torch  # the first start of this process
 
 import hf_mps.activate
 from hf_mps import autoload
+from hf_mps.guards.notice import LayerWarning
 
 BENCHMARK = Path(__file__).parent.parent / "scripts" / "bench_autoload.py"
 PLAIN = {"HF_MPS_SIMULATE": None, "HF_MPS_DEVICE": None, "TORCH_DEVICE_BACKEND_AUTOLOAD": None}
@@ -24,7 +25,7 @@ def lines(monkeypatch: pytest.MonkeyPatch, **variables: str) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         autoload.start()
-    assert all(warning.category is autoload.LayerWarning for warning in caught)
+    assert all(warning.category is LayerWarning for warning in caught)
     return [str(warning.message) for warning in caught]
 
 

@@ -87,7 +87,10 @@ def refused() -> bool:
 
 def _wanted() -> str | None:
     """The device type that HF_MPS_DEVICE asks for; a misspelt HF_MPS_SIMULATE is no reason to train on the CPU."""
-    settings.simulate()
+    if settings.simulate():
+        from hf_mps.device import profiles  # here, as `import torch` asks with no such variable set
+
+        profiles.requested()
     return settings.device()
 
 

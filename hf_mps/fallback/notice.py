@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import sysconfig
-import threading
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
+
+from hf_mps.guards.notice import user_line
 
 if TYPE_CHECKING:
     from hf_mps.fallback.ledger import Report
 
 TRACKER = "https://github.com/pytorch/pytorch/issues/141287"
-_PATHS = sysconfig.get_paths()
-_FOLDERS = {str(Path(__file__).resolve().parent.parent)}
-_FOLDERS.update(_PATHS[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_LIBRARIES = tuple(folder + os.sep for folder in _FOLDERS)
-_INSTALLED = ("site-packages", "dist-packages")
 
 _said: set[str] = set()
 _silent = False
@@ -106,48 +98,6 @@ def _warn(key: str, text: str) -> None:
     where = user_line()
     # Raised here, before the operator runs, where the program turns warnings into errors.
     warnings.warn_explicit(f"hf_mps: {text}", MetalFallbackWarning, *(where or ("<unknown>", 1)))
-
-
-def user_line() -> tuple[str, int] | None:
-    """File and line of the innermost frame of the user's own code: not this package's, not an installed library's.
-
-    In a backward pass, which autograd runs in a thread of its own, it is the line that waits for it. Where only
-    libraries are on the stack, the innermost frame outside torch and this package.
-    """
-    stacks = [_stack(sys._getframe(1))]
-    if not any(_is_users(frame) for frame in stacks[0]):
-        frames = sys._current_frames()
-        others = [threading.main_thread().ident, *frames]
-        stacks += [_stack(frames[ident]) for ident in others if ident in frames and ident != threading.get_ident()]
-    for wanted in (_is_users, _is_neither):
-        for stack in stacks:
-            for frame in stack:
-                if wanted(frame):
-                    return frame.f_code.co_filename, frame.f_lineno
-    return None
-
-
-def _stack(frame: FrameType | None) -> list[FrameType]:
-    def walk() -> Iterator[FrameType]:
-        at = frame
-        while at is not None:
-            yield at
-            at = at.f_back
-
-    return list(walk())
-
-
-def _is_users(frame: FrameType) -> bool:
-    path = frame.f_code.co_filename
-    # <stdin> and notebook cells are the user's, <frozen importlib> is not; <string> is `python -c` in module __main__.
-    if path.startswith("<"):
-        return not path.startswith("<frozen") and frame.f_globals.get("__name__") == "__main__"
-    return not path.startswith(_LIBRARIES) and not any(name in path for name in _INSTALLED)
-
-
-def _is_neither(frame: FrameType) -> bool:
-    name = str(frame.f_globals.get("__name__", ""))
-    return name.partition(".")[0] not in ("hf_mps", "torch", "threading", "warnings")
 
 
 def _shapes(values: tuple[Any, ...]) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from hf_mps.device import profiles
 from hf_mps.errors import UserError, nearest
-from hf_mps.simulator import profiles
 
 GIB = 2**30
 _SIZE = re.compile(r"(\d+)\s*(gb|gib|g)?", re.I)

@@ -18,7 +18,7 @@ from hf_mps.simulator.counters import Counted, counted
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from hf_mps.simulator.profiles import Profile
+    from hf_mps.device.profiles import Profile
 
 __all__ = ["Counted", "counted", "load", "loaded", "peak_memory", "reset_peak_memory"]
 
@@ -29,15 +29,16 @@ _profile: Profile | None = None
 def load(profile: str | None = None) -> Profile:
     """Give this process a simulated Metal device and return its profile; a second call changes nothing.
 
-    `profile` is a name of `hf_mps.simulator.profiles` ("1" or None is the default one). The device is compiled on
+    `profile` is a name of `hf_mps.device.profiles` ("1" or None is the default one). The device is compiled on
     first use, about a minute. Raises UserError, in one line, on a Mac with Metal, with a PyTorch that is built for
-    another accelerator, for an unknown profile, for another profile than the loaded one, after something asked PyTorch
-    for Metal, and where it cannot be compiled.
+    another accelerator, for an unknown profile or fault, for another profile than the loaded one, after something asked
+    PyTorch for Metal, and where it cannot be compiled.
     """
     global _metal, _profile
-    from hf_mps.simulator import profiles
+    from hf_mps.device import faults, profiles
 
     wanted = profiles.get(profile or "1")
+    faults.left_out()  # a name that there is not is refused before anything is loaded
     import torch  # first: with HF_MPS_SIMULATE set, PyTorch's autoload comes through here and leaves the work done
 
     if _profile is not None:

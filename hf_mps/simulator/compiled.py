@@ -87,13 +87,14 @@ def _meet_faults(options: Mapping[str, Any], values: Iterable[Any]) -> None:
     import torch
     import torch._inductor.config
 
+    from hf_mps.device import faults
     from hf_mps.simulator import strictness
 
     if not options.get(CUDA_GRAPHS, torch._inductor.config.triton.cudagraphs):
         return
     deep = sum(value.dtype == torch.float16 for value in values) >= DEEP
     if deep and "cuda-graphs" in strictness.active():
-        end(strictness.FAULTS["cuda-graphs"].issue)
+        end(faults.FAULTS["cuda-graphs"].issue)
 
 
 def end(issue: str) -> None:

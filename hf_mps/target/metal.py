@@ -7,6 +7,7 @@ import sys
 
 from hf_mps import settings
 from hf_mps.choice import Choice
+from hf_mps.device import profiles
 from hf_mps.errors import UserError
 
 
@@ -21,7 +22,7 @@ def present() -> Choice[str]:
         raise UserError(f"HF_MPS_DEVICE={settings.device()} switches Metal off; next: unset HF_MPS_DEVICE")
     if not settings.enabled():
         raise UserError("HF_MPS=0 switches hf_mps off; next: unset HF_MPS")
-    if sys.platform != "darwin" and settings.simulate() is None and "torch" not in sys.modules:
+    if sys.platform != "darwin" and profiles.requested() is None and "torch" not in sys.modules:
         os.environ["HF_MPS_SIMULATE"] = "1"  # PyTorch's autoload then does all in the right order
     import torch
 

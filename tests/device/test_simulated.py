@@ -8,9 +8,8 @@ import pytest
 from machines import LINUX, MAC, Pretend
 
 from hf_mps import device
-from hf_mps.device import facts, machine
+from hf_mps.device import facts, machine, profiles
 from hf_mps.errors import UserError
-from hf_mps.simulator import profiles
 
 CODE = "import hf_mps; print(hf_mps.device.simulated(), hf_mps.device.choose())"
 

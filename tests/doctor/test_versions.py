@@ -10,13 +10,12 @@ import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from hf_mps.device import machine
+from hf_mps.device import faults, machine
 from hf_mps.doctor import versions
 from hf_mps.doctor.finding import Finding
 from hf_mps.doctor.known import KNOWN
 from hf_mps.guards import registry
 from hf_mps.guards.catalogue import NAMES
-from hf_mps.simulator import strictness
 
 RELEASES = [f"2.{minor}.0" for minor in range(8, 16)] + ["2.12.1", "2.14.1"]
 Having = Callable[..., None]
@@ -210,7 +209,7 @@ def test_the_release_that_a_guard_takes_for_mended_is_the_known_one() -> None:
 
 def test_the_simulated_device_has_a_fault_where_the_list_says_so() -> None:
     compared = 0
-    for name, fault in strictness.FAULTS.items():
+    for name, fault in faults.FAULTS.items():
         for each in KNOWN:
             if each.link == fault.issue:
                 assert affected(each.versions) == affected(fault.releases), name

@@ -15,7 +15,8 @@ def _untouched(untouched: None) -> None:
 @pytest.fixture(autouse=True)
 def _no_aborts(simulated: None) -> Iterator[None]:
     """What ends a process would end the tests: test_aborts.py gives each of them a process of its own."""
+    from hf_mps.device import faults
     from hf_mps.simulator import strictness
 
-    with strictness.off(*strictness.ABORTS):
+    with strictness.off(*faults.ABORTS):
         yield

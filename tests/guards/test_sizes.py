@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from hf_mps import guards
-from hf_mps.device import machine
+from hf_mps.device import machine, profiles
 from hf_mps.errors import UserError
 from hf_mps.guards import conv3d_layout, huge_cat, huge_products, kernels
-from hf_mps.simulator import hazards, profiles, strictness
+from hf_mps.simulator import hazards, strictness
 
 OURS = ("half-unscale", "huge-products", "huge-cat", "embedding-grad", "conv-batch", "conv3d-layout")
 GIB = 2**30

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from hf_mps import guards
+from hf_mps.device import faults
 from hf_mps.guards.releases import torch_release
 from hf_mps.simulator import strictness
 
@@ -104,20 +105,20 @@ def child(call: Callable[[], None]) -> tuple[int, str]:
 
 
 def test_every_abort_has_a_row() -> None:
-    assert set(CALLS) == set(strictness.ABORTS) <= set(strictness.FAULTS)
+    assert set(CALLS) == set(faults.ABORTS) <= set(faults.FAULTS)
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_an_abort_ends_the_process_with_apples_words_and_nothing_else_does(name: str) -> None:
     ends, says, beside = CALLS[name]
-    with guards.suspended(), strictness.off(*strictness.ABORTS), strictness.on(name):
+    with guards.suspended(), strictness.off(*faults.ABORTS), strictness.on(name):
         ended, said = child(ends)
         assert ended == signal.SIGABRT
         assert says in said
         assert "failed assertion `" in said
         assert child(beside) == (0, "")
     if name != "large-scores":  # which takes its time
-        with guards.suspended(), strictness.off(*strictness.ABORTS):
+        with guards.suspended(), strictness.off(*faults.ABORTS):
             assert child(ends) == (0, "")
 
 
@@ -127,15 +128,16 @@ def test_the_installed_release_has_the_aborts_that_it_has_on_a_mac() -> None:
     here |= {"squeezed-entropy"} if release < (2, 10) else set()
     here |= {"mixed-lerp"} if release < (2, 12) else set()
     here |= {"large-scores"} if release < (2, 13) else set()
-    assert here == strictness.active() & set(strictness.ABORTS), "the default profile is no macOS 27"
+    assert here == strictness.active() & set(faults.ABORTS), "the default profile is no macOS 27"
 
 
 TRIALS = """
 from hf_mps import guards
 from hf_mps.guards.catalogue import NAMES
+from hf_mps.device import faults
 from hf_mps.simulator import strictness
 import hf_mps, torch, transformers, accelerate
-with strictness.on(*strictness.ABORTS):
+with strictness.on(*faults.ABORTS):
     for name in NAMES:
         print(name, flush=True)
         guards.get(name).forget()

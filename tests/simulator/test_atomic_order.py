@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hf_mps import settings
+from hf_mps.device import profiles
 from hf_mps.errors import UserError
 from hf_mps.guards.releases import torch_release
-from hf_mps.simulator import profiles, strictness
+from hf_mps.simulator import strictness
 
 pytestmark = pytest.mark.usefixtures("mps", "bare")
 WORDS = torch.arange(320).view(10, 32) % 8
@@ -105,4 +105,4 @@ def test_every_profile_adds_so_unless_it_is_switched_off(monkeypatch: pytest.Mon
 def test_a_fault_that_there_is_not_is_refused_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_MPS_FAULTS", "-atomic-ordr")
     with pytest.raises(UserError, match=r"HF_MPS_FAULTS=-atomic-ordr: atomic-ordr is no fault; .*'atomic-order'"):
-        settings.simulate()
+        profiles.requested()

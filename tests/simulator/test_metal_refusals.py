@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hf_mps import simulator
+from hf_mps.device import profiles
 from hf_mps.errors import UserError
-from hf_mps.simulator import profiles
 from hf_mps.simulator.table import table
 
 pytestmark = pytest.mark.usefixtures("mps")

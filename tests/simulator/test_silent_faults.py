@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hf_mps.device import profiles
 from hf_mps.guards.releases import torch_release
-from hf_mps.simulator import profiles, strictness
+from hf_mps.simulator import strictness
 
 pytestmark = pytest.mark.usefixtures("mps", "bare")
 

@@ -16,6 +16,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 
 from conformance import samples
 from conformance.compare import Outcome, outcome
+from hf_mps.device import faults
 from hf_mps.simulator import strictness
 
 # What these return is memory that nobody has written yet: their values mean nothing on any device.
@@ -143,7 +144,7 @@ def main() -> None:
     """Answer until standard input ends."""
     torch.set_num_threads(1)
     print(json.dumps({"operators": len(op_db)}), flush=True)
-    with strictness.off(*strictness.ABORTS):  # test_aborts.py has them
+    with strictness.off(*faults.ABORTS):  # test_aborts.py has them
         for line in sys.stdin:
             print(json.dumps(check(int(line))), flush=True)
 

@@ -1,9 +1,11 @@
-"""The Macs that the simulated device can pretend to be: chip, GPU cores, memory, macOS. No claim about their speed."""
+"""The Macs that the simulated device can stand for: chip, GPU cores, memory, macOS. No claim about their speed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hf_mps import settings
+from hf_mps.device import faults
 from hf_mps.device.machine import SIMULATED, Machine
 from hf_mps.errors import UserError, nearest
 
@@ -84,3 +86,16 @@ def get(name: str) -> Profile:
             f"HF_MPS_SIMULATE={name} is no device profile; allowed: 1, {', '.join(PROFILES)}{nearest(wanted, PROFILES)}"
         )
     return PROFILES[wanted]
+
+
+def requested() -> Profile | None:
+    """The profile that HF_MPS_SIMULATE asks for, or None where it asks for none.
+
+    Raises UserError for a profile that there is not, and for a fault that there is not in HF_MPS_FAULTS.
+    """
+    name = settings.simulate()
+    if name is None:
+        return None
+    profile = get(name)
+    faults.left_out()
+    return profile

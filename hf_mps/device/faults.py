@@ -1,0 +1,257 @@
+"""What some Macs' Metal does wrong: faults by name, with the chips, systems and releases of PyTorch that have them.
+
+The simulated device has those of the Mac that it stands for (`hf_mps.simulator.strictness`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hf_mps import settings
+
+ISSUES = "https://github.com/pytorch/pytorch/issues"
+FIRST_FAMILIES = ("Apple M1", "Apple M2")
+"""The chips of Metal's GPU families Apple7 and Apple8."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong, in a sentence; `releases` and `macos` are specifiers, `chips` the beginnings of chips' names."""
+
+    what: str
+    issue: str
+    releases: str
+    chips: tuple[str, ...] = ("Apple",)
+    macos: str = ""
+    asked: bool = False
+    """On only where a program asks for it: it is true of every Mac, and too dear to be on in each test."""
+
+
+FAULTS: dict[str, Fault] = {
+    "causal-leak": Fault(
+        "causal attention without gradients in half precision lets three of four queries see later keys",
+        f"{ISSUES}/195910",
+        "<2.13",
+    ),
+    "permuted-attention": Fault(
+        "attention without gradients of at most 8 queries misreads permuted tensors of more than one row",
+        f"{ISSUES}/181133",
+        "<2.12",
+    ),
+    "long-keys": Fault(
+        "attention without gradients over 1,024 keys or more corrupts its sums in half precision",
+        f"{ISSUES}/174861",
+        ">=2.8,<2.11",
+    ),
+    "odd-keys": Fault(
+        "attention without gradients of at most 8 queries reads beyond keys that are no multiple of 32",
+        "https://github.com/pytorch/pytorch/pull/169222",
+        "<2.10",
+    ),
+    "masked-rows": Fault(
+        "attention without gradients is NaN for a query that may attend to nothing",
+        f"{ISSUES}/156707",
+        "<2.9",
+    ),
+    # From macOS 15 on MPSGraph reads strides; batch norm's backward raises an error on macOS 26 instead.
+    "permuted-activations": Fault(
+        "the backward passes of tanh, sigmoid, silu, … and of batch norm misread permuted and channels_last tensors",
+        f"{ISSUES}/175189",
+        "<2.14",
+        macos="<15",
+    ),
+    "value-width": Fault(
+        "attention without gradients is as wide as its queries where its values are of another width",
+        f"{ISSUES}/176767",
+        "<2.12",
+    ),
+    "lstm-dropout": Fault(
+        "an LSTM of several layers computes its gradients as if there had been no dropout between them",
+        f"{ISSUES}/190056",
+        "<2.14",
+    ),
+    "lstm-mask": Fault(
+        "an LSTM of several layers drops at each call what it dropped at the first, in evaluation too",
+        "https://github.com/pytorch/pytorch/pull/185351",
+        "<2.13",
+    ),
+    "cuda-graphs": Fault(
+        "torch.compile with CUDA graphs (modes reduce-overhead, max-autotune) ends the process on deep float16 models",
+        f"{ISSUES}/188970",
+        ">=2.13,<2.14",
+    ),
+    "large-k": Fault(
+        "a matrix product that sums over more than 32,766 values also sums what lies behind its operands",
+        f"{ISSUES}/193487",
+        ">=2.7,<2.14",
+        FIRST_FAMILIES,
+    ),
+    "large-k-batched": Fault(
+        "a batched matrix product that sums over more than 32,766 values does so too",
+        f"{ISSUES}/195163",
+        ">=2.7",
+        FIRST_FAMILIES,
+    ),
+    "late-copies": Fault(
+        "a copy that nobody waits for reads its source, or is there, only when the device comes to it",
+        f"{ISSUES}/140296",
+        ">=2.0",
+    ),
+    "queued-work": Fault(
+        "operators, too, are computed only when somebody waits for the device",
+        f"{ISSUES}/140296",
+        ">=2.0",
+        asked=True,
+    ),
+    "freed-sources": Fault(
+        "a copy that nobody waits for does not keep its source: it reads what lies there once that was freed",
+        "https://github.com/pytorch/pytorch/pull/181017",
+        "<2.13",
+    ),
+    "silent-indices": Fault(
+        "an index out of range reads zeros or writes nowhere, a label out of range adds nothing to the loss",
+        f"{ISSUES}/144824",
+        "<2.14",
+    ),
+    "late-indices": Fault(
+        "an index out of range is an error only when somebody waits for the device, and one that names no place",
+        "https://github.com/pytorch/pytorch/pull/187109",
+        ">=2.14",
+    ),
+    # Embedding's backward and scatter_add since 2.13, index_add since 2.14, indexing and upsampling in all of these.
+    "atomic-order": Fault(
+        "threads add to one sum in any order: embedding's backward, index_put_ that accumulates, scatter_add, …",
+        f"{ISSUES}/195404",
+        ">=2.8",
+    ),
+    "dtype-copies": Fault(
+        "a copy to the CPU that also changes the dtype overwrites its source, or reads beside it",
+        f"{ISSUES}/189563",
+        "<2.14",
+    ),
+    "wide-copies": Fault(
+        "a copy to the CPU that also makes float64 or complex128 writes nothing",
+        f"{ISSUES}/197715",
+        "==2.14.0",
+    ),
+    "row-bias": Fault(
+        "a linear layer forgets its bias where its input is one row",
+        f"{ISSUES}/188438",
+        "<2.14",
+        ("Apple M1",),
+        ">=26,<27",
+    ),
+    "many-rows-bias": Fault(
+        "a linear layer with a bias writes the matrices from the 65,537th on over the first ones",
+        f"{ISSUES}/189495",
+        ">=2.12,<2.14",
+        macos=">=15",
+    ),
+    "half-unscale": Fault(
+        "GradScaler's kernel reads two bytes of its factor for half-precision gradients, which are zero",
+        "https://github.com/pytorch/pytorch/pull/184286",
+        ">=2.8,<2.13",
+    ),
+    "huge-products": Fault(
+        "a batched product of more than 2^32 elements takes permuted inputs as they lie and misreads large ones",
+        f"{ISSUES}/197636",
+        ">=2.4",
+    ),
+    "huge-cat": Fault(
+        "torch.cat never writes what lies beyond 2^31 elements",
+        f"{ISSUES}/189960",
+        ">=2.10,<2.15",
+    ),
+    "embedding-grad": Fault(
+        "the gradient of an embedding of 2^31 elements or more is refused",
+        "https://github.com/pytorch/pytorch/blob/v2.14.1/aten/src/ATen/native/mps/operations/Embedding.mm",
+        ">=2.13",
+    ),
+    "conv-batch": Fault(
+        "the gradient of a 1-D or 2-D convolution's weight counts a batch in 16 bits",
+        f"{ISSUES}/96225",
+        ">=2.0",
+    ),
+    "conv3d-layout": Fault(
+        "a 3-D convolution of a volume whose channels do not lie last reads other values",
+        f"{ISSUES}/197114",
+        ">=2.14",
+        macos=">=26,<26.3",
+    ),
+    # From here on what ends in an error, in an abort of the process, or in a larger figure.
+    "refusals": Fault(
+        "Metal's kernels refuse what the CPU computes: pools of sizes that do not divide, products and tensors beyond "
+        "INT_MAX, ConvTranspose3d in half precision, …",
+        f"{ISSUES}/96056",
+        ">=2.8",
+    ),
+    "mixed-layer-norm": Fault(
+        "a layer norm of float32 weights over a half-precision input reads them as if they had its dtype",
+        f"{ISSUES}/190054",
+        "<2.14",
+    ),
+    "mixed-norm-backward": Fault("its backward pass aborts", f"{ISSUES}/190054", "<2.14"),
+    # #177093 moved it from MPSGraph to a kernel of PyTorch's own, which misreads such a weight (#196067).
+    "mixed-lerp": Fault(
+        "lerp aborts where its weight is one number of another dtype",
+        "https://github.com/karpathy/nanochat/pull/741",
+        "<2.12",
+    ),
+    "vector-weight": Fault(
+        "the backward pass of F.linear with a weight of one dimension aborts",
+        f"{ISSUES}/187988",
+        "<2.14",
+    ),
+    "deep-linear": Fault(
+        "the backward pass of F.linear over five dimensions or more aborts where two of them are 1",
+        f"{ISSUES}/187201",
+        "<2.14",
+        macos=">=27",
+    ),
+    "empty-linear": Fault(
+        "F.linear over no features aborts",
+        f"{ISSUES}/190050",
+        "<2.14",
+        macos=">=15",
+    ),
+    "squeezed-entropy": Fault(
+        "the backward pass of binary_cross_entropy without reduction aborts where a dimension is 1",
+        f"{ISSUES}/166746",
+        "<2.10",
+    ),
+    "large-scores": Fault(
+        "attention without gradients aborts where its scores need more than 4 GiB",
+        f"{ISSUES}/149261",
+        "<2.13",
+    ),
+    "heaps": Fault(
+        "the driver counts heaps of 8, 32 and 1,024 MiB, full or not",
+        "https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/mps/MPSAllocator.h",
+        ">=2.8",
+    ),
+    "whole-buffers": Fault(
+        "what is freed stays a buffer of its size, so the driver's figure grows with every new shape",
+        f"{ISSUES}/132596",
+        "<2.14",
+    ),
+}
+
+LIMITS = ("huge-products", "huge-cat", "embedding-grad")
+"""The faults that begin at a number of elements which no test can hold in memory."""
+
+
+ABORTS = (
+    "mixed-norm-backward",
+    "mixed-lerp",
+    "vector-weight",
+    "deep-linear",
+    "empty-linear",
+    "squeezed-entropy",
+    "large-scores",
+)
+"""Those that end the process, by SIGABRT, which no Python catches."""
+
+
+def left_out() -> frozenset[str]:
+    """The faults that HF_MPS_FAULTS switches off, as `-name,-name`. Raises UserError for a name that there is not."""
+    return settings.switched_off("HF_MPS_FAULTS", "fault", tuple(FAULTS))
