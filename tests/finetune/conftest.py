@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import shutil
 from pathlib import Path
@@ -11,6 +12,8 @@ import tiny
 from screens import Terminal
 from tiny import Command, Ended
 
+# A picture of one pixel, for runs whose pictures nobody looks at.
+PIXEL = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mP4DwABAQEAHLCMmQAAAABJRU5ErkJggg==")
 EARLY = re.compile(r"\S+: loading PyTorch, the rows and the model …\n")
 
 
@@ -23,6 +26,21 @@ def libraries() -> None:
 @pytest.fixture(scope="session")
 def _tiny_model(libraries: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture
+def rendered() -> None:
+    """Asked for by a test that looks at a run's pictures: see `_unrendered`."""
+
+
+@pytest.fixture(autouse=True)
+def _unrendered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a run draw its pictures but not render them, which is half of a short run's time.
+
+    Everything of ours is done; what is left out is matplotlib's own Figure.savefig.
+    """
+    if "rendered" not in request.fixturenames:
+        monkeypatch.setattr("hf_mps.finetune.report.plot._rendered", lambda figure: PIXEL)
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from matplotlib import image
 
 from hf_mps.finetune.report import classes
 
+pytestmark = pytest.mark.usefixtures("rendered")
+
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:

@@ -14,6 +14,8 @@ from hf_mps.finetune.metrics import Baseline
 from hf_mps.finetune.report import RunRecord
 from hf_mps.finetune.report.plot import column, draw, smoothed
 
+pytestmark = pytest.mark.usefixtures("rendered")
+
 
 def picture(png: bytes) -> Any:
     """The pixels as floats in [0, 1], of shape (height, width, 4)."""

@@ -15,6 +15,8 @@ from records import a_record, history
 
 from hf_mps.finetune import report
 
+pytestmark = pytest.mark.usefixtures("rendered")
+
 GUARD = {"name": "checkpoint-rng", "times": 1, "lines": ["the same numbers are drawn"], "issue": "pytorch#1"}
 
 

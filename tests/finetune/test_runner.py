@@ -14,6 +14,7 @@ from tiny import Command
 from hf_mps import device
 
 
+@pytest.mark.usefixtures("rendered")
 def test_a_run_trains_on_mps_and_leaves_its_files(desk: Path, finetune: Command) -> None:
     ended = finetune("my.yaml", "training.num_train_epochs=2", "seed=3")
     assert (ended.code, ended.err) == (0, "")

@@ -38,6 +38,7 @@ def test_every_recipe_that_there_should_be_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("rendered")
 def test_a_recipe_runs_from_end_to_end(
     name: str, own_cache: Path, finetune: Command, capfd: pytest.CaptureFixture[str]
 ) -> None:

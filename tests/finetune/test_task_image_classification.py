@@ -76,6 +76,7 @@ def photos(desk: Path, vit: Path) -> Path:
     return desk
 
 
+@pytest.mark.usefixtures("rendered")
 def test_a_folder_of_images_trains_on_mps_and_the_snippet_of_the_card_runs(photos: Path, finetune: Command) -> None:
     ended = finetune("my.yaml", "training.num_train_epochs=4")
     assert (ended.code, ended.err) == (0, "")

@@ -45,6 +45,7 @@ def choosing(desk: Path) -> Path:
     return desk
 
 
+@pytest.mark.usefixtures("rendered")
 def test_a_model_learns_to_choose_and_its_answers_are_written_down(choosing: Path, finetune: Command) -> None:
     ended = finetune("my.yaml")
     assert (ended.code, ended.err) == (0, "")

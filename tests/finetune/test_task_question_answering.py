@@ -57,6 +57,7 @@ def asking(desk: Path) -> Path:
     return desk
 
 
+@pytest.mark.usefixtures("rendered")
 def test_a_model_learns_to_answer_and_says_what_it_answered(asking: Path, finetune: Command) -> None:
     ended = finetune("my.yaml")
     assert (ended.code, ended.err) == (0, "")

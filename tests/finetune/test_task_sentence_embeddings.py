@@ -74,6 +74,7 @@ def pairing(desk: Path) -> Path:
     return desk
 
 
+@pytest.mark.usefixtures("rendered")
 def test_scored_pairs_are_learned_measured_and_saved_for_sentence_transformers(
     pairing: Path, finetune: Command
 ) -> None:
@@ -107,6 +108,7 @@ def test_scored_pairs_are_learned_measured_and_saved_for_sentence_transformers(
     assert "from sentence_transformers import SentenceTransformer" in (run / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("rendered")
 def test_pairs_without_a_score_are_told_apart_within_their_batch(pairing: Path, finetune: Command) -> None:
     for name in ("train.csv", "dev.csv"):
         tiny.write_csv(pairing / name, ranked())

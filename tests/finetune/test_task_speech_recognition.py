@@ -77,6 +77,7 @@ def hearing(desk: Path, ear: Path) -> Path:
     return desk
 
 
+@pytest.mark.usefixtures("rendered")
 def test_a_run_falls_back_with_exactly_the_operators_that_its_recipe_names(hearing: Path, finetune: Command) -> None:
     ended = finetune("my.yaml")
     assert ended.code == 0, ended.err

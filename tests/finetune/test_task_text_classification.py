@@ -12,6 +12,7 @@ from tiny import Command
 from hf_mps.finetune.models import verdicts
 
 
+@pytest.mark.usefixtures("rendered")
 def test_predictions_hold_inputs_truth_answer_and_its_probability(desk: Path, finetune: Command) -> None:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -32,6 +33,7 @@ def test_predictions_hold_inputs_truth_answer_and_its_probability(desk: Path, fi
     assert (desk / "runs/my/confusion_matrix.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.usefixtures("rendered")
 def test_values_are_predicted_as_numbers_and_drawn_over_the_truth(desk: Path, finetune: Command) -> None:
     for name, rows in (("train", tiny.rows(48)), ("dev", tiny.rows(16, 48))):
         tiny.write_csv(desk / f"{name}.csv", [{**row, "label": f"{2.5 * row['label']:.3f}"} for row in rows])

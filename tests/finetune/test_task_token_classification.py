@@ -65,6 +65,7 @@ def test_a_model_learns_the_tags_and_every_kind_of_name_is_measured(tagging: Pat
     assert said["fallback"] == []
 
 
+@pytest.mark.usefixtures("rendered")
 def test_predictions_have_a_line_for_each_word_of_the_dev_set(tagging: Path, finetune: Command) -> None:
     assert finetune("my.yaml").code == 0
     lines = predictions(tagging / "runs/my")

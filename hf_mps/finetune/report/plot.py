@@ -68,8 +68,12 @@ def png(inches: tuple[float, float], paint: Callable[[Any], None], **settings: A
         figure = Figure(figsize=inches, dpi=150, facecolor="white", **settings)
         FigureCanvasAgg(figure)
         paint(figure)
-        picture = io.BytesIO()
-        figure.savefig(picture, format="png", metadata={"Software": None})
+        return _rendered(figure)
+
+
+def _rendered(figure: Any) -> bytes:
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", metadata={"Software": None})
     return picture.getvalue()
 
 
