@@ -31,7 +31,7 @@ class Section(BaseModel):
 
 
 class Rows(Section):
-    """How many rows of each split to use; of a file or a hub data set a seeded sample, of generated data its size."""
+    """How many rows of each split to use; of a file or hub data set a seeded sample, of generated pairs the first."""
 
     train: int | None = Field(default=None, ge=1)
     validation: int | None = Field(default=None, ge=1)

@@ -17,7 +17,7 @@ WORDS = (
 ROWS = {"train": 32, "validation": 16}
 
 
-def splits(wanted: Iterable[str]) -> dict[str, int]:
+def splits(wanted: Iterable[str] = ("train", "validation")) -> dict[str, int]:
     """The number of rows of each split: training's for `train`, validation's for all others."""
     return {split: ROWS["train" if split == "train" else "validation"] for split in wanted}
 
@@ -31,6 +31,11 @@ def sentence(draw: random.Random, kind: int) -> str:
     """A sentence of four to nine words about class `kind`."""
     parts = [f"{draw.choice(SUBJECTS)} {draw.choice(VERBS)} {word(draw, kind)}" for _ in range(draw.choice((1, 2)))]
     return " and ".join(parts)
+
+
+def sentences(draw: random.Random, count: int) -> list[str]:
+    """`count` sentences about drawn classes, written as in a text: with a capital and a full stop."""
+    return [f"{sentence(draw, draw.randrange(len(WORDS))).capitalize()}." for _ in range(count)]
 
 
 def classes(count: int, kinds: int, draw: random.Random) -> list[int]:

@@ -1,14 +1,14 @@
-"""Where rows come from: a hub data set, local files, a folder of images or sound, or this project's generator."""
+"""Where rows come from: a hub data set, local files, a folder of images or sound, or this project's own pairs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.errors import UserError, nearest
-from hf_mps.finetune import formats, lines, nested, separated, spreadsheet, tables
+from hf_mps.finetune import catalogue, formats, lines, nested, separated, spreadsheet, tables
 from hf_mps.finetune import recipe as recipes
 from hf_mps.finetune.quiet import datasets_silent
 from hf_mps.finetune.rows import Rows
@@ -25,7 +25,8 @@ FILE_NAME = "file_name"
 TEXTUAL = ("csv", "tsv", "xlsx")
 PLAIN = ("csv", "tsv", "json", "jsonl", "parquet", "xlsx", "text")
 NO_ROWS = "holds no rows; allowed: at least one"
-# What `pairs` makes where a recipe gives no `data.rows`.
+# Below the recipes' folder; and how many of them a recipe has that gives no `data.rows`.
+PAIRS = Path("data", "paraphrases.tsv")
 GENERATED = {"train": 2000, "validation": 500}
 
 
@@ -179,44 +180,23 @@ def _hub(data: recipes.Data, split: str, seed: int) -> Rows:
 
 
 def _generated(data: recipes.Data, split: str, seed: int) -> Rows:
-    """The project's own paraphrase pairs, kept in the cache under their sizes, seed and the generator's source."""
-    from datasets import Dataset, NamedSplit
-
-    sizes = {name: getattr(data.rows, name) or GENERATED[name] for name in GENERATED}
-    dataset = Dataset.from_generator(
-        _pairs,
-        gen_kwargs={
-            "split": split,
-            "train": sizes["train"],
-            "validation": sizes["validation"],
-            "seed": seed,
-            "source": _pairs_source(),
-        },
-        split=NamedSplit(split),
-    )
-    return Rows(dataset, f"generated pairs, {split}")
+    """The paraphrase pairs that lie beside the recipes: of each split the first ones, as many as the recipe wants."""
+    path = catalogue.folder() / PAIRS
+    dataset = tables.kept(path, ["pairs", split], partial(_pairs, path, split))
+    size = getattr(data.rows, split) or GENERATED[split]
+    if size > len(dataset):
+        raise UserError(f"data.rows.{split} is {size}; allowed: up to {len(dataset):,} of the generated pairs")
+    return Rows(dataset.select(range(size)), f"generated pairs, {split}")
 
 
-def _pairs(split: str, train: int, validation: int, seed: int, source: str) -> Iterator[dict[str, Any]]:
-    """The rows of one split; `source` is unused here, it makes `datasets` forget the rows of another generator."""
-    from hf_mps.finetune import pairs
+def _pairs(path: Path, split: str) -> tables.Tables:
+    """The rows of one split, with the label as a number: a table's values are text."""
+    import pyarrow
+    import pyarrow.compute
 
-    yield from pairs.generate(rows_train=train, rows_dev=validation, seed=seed)[split]
-
-
-def _pairs_source() -> str:
-    """A digest of the generator's files."""
-    import hashlib
-
-    from hf_mps.finetune import pairs
-
-    digest = hashlib.sha256()
-    for path in sorted(
-        Path(place) for folder in pairs.__path__ for place in Path(folder).rglob("*") if place.is_file()
-    ):
-        if path.suffix != ".pyc":
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
+    for table in separated.tables(path, path.name):
+        rows = table.filter(pyarrow.compute.equal(table["split"], split)).drop_columns("split")
+        yield rows.set_column(2, "label", rows["label"].cast(pyarrow.int64()))
 
 
 def _undecoded(dataset: Dataset) -> Dataset:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +12,7 @@ from hf_mps import extras
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
 from hf_mps.finetune import recipe as recipes
+from hf_mps.finetune import samples
 from hf_mps.finetune.metrics import Baseline
 from hf_mps.finetune.metrics.chosen import choose
 from hf_mps.finetune.models import language
@@ -104,12 +106,11 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
 
 
 def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Generated pairs: of two answers to a sentence, a paraphrase is chosen and its words in disorder rejected."""
-    from hf_mps.finetune import pairs
-
+    """Made-up sentences: of two answers to one, another sentence is chosen and its words in disorder rejected."""
+    draw = random.Random(recipe.seed)
     return {
-        split: [_smoke_row(recipe.data.columns, r["sentence1"], r["sentence2"]) for r in some]
-        for split, some in pairs.generate(rows_train=32, rows_dev=16, seed=recipe.seed).items()
+        split: [_smoke_row(recipe.data.columns, *samples.sentences(draw, 2)) for _ in range(count)]
+        for split, count in samples.splits().items()
     }
 
 

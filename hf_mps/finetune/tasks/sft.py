@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
-from hf_mps.finetune import plan
+from hf_mps.finetune import plan, samples
 from hf_mps.finetune import recipe as recipes
 from hf_mps.finetune.metrics.chosen import choose
 from hf_mps.finetune.models import generated, language
@@ -100,13 +101,14 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
 
 
 def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Generated sentences, each to be said in other words."""
-    from hf_mps.finetune import pairs
+    """Made-up sentences, each to be answered with another."""
+    draw = random.Random(recipe.seed)
 
-    return {
-        split: [conversations.smoke_row(recipe.data.columns, ASK + r["sentence1"], r["sentence2"]) for r in some]
-        for split, some in pairs.generate(rows_train=48, rows_dev=16, seed=recipe.seed).items()
-    }
+    def row() -> dict[str, Any]:
+        asked, answer = samples.sentences(draw, 2)
+        return conversations.smoke_row(recipe.data.columns, ASK + asked, answer)
+
+    return {split: [row() for _ in range(n)] for split, n in samples.splits().items()}
 
 
 def _tokenised(rows: Rows, loaded: Loaded) -> Dataset:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hf_mps.finetune import recipe as recipes
+from hf_mps.finetune import samples
 from hf_mps.finetune.metrics.generation import sentences
 from hf_mps.finetune.models import seq2seq
 from hf_mps.finetune.models.seq2seq import ARGUMENTS, SETTLED
@@ -53,13 +55,11 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
 
 
 def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Generated sentences, four to a document, of which the first is the summary."""
-    from hf_mps.finetune import pairs
+    """Made-up sentences, eight to a document, of which the first is the summary."""
+    draw, (source, target) = random.Random(recipe.seed), recipe.data.columns.roles().values()
 
-    source, target = recipe.data.columns.roles().values()
-    made: dict[str, list[dict[str, Any]]] = {}
-    for split, rows in pairs.generate(rows_train=96, rows_dev=16, seed=recipe.seed).items():
-        texts = [f"{row['sentence1']} {row['sentence2']}" for row in rows]
-        firsts = [row["sentence1"] for row in rows]
-        made[split] = [{source: " ".join(texts[at : at + 2]), target: firsts[at]} for at in range(0, len(rows), 2)]
-    return made
+    def row() -> dict[str, Any]:
+        written = samples.sentences(draw, 8)
+        return {source: " ".join(written), target: written[0]}
+
+    return {split: [row() for _ in range(n)] for split, n in samples.splits().items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -9,6 +10,7 @@ from pydantic import model_validator
 
 from hf_mps.errors import UserError, nearest
 from hf_mps.finetune import recipe as recipes
+from hf_mps.finetune import samples
 from hf_mps.finetune.models import seq2seq
 from hf_mps.finetune.models.seq2seq import ARGUMENTS, SETTLED
 
@@ -55,12 +57,11 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
 
 
 def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Generated sentences, to be written with the words in the other order."""
-    from hf_mps.finetune import pairs
-
+    """Made-up sentences, to be written with the words in the other order."""
+    draw = random.Random(recipe.seed)
     return {
-        split: [_nested(recipe, r["sentence1"], " ".join(reversed(r["sentence1"].split()))) for r in some]
-        for split, some in pairs.generate(rows_train=48, rows_dev=16, seed=recipe.seed).items()
+        split: [_nested(recipe, text, " ".join(reversed(text.split()))) for text in samples.sentences(draw, count)]
+        for split, count in samples.splits().items()
     }
 
 

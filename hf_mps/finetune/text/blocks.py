@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.choice import Choice
 from hf_mps.errors import UserError
 from hf_mps.finetune import recipe as recipes
+from hf_mps.finetune import samples
 from hf_mps.finetune.text import lengths, tokens
 
 if TYPE_CHECKING:
@@ -101,12 +103,9 @@ def decide(
 
 
 def smoke_rows(data: Data, seed: int) -> dict[str, list[dict[str, Any]]]:
-    """Generated sentences under the recipe's own column, four to a row."""
-    from hf_mps.finetune import pairs
-
-    made = pairs.generate(rows_train=96, rows_dev=24, seed=seed)
-    texts = {split: [f"{row['sentence1']} {row['sentence2']}" for row in rows] for split, rows in made.items()}
+    """Made-up sentences under the recipe's own column, eight to a row."""
+    draw = random.Random(seed)
     return {
-        split: [{data.columns.text: " ".join(some[at : at + 2])} for at in range(0, len(some), 2)]
-        for split, some in texts.items()
+        split: [{data.columns.text: " ".join(samples.sentences(draw, 8))} for _ in range(count)]
+        for split, count in samples.splits().items()
     }
