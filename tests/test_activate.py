@@ -7,6 +7,7 @@ import os
 
 import pytest
 import torch
+from inline_snapshot import snapshot
 
 from hf_mps import activate, device
 from hf_mps.errors import UserError
@@ -22,7 +23,7 @@ def test_it_is_reachable_from_the_package(run_python) -> None:
     )
     done = run_python("-c", code, env=PLAIN)
     assert done.stdout == "activate choose False\n"
-    assert done.stderr.splitlines()[-1] == "AttributeError: module 'hf_mps' has no attribute 'nothing'"
+    assert done.stderr.splitlines()[-1] == snapshot("AttributeError: module 'hf_mps' has no attribute 'nothing'")
 
 
 def test_it_says_the_device_and_each_part_with_its_reason() -> None:

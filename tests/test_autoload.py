@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch  # the first start of this process
+from inline_snapshot import snapshot
 
 import hf_mps.activate
 from hf_mps import autoload
@@ -51,7 +52,7 @@ def test_with_nothing_to_do_nothing_heavy_is_imported_and_nothing_is_said(run_py
 def test_hf_mps_0_leaves_torch_as_it_is(run_python) -> None:
     code = NOTHING_TO_DO + "print(ours, hasattr(torch.backends.mps.is_available, 'hf_mps'))"
     done = run_python("-c", code, env={**PLAIN, "HF_MPS": "0", "HF_MPS_DEVICE": "nonsense"})
-    assert done.stdout == "2.0 False\n[]\n[]\n['hf_mps', 'hf_mps.autoload'] False\n"
+    assert done.stdout == snapshot("2.0 False\n[]\n[]\n['hf_mps', 'hf_mps.autoload'] False\n")
     assert done.stderr == ""
 
 
@@ -73,7 +74,7 @@ def test_a_misspelt_variable_is_one_warning_and_torch_goes_on(run_python) -> Non
 def test_a_program_that_turns_warnings_into_errors_still_imports_torch(run_python) -> None:
     done = run_python("-W", "error", "-c", "import torch; print('here')", env={**PLAIN, "HF_MPS_DEVICE": "xpus"})
     assert done.stdout == "here\n"
-    assert done.stderr == (
+    assert done.stderr == snapshot(
         "hf-mps: hf_mps stays off: HF_MPS_DEVICE=xpus is not a device it knows; allowed: mps, cuda, cpu\n"
     )
 
@@ -108,7 +109,7 @@ def test_a_bug_of_ours_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyError("a bug\nin two lines")
 
     monkeypatch.setattr(hf_mps.activate, "activate", broken)
-    assert lines(monkeypatch) == ["hf_mps stays off: KeyError: 'a bug\\nin two lines'"]
+    assert lines(monkeypatch) == snapshot(["hf_mps stays off: KeyError: 'a bug\\nin two lines'"])
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac refuses the simulated device")
@@ -169,7 +170,7 @@ except UserWarning as warning:
 
 def test_import_torch_warns_of_nothing_and_leaves_pytorchs_once_only_warnings_unsaid(run_python) -> None:
     done = run_python("-c", OVERRIDDEN, env={"HF_MPS": "1"})
-    assert (done.stdout, done.stderr) == ("Warning only once for all operators,  ot\n", "")
+    assert (done.stdout, done.stderr) == (snapshot("Warning only once for all operators,  ot\n"), "")
     # The fault: the same override by the layer, heard.
     told = run_python("-W", "error", "-c", "import hf_mps.unheard as u; from contextlib import nullcontext\n"
         "u.ignoring = lambda *_: nullcontext()\nimport torch")  # fmt: skip

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from inline_snapshot import snapshot
 
 from tests.conftest import CHECKOUT
 
@@ -106,4 +107,4 @@ def test_removed_or_broken_it_is_as_if_it_were_not_there(environment: Path, body
 
 def test_a_library_that_is_not_installed_is_still_missing(environment: Path) -> None:
     done = python(environment, "-I", "-c", "import sys; del sys.path[-2:]; import datasets")
-    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'datasets'"
+    assert done.stderr.splitlines()[-1] == snapshot("ModuleNotFoundError: No module named 'datasets'")

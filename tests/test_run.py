@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from inline_snapshot import snapshot
 
 from hf_mps import launch, run
 from hf_mps.errors import UserError
@@ -80,7 +81,7 @@ def test_without_autoload_the_layer_is_on_before_the_first_line(run_python, tmp_
         " references=[1]))\n"
     )
     done = run_python("-m", "hf_mps.run", "early.py", env=BARE)
-    assert done.stdout == "True mps:0 {'accuracy': 1.0}\n", done.stderr
+    assert done.stdout == snapshot("True mps:0 {'accuracy': 1.0}\n"), done.stderr
     assert "hf-mps: datasets.load_metric: accuracy is computed here, with evaluate's interface" in done.stderr
 
 
@@ -98,7 +99,7 @@ def test_a_module_runs_as_with_python_m(run_python, tmp_path: Path) -> None:
     assert wrong.returncode == 1
     assert wrong.stderr.splitlines()[1].startswith(f'  File "{package / "train.py"}"')
     missing = run_python("-m", "hf_mps.run", "-m", "no_such_module", env=OFF)
-    assert (missing.returncode, missing.stderr) == (2, "hf-mps: no module named no_such_module\n")
+    assert (missing.returncode, missing.stderr) == (2, snapshot("hf-mps: no module named no_such_module\n"))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inline_snapshot import snapshot
 
 from hf_mps import fallback
 from hf_mps.audit import audit, report
@@ -163,10 +164,10 @@ def test_the_badge_counts(mrpc: Audit) -> None:
 
 def test_annotations_are_escaped_and_refusals_are_errors() -> None:
     found = Audit("a,b: 100%", (entry("aten::mul", "refused"),), {})
-    assert report.for_github(found) == (
+    assert report.for_github(found) == snapshot(
         "::error title=hf-mps audit a%2Cb%3A 100%25::aten::mul: a dtype that Metal does not have; 2 calls "
         "(forward: model); Metal has no float64; next: convert it before it reaches the device"
     )
-    assert report.for_github(Audit("x", (entry("aten::add", "native"),), {})) == (
+    assert report.for_github(Audit("x", (entry("aten::add", "native"),), {})) == snapshot(
         "::notice title=hf-mps audit x::all 1 operators run on Metal"
     )

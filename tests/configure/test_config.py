@@ -9,6 +9,7 @@ import pytest
 import yaml
 from accelerate.commands.config.config_args import default_config_file, load_config_from_file
 from accelerate.commands.config.default import write_basic_config
+from inline_snapshot import snapshot
 
 from hf_mps.cli import main
 from hf_mps.configure import file, wizard
@@ -166,7 +167,7 @@ def test_the_cpu_is_the_users_word(place: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_nobody_to_ask_is_misuse(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert config("--config_file", str(place)) == 2
-    assert capsys.readouterr().err == (
+    assert capsys.readouterr().err == snapshot(
         "hf-mps: config asks its questions on a terminal, and stdin is none; next: hf-mps config --yes\n"
     )
 
@@ -187,7 +188,7 @@ def test_without_metal_there_is_nothing_to_configure(
 ) -> None:
     monkeypatch.setenv("HF_MPS_DEVICE", "cpu")
     assert config("--yes", "--config_file", str(place)) == 2
-    assert capsys.readouterr().err == (
+    assert capsys.readouterr().err == snapshot(
         "hf-mps: config writes for Metal, and there is none: "
         "HF_MPS_DEVICE=cpu switches Metal off; to switch it on: unset HF_MPS_DEVICE\n"
     )
@@ -200,8 +201,8 @@ def test_a_precision_that_the_mac_cannot_train_in_is_repaired(place: Path, monke
     monkeypatch.setattr(machine, "_pretended", old)
     monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda major, minor: (major, minor) <= (13, 6))
     found = wizard.repairs.find({"mixed_precision": "bf16"})
-    assert [str(each) for each in found] == ["mixed_precision: bf16 -> no"]
-    assert found[0].reason == "bf16 cannot be used on mps: it needs macOS 14.0 or newer; this is macOS 13.6"
+    assert [str(each) for each in found] == snapshot(["mixed_precision: bf16 -> no"])
+    assert found[0].reason == snapshot("bf16 cannot be used on mps: it needs macOS 14.0 or newer; this is macOS 13.6")
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from inline_snapshot import snapshot
 from machines import LINUX, MAC, Pretend
 
 from hf_mps import device
@@ -40,7 +41,7 @@ def refusal() -> str:
 @pytest.mark.usefixtures("cuda")
 def test_metal_comes_first(pretend: Pretend) -> None:
     pretend(MAC)
-    assert str(device.choose()) == "mps (Metal passed its probe on Apple M2, macOS 15.6)"
+    assert str(device.choose()) == snapshot("mps (Metal passed its probe on Apple M2, macOS 15.6)")
 
 
 @pytest.mark.usefixtures("cuda")
@@ -75,7 +76,9 @@ def test_the_switch_decides(wanted: str, pretend: Pretend, monkeypatch: pytest.M
 def test_metal_says_when_it_is_switched_off(pretend: Pretend, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(MAC)
     monkeypatch.setenv("HF_MPS_DEVICE", "cpu")
-    assert device.metal().reason == "HF_MPS_DEVICE=cpu switches Metal off; to switch it on: unset HF_MPS_DEVICE"
+    assert device.metal().reason == snapshot(
+        "HF_MPS_DEVICE=cpu switches Metal off; to switch it on: unset HF_MPS_DEVICE"
+    )
 
 
 @pytest.mark.usefixtures("no_cuda")
@@ -86,24 +89,26 @@ def test_a_device_that_is_not_there_is_refused_with_its_reason(
     monkeypatch.setenv("HF_MPS_DEVICE", "mps")
     assert refusal() == f"HF_MPS_DEVICE=mps: {NO_METAL}"
     monkeypatch.setenv("HF_MPS_DEVICE", "cuda")
-    assert refusal() == (
+    assert refusal() == snapshot(
         "HF_MPS_DEVICE=cuda: PyTorch 2.13.0 is built without CUDA; "
         "for a build that has it: https://pytorch.org/get-started/locally"
     )
     monkeypatch.setattr(torch.version, "cuda", "12.8")
-    assert refusal() == (
+    assert refusal() == snapshot(
         "HF_MPS_DEVICE=cuda: PyTorch 2.13.0 is built for CUDA but finds no GPU it can use; see: nvidia-smi"
     )
     monkeypatch.setattr(torch.version, "cuda", None)
     pretend(MAC)
-    assert refusal() == "HF_MPS_DEVICE=cuda: there is no CUDA on a Mac; to train on the CPU: HF_MPS_DEVICE=cpu"
+    assert refusal() == snapshot(
+        "HF_MPS_DEVICE=cuda: there is no CUDA on a Mac; to train on the CPU: HF_MPS_DEVICE=cpu"
+    )
 
 
 @pytest.mark.usefixtures("no_cuda")
 def test_with_the_layer_off_it_says_what_the_libraries_take(pretend: Pretend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_MPS", "0")
     pretend(MAC, trial=lambda: False)
-    assert str(device.choose()) == (
+    assert str(device.choose()) == snapshot(
         "mps (HF_MPS=0 switches hf_mps off, and the libraries take the Metal that PyTorch sees on Apple M2, untried)"
     )
     pretend(LINUX, built=False, found=False)
@@ -126,7 +131,9 @@ def test_the_switch_is_refused_while_the_layer_is_off(
 def test_an_unknown_device_is_refused_with_the_nearest(pretend: Pretend, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(MAC)
     monkeypatch.setenv("HF_MPS_DEVICE", "cudaa")
-    assert refusal() == ("HF_MPS_DEVICE=cudaa is not a device it knows; allowed: mps, cuda, cpu; did you mean 'cuda'?")
+    assert refusal() == snapshot(
+        "HF_MPS_DEVICE=cudaa is not a device it knows; allowed: mps, cuda, cpu; did you mean 'cuda'?"
+    )
 
 
 def test_pytorchs_own_question_has_the_probes_answer(pretend: Pretend, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from inline_snapshot import snapshot
 from machines import GIB, MAC
 
 from hf_mps.device import facts, machine
@@ -44,14 +45,14 @@ def test_the_facts_read_as_lines() -> None:
     dtypes = {"float32": facts.dtypes("mps")["float32"], "float64": facts.dtypes("mps")["float64"]}
     here = Facts("mps", "Apple M2", 10, 16 * GIB, 11 * GIB, "15.6", "2.13.0", True, dtypes)
     assert here.lines() == [
-        "device: mps, Apple M2, 10 GPU cores",
-        "memory: 16.0 GiB, of which 11.0 GiB recommended",
+        snapshot("device: mps, Apple M2, 10 GPU cores"),
+        snapshot("memory: 16.0 GiB, of which 11.0 GiB recommended"),
         "system: macOS 15.6",
-        "torch: 2.13.0, built with Metal",
-        "float32: yes (every Metal GPU computes it)",
+        snapshot("torch: 2.13.0, built with Metal"),
+        snapshot("float32: yes (every Metal GPU computes it)"),
         f"float64: no ({dtypes['float64'].reason})",
     ]
-    assert dtypes["float64"].reason == (
+    assert dtypes["float64"].reason == snapshot(
         "Metal has no float64 at all; use float32, and convert numpy columns before they reach the device"
     )
 
@@ -63,7 +64,9 @@ def test_float64_is_what_the_device_refuses() -> None:
 
 def test_bfloat16_is_native_from_the_m3_on(mac) -> None:
     mac("Apple M3 Pro")
-    assert str(facts.dtypes("mps")["bfloat16"]) == "True (macOS 14.0 or newer is here, and Apple M3 Pro computes it)"
+    assert str(facts.dtypes("mps")["bfloat16"]) == snapshot(
+        "True (macOS 14.0 or newer is here, and Apple M3 Pro computes it)"
+    )
     mac("Apple M10")
     assert not facts.emulates_bfloat16()
 
@@ -78,14 +81,16 @@ def test_bfloat16_is_emulated_on_m1_and_m2(chip: str, mac) -> None:
 
 def test_bfloat16_needs_macos_14_and_torch_2_6(mac) -> None:
     mac(macos=(13, 7))
-    assert str(facts.dtypes("mps")["bfloat16"]) == "False (it needs macOS 14.0 or newer; this is macOS 13.7)"
+    assert str(facts.dtypes("mps")["bfloat16"]) == snapshot("False (it needs macOS 14.0 or newer; this is macOS 13.7)")
     mac(version="2.5.1")
-    assert str(facts.dtypes("mps")["bfloat16"]) == "False (it needs torch 2.6 or newer; this is 2.5.1)"
+    assert str(facts.dtypes("mps")["bfloat16"]) == snapshot("False (it needs torch 2.6 or newer; this is 2.5.1)")
 
 
 def test_float16_needs_the_gradscaler_of_torch_2_8(mac) -> None:
     mac(version="2.7.1")
-    assert str(facts.dtypes("mps")["float16"]) == "False (its GradScaler needs torch 2.8 or newer; this is 2.7.1)"
+    assert str(facts.dtypes("mps")["float16"]) == snapshot(
+        "False (its GradScaler needs torch 2.8 or newer; this is 2.7.1)"
+    )
     mac(version="2.10.0")
     assert facts.dtypes("mps")["float16"].value
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from inline_snapshot import snapshot
 
 from hf_mps.device import facts, precision
 from hf_mps.errors import UserError
@@ -64,11 +65,11 @@ def test_a_precision_that_cannot_be_had_names_what_it_needs(monkeypatch: pytest.
     monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda major, minor: False)
     assert refusal("bf16", "mps").startswith("bf16 cannot be used on mps: it needs macOS 14.0 or newer; this is macOS ")
     monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.7.0"))
-    assert refusal("fp16", "mps") == (
+    assert refusal("fp16", "mps") == snapshot(
         "fp16 cannot be used on mps: its GradScaler needs torch 2.8 or newer; this is 2.7.0"
     )
     assert refusal("fp16", "cpu") == f"fp16 cannot be used on cpu: {facts.dtypes('cpu')['float16'].reason}"
 
 
 def test_an_unknown_precision_is_refused_with_the_nearest() -> None:
-    assert refusal("bf61", "mps") == "bf61 is no precision; allowed: fp32, bf16, fp16; did you mean 'bf16'?"
+    assert refusal("bf61", "mps") == snapshot("bf61 is no precision; allowed: fp32, bf16, fp16; did you mean 'bf16'?")

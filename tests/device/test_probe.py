@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from inline_snapshot import snapshot
 from machines import LINUX, MAC
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -46,30 +47,36 @@ def reading(
 
 
 def test_a_mac_whose_product_is_right_has_metal() -> None:
-    assert reading(MAC, trial=right) == (True, "Metal passed its probe on Apple M2, macOS 15.6")
+    assert reading(MAC, trial=right) == (True, snapshot("Metal passed its probe on Apple M2, macOS 15.6"))
 
 
 def test_linux_is_told_of_the_simulated_device() -> None:
     assert reading(LINUX, built=False) == (
         False,
-        "this is Linux, not a Mac, and PyTorch 2.13.0 is built without Metal; "
-        "for a simulated Metal device: HF_MPS_SIMULATE=1",
+        snapshot(
+            "this is Linux, not a Mac, and PyTorch 2.13.0 is built without Metal; "
+            "for a simulated Metal device: HF_MPS_SIMULATE=1"
+        ),
     )
 
 
 def test_a_mac_with_a_torch_without_metal_is_told_what_to_install() -> None:
     assert reading(MAC, built=False) == (
         False,
-        "PyTorch 2.13.0 is built without Metal, though this is a Mac with Apple M2; "
-        "install the official build: pip install --force-reinstall torch",
+        snapshot(
+            "PyTorch 2.13.0 is built without Metal, though this is a Mac with Apple M2; "
+            "install the official build: pip install --force-reinstall torch"
+        ),
     )
 
 
 def test_an_intel_mac_is_told_that_no_build_exists() -> None:
     assert reading(replace(MAC, processor="x86_64", chip="Intel(R) Core(TM) i7"), built=False) == (
         False,
-        "this Mac has an Intel processor and PyTorch 2.13.0 is built without Metal; "
-        "PyTorch publishes no such build for it any more; to train on the CPU: HF_MPS_DEVICE=cpu",
+        snapshot(
+            "this Mac has an Intel processor and PyTorch 2.13.0 is built without Metal; "
+            "PyTorch publishes no such build for it any more; to train on the CPU: HF_MPS_DEVICE=cpu"
+        ),
     )
 
 
@@ -110,7 +117,7 @@ def test_a_process_that_sees_no_gpu_is_not_told_that_its_macos_is_old(version: s
 def test_a_virtual_machine_without_a_gpu() -> None:
     assert reading(replace(MAC, virtual=True), found=False) == (
         False,
-        "this is a virtual machine that offers no Metal GPU; to train on the CPU: HF_MPS_DEVICE=cpu",
+        snapshot("this is a virtual machine that offers no Metal GPU; to train on the CPU: HF_MPS_DEVICE=cpu"),
     )
 
 
@@ -128,16 +135,20 @@ def test_a_real_mac_whose_gpu_fails_is_told_the_first_line_of_the_error() -> Non
 
     assert reading(MAC, trial=broken) == (
         False,
-        "the Metal GPU of Apple M2 fails at its first use (RuntimeError: Failed to create the command queue); "
-        "to train on the CPU: HF_MPS_DEVICE=cpu",
+        snapshot(
+            "the Metal GPU of Apple M2 fails at its first use (RuntimeError: Failed to create the command queue); "
+            "to train on the CPU: HF_MPS_DEVICE=cpu"
+        ),
     )
 
 
 def test_a_wrong_product_is_never_trusted() -> None:
     assert reading(MAC, trial=wrong) == (
         False,
-        "a matrix product computed on Apple M2's Metal GPU differs from the CPU's, so its results cannot be trusted; "
-        "look for a system update: softwareupdate --list",
+        snapshot(
+            "a matrix product computed on Apple M2's Metal GPU differs from the CPU's, so its results cannot be"
+            " trusted; look for a system update: softwareupdate --list"
+        ),
     )
 
 

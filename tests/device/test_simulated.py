@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from inline_snapshot import snapshot
 from machines import LINUX, MAC, Pretend
 
 from hf_mps import device
@@ -16,7 +17,9 @@ CODE = "import hf_mps; print(hf_mps.device.simulated(), hf_mps.device.choose())"
 
 def test_a_program_learns_it_and_a_person_reads_it(simulated: None, run_python) -> None:
     done = run_python("-c", CODE, env={"HF_MPS_SIMULATE": "m1-8gb", "HF_MPS_DEVICE": None})
-    assert done.stdout == "True mps (Metal passed its probe on Apple M1 (simulated), macOS 14.7)\n", done.stderr
+    assert done.stdout == snapshot("True mps (Metal passed its probe on Apple M1 (simulated), macOS 14.7)\n"), (
+        done.stderr
+    )
 
 
 def test_the_cpu_of_the_same_process_is_not_simulated(simulated: None) -> None:
@@ -29,7 +32,7 @@ def test_the_cpu_of_the_same_process_is_not_simulated(simulated: None) -> None:
 def test_a_mac_is_not_simulated(pretend: Pretend) -> None:
     pretend(MAC)
     assert not device.simulated()
-    assert device.choose().reason == "Metal passed its probe on Apple M2, macOS 15.6"
+    assert device.choose().reason == snapshot("Metal passed its probe on Apple M2, macOS 15.6")
     pretend(dataclasses.replace(MAC, simulated=True))
     assert device.simulated()
 

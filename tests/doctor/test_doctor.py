@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from inline_snapshot import snapshot
 
 from hf_mps import device, doctor
 from hf_mps.cli import main
@@ -99,7 +100,7 @@ def test_no_mac(pretend: Pretend, capsys: pytest.CaptureFixture[str]) -> None:
     ended = capsys.readouterr()
     assert "! computer" in ended.out
     assert "Linux on AMD EPYC: no Mac, so there is no Metal" in ended.out
-    assert ended.err == (
+    assert ended.err == snapshot(
         "hf-mps: doctor: 3 to mend: computer, built, probe; "
         "next: HF_MPS_SIMULATE=1 gives this machine a simulated Metal device\n"
     )
@@ -146,19 +147,19 @@ def test_python_under_rosetta(pretend: Pretend) -> None:
     python = named(found, "python")
     assert python.state == "problem"
     assert python.says.endswith("platform says x86_64, the kernel says that the process is translated by Rosetta")
-    assert python.next == "arch -arm64 python3 -m venv metal"
-    assert named(found, "computer").says == "a Mac with Apple silicon: Apple M2"
+    assert python.next == snapshot("arch -arm64 python3 -m venv metal")
+    assert named(found, "computer").says == snapshot("a Mac with Apple silicon: Apple M2")
 
 
 def test_an_intel_mac(pretend: Pretend) -> None:
     pretend(processor="x86_64", chip="Intel(R) Core(TM) i9", built=False, found=False)
     computer = named(machines.examine(), "computer")
-    assert computer.says == (
+    assert computer.says == snapshot(
         "a Mac with an Intel processor (Intel(R) Core(TM) i9): PyTorch has no release for it after 2.2.2, so none for "
         "an AMD GPU in it"
     )
     built = named(metal.examine(), "built")
-    assert (built.state, built.next) == ("problem", "to train on the CPU: HF_MPS_DEVICE=cpu")
+    assert (built.state, built.next) == ("problem", snapshot("to train on the CPU: HF_MPS_DEVICE=cpu"))
 
 
 def test_a_virtual_mac_is_named(pretend: Pretend) -> None:
@@ -172,17 +173,17 @@ def test_an_old_macos(pretend: Pretend) -> None:
     assert (macos.state, macos.next) == ("problem", "softwareupdate --list")
     assert macos.says == f"macOS 13.6; the Metal backend of PyTorch {torch.__version__} needs 14.0 or newer"
     refused = named(metal.examine(), "probe")
-    assert refused.says == "macOS 13.6 is too old: PyTorch's Metal backend needs macOS 14.0 or newer"
-    assert refused.next == "look for an update: softwareupdate --list"
+    assert refused.says == snapshot("macOS 13.6 is too old: PyTorch's Metal backend needs macOS 14.0 or newer")
+    assert refused.next == snapshot("look for an update: softwareupdate --list")
 
 
 def test_a_macos_that_the_newest_torch_left_behind(pretend: Pretend, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(macos="14.7", found=False)
     monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.15.0"))
     macos = named(machines.examine(), "macos")
-    assert macos.says == "macOS 14.7; the Metal backend of PyTorch 2.15.0 needs 15.0 or newer"
-    assert macos.next == "softwareupdate --list, or python -m pip install 'torch<2.15'"
-    assert named(metal.examine(), "probe").says == (
+    assert macos.says == snapshot("macOS 14.7; the Metal backend of PyTorch 2.15.0 needs 15.0 or newer")
+    assert macos.next == snapshot("softwareupdate --list, or python -m pip install 'torch<2.15'")
+    assert named(metal.examine(), "probe").says == snapshot(
         "macOS 14.7 is too old: PyTorch's Metal backend needs macOS 15.0 or newer"
     )
     monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.14.1"))
@@ -221,18 +222,18 @@ def test_a_torch_without_metal(pretend: Pretend) -> None:
     built = named(metal.examine(), "built")
     assert built.state == "problem"
     assert built.says.endswith("is built without Metal, though this is a Mac with Apple M2")
-    assert built.next == "install the official build: pip install --force-reinstall torch"
+    assert built.next == snapshot("install the official build: pip install --force-reinstall torch")
 
 
 def test_a_process_that_sees_no_gpu(pretend: Pretend) -> None:
     pretend(found=False)
     found = metal.examine()
-    assert named(found, "found").says == (
+    assert named(found, "found").says == snapshot(
         "PyTorch finds no Metal device; its error blames the macOS version also where a sandbox or a session without "
         "the GPU is the reason"
     )
     assert named(found, "found").next == "https://github.com/pytorch/pytorch/issues/167679"
-    assert named(found, "probe").next == "see what the Mac has: system_profiler SPDisplaysDataType"
+    assert named(found, "probe").next == snapshot("see what the Mac has: system_profiler SPDisplaysDataType")
     assert not [each for each in found if each.name == "Apple's verification"]
 
 
@@ -246,10 +247,12 @@ def test_a_gpu_that_fails_at_its_first_use(pretend: Pretend, monkeypatch: pytest
     found = metal.examine()
     apple = named(found, "Apple's verification")
     assert (apple.state, apple.next) == ("problem", APPLE)
-    assert apple.says == 'torch.ones(1, device="mps") fails: MPS backend out of memory (MPS allocated: 0 bytes)'
+    assert apple.says == snapshot(
+        'torch.ones(1, device="mps") fails: MPS backend out of memory (MPS allocated: 0 bytes)'
+    )
     failed = named(found, "probe")
     assert "this is a virtual machine whose Metal GPU fails at its first use" in failed.says
-    assert failed.next == "to train on the CPU: HF_MPS_DEVICE=cpu"
+    assert failed.next == snapshot("to train on the CPU: HF_MPS_DEVICE=cpu")
     assert named(found, "device of a run").state == "note"
 
 
@@ -257,14 +260,14 @@ def test_a_gpu_that_computes_wrong(pretend: Pretend) -> None:
     pretend(trial=lambda: False)
     wrong = named(metal.examine(), "probe")
     assert wrong.says.startswith("a matrix product computed on Apple M2's Metal GPU differs from the CPU's")
-    assert wrong.next == "look for a system update: softwareupdate --list"
+    assert wrong.next == snapshot("look for a system update: softwareupdate --list")
 
 
 def test_a_tensor_of_ones_that_holds_something_else(pretend: Pretend, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend()
     monkeypatch.setattr(torch, "ones", lambda *_, **__: torch.zeros(1))
     apple = named(metal.examine(), "Apple's verification")
-    assert (apple.state, apple.says) == ("problem", 'torch.ones(1, device="mps") holds 0.0')
+    assert (apple.state, apple.says) == ("problem", snapshot('torch.ones(1, device="mps") holds 0.0'))
 
 
 def test_memory_and_swap(monkeypatch: pytest.MonkeyPatch, pretend: Pretend) -> None:
@@ -273,11 +276,11 @@ def test_memory_and_swap(monkeypatch: pytest.MonkeyPatch, pretend: Pretend) -> N
     monkeypatch.setattr(psutil, "virtual_memory", lambda: now._replace(available=2 * GIB))
     monkeypatch.setattr(psutil, "swap_memory", lambda: swap._replace(used=3 * GIB))
     found = memory.examine()
-    assert named(found, "memory").says == (
+    assert named(found, "memory").says == snapshot(
         "16.00 GiB in all, 2.00 GiB free for programs: a training will be pushed into swap early"
     )
     assert "beside live memory a Mac's driver holds 0.6 to 0.9 GiB more" in named(found, "recommended").says
-    assert named(found, "swap").says == "3.00 GiB are swapped out already: training slows down many times"
+    assert named(found, "swap").says == snapshot("3.00 GiB are swapped out already: training slows down many times")
 
 
 FALLBACK, NOT_ONE = "PYTORCH_ENABLE_MPS_FALLBACK", "PYTORCH_MPS_FALLBACK"
@@ -330,7 +333,7 @@ def test_two_switches_that_contradict_each_other(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv(DEVICE, "mps")
     finding = named(environment.examine(), DEVICE)
     assert (finding.state, finding.next) == ("problem", f"unset {DEVICE}")
-    assert finding.says == "mps contradicts HF_MPS_DEVICE=cpu, which wins"
+    assert finding.says == snapshot("mps contradicts HF_MPS_DEVICE=cpu, which wins")
 
 
 def test_a_watermark_pair_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,7 +376,7 @@ def test_guards_that_failed_or_were_switched_off(monkeypatch: pytest.MonkeyPatch
     with registry.suspended("checkpoint-rng"):
         found = guards.examine()
     assert named(found, "non-blocking").state == "problem"
-    assert named(found, "non-blocking").says == "failed: does not know this version of torch"
+    assert named(found, "non-blocking").says == snapshot("failed: does not know this version of torch")
     assert named(found, "checkpoint-rng").state == "note"
     assert named(found, "checkpoint-rng").says.startswith("off: suspended; ")
 

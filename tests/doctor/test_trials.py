@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from inline_snapshot import snapshot
 
 from hf_mps import doctor
 from hf_mps.cli import main
@@ -87,7 +88,7 @@ def test_what_is_not_as_the_list_has_it_stands_out_and_what_ends_a_process_is_a_
         "non-contiguous": "note",
         "layernorm-frozen": "problem",
     }
-    assert found["large-k"].says == "faulty: bmm differs; cured here"
+    assert found["large-k"].says == snapshot("faulty: bmm differs; cured here")
     assert found["mixed-dtypes"].says.endswith("; listed as faulty for this torch and Mac")
     assert found["lstm-dropout"].says.endswith("; listed as right for this torch and Mac")
 
@@ -127,7 +128,7 @@ def test_a_trial_that_aborts_costs_itself_alone_and_its_last_words_are_kept() ->
         ("linear-bias", "ended"),
         ("lstm-dropout", "right"),
     ]
-    assert found[1].says == (
+    assert found[1].says == snapshot(
         "the trial ended its process by SIGABRT: failed assertion: destination datatype must be fp32"
     )
 
@@ -164,7 +165,7 @@ def test_a_trial_that_raises_says_so_and_the_next_goes_on(
         "layernorm-frozen",
         "right",
     ]
-    assert told[1]["says"] == "RuntimeError: MPS backend out of memory (MPS allocated: 1.00 GiB)"
+    assert told[1]["says"] == snapshot("RuntimeError: MPS backend out of memory (MPS allocated: 1.00 GiB)")
 
 
 def test_without_metal_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from importlib import metadata
 
 import pytest
+from inline_snapshot import snapshot
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
@@ -48,8 +49,8 @@ def test_versions_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(metadata, "version", version)
     found = versions.examine()
-    assert named(found, "transformers").says == "4.57.1; hf_mps needs >=5"
-    assert named(found, "transformers").next == "pip install --upgrade 'transformers>=5'"
+    assert named(found, "transformers").says == snapshot("4.57.1; hf_mps needs >=5")
+    assert named(found, "transformers").next == snapshot("pip install --upgrade 'transformers>=5'")
     assert (named(found, "evaluate").says, named(found, "evaluate").state) == ("not installed", "problem")
 
 

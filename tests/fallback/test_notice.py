@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from inline_snapshot import snapshot
 
 from hf_mps import device
 from hf_mps.fallback import MetalFallbackWarning
@@ -24,7 +25,7 @@ def test_one_warning_for_each_operator_with_shapes_line_and_tracker() -> None:
             x.mode()
     assert [one.category for one in seen] == [MetalFallbackWarning] * 2
     first = seen[0]
-    assert str(first.message) == (
+    assert str(first.message) == snapshot(
         "hf_mps: aten::take of float32[2, 3], int64[1] has no Metal kernel and runs on the CPU, as often as it is "
         "called; each call waits for the GPU. Missing operators are tracked in "
         "https://github.com/pytorch/pytorch/issues/141287"
@@ -153,4 +154,4 @@ def test_the_users_0_survives_accelerate(run_python) -> None:
         "show(); notebook_launcher(show, num_processes=1); show()\n"
     )
     done = run_python("-c", code, env={**WARN, "PYTORCH_ENABLE_MPS_FALLBACK": "0"})
-    assert done.stdout.splitlines() == ["mps", "0", "Launching training on MPS.", "0", "0"], done.stderr
+    assert done.stdout.splitlines() == snapshot(["mps", "0", "Launching training on MPS.", "0", "0"]), done.stderr

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from inline_snapshot import snapshot
 
 from hf_mps import fallback
 from hf_mps.fallback import operators, register
@@ -70,8 +71,8 @@ def test_what_training_meets_is_given() -> None:
 
 def test_what_has_no_counterpart_on_metal_keeps_metals_error() -> None:
     refused = fallback.refused()
-    assert refused["aten::_to_sparse_csr"] == "its result or an argument is sparse"
-    assert refused["aten::quantize_per_tensor"] == "quantized tensors exist on the CPU only"
+    assert refused["aten::_to_sparse_csr"] == snapshot("its result or an argument is sparse")
+    assert refused["aten::quantize_per_tensor"] == snapshot("quantized tensors exist on the CPU only")
     assert "aten::_fused_sdp_choice" in refused
     with pytest.raises(
         NotImplementedError, match=r"aten::quantize_per_tensor' is not currently implemented for the MPS"
@@ -142,7 +143,7 @@ def test_an_extension_module_brings_its_operators(tmp_path: Path, run_python) ->
     """As torchvision does: an extension module that registers operators when it is loaded."""
     (tmp_path / "build.py").write_text(BUILD)
     done = run_python("build.py", cwd=tmp_path, env={"HF_MPS_SIMULATE": "1", "HF_MPS_FALLBACK": "quiet"})
-    assert done.stdout.splitlines()[-2:] == ["before: False after: True", "[3.0, 3.0]"], done.stderr[-3000:]
+    assert done.stdout.splitlines()[-2:] == snapshot(["before: False after: True", "[3.0, 3.0]"]), done.stderr[-3000:]
 
 
 BUILD = '''

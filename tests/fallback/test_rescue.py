@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from inline_snapshot import snapshot
 
 RESCUE = {"HF_MPS_FALLBACK": "rescue", "PYTORCH_ENABLE_MPS_FALLBACK": None}
 SIMULATED = {"HF_MPS_SIMULATE": "1"}
@@ -90,7 +91,7 @@ try: torch.cumsum(torch.ones(2, device="mps"), 0, dtype=torch.float64)
 except TypeError as error: print("refused")
 """
     )
-    assert lines(run_python, code, mode)[:2] == ["MPS does not support odd op with int64 input", "refused"]
+    assert lines(run_python, code, mode)[:2] == snapshot(["MPS does not support odd op with int64 input", "refused"])
 
 
 @pytest.mark.slow

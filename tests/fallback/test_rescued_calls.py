@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from inline_snapshot import snapshot
 
 from hf_mps import fallback
 from hf_mps.fallback.notice import MetalFallbackWarning
@@ -116,6 +117,6 @@ def test_a_pool_of_sizes_that_do_not_divide_trains(simulated: None) -> None:
 
 def test_the_table_says_what_its_seconds_leave_out() -> None:
     torch.ones(3, device="mps").take(torch.tensor([0], device="mps"))
-    assert str(fallback.report()).splitlines()[-1] == (
+    assert str(fallback.report()).splitlines()[-1] == snapshot(
         "  not in these seconds: at each call the GPU runs out of work, as nothing is queued meanwhile"
     )

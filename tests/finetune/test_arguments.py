@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from inline_snapshot import snapshot
 
 from hf_mps.errors import UserError
 from hf_mps.finetune import arguments
@@ -134,7 +135,7 @@ def test_what_a_task_settles_itself_is_refused_with_the_place_to_say_it() -> Non
     source = ("transformers/training_args_seq2seq.py", "Seq2SeqTrainingArguments")
     settled = {"predict_with_generate": "the task's metrics need the generated texts"}
     assert arguments.problems({"predict_with_generate": False}, source, settled) == [
-        ("predict_with_generate", "is not set here: the task's metrics need the generated texts")
+        ("predict_with_generate", snapshot("is not set here: the task's metrics need the generated texts"))
     ]
 
 
@@ -160,13 +161,13 @@ def test_both_names_of_checkpointing_are_taken_and_become_the_installed_one(thei
         asked = {said: True, f"{said}_kwargs": {"use_reentrant": False}}
         assert arguments.problems(asked) == []
         assert arguments.installed(asked) == {theirs: True, f"{theirs}_kwargs": {"use_reentrant": False}}
-        assert arguments.problems({said: "yes"}) == [(said, "is 'yes'; allowed: true or false")]
+        assert arguments.problems({said: "yes"}) == [(said, snapshot("is 'yes'; allowed: true or false"))]
 
 
 def test_only_one_name_of_checkpointing_is_given(theirs: str) -> None:
     assert arguments.problems({"activation_checkpointing": True, "gradient_checkpointing": False}) == [
         (
             "activation_checkpointing",
-            "is the newer name of gradient_checkpointing, which is here too; give one of them",
+            snapshot("is the newer name of gradient_checkpointing, which is here too; give one of them"),
         )
     ]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import tiny
+from inline_snapshot import snapshot
 from left import results
 from test_lengths import recipe, rows
 from tiny import Command
@@ -90,6 +91,6 @@ def test_one_key_switches_it_all_off(desk: Path, finetune: Command) -> None:
     tiny.write_csv(desk / "train.csv", rows(96))
     assert finetune("my.yaml", "speedups=false").code == 0
     said = results(desk / "runs/my")["choices"]
-    assert said["sampling"] == {"value": "random", "reason": "speedups is false in the recipe"}
+    assert said["sampling"] == {"value": "random", "reason": snapshot("speedups is false in the recipe")}
     assert said["lengths"]["value"]["padding"] == "longest"
     assert said["lengths"]["reason"].startswith("speedups is false in the recipe: each batch to its own longest row; ")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import workshop
+from inline_snapshot import snapshot
 
 from hf_mps.errors import UserError
 from hf_mps.finetune.text import chat
@@ -113,7 +114,10 @@ def test_an_earlier_answer_that_the_template_cuts_is_refused(tokenizer: Any) -> 
 def test_a_tokenizer_without_a_template_gets_alpacas_headings(tokenizer: Any) -> None:
     tokenizer.chat_template = None
     choice = chat.template(tokenizer, None)
-    assert (choice.value, choice.reason) == ("plain", "the tokenizer has none; Alpaca's headings in plain words")
+    assert (choice.value, choice.reason) == (
+        "plain",
+        snapshot("the tokenizer has none; Alpaca's headings in plain words"),
+    )
     assert tokenizer.apply_chat_template(HELLO[:1], tokenize=False, add_generation_prompt=True) == (
         "### Instruction:\nHi there\n\n### Response:\n"
     )
@@ -123,7 +127,7 @@ def test_a_tokenizer_without_a_template_gets_alpacas_headings(tokenizer: Any) ->
 def test_a_template_of_the_users_own_comes_from_its_file(tokenizer: Any, tmp_path: Path) -> None:
     path = tmp_path / "my.jinja"
     path.write_text("{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}", encoding="utf-8")
-    assert chat.template(tokenizer, str(path)).reason == "chat_template in the recipe"
+    assert chat.template(tokenizer, str(path)).reason == snapshot("chat_template in the recipe")
     # The space before a word is of one piece with it; the heading before that is nobody's words.
     assert [words.lstrip() for words in said(tokenizer, HELLO)] == ["Hello!", "It is four."]
     with pytest.raises(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from inline_snapshot import snapshot
 from test_lengths import recipe
 from test_packing import SIZE, WORDS, made
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -231,13 +232,17 @@ def test_several_gpus_keep_the_models_own_loss(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     choice = heads.decide(recipe(), made("llama"))
     assert choice.value == heads.PLAIN
-    assert choice.reason == "Trainer copies the model to every GPU (DataParallel), and this loss belongs to one"
+    assert choice.reason == snapshot(
+        "Trainer copies the model to every GPU (DataParallel), and this loss belongs to one"
+    )
 
 
 def test_the_reason_says_how_many_tokens_are_taken_at_a_time() -> None:
     choice = heads.decide(recipe(), made("llama"))
     assert choice.value == "cross-entropy in chunks"
-    assert choice.reason == "7 tokens at a time: a plain loss holds a batch's logits three times, 0.00023 MiB a token"
+    assert choice.reason == snapshot(
+        "7 tokens at a time: a plain loss holds a batch's logits three times, 0.00023 MiB a token"
+    )
 
 
 @pytest.mark.parametrize("device", DEVICES)

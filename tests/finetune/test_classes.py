@@ -7,6 +7,7 @@ from typing import Any
 
 import matplotlib.figure
 import pytest
+from inline_snapshot import snapshot
 from matplotlib import image
 
 from hf_mps.finetune.report import classes
@@ -43,7 +44,9 @@ def test_of_many_classes_those_with_the_most_mistakes_are_shown(drawn: list[Any]
     pairs = [(name, name) for name in names] + [(names[number], names[number + 1]) for number in range(10, 33)]
     classes.confusion(pairs, names)
     (axes,) = drawn
-    assert axes.get_title(loc="left") == "Validation rows by class: the 24 of 40 classes with the most mistakes"
+    assert axes.get_title(loc="left") == snapshot(
+        "Validation rows by class: the 24 of 40 classes with the most mistakes"
+    )
     assert [label.get_text() for label in axes.get_yticklabels()] == names[10:34]
     assert not axes.texts  # the cells are too small for numbers
 

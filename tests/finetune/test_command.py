@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+from inline_snapshot import snapshot
 from tiny import Command
 
 from hf_mps.cli import main
@@ -23,7 +24,7 @@ def test_a_copy_is_the_recipe_with_its_own_name_in_the_commands(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["recipes", "copy", "glue/mrpc"]) == 0
-    assert capsys.readouterr().out == "mrpc.yaml written; next: hf-mps finetune mrpc.yaml\n"
+    assert capsys.readouterr().out == snapshot("mrpc.yaml written; next: hf-mps finetune mrpc.yaml\n")
     text = catalogue.find("glue/mrpc").path.read_text(encoding="utf-8")
     copied = (tmp_path / "mrpc.yaml").read_text(encoding="utf-8")
     assert copied == text.replace("hf_mps.finetune glue/mrpc", "hf_mps.finetune mrpc.yaml")
@@ -31,7 +32,7 @@ def test_a_copy_is_the_recipe_with_its_own_name_in_the_commands(
     assert capsys.readouterr().out == "mrpc.yaml is valid\n"
 
     assert main(["recipes", "copy", "quickstart", "mrpc.yaml"]) == 2
-    assert capsys.readouterr().err == (
+    assert capsys.readouterr().err == snapshot(
         "hf-mps: mrpc.yaml is there already, and a copy takes no file's place; give another name\n"
     )
     assert (tmp_path / "mrpc.yaml").read_text(encoding="utf-8") == copied
@@ -65,12 +66,12 @@ def test_every_mistake_is_told_at_once_with_its_line(desk: Path, capsys: Printed
         *("wrong.yaml:9:", "wrong.yaml:10:", "wrong.yaml:11:"),
     ]
     told = [line.partition(": ")[2].partition(": ")[2] for line in lines]
-    assert told[0] == "seed is given twice, first in line 6; give it once"
+    assert told[0] == snapshot("seed is given twice, first in line 6; give it once")
     assert told[1].startswith("metrics has 'acuracy'; allowed: ")
     assert told[2].startswith("sed is not a key here; allowed: ")
     assert told[3].startswith("training.learning_rat is no field of TrainingArguments; ")
     assert told[4].startswith("training.warmup_ratio was removed in transformers 5; in its place: warmup_steps")
-    assert told[5] == "training.learning_rate is 'fast'; allowed: a number"
+    assert told[5] == snapshot("training.learning_rate is 'fast'; allowed: a number")
 
 
 @pytest.mark.parametrize(
@@ -143,10 +144,12 @@ def test_files_that_are_not_there_are_told_of_too(desk: Path, capsys: Printed) -
     text = tiny.RECIPE.replace("model: model", "model: ./nowhere").replace("train.csv", "trian.csv")
     (desk / "my.yaml").write_text(text, encoding="utf-8")
     assert main(["recipes", "validate", "my.yaml"]) == 2
-    assert capsys.readouterr().err.splitlines() == [
-        "hf-mps: my.yaml:3: model ./nowhere: there is no such folder; allowed: a folder, a hub id, or pypi:PACKAGE",
-        "hf-mps: my.yaml:4: data.files.train: trian.csv: there is no such file; did you mean 'train.csv'?",
-    ]
+    assert capsys.readouterr().err.splitlines() == snapshot(
+        [
+            "hf-mps: my.yaml:3: model ./nowhere: there is no such folder; allowed: a folder, a hub id, or pypi:PACKAGE",
+            "hf-mps: my.yaml:4: data.files.train: trian.csv: there is no such file; did you mean 'train.csv'?",
+        ]
+    )
 
 
 def test_validate_goes_through_every_recipe_and_tells_the_good_ones(desk: Path, capsys: Printed) -> None:

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
+from inline_snapshot import snapshot
 from readers import both, loaded, refusal
 from tiny import Command
 
@@ -91,8 +92,10 @@ def test_a_conll_file_is_tagged_from_the_command_line(desk: Path, finetune: Comm
     choices = json.loads(ended.out)["choices"]
     assert choices["data"] == {
         "value": "12 + 12 rows",
-        "reason": "train: train.txt (words in column 0, tags in column 3 of 4); validation: dev.txt (words in column 0,"
-        " tags in column 3 of 4)",
+        "reason": snapshot(
+            "train: train.txt (words in column 0, tags in column 3 of 4); validation: dev.txt (words in column 0,"
+            " tags in column 3 of 4)"
+        ),
     }
     assert choices["tags"]["value"] == "3 tags: O, B-LOC, B-PER"
 
@@ -126,7 +129,7 @@ def test_the_first_sheet_of_a_workbook_is_read_as_it_is_seen() -> None:
         "label": ["1", "2.5", "3"],
         "when": ["2026-01-02", "2026-01-02T03:04:00", ""],
     }
-    assert rows.told == "a.xlsx (sheet 'Sheet', the first of 2)"
+    assert rows.told == snapshot("a.xlsx (sheet 'Sheet', the first of 2)")
     bare = loaded({**both("a.xlsx"), "header": False}, {"text": "0", "label": "1"})["train"].dataset
     assert bare[0] == {"text": "text", "label": "label"}
 
@@ -165,6 +168,6 @@ def test_a_workbook_needs_openpyxl(monkeypatch: pytest.MonkeyPatch) -> None:
 
     workbook("a.xlsx", ["text", "label"], ["a", 1])
     monkeypatch.setitem(sys.modules, "openpyxl", None)
-    assert refusal(both("a.xlsx"), TWO) == "a.xlsx: reading .xlsx needs openpyxl; next: pip install openpyxl"
+    assert refusal(both("a.xlsx"), TWO) == snapshot("a.xlsx: reading .xlsx needs openpyxl; next: pip install openpyxl")
     Path("b.xlsx").write_bytes(b"PK\x03\x04 and no more")
     monkeypatch.undo()

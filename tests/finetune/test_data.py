@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import sklearn  # noqa: F401  sets KMP_ variables when it is first imported, which no single test is to answer for
+from inline_snapshot import snapshot
 from readers import loaded
 
 from hf_mps.errors import UserError
@@ -76,14 +77,14 @@ def test_a_field_is_for_json_alone_and_broken_json_is_told_of(tmp_path: Path) ->
     both = {"train": "rows.csv", "validation": "rows.csv"}
     with pytest.raises(UserError) as raised:
         loaded({"files": both, "field": "data"}, {"a": "a"})
-    assert str(raised.value) == "data.files.train: rows.csv: data.field is for JSON; allowed: .json, .jsonl"
+    assert str(raised.value) == snapshot("data.files.train: rows.csv: data.field is for JSON; allowed: .json, .jsonl")
     (tmp_path / "rows.json").write_text('{"data": [', encoding="utf-8")
     with pytest.raises(UserError, match=r"^rows.json: cannot be read as json: Expecting value: line 1 column 11"):
         loaded({"files": {"train": "rows.json", "validation": "rows.json"}, "field": "data"}, {"a": "a"})
     (tmp_path / "none.json").write_text('{"data": []}', encoding="utf-8")
     with pytest.raises(UserError) as raised:
         loaded({"files": {"train": "none.json", "validation": "none.json"}, "field": "data"}, {"a": "a"})
-    assert str(raised.value) == "none.json: data.field data holds no rows; allowed: at least one"
+    assert str(raised.value) == snapshot("none.json: data.field data holds no rows; allowed: at least one")
 
 
 def test_lists_and_dicts_of_json_keep_their_types_and_a_dot_names_a_key(tmp_path: Path) -> None:
@@ -99,7 +100,7 @@ def test_lists_and_dicts_of_json_keep_their_types_and_a_dot_names_a_key(tmp_path
     assert found[1] == {"chat": rows[1]["messages"], "source": "yes", "target": "da", "score": 2.0}
     with pytest.raises(UserError) as raised:
         loaded({"files": both}, {"source": "translation.fr"})
-    assert str(raised.value) == (
+    assert str(raised.value) == snapshot(
         "rows.json: there is no column 'translation.fr' for data.columns.source; the columns are messages,"
         " translation.en, translation.ro, score; did you mean 'translation.ro'?"
     )
@@ -149,7 +150,7 @@ def test_images_and_sound_of_a_folder_stay_undecoded(tmp_path: Path) -> None:
     (tmp_path / "speech" / "val" / "metadata.csv").write_text("file,text\ntwo.wav,you\n", encoding="utf-8")
     with pytest.raises(UserError) as raised:
         loaded({"folder": "speech"}, {"audio": "audio", "text": "text"})
-    assert str(raised.value) == (
+    assert str(raised.value) == snapshot(
         "speech/val/metadata.csv: there is no column file_name, which names the files; the columns are file, text"
     )
 
@@ -169,7 +170,7 @@ def test_a_folder_without_images_or_sound_is_refused(tmp_path: Path) -> None:
         (tmp_path / "texts" / split / "a.txt").write_text("a", encoding="utf-8")
     with pytest.raises(UserError) as raised:
         loaded({"folder": "texts"}, {"image": "image"})
-    assert str(raised.value) == (
+    assert str(raised.value) == snapshot(
         "texts/train: holds neither images nor sound; allowed: a folder for each class with files in it"
     )
 
@@ -217,7 +218,7 @@ def test_too_few_rows_to_hold_some_out_are_refused_with_the_way_on(tmp_path: Pat
     (tmp_path / "a.csv").write_text("text,label\na,0\nb,1\nc,0\n", encoding="utf-8")
     with pytest.raises(UserError) as raised:
         loaded({"files": {"train": "a.csv"}, "hold_out": 0.1}, TWO)
-    assert str(raised.value) == (
+    assert str(raised.value) == snapshot(
         "a.csv: data.hold_out=0.1 of 3 rows leaves one split without rows; next: more rows, or a validation split of"
         " its own"
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 import datasets
 import pytest
 import tiny
+from inline_snapshot import snapshot
 from tiny import Command
 
 from hf_mps.errors import UserError
@@ -26,8 +27,10 @@ def test_whole_numbers_with_decimals_are_a_measure_and_said_to_be_classes_perhap
     found = labels.decide(rows(["0.0", "1.0", "1.0"]), [])
     assert found.problem_type == "regression"
     assert found.doubts == (
-        "every label is a whole number (0.0, 1.0), and taken for a measure; problem_type=single_label_classification"
-        " takes them for classes",
+        snapshot(
+            "every label is a whole number (0.0, 1.0), and taken for a measure;"
+            " problem_type=single_label_classification takes them for classes"
+        ),
     )
     assert doubts("0.5", "1.0") == ()
     assert doubts("0", "1", "1") == ()
@@ -42,21 +45,21 @@ def test_a_word_for_a_gap_is_told_of_where_it_is_a_class(word: str) -> None:
 
 
 def test_classes_that_differ_in_case_or_spaces_alone_are_told_of() -> None:
-    assert doubts("POS", "pos", "neg", "POS", "pos", "neg") == ("POS and pos differ in case or spaces alone",)
+    assert doubts("POS", "pos", "neg", "POS", "pos", "neg") == (snapshot("POS and pos differ in case or spaces alone"),)
     assert doubts("very good", "verygood", "very good", "verygood") == (
-        "very good and verygood differ in case or spaces alone",
+        snapshot("very good and verygood differ in case or spaces alone"),
     )
 
 
 def test_a_class_of_one_row_is_told_of() -> None:
-    assert doubts("a", "b", "a", "b", "a", "b", "posi") == ("one training row alone has the class posi",)
+    assert doubts("a", "b", "a", "b", "a", "b", "posi") == (snapshot("one training row alone has the class posi"),)
     assert doubts("a", "b") == ()
 
 
 def test_a_label_beyond_float32_is_refused_before_it_makes_the_loss_infinite() -> None:
     with pytest.raises(UserError) as raised:
         labels.decide(rows(["0.5", "1e40"]), [])
-    assert str(raised.value) == (
+    assert str(raised.value) == snapshot(
         "a.csv: row 2: label '1e40' is beyond 3.4e+38, the largest number of float32; next: labels of another unit"
     )
     with pytest.raises(UserError, match=r"row 1: label 'inf' is not a finite number"):
@@ -82,8 +85,8 @@ def test_doubts_stand_in_the_header_with_the_labels(desk: Path, finetune: Comman
 
     choices = json.loads(ended.out)["choices"]
     assert choices["labels_to_check"] == {
-        "value": "POS and pos differ in case or spaces alone",
-        "reason": "the rows are trained on as they are",
+        "value": snapshot("POS and pos differ in case or spaces alone"),
+        "reason": snapshot("the rows are trained on as they are"),
     }
     assert "unknown_tokens" not in choices
 
@@ -99,7 +102,7 @@ def test_a_large_share_of_unknown_tokens_is_told_of(desk: Path, finetune: Comman
     # Three words of eight.
     assert choices["unknown_tokens"] == {
         "value": "38% of the train tokens",
-        "reason": "each is [UNK] to the model, whatever it says; next: a model of the texts' language",
+        "reason": snapshot("each is [UNK] to the model, whatever it says; next: a model of the texts' language"),
     }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inline_snapshot import snapshot
 from tiny import Command, Ended
 
 from hf_mps.finetune import failures
@@ -94,7 +95,7 @@ def test_a_file_that_cannot_be_written_whole_leaves_nothing_half_written(desk: P
         check=False,
     )
     assert ended.returncode == 1, ended.stderr
-    assert ended.stderr == "hf-mps: a file grew over the limit for one file; no checkpoint was written yet\n"
+    assert ended.stderr == snapshot("hf-mps: a file grew over the limit for one file; no checkpoint was written yet\n")
     assert not (desk / "runs" / "my").exists()
 
 
@@ -182,5 +183,5 @@ def test_what_the_machine_refuses_is_told_in_words(error: Exception, words: str 
 def test_an_error_wrapped_in_another_is_found() -> None:
     outer = ValueError("could not save")
     outer.__cause__ = OSError(errno.ENOSPC, "x")
-    assert failures.in_words(outer) == "no space is left on the disk"
+    assert failures.in_words(outer) == snapshot("no space is left on the disk")
     assert failures.in_words(ValueError("something else")) is None

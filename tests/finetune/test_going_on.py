@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import tiny
+from inline_snapshot import snapshot
 from left import results
 from safetensors.numpy import load_file
 from tiny import Command
@@ -214,7 +215,7 @@ def test_a_finished_run_on_other_rows_is_another_run(desk: Path, finetune: Comma
     without_a_row(desk / "train.csv")
     ended = finetune(*words, "output_dir=runs/my")
     assert ended.code == 2
-    assert ended.err == (
+    assert ended.err == snapshot(
         "hf-mps: runs/my holds a finished run of a recipe that has changed since: data.files.train has other content;"
         " next: the recipe as it was, or --fresh, which trains beside it in runs/my-2\n"
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy
 import pytest
+from inline_snapshot import snapshot
 from PIL import Image
 
 from hf_mps.errors import UserError
@@ -100,7 +101,7 @@ def test_an_image_of_more_pixels_than_pillow_opens_is_refused_before_the_run(
     rows = Rows(datasets.Dataset.from_dict({"image": ["big.png"]}), "train.csv", folder=tmp_path)
     with pytest.raises(UserError) as raised:
         images.refuse_missing(rows)
-    assert str(raised.value) == (
+    assert str(raised.value) == snapshot(
         "train.csv: row 1: image big.png has more than the 0 million pixels that Pillow opens; next: save it smaller"
     )
 

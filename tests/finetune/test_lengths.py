@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from inline_snapshot import snapshot
 from tiny import Command
 
 from hf_mps.errors import UserError
@@ -171,10 +172,10 @@ def test_rows_are_cut_to_what_the_model_can_read() -> None:
     assert lengths.limit(recipe(max_length=90), Tokenizer(), Config()) == 90
     with pytest.raises(UserError) as refused:
         lengths.limit(recipe(max_length=91), Tokenizer(), Config())
-    assert str(refused.value) == "max_length is 91; allowed: at most 90, the positions that this model has"
+    assert str(refused.value) == snapshot("max_length is 91; allowed: at most 90, the positions that this model has")
     with pytest.raises(UserError) as refused:
         lengths.limit(recipe(max_length=90, pad_to_multiple_of=32), Tokenizer(), Config())
-    assert str(refused.value) == (
+    assert str(refused.value) == snapshot(
         "pad_to_multiple_of is 32: rows of 90 tokens would be padded to 96 and this model has 90 positions; "
         "allowed: a max_length that is a multiple of it"
     )

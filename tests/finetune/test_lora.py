@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import workshop
+from inline_snapshot import snapshot
 
 from hf_mps.errors import UserError
 from hf_mps.finetune.models import lora
@@ -113,7 +114,7 @@ def test_a_snippet_is_needed_for_an_adapter_alone() -> None:
     assert lora.snippet(Lora(), "AutoModelForCausalLM") is None
     words = lora.snippet(Lora(export="adapter"), "AutoModelForSeq2SeqLM")
     assert words is not None
-    assert words.splitlines()[0] == "from peft import AutoPeftModelForSeq2SeqLM"
+    assert words.splitlines()[0] == snapshot("from peft import AutoPeftModelForSeq2SeqLM")
 
 
 def test_checkpointed_blocks_give_the_adapters_the_same_gradients(place: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import evaluate.config  # first of all: importing torch sets a variable, which no test may do
 import numpy
 import pytest
+from inline_snapshot import snapshot
 from scipy import stats
 from sklearn import metrics as sk
 
@@ -168,10 +169,12 @@ def test_an_unknown_metric_is_refused_with_the_nearest_name() -> None:
 def test_a_two_label_metric_on_more_labels_names_the_averages_before_and_while_computing() -> None:
     with pytest.raises(UserError) as before:
         metrics.load(["f1"], num_labels=3)
-    assert str(before.value) == "f1 is for two labels and this data has 3: use f1/macro, f1/micro or f1/weighted"
+    assert str(before.value) == snapshot(
+        "f1 is for two labels and this data has 3: use f1/macro, f1/micro or f1/weighted"
+    )
     with pytest.raises(UserError) as later:
         metrics.load(["f1"]).compute([0, 1, 2], [0, 1, 1])
-    assert str(later.value) == (
+    assert str(later.value) == snapshot(
         "f1 is for two labels, 1 and another, not 0, 1, 2: use f1/macro, f1/micro or f1/weighted"
     )
     assert metrics.load(["f1/macro"], num_labels=3).compute([0, 1, 2], [0, 1, 2]) == {"f1_macro": 1.0}
@@ -190,13 +193,13 @@ def test_no_rows_unequal_lengths_and_logits_are_refused_in_words() -> None:
 def test_the_baseline_is_the_training_rows_majority_label_and_says_so() -> None:
     baseline = metrics.load(["glue/mrpc"]).baseline([1, 0, 1, 1], train=[1, 0, 1])
     assert baseline.metrics == {"f1": pytest.approx(6 / 7), "accuracy": 0.75}
-    assert baseline.what == "always answers 1, the label of 66.7% of the training rows"
+    assert baseline.what == snapshot("always answers 1, the label of 66.7% of the training rows")
 
 
 def test_the_baseline_of_values_is_their_mean() -> None:
     baseline = metrics.load(["mse", "pearsonr"]).baseline([1.0, 3.0], train=[1.0, 2.0, 3.0], regression=True)
     assert baseline.metrics == {"mse": 1.0, "pearsonr": 0.0}
-    assert baseline.what == "always answers 2, the mean of the training rows"
+    assert baseline.what == snapshot("always answers 2, the mean of the training rows")
 
 
 def test_a_recipe_may_name_every_metric_of_the_table_and_those_that_a_task_computes_itself() -> None:
@@ -271,7 +274,7 @@ print(metrics.load(["glue/mrpc"]).compute([0, 1, 1], [0, 1, 0]))
     given = json.dumps({name: values[:2] for name, values in EXAMPLES.items()})
     done = run_python("-c", program, given, env=home)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "{'f1': 0.6666666666666666, 'accuracy': 0.6666666666666666}\n"
+    assert done.stdout == snapshot("{'f1': 0.6666666666666666, 'accuracy': 0.6666666666666666}\n")
     assert done.stderr == ""
 
 

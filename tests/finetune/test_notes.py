@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 
 import pytest
+from inline_snapshot import snapshot
 from tiny import Command
 
 from hf_mps.finetune import progress
@@ -40,5 +41,5 @@ def test_a_note_goes_where_the_other_lines_go() -> None:
     with notice.told(lines.note):
         notice.say("2 parameters were made contiguous")
         notice.say("2 parameters were made contiguous")
-    assert out.getvalue() == "note  2 parameters were made contiguous\n"
+    assert out.getvalue() == snapshot("note  2 parameters were made contiguous\n")
     notice.forget()

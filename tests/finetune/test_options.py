@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import tiny
+from inline_snapshot import snapshot
 from left import predictions, results
 from tiny import Command, Ended
 
@@ -178,7 +179,7 @@ def test_early_stopping_by_a_number_that_is_not_measured_is_refused(desk: Path, 
     words = ("early_stopping_patience=1", "data.files.other=dev.csv", "data.files.train=train.csv")
     ended = finetune("my.yaml", *words, "training.metric_for_best_model=other_f1")
     assert (ended.code, trained(ended)) == (2, False)
-    assert ended.err == (
+    assert ended.err == snapshot(
         "hf-mps: training.metric_for_best_model is 'other_f1'; allowed: f1, accuracy, loss; other is measured once,"
         " after the training\n"
     )

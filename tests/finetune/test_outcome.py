@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inline_snapshot import snapshot
 from left import predictions, results
 from tiny import Command
 
@@ -142,7 +143,7 @@ def test_a_run_stops_early_and_keeps_the_best(desk: Path, finetune: Command, han
     assert [entry["eval_f1"] for entry in said["log_history"] if "eval_f1" in entry] == [0.5, 0.75, 0.5, 0.5]
     assert said["metrics"]["f1"] == 0.75
     assert said["choices"]["kept_model"]["value"] == "best by f1"
-    assert said["choices"]["early_stopping"]["value"] == "after 2 evaluations without a better f1"
+    assert said["choices"]["early_stopping"]["value"] == snapshot("after 2 evaluations without a better f1")
 
 
 @pytest.mark.parametrize("option", ["eval_strategy=no", "save_strategy=no", "load_best_model_at_end=false"])
@@ -159,7 +160,7 @@ def test_a_tracker_that_is_not_installed_or_not_known_is_refused(desk: Path, fin
     ended = finetune("my.yaml", "training.report_to=swanlab")
     assert (ended.code, ended.err) == (
         2,
-        "hf-mps: training.report_to=swanlab: it is not installed; next: pip install swanlab\n",
+        snapshot("hf-mps: training.report_to=swanlab: it is not installed; next: pip install swanlab\n"),
     )
     ended = finetune("my.yaml", "training.report_to=[wanbd]")
     assert ended.code == 2
@@ -181,7 +182,7 @@ def test_a_token_is_neither_taken_nor_shown(desk: Path, finetune: Command) -> No
     assert "hf_secret" not in ended.out + ended.err
     ended = finetune("my.yaml", "training.push_to_hub=true")
     assert ended.code == 2
-    assert ended.err == (
+    assert ended.err == snapshot(
         "hf-mps: command line: training.push_to_hub is not set here: the runner keeps its files here; next, after the"
         " run: hf upload NAME OUTPUT_DIR . --exclude 'checkpoint-*' --exclude recipe.yaml\n"
     )

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from inline_snapshot import snapshot
 from pydantic import ValidationError
 from readers import both, loaded, refusal
 
@@ -82,7 +83,7 @@ def test_a_csv_that_ends_without_a_line_break_is_told_of() -> None:
     Path("a.csv").write_text(PLAIN.rstrip("\n"), encoding="utf-8")
     rows = loaded(both("a.csv"), TWO)["train"]
     assert rows.dataset[:] == READ
-    assert rows.told == "a.csv (ends without a line break: is its last row whole?)"
+    assert rows.told == snapshot("a.csv (ends without a line break: is its last row whole?)")
     Path("a.csv").write_text(PLAIN, encoding="utf-8")
     assert loaded(both("a.csv"), TWO)["train"].told == "a.csv"
 
@@ -110,17 +111,17 @@ def test_a_csv_without_a_header_has_numbers_for_columns(tmp_path: Path) -> None:
     said = {**both("ag.csv"), "header": False}
     rows = loaded(said, {"text": "2", "label": "0"})["train"].dataset
     assert rows[:] == {"text": ["Nothing fell; all rose", "They go on"], "label": ["3", "1"]}
-    assert refusal(said, {"text": "3", "label": "0"}) == (
+    assert refusal(said, {"text": "3", "label": "0"}) == snapshot(
         "ag.csv: there is no column '3' for data.columns.text; the columns are 0 to 2, counted from 0; next:"
         " data.columns.text=NUMBER"
     )
-    assert refusal(both("ag.csv"), {"words": "body"}) == (
+    assert refusal(both("ag.csv"), {"words": "body"}) == snapshot(
         "ag.csv: there is no column 'body' for data.columns.words; the columns are 3, Markets, calm, Nothing fell; all"
         " rose; next: name the one that it is with data.columns.words, or data.header=false where the first line is a"
         " row"
     )
     Path("a.json").write_text("[]", encoding="utf-8")
-    assert refusal({**both("a.json"), "header": False}, TWO) == (
+    assert refusal({**both("a.json"), "header": False}, TWO) == snapshot(
         "data.files.train: a.json: data.header is for tables; allowed: .csv, .tsv, .xlsx"
     )
     with pytest.raises(ValidationError, match="header, which belongs to files, beside hub; leave header out"):
@@ -149,17 +150,17 @@ def test_a_packed_file_is_read_as_it_is(name: str) -> None:
 def test_a_file_that_is_something_else_than_its_name_says_is_refused_with_the_way_on() -> None:
     packed = gzip.compress(PLAIN.encode() * 50)
     Path("a.csv").write_bytes(packed)
-    assert refusal(both("a.csv"), TWO) == (
+    assert refusal(both("a.csv"), TWO) == snapshot(
         "a.csv: is a gzip file, though its name does not say so; next: mv a.csv a.csv.gz"
     )
     Path("a.csv.gz").write_bytes(packed[: len(packed) // 2])
-    assert refusal(both("a.csv.gz"), TWO) == (
+    assert refusal(both("a.csv.gz"), TWO) == snapshot(
         "a.csv.gz: the gzip file cannot be unpacked, it is cut off or damaged; next: fetch or pack it again"
     )
     Path("b.csv.gz").write_text(PLAIN, encoding="utf-8")
     assert refusal(both("b.csv.gz"), TWO).startswith("b.csv.gz: is no gzip file, though its name says so; next: ")
     Path("b.csv").write_bytes(b"PK\x03\x04rest")
-    assert refusal(both("b.csv"), TWO) == (
+    assert refusal(both("b.csv"), TWO) == snapshot(
         "b.csv: is a zip file, though its name does not say so; next: a name that ends in .xlsx if it is a workbook"
     )
 
@@ -217,7 +218,9 @@ def test_json_is_read_as_it_stands() -> None:
     Path("a.json").write_text("\n".join(map(json.dumps, mixed)), encoding="utf-8")
     assert loaded(both("a.json"), {"said": "said"})["train"].dataset["said"][:] == [row["said"] for row in mixed]
     Path("b.json").write_text(json.dumps({"version": 1, "data": rows}), encoding="utf-8")
-    assert refusal(both("b.json"), TWO) == "b.json: is one object, and its rows stand inside; next: data.field=data"
+    assert refusal(both("b.json"), TWO) == snapshot(
+        "b.json: is one object, and its rows stand inside; next: data.field=data"
+    )
     Path("c.json").write_text(json.dumps(mixed[0]), encoding="utf-8")
     assert loaded(both("c.json"), {"said": "said"})["train"].dataset["said"][:] == [mixed[0]["said"]]
 
@@ -229,16 +232,16 @@ def test_a_column_of_json_has_one_type_however_long_the_file_is() -> None:
     assert (found[0]["label"], found[12_000]) == (1.0, {"text": "b", "label": 0.5, "late": True})
     rows.append({"text": "c", "label": "high"})
     Path("a.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    assert refusal(both("a.jsonl"), TWO) == (
+    assert refusal(both("a.jsonl"), TWO) == snapshot(
         "a.jsonl: row 12002: 'label' is a text, and in row 1 a number; allowed: one kind in all rows"
     )
 
 
 def test_texts_that_are_empty_are_told_of_and_refused_where_all_are() -> None:
     Path("a.csv").write_text("text,label\n,0\nb,1\n  ,0\n", encoding="utf-8")
-    assert loaded(both("a.csv"), TWO)["train"].told == "a.csv (2 of 3 rows have an empty text)"
+    assert loaded(both("a.csv"), TWO)["train"].told == snapshot("a.csv (2 of 3 rows have an empty text)")
     Path("a.csv").write_text("text,label\n,0\n  ,0\n", encoding="utf-8")
-    assert refusal(both("a.csv"), TWO) == "a.csv: every row has an empty text; allowed: text in the column"
+    assert refusal(both("a.csv"), TWO) == snapshot("a.csv: every row has an empty text; allowed: text in the column")
 
 
 def test_rows_are_read_once_and_again_where_the_file_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

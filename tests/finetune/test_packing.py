@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from inline_snapshot import snapshot
 from test_lengths import recipe
 
 from hf_mps.errors import UserError
@@ -120,15 +121,15 @@ def test_loss_and_gradients_are_those_of_the_examples_alone(name: str, attention
 
 def test_a_model_that_would_let_examples_see_each_other_is_found_out() -> None:
     counts = [3, 9, 5, 12] * 8
-    assert packing.decide(recipe(), None, made("opt"), counts, 32).reason == (
+    assert packing.decide(recipe(), None, made("opt"), counts, 32).reason == snapshot(
         "OPTForCausalLM lets packed examples see each other"
     )
-    assert packing.decide(recipe(), None, made("mamba"), counts, 32).reason == (
+    assert packing.decide(recipe(), None, made("mamba"), counts, 32).reason == snapshot(
         "MambaForCausalLM takes no position_ids, so that packed examples would see each other"
     )
     with pytest.raises(UserError) as refused:
         packing.decide(recipe(), True, made("opt"), counts, 32)
-    assert str(refused.value) == (
+    assert str(refused.value) == snapshot(
         "packing is true, and OPTForCausalLM lets packed examples see each other; next: packing=false"
     )
 
@@ -138,13 +139,15 @@ def test_packing_is_a_choice_with_a_reason() -> None:
     chosen = packing.decide(recipe(), None, model, counts, 32)
     assert (chosen.value, chosen.reason) == (
         True,
-        "32 examples in 8 rows of 32 tokens, 9.4% padding (39.6% in batches of like length); none sees another",
+        snapshot(
+            "32 examples in 8 rows of 32 tokens, 9.4% padding (39.6% in batches of like length); none sees another"
+        ),
     )
     assert packing.decide(recipe(), True, model, counts, 32).reason == "packing in the recipe"
     assert packing.decide(recipe(), False, model, counts, 32).reason == "packing in the recipe"
     assert not packing.decide(recipe(), False, model, counts, 32).value
     off = packing.decide(recipe(speedups=False), None, model, counts, 32)
-    assert (off.value, off.reason) == (False, "speedups is false in the recipe")
+    assert (off.value, off.reason) == (False, snapshot("speedups is false in the recipe"))
     for long, reason in (
         ([32] * 9, "no less padding than batches of like length have: 0.0% against 0.0%"),
         ([18, 24, 30] * 9, "no less padding than batches of like length have: 25.0% against 10.0%"),

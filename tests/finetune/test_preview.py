@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inline_snapshot import snapshot
 from left import results
 from tiny import Command
 
@@ -41,7 +42,7 @@ def test_a_plan_as_json_has_what_a_program_wants(desk: Path, finetune: Command, 
     assert said["choices"]["device"]["value"] == "mps"
     assert said["simulated"] is True
     assert "(simulated)" in said["choices"]["device"]["reason"]
-    assert said["choices"]["steps"] == {"value": 3, "reason": "1 epoch of 3, for 48 rows"}
+    assert said["choices"]["steps"] == {"value": 3, "reason": snapshot("1 epoch of 3, for 48 rows")}
     assert said["recipe"]["training"]["gradient_accumulation_steps"] == 2
     # Two layers of 32, 17 words, 64 positions, two parts, a pooler and the head: counted from the saved model.
     from transformers import AutoModelForSequenceClassification

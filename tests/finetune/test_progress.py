@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from inline_snapshot import snapshot
 from screens import Piped, Terminal
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainingArguments
 
@@ -58,12 +59,14 @@ def test_each_logging_step_is_one_aligned_line() -> None:
     run.steps(5).log(loss=0.6402, grad_norm=12.5, learning_rate=1.94e-5, epoch=0.087)
     run.steps(90).log(loss=0.7, grad_norm=123456.0, learning_rate=1.4e-5, epoch=0.87)
     run.steps(5).log(loss=0.7, grad_norm=float("nan"), learning_rate=0.0, epoch=0.913)
-    assert out.lines() == [
-        "step   5/345  epoch  0.04  loss  0.6931    lr 1.97e-05  grad    3.21     6.4 samples/s  1.25/2.00 GiB  eta 56:40",  # noqa: E501
-        "step  10/345  epoch  0.09  loss  0.6402 ▼  lr 1.94e-05  grad   12.50     6.4 samples/s  1.25/2.00 GiB  eta 55:50",  # noqa: E501
-        "step 100/345  epoch  0.87  loss  0.7000 ▲  lr 1.40e-05  grad 1.2e+05     6.4 samples/s  1.25/2.00 GiB  eta 40:50",  # noqa: E501
-        "step 105/345  epoch  0.91  loss  0.7000 =  lr 0.00e+00  grad     nan     6.4 samples/s  1.25/2.00 GiB  eta 40:00",  # noqa: E501
-    ]
+    assert out.lines() == snapshot(
+        [
+            "step   5/345  epoch  0.04  loss  0.6931    lr 1.97e-05  grad    3.21     6.4 samples/s  1.25/2.00 GiB  eta 56:40",  # noqa: E501
+            "step  10/345  epoch  0.09  loss  0.6402 ▼  lr 1.94e-05  grad   12.50     6.4 samples/s  1.25/2.00 GiB  eta 55:50",  # noqa: E501
+            "step 100/345  epoch  0.87  loss  0.7000 ▲  lr 1.40e-05  grad 1.2e+05     6.4 samples/s  1.25/2.00 GiB  eta 40:50",  # noqa: E501
+            "step 105/345  epoch  0.91  loss  0.7000 =  lr 0.00e+00  grad     nan     6.4 samples/s  1.25/2.00 GiB  eta 40:00",  # noqa: E501
+        ]
+    )
 
 
 def test_an_evaluation_is_a_line_with_its_metrics_and_without_trainers_timings() -> None:
@@ -72,11 +75,13 @@ def test_an_evaluation_is_a_line_with_its_metrics_and_without_trainers_timings()
     run.evaluate(12.34, eval_f1=0.8122, eval_accuracy=0.6838, eval_loss=0.61, epoch=1.0)
     run.steps(115).evaluate(9.0, eval_f1=0.85, eval_accuracy=0.7, eval_loss=0.5, epoch=2.0)
     run.steps(115).evaluate(9.0, eval_f1=0.84, eval_accuracy=0.71, eval_loss=0.52, epoch=3.0)
-    assert out.lines() == [
-        "eval 115/345  epoch  1.00  loss  0.6100    f1 0.8122    accuracy 0.6838  12.3 s",
-        "eval 230/345  epoch  2.00  loss  0.5000 ▼  f1 0.8500 ▲  accuracy 0.7000  9.0 s",
-        "eval 345/345  epoch  3.00  loss  0.5200 ▲  f1 0.8400 ▼  accuracy 0.7100  9.0 s",
-    ]
+    assert out.lines() == snapshot(
+        [
+            "eval 115/345  epoch  1.00  loss  0.6100    f1 0.8122    accuracy 0.6838  12.3 s",
+            "eval 230/345  epoch  2.00  loss  0.5000 ▼  f1 0.8500 ▲  accuracy 0.7000  9.0 s",
+            "eval 345/345  epoch  3.00  loss  0.5200 ▲  f1 0.8400 ▼  accuracy 0.7100  9.0 s",
+        ]
+    )
 
 
 def test_a_tagger_with_measures_for_every_class_gets_a_line_that_can_be_read() -> None:
@@ -96,11 +101,13 @@ def test_what_a_run_does_not_report_leaves_no_hole() -> None:
     Run(out, total=9, memory=lambda: None).begin().steps(1).log(loss=1.5)
     Run(out, total=9, memory=lambda: (3 * GIB // 2, None)).begin().steps(1).log(loss=float("nan"), epoch=1)
     Run(out, total=0).evaluate(1.0, eval_loss=0.5)
-    assert out.lines() == [
-        "step 1/9  loss  1.5000       6.4 samples/s  eta 1:20",
-        "step 1/9  epoch  1.00  loss     nan       6.4 samples/s  1.50 GiB  eta 1:20",
-        "eval  loss  0.5000    1.0 s",
-    ]
+    assert out.lines() == snapshot(
+        [
+            "step 1/9  loss  1.5000       6.4 samples/s  eta 1:20",
+            "step 1/9  epoch  1.00  loss     nan       6.4 samples/s  1.50 GiB  eta 1:20",
+            "eval  loss  0.5000    1.0 s",
+        ]
+    )
 
 
 def test_the_closing_log_of_trainer_prints_nothing() -> None:
@@ -113,11 +120,13 @@ def test_the_closing_log_of_trainer_prints_nothing() -> None:
 def test_arrows_are_plain_where_the_output_is_not_utf_8(encoding: str) -> None:
     out = Piped(encoding)
     Run(out).begin().steps(1).log(loss=0.5).steps(1).log(loss=0.4).steps(1).log(loss=0.6)
-    assert [line[:27] for line in out.lines()] == [
-        "step   1/345  loss  0.5000 ",
-        "step   2/345  loss  0.4000 ",
-        "step   3/345  loss  0.6000 ",
-    ]
+    assert [line[:27] for line in out.lines()] == snapshot(
+        [
+            "step   1/345  loss  0.5000 ",
+            "step   2/345  loss  0.4000 ",
+            "step   3/345  loss  0.6000 ",
+        ]
+    )
     assert [line[27] for line in out.lines()] == [" ", "v", "^"]
     assert out.getvalue().isascii()
 
@@ -128,13 +137,13 @@ def test_samples_per_second_leave_evaluations_and_checkpoints_out_and_the_eta_co
     run.now += 50
     run.lines.on_save(run.args, run.state, None)
     run.steps(5).log(loss=1.0)
-    assert out.lines()[-1] == "step 10/20  loss  1.0000 =     6.4 samples/s  eta 4:10"
+    assert out.lines()[-1] == snapshot("step 10/20  loss  1.0000 =     6.4 samples/s  eta 4:10")
 
 
 def test_a_resumed_run_counts_its_own_steps_only() -> None:
     out = Piped()
     Run(out, total=300).begin(step=200).steps(10).log(loss=0.5)
-    assert out.lines() == ["step 210/300  loss  0.5000       6.4 samples/s  eta 15:00"]
+    assert out.lines() == snapshot(["step 210/300  loss  0.5000       6.4 samples/s  eta 15:00"])
 
 
 def test_memory_and_speed_are_kept_in_the_log_history_for_the_report() -> None:
@@ -275,10 +284,12 @@ def test_the_real_trainer_prints_through_it_alone(tmp_path: Path, capsys: pytest
     assert PrinterCallback not in present
     assert lines in trainer.callback_handler.callbacks
     printed = capsys.readouterr().out.splitlines()
-    assert [re.sub(r"\d+\.\d s$", "T s", line) for line in printed] == [
-        # Adam moves the weight by the learning rate: 0.1, 0.075, 0.05, 0.025; the loss is (weight - 2)^2.
-        "step 2/4  epoch  0.50  loss  3.8050    lr 7.50e-02  grad    3.80  1.00/1.00 GiB  eta 0:00",
-        "step 4/4  epoch  1.00  loss  3.2406 ▼  lr 2.50e-02  grad    3.55  1.00/1.00 GiB  eta 0:00",
-        "eval 4/4  epoch  1.00  loss  3.0625    T s",
-    ]
+    assert [re.sub(r"\d+\.\d s$", "T s", line) for line in printed] == snapshot(
+        [
+            # Adam moves the weight by the learning rate: 0.1, 0.075, 0.05, 0.025; the loss is (weight - 2)^2.
+            "step 2/4  epoch  0.50  loss  3.8050    lr 7.50e-02  grad    3.80  1.00/1.00 GiB  eta 0:00",
+            "step 4/4  epoch  1.00  loss  3.2406 ▼  lr 2.50e-02  grad    3.55  1.00/1.00 GiB  eta 0:00",
+            "eval 4/4  epoch  1.00  loss  3.0625    T s",
+        ]
+    )
     assert trainer.state.log_history[0]["memory_bytes"] == GIB

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from inline_snapshot import snapshot
 
 from hf_mps.errors import UserError
 from hf_mps.finetune import catalogue, stored, tasks
@@ -80,7 +81,7 @@ def test_an_unknown_key_is_refused_with_file_line_and_nearest_name(tmp_path: Pat
 
 def test_an_unknown_key_deep_inside_is_named_with_its_dots(tmp_path: Path) -> None:
     content = {**PLAIN, "data": {**PLAIN["data"], "columns": {"txt": "a"}}}  # type: ignore[dict-item]
-    assert refused(tmp_path, content) == (
+    assert refused(tmp_path, content) == snapshot(
         "my.yaml:3: data.columns.txt is not a key here; allowed: text, text_pair, label; did you mean 'text'?"
     )
 
@@ -91,7 +92,7 @@ def test_a_key_of_the_command_line_is_called_so(tmp_path: Path) -> None:
     )
     assert refused(tmp_path, PLAIN, "sed=1").endswith("; did you mean 'seed'?")
     # What has no near name still leads to a page that lists what there is.
-    assert refused(tmp_path, PLAIN, "training.zzz=1") == (
+    assert refused(tmp_path, PLAIN, "training.zzz=1") == snapshot(
         "command line: training.zzz is no field of TrainingArguments; next, to see all: hf-mps recipes keys"
         " text-classification"
     )
@@ -117,14 +118,14 @@ def test_a_value_of_the_wrong_kind_is_told_in_words_of_yaml(tmp_path: Path, over
 
 def test_a_text_with_a_colon_is_a_text_and_a_mapping_stands_in_braces(tmp_path: Path) -> None:
     assert orders.read(Path(write(tmp_path, PLAIN)), ["model=translate: "]).values["model"] == ("translate: ")
-    assert refused(tmp_path, PLAIN, "training=max_steps: 3") == (
+    assert refused(tmp_path, PLAIN, "training=max_steps: 3") == snapshot(
         "command line: training is 'max_steps: 3'; allowed: a section of keys, such as {a: b}"
     )
 
 
 def test_a_section_that_the_command_line_replaced_is_its_own(tmp_path: Path) -> None:
     line = refused(tmp_path, {**PLAIN, "training": {"max_steps": 1}}, "training={max_steps: x}")
-    assert line == "command line: training.max_steps is 'x'; allowed: a whole number"
+    assert line == snapshot("command line: training.max_steps is 'x'; allowed: a whole number")
 
 
 def test_a_section_that_the_command_line_began_is_its_own(tmp_path: Path) -> None:
@@ -146,7 +147,7 @@ def test_the_short_names_of_ones_own_data_are_offered_where_they_are_taken(tmp_p
 
 def test_several_mistakes_are_counted_in_one_line(tmp_path: Path) -> None:
     line = refused(tmp_path, {**PLAIN, "seed": "x", "training": {"warmup_ratio": 0.1}})
-    assert line == "my.yaml:6: seed is 'x'; allowed: a whole number (also wrong: training.warmup_ratio)"
+    assert line == snapshot("my.yaml:6: seed is 'x'; allowed: a whole number (also wrong: training.warmup_ratio)")
 
 
 @pytest.mark.parametrize(
@@ -248,7 +249,7 @@ def test_a_wrong_override_is_refused(tmp_path: Path, override: str, line: str | 
 
 
 def test_an_override_given_twice_is_refused(tmp_path: Path) -> None:
-    assert refused(tmp_path, PLAIN, "seed=1", "seed=2") == "command line: seed is given twice; give it once"
+    assert refused(tmp_path, PLAIN, "seed=1", "seed=2") == snapshot("command line: seed is given twice; give it once")
 
 
 def test_files_on_the_command_line_take_the_place_of_a_hub_data_set() -> None:

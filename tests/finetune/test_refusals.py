@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+from inline_snapshot import snapshot
 from tiny import Command
 
 
@@ -47,13 +48,13 @@ def test_a_missing_file(desk: Path, finetune: Command) -> None:
     assert ended == (
         2,
         "",
-        "hf-mps: data.files.train: trian.csv: there is no such file; did you mean 'train.csv'?\n",
+        snapshot("hf-mps: data.files.train: trian.csv: there is no such file; did you mean 'train.csv'?\n"),
     )
 
 
 def test_a_missing_folder(finetune: Command) -> None:
     ended = finetune("my.yaml", "data.files.train=no/train.csv")
-    assert ended.err == (
+    assert ended.err == snapshot(
         "hf-mps: data.files.train: no/train.csv: there is no such file; the folder no is not there either\n"
     )
     assert ended.code == 2
@@ -63,8 +64,10 @@ def test_a_file_of_an_unknown_kind(finetune: Command) -> None:
     ended = finetune("my.yaml", "data.files.train=train.docx")
     assert (ended.code, ended.err) == (
         2,
-        "hf-mps: data.files.train: train.docx: cannot tell the format; allowed: .csv, .tsv, .json, .jsonl, .parquet,"
-        " .xlsx, .conll, .txt, .tokens; those of text also packed, as .csv.gz\n",
+        snapshot(
+            "hf-mps: data.files.train: train.docx: cannot tell the format; allowed: .csv, .tsv, .json, .jsonl,"
+            " .parquet, .xlsx, .conll, .txt, .tokens; those of text also packed, as .csv.gz\n"
+        ),
     )
 
 
@@ -73,7 +76,7 @@ def test_an_empty_file(desk: Path, finetune: Command) -> None:
     ended = finetune("my.yaml", "data.files.validation=dev.csv")
     assert (ended.code, ended.err) == (
         2,
-        "hf-mps: data.files.validation: dev.csv: the file is empty; allowed: at least one row\n",
+        snapshot("hf-mps: data.files.validation: dev.csv: the file is empty; allowed: at least one row\n"),
     )
 
 
@@ -93,8 +96,10 @@ def test_a_csv_without_the_named_column(finetune: Command) -> None:
     ended = finetune("my.yaml", "data.files.train=train.csv", "data.columns.text=frist")
     assert (ended.code, ended.err) == (
         2,
-        "hf-mps: train.csv: there is no column 'frist' for data.columns.text; the columns are first, second, label;"
-        " did you mean 'first'?\n",
+        snapshot(
+            "hf-mps: train.csv: there is no column 'frist' for data.columns.text; the columns are first, second, label;"
+            " did you mean 'first'?\n"
+        ),
     )
 
 
@@ -103,7 +108,7 @@ def test_a_csv_in_another_encoding(desk: Path, finetune: Command) -> None:
     ended = finetune("my.yaml", "data.files.train=old.csv")
     assert (ended.code, ended.err) == (
         2,
-        "hf-mps: old.csv: is not UTF-8 text (byte 22); next: iconv -f latin1 -t utf-8 old.csv > new.csv\n",
+        snapshot("hf-mps: old.csv: is not UTF-8 text (byte 22); next: iconv -f latin1 -t utf-8 old.csv > new.csv\n"),
     )
 
 
@@ -111,7 +116,7 @@ def test_a_csv_with_a_row_too_wide(desk: Path, finetune: Command) -> None:
     (desk / "wide.csv").write_text("first,second,label\na,b,1\na,b,1,2\n", encoding="utf-8")
     ended = finetune("my.yaml", "data.files.train=wide.csv")
     assert ended.code == 2
-    assert ended.err == (
+    assert ended.err == snapshot(
         "hf-mps: wide.csv: row 2 (line 3) has 4 fields and the header 3; allowed: as many in each, a text with a"
         " separator inside in quotation marks\n"
     )
@@ -122,7 +127,7 @@ def test_a_csv_with_a_column_twice(desk: Path, finetune: Command) -> None:
     ended = finetune("my.yaml", "data.files.train=twice.csv")
     assert (ended.code, ended.err) == (
         2,
-        "hf-mps: twice.csv: its first line names the column 'first' twice; allowed: each once\n",
+        snapshot("hf-mps: twice.csv: its first line names the column 'first' twice; allowed: each once\n"),
     )
 
 
@@ -139,8 +144,10 @@ def test_a_label_that_is_not_in_the_set(desk: Path, finetune: Command) -> None:
     ended = finetune("my.yaml", "data.files.validation=dev.csv", "data.files.train=train.csv")
     assert (ended.code, ended.err) == (
         2,
-        "hf-mps: dev.csv: row 5: label '7' is not in the label set (0, 1), found in train.csv; next: correct it, or"
-        " name every class in data.labels\n",
+        snapshot(
+            "hf-mps: dev.csv: row 5: label '7' is not in the label set (0, 1), found in train.csv; next: correct it, or"
+            " name every class in data.labels\n"
+        ),
     )
 
 
@@ -149,8 +156,10 @@ def test_a_label_that_is_not_among_the_named(desk: Path, finetune: Command) -> N
     ended = finetune("my.yaml", "data.labels=[bad, good]", "data.files.train=train.csv")
     assert (ended.code, ended.err) == (
         2,
-        "hf-mps: train.csv: row 2: label 'goood' is not in the label set (bad, good), data.labels in the recipe;"
-        " did you mean 'good'?\n",
+        snapshot(
+            "hf-mps: train.csv: row 2: label 'goood' is not in the label set (bad, good), data.labels in the recipe;"
+            " did you mean 'good'?\n"
+        ),
     )
 
 
@@ -163,7 +172,10 @@ def test_the_row_is_the_files_own_where_a_sample_was_drawn(desk: Path, finetune:
 def test_a_row_without_a_label(desk: Path, finetune: Command) -> None:
     relabel(desk / "train.csv", 3, "")
     ended = finetune("my.yaml", "data.files.train=train.csv")
-    assert (ended.code, ended.err) == (2, "hf-mps: train.csv: row 3 has no label; allowed: a label in every row\n")
+    assert (ended.code, ended.err) == (
+        2,
+        snapshot("hf-mps: train.csv: row 3 has no label; allowed: a label in every row\n"),
+    )
 
 
 def test_a_row_without_a_text(desk: Path, finetune: Command) -> None:
@@ -171,7 +183,10 @@ def test_a_row_without_a_text(desk: Path, finetune: Command) -> None:
     rows[3]["first"] = None
     tiny.write_jsonl(desk / "gap.jsonl", rows)
     ended = finetune("my.yaml", "data.files.train=gap.jsonl")
-    assert (ended.code, ended.err) == (2, "hf-mps: gap.jsonl: row 4 has no text; allowed: a text in every row\n")
+    assert (ended.code, ended.err) == (
+        2,
+        snapshot("hf-mps: gap.jsonl: row 4 has no text; allowed: a text in every row\n"),
+    )
 
 
 def test_a_text_column_of_numbers(desk: Path, finetune: Command) -> None:
@@ -179,14 +194,17 @@ def test_a_text_column_of_numbers(desk: Path, finetune: Command) -> None:
     ended = finetune("my.yaml", "data.files.train=numbers.jsonl", "data.labels=[no, yes]")
     assert (ended.code, ended.err) == (
         2,
-        "hf-mps: numbers.jsonl: data.columns.text names a column of type int64; allowed: a column of text\n",
+        snapshot("hf-mps: numbers.jsonl: data.columns.text names a column of type int64; allowed: a column of text\n"),
     )
 
 
 def test_one_label_alone(desk: Path, finetune: Command) -> None:
     tiny.write_csv(desk / "one.csv", [{**row, "label": 1} for row in tiny.rows(8)])
     ended = finetune("my.yaml", "data.files.train=one.csv", "data.files.validation=one.csv")
-    assert (ended.code, ended.err) == (2, "hf-mps: one.csv: every row has the label '1'; allowed: two labels or more\n")
+    assert (ended.code, ended.err) == (
+        2,
+        snapshot("hf-mps: one.csv: every row has the label '1'; allowed: two labels or more\n"),
+    )
 
 
 def test_words_where_regression_needs_numbers(desk: Path, finetune: Command) -> None:
@@ -194,7 +212,7 @@ def test_words_where_regression_needs_numbers(desk: Path, finetune: Command) -> 
     ended = finetune("my.yaml", "problem_type=regression", "data.files.train=train.csv")
     assert (ended.code, ended.err) == (
         2,
-        "hf-mps: train.csv: row 4: label 'high' is not a finite number, as regression needs\n",
+        snapshot("hf-mps: train.csv: row 4: label 'high' is not a finite number, as regression needs\n"),
     )
 
 
@@ -203,7 +221,7 @@ def test_a_two_label_metric_on_three_labels(desk: Path, finetune: Command) -> No
     ended = finetune("my.yaml", "data.files.train=train.csv")
     assert (ended.code, ended.err) == (
         2,
-        "hf-mps: f1 is for two labels and this data has 3: use f1/macro, f1/micro or f1/weighted\n",
+        snapshot("hf-mps: f1 is for two labels and this data has 3: use f1/macro, f1/micro or f1/weighted\n"),
     )
 
 
@@ -211,9 +229,11 @@ def test_a_hub_data_set_while_offline(finetune: Command) -> None:
     ended = finetune("my.yaml", "data.hub=nobody/nothing")
     assert (ended.code, ended.err) == (
         2,
-        "hf-mps: data nobody/nothing train is not in the local cache and HF_HUB_OFFLINE forbids to fetch it; next:"
-        " HF_HUB_OFFLINE=0 hf download nobody/nothing --repo-type dataset, or give files with data.files.train=PATH"
-        " data.files.validation=PATH\n",
+        snapshot(
+            "hf-mps: data nobody/nothing train is not in the local cache and HF_HUB_OFFLINE forbids to fetch it; next:"
+            " HF_HUB_OFFLINE=0 hf download nobody/nothing --repo-type dataset, or give files with data.files.train=PATH"
+            " data.files.validation=PATH\n"
+        ),
     )
 
 
@@ -221,8 +241,10 @@ def test_a_hub_model_while_offline(finetune: Command) -> None:
     ended = finetune("my.yaml", "model=nobody/nothing")
     assert (ended.code, ended.err) == (
         2,
-        "hf-mps: model nobody/nothing is not in the local cache and HF_HUB_OFFLINE forbids to fetch it; next:"
-        " HF_HUB_OFFLINE=0 hf download nobody/nothing, or give a folder with model=PATH\n",
+        snapshot(
+            "hf-mps: model nobody/nothing is not in the local cache and HF_HUB_OFFLINE forbids to fetch it; next:"
+            " HF_HUB_OFFLINE=0 hf download nobody/nothing, or give a folder with model=PATH\n"
+        ),
     )
 
 
@@ -256,7 +278,7 @@ def test_a_length_beyond_the_model(finetune: Command) -> None:
     ended = finetune("my.yaml", "max_length=65")
     assert (ended.code, ended.err) == (
         2,
-        "hf-mps: max_length is 65; allowed: at most 64, the positions that this model has\n",
+        snapshot("hf-mps: max_length is 65; allowed: at most 64, the positions that this model has\n"),
     )
 
 
@@ -264,7 +286,7 @@ def test_an_unknown_key_of_the_configuration(finetune: Command) -> None:
     ended = finetune("my.yaml", "config_overrides.hiden_size=3")
     assert (ended.code, ended.err) == (
         2,
-        "hf-mps: config_overrides.hiden_size is no key of BertConfig; did you mean 'hidden_size'?\n",
+        snapshot("hf-mps: config_overrides.hiden_size is no key of BertConfig; did you mean 'hidden_size'?\n"),
     )
 
 
@@ -303,7 +325,7 @@ def test_a_recipe_and_the_switch_that_contradict_each_other(finetune: Command, m
     monkeypatch.delenv("HF_MPS_DEVICE")
     assert (ended.code, ended.err) == (
         2,
-        "hf-mps: training.use_cpu is true and HF_MPS_DEVICE=mps asks for another device; give one of them\n",
+        snapshot("hf-mps: training.use_cpu is true and HF_MPS_DEVICE=mps asks for another device; give one of them\n"),
     )
 
 
@@ -311,8 +333,10 @@ def test_a_checkpoint_to_go_on_from_that_is_not_there(finetune: Command) -> None
     ended = finetune("my.yaml", "training.resume_from_checkpoint=runs/my/checkpoint-6")
     assert (ended.code, ended.err) == (
         2,
-        "hf-mps: training.resume_from_checkpoint: runs/my/checkpoint-6 is no whole checkpoint; allowed: a run's"
-        " checkpoint-N folder\n",
+        snapshot(
+            "hf-mps: training.resume_from_checkpoint: runs/my/checkpoint-6 is no whole checkpoint; allowed: a run's"
+            " checkpoint-N folder\n"
+        ),
     )
 
 
@@ -341,7 +365,7 @@ def test_an_expectation_that_nothing_measures(finetune: Command) -> None:
     ended = finetune("my.yaml", "expect.acuracy=0.5")
     assert (ended.code, ended.err) == (
         2,
-        "hf-mps: expect.acuracy is not measured; allowed: f1, accuracy; did you mean 'accuracy'?\n",
+        snapshot("hf-mps: expect.acuracy is not measured; allowed: f1, accuracy; did you mean 'accuracy'?\n"),
     )
 
 

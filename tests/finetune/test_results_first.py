@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inline_snapshot import snapshot
 from left import results
 from tiny import Command
 
@@ -91,5 +92,5 @@ def test_a_stop_after_the_training_tells_where_the_model_is(
 
     monkeypatch.setattr(training, "_measured", stopped)
     ended = finetune("my.yaml", "training.save_strategy=no", "training.max_steps=2")
-    assert (ended.code, ended.err) == (130, "hf-mps: interrupted; the trained model is in runs/my\n")
+    assert (ended.code, ended.err) == (130, snapshot("hf-mps: interrupted; the trained model is in runs/my\n"))
     assert (desk / "runs/my/model.safetensors").is_file()

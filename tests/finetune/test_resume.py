@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import tiny
+from inline_snapshot import snapshot
 from left import results
 from tiny import Command
 
@@ -59,10 +60,12 @@ def test_a_stopped_run_saves_a_checkpoint_and_goes_on_to_the_same_end(
     ended = finetune(*words)
     assert ended.code == code
     told = [line for line in ended.err.splitlines() if line.startswith("hf-mps: interrupted")]
-    assert told == [
-        "hf-mps: interrupted at step 4; kept: runs/my/checkpoint-4; to go on: hf-mps finetune my.yaml"
-        " training.num_train_epochs=2 training.logging_steps=1"
-    ]
+    assert told == snapshot(
+        [
+            "hf-mps: interrupted at step 4; kept: runs/my/checkpoint-4; to go on: hf-mps finetune my.yaml"
+            " training.num_train_epochs=2 training.logging_steps=1"
+        ]
+    )
     run = desk / "runs" / "my"
     assert {path.name for path in run.iterdir()} == {"checkpoint-4", "recipe.yaml", "data.json"}
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -136,9 +139,11 @@ def test_an_unfinished_run_of_a_changed_recipe_is_refused_with_the_difference(
     assert ended == (
         2,
         "",
-        "hf-mps: runs/my holds an unfinished run of a recipe that has changed since: training.learning_rate 0.005 →"
-        " 0.001, max_length not given → 16; next: the recipe as it was, or --fresh, which trains beside it in"
-        " runs/my-2\n",
+        snapshot(
+            "hf-mps: runs/my holds an unfinished run of a recipe that has changed since: training.learning_rate 0.005 →"
+            " 0.001, max_length not given → 16; next: the recipe as it was, or --fresh, which trains beside it in"
+            " runs/my-2\n"
+        ),
     )
     assert finetune("my.yaml", "training.learning_rate=1e-3", "--fresh", *named).code == 0
     assert (desk / "runs/my-2/results.json").is_file()
@@ -181,7 +186,7 @@ def test_a_torn_checkpoint_is_named_where_a_run_goes_on_from_the_one_before(desk
         (run / f"checkpoint-{step}" / failures.LAST).write_text("{}", encoding="utf-8")
     order = orders.load("my.yaml")
     stored.store(run, order)
-    assert folder.choose(order).reason == "this recipe's run goes on from checkpoint-4"
+    assert folder.choose(order).reason == snapshot("this recipe's run goes on from checkpoint-4")
     (run / "checkpoint-4" / "optimizer.pt").write_text("", encoding="utf-8")
     place = folder.choose(order)
     assert place.checkpoint == Path("runs/my/checkpoint-2")

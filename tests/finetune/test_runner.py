@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import tiny
+from inline_snapshot import snapshot
 from left import results
 from tiny import Command
 
@@ -121,7 +122,7 @@ def test_an_output_dir_that_is_in_use_is_refused(desk: Path, finetune: Command) 
     (desk / "mine" / "notes.txt").write_text("keep", encoding="utf-8")
     ended = finetune("my.yaml", "output_dir=mine")
     assert ended.code == 2
-    assert ended.err == (
+    assert ended.err == snapshot(
         "hf-mps: output_dir mine is in use already, and a run never writes over another; next: output_dir=mine-2\n"
     )
     assert [path.name for path in (desk / "mine").iterdir()] == ["notes.txt"]
@@ -208,7 +209,7 @@ def test_a_data_set_names_its_own_classes_and_splits(desk: Path, finetune: Comma
     assert (ended.code, ended.err) == (0, "")
     said = results(desk / "runs/my")
     assert said["choices"]["labels"] == {"value": "2 classes: poor, fine", "reason": "the data set names them"}
-    assert said["choices"]["data"]["reason"] == "train: own train; validation: own test"
+    assert said["choices"]["data"]["reason"] == snapshot("train: own train; validation: own test")
 
 
 def test_the_recipe_can_send_a_run_to_the_cpu(desk: Path, finetune: Command) -> None:
@@ -284,7 +285,7 @@ def test_a_folder_that_cannot_be_made_is_told_before_anything_is_trained(desk: P
     ended = finetune("my.yaml", "output_dir=my.yaml/run")
     assert (ended.code, ended.err) == (
         2,
-        "hf-mps: output_dir my.yaml/run: cannot be made: Not a directory; next: another output_dir\n",
+        snapshot("hf-mps: output_dir my.yaml/run: cannot be made: Not a directory; next: another output_dir\n"),
     )
     assert "step" not in ended.out
     assert sorted(path.name for path in desk.iterdir()) == ["dev.csv", "model", "my.yaml", "train.csv"]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inline_snapshot import snapshot
 from left import results
 from tiny import Command
 
@@ -91,7 +92,9 @@ def test_a_smoke_run_leaves_nothing_where_no_folder_is_named(own_cache: Path, fi
     ended = finetune("glue/cola", "--smoke")
     assert (ended.code, ended.err) == (0, "")
     assert "--smoke: gone after the run" in ended.out
-    assert ended.out.splitlines()[-1] == "smoke run ended well; its files are gone (output_dir=PATH keeps them)"
+    assert ended.out.splitlines()[-1] == snapshot(
+        "smoke run ended well; its files are gone (output_dir=PATH keeps them)"
+    )
     assert "results.json" not in ended.out  # nor is a file named that nobody can open
     assert list(Path().iterdir()) == []
     assert not own_cache.exists()
@@ -101,7 +104,7 @@ def test_the_command_lines_own_training_is_kept(own_cache: Path, finetune: Comma
     assert finetune("glue/cola", "--smoke", "training.max_steps=2", "output_dir=run").code == 0
     said = json.loads(Path("run/results.json").read_text(encoding="utf-8"))
     assert said["choices"]["steps"] == {"value": 2, "reason": "max_steps in the recipe"}
-    assert said["choices"]["batch"]["reason"] == "--smoke, which takes a few short steps"
+    assert said["choices"]["batch"]["reason"] == snapshot("--smoke, which takes a few short steps")
     assert said["recipe"]["training"]["learning_rate"] == orders.load("glue/cola").recipe.training["learning_rate"]
 
 
@@ -149,12 +152,14 @@ def test_a_model_that_no_rule_knows_is_refused_with_the_key_that_tells(own_cache
     assert ended == (
         2,
         "",
-        "hf-mps: --smoke: no rule tells the architecture of somebody/something; next: model_type=NAME, as its"
-        " config.json has it\n",
+        snapshot(
+            "hf-mps: --smoke: no rule tells the architecture of somebody/something; next: model_type=NAME, as its"
+            " config.json has it\n"
+        ),
     )
     assert finetune("glue/cola", "--smoke", "model=somebody/something", "model_type=distilbert").code == 0
     ended = finetune("glue/cola", "--smoke", "model_type=brt")
-    assert ended == (2, "", "hf-mps: --smoke: the installed transformers has no architecture 'brt'\n")
+    assert ended == (2, "", snapshot("hf-mps: --smoke: the installed transformers has no architecture 'brt'\n"))
 
 
 def test_a_folder_tells_its_architecture_itself(desk: Path, finetune: Command) -> None:

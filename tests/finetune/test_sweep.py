@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inline_snapshot import snapshot
 from tiny import Command
 
 from hf_mps.finetune import sweep as sweeps
@@ -87,8 +88,10 @@ def test_a_sweep_that_was_stopped_goes_on(desk: Path, finetune: Command, monkeyp
     ended = finetune(*SHORT, "--sweep", "seed=1,2")
     assert (ended.code, ended.err) == (
         130,
-        "hf-mps: interrupted after 1 of 2 runs; to go on: hf-mps finetune my.yaml training.max_steps=2 --sweep"
-        " seed=1,2\n",
+        snapshot(
+            "hf-mps: interrupted after 1 of 2 runs; to go on: hf-mps finetune my.yaml training.max_steps=2 --sweep"
+            " seed=1,2\n"
+        ),
     )
     assert [run["state"] for run in said(desk / "runs/my-sweep")["runs"]] == ["finished", "not run"]
     monkeypatch.setattr(runner, "train", train)
@@ -143,7 +146,10 @@ def test_a_sweep_of_other_values_leaves_the_first_ones_table_as_it_is(desk: Path
     assert ended == (
         2,
         "",
-        "hf-mps: output_dir runs/my-sweep holds a sweep of other values (seed=1); next: --fresh, or another folder\n",
+        snapshot(
+            "hf-mps: output_dir runs/my-sweep holds a sweep of other values (seed=1); next: --fresh, or another"
+            " folder\n"
+        ),
     )
 
 

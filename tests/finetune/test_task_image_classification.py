@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import tiny
+from inline_snapshot import snapshot
 from left import predictions, results
 from tiny import Command
 
@@ -85,8 +86,8 @@ def test_a_folder_of_images_trains_on_mps_and_the_snippet_of_the_card_runs(photo
     assert said["baseline"]["metrics"]["accuracy"] == 0.5
     assert said["device"]["value"] == "mps"
     assert said["fallback"] == []
-    assert said["choices"]["images"]["value"] == "height 16, width 16 pixels"
-    assert said["choices"]["augmentation"]["value"] == "8% to 100% of the area, mirrored in 50%"
+    assert said["choices"]["images"]["value"] == snapshot("height 16, width 16 pixels")
+    assert said["choices"]["augmentation"]["value"] == snapshot("8% to 100% of the area, mirrored in 50%")
     lines = predictions(photos / "runs/my")
     assert [(Path(line["image"]).name, line["label"], line["prediction"]) for line in lines] == [
         (f"{number}.png", colour, colour) for colour in COLOURS for number in range(12, 16)
@@ -230,11 +231,13 @@ def test_images_that_cannot_be_are_refused_before_the_run(photos: Path, finetune
     )
     both = "data.files={train: rows.csv, validation: rows.csv}"
     ended = finetune("my.yaml", both)
-    assert (ended.code, ended.err) == (2, "hf-mps: rows.csv: row 2: image: no.png: there is no such file\n")
+    assert (ended.code, ended.err) == (2, snapshot("hf-mps: rows.csv: row 2: image: no.png: there is no such file\n"))
     tiny.write_csv(
         photos / "rows.csv", [{"image": "photos/train/red/00.png", "label": "red"}, {"image": "", "label": "blue"}]
     )
-    assert finetune("my.yaml", both).err == "hf-mps: rows.csv: row 2 has no image; allowed: one in every row\n"
+    assert finetune("my.yaml", both).err == snapshot(
+        "hf-mps: rows.csv: row 2 has no image; allowed: one in every row\n"
+    )
     assert not (photos / "runs").exists()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import tiny
+from inline_snapshot import snapshot
 from left import predictions, results
 from tiny import Command
 
@@ -52,7 +53,7 @@ def test_a_model_learns_to_choose_and_its_answers_are_written_down(choosing: Pat
     said = results(choosing / "runs/my")
     assert said["metrics"]["accuracy"] == 1.0
     assert said["baseline"]["metrics"] == {"accuracy": pytest.approx(1 / 3)}
-    assert said["choices"]["choices"] == {"value": 3, "reason": "in every row of train.jsonl"}
+    assert said["choices"]["choices"] == {"value": 3, "reason": snapshot("in every row of train.jsonl")}
     assert said["fallback"] == []
     lines = predictions(choosing / "runs/my")
     dev = rows(18, 48)
@@ -132,13 +133,15 @@ def test_columns_that_cannot_be_are_refused(choosing: Path, finetune: Command) -
     ended = finetune("my.yaml", "data.columns.choices=context")
     assert (ended.code, ended.err) == (
         2,
-        "hf-mps: my.yaml:4: data.columns names one column for two roles (context, context, label); give each role a"
-        " column of its own\n",
+        snapshot(
+            "hf-mps: my.yaml:4: data.columns names one column for two roles (context, context, label); give each role a"
+            " column of its own\n"
+        ),
     )
     ended = finetune("my.yaml", "data.columns.choices=[choices]")
     assert ended.err.endswith("names fewer than two choices; give a column for each, or one column of lists\n")
     ended = finetune("my.yaml", "data.columns={context: choices, choices: context}")
-    assert ended.err == (
+    assert ended.err == snapshot(
         "hf-mps: train.jsonl: data.columns.context names a column of type list; allowed: a column of text\n"
     )
     ended = finetune("my.yaml", "metrics=wer")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import tiny
+from inline_snapshot import snapshot
 from left import predictions, results
 from tiny import Command
 
@@ -66,10 +67,10 @@ def test_a_model_learns_to_answer_and_says_what_it_answered(asking: Path, finetu
     assert said["main_metric"] == "f1"
     assert set(said["metrics"]) == {"exact_match", "f1", "loss"}
     assert said["metrics"]["exact_match"] >= 75 > said["baseline"]["metrics"]["exact_match"] == 0
-    assert said["baseline"]["what"] == "always answers with the first sentence of the text"
+    assert said["baseline"]["what"] == snapshot("always answers with the first sentence of the text")
     assert said["choices"]["questions_without_answer"] == {
         "value": False,
-        "reason": "0 of 96 training rows have no answer",
+        "reason": snapshot("0 of 96 training rows have no answer"),
     }
     assert said["fallback"] == []
     lines = predictions(asking / "runs/my")

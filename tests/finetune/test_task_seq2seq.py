@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import tiny
 import workshop
+from inline_snapshot import snapshot
 
 from hf_mps.errors import UserError
 from hf_mps.finetune import metrics
@@ -79,7 +80,7 @@ def test_a_checkpoints_own_prefix_is_taken(models: Path, tmp_path: Path) -> None
     config["task_specific_params"] = {"translation_en_to_xx": {"prefix": "The dog: "}}
     (place / "config.json").write_text(json.dumps(config), encoding="utf-8")
     prepared = workshop.prepare(task="translation", model=str(place), data=translations(tmp_path), max_length=64)
-    assert prepared.choices["source_prefix"].reason == "the checkpoint's own for translation_en_to_xx"
+    assert prepared.choices["source_prefix"].reason == snapshot("the checkpoint's own for translation_en_to_xx")
     assert prepared.processing_class.decode(prepared.train[0]["input_ids"]).startswith("The dog: Lily")
 
 
@@ -130,7 +131,7 @@ def test_the_baseline_of_a_summary_is_the_beginning_of_its_document(models: Path
     data = {"files": {"train": file, "validation": file}}
     prepared = workshop.prepare(task="summarization", model=str(workshop.model(models, "t5")), data=data, max_length=32)
     assert prepared.baseline is not None
-    assert prepared.baseline.what == "answers with the first 3 sentences of the document"
+    assert prepared.baseline.what == snapshot("answers with the first 3 sentences of the document")
     assert prepared.baseline.metrics["rouge1"] == pytest.approx(2 * (2 / 6) * 1 / (2 / 6 + 1))
     assert prepared.metrics.main == "rougeL"
 
@@ -164,7 +165,7 @@ def test_a_package_that_is_absent_is_one_line(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(needs, "find_spec", lambda name: None)
     with pytest.raises(UserError) as raised:
         metrics.load(["chrf"])
-    assert str(raised.value) == (
+    assert str(raised.value) == snapshot(
         "metrics has chrf, and sacrebleu is not installed; next: pip install 'rouge-score>=0.1.2' 'sacrebleu>=2.4'"
         " 'sentencepiece>=0.2'"
     )

@@ -11,6 +11,7 @@ from typing import Any
 import numpy
 import pytest
 import tiny
+from inline_snapshot import snapshot
 from left import predictions, results
 from tiny import Command
 
@@ -166,11 +167,11 @@ def test_rows_that_are_too_long_are_left_out_and_told_of(hearing: Path, finetune
     left = results(hearing / "runs/my")["choices"]["left_out"]
     texts = [json.loads(line)["text"] for line in (hearing / "train.jsonl").read_text(encoding="utf-8").splitlines()]
     assert left["value"] == f"{sum(len(text) > 7 for text in texts)} training rows"
-    assert left["reason"] == "longer than 0.75 seconds"
+    assert left["reason"] == snapshot("longer than 0.75 seconds")
     ended = finetune("my.yaml", "max_duration_in_seconds=0.1")
     assert (ended.code, ended.err) == (
         2,
-        "hf-mps: train.jsonl: every row is longer than max_duration_in_seconds, 0.1; the shortest has 0.7\n",
+        snapshot("hf-mps: train.jsonl: every row is longer than max_duration_in_seconds, 0.1; the shortest has 0.7\n"),
     )
 
 
@@ -278,9 +279,9 @@ def test_a_recogniser_keeps_its_own_letters_and_unknown_ones_are_told(hearing: P
     choices = results(hearing / "runs/my")["choices"]
     assert choices["vocabulary"] == {
         "value": "ABCD",
-        "reason": "the checkpoint's: the checkpoint was fine-tuned for recognition",
+        "reason": snapshot("the checkpoint's: the checkpoint was fine-tuned for recognition"),
     }
-    assert choices["letter_case"] == {"value": "upper", "reason": "the case of the vocabulary"}
+    assert choices["letter_case"] == {"value": "upper", "reason": snapshot("the case of the vocabulary")}
     assert choices["unknown_letters"]["value"] == "É"
     assert "new, to be trained from scratch" not in choices["model"]["reason"]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+from inline_snapshot import snapshot
 from left import predictions, results
 from tiny import Command
 
@@ -66,7 +67,7 @@ def test_a_promise_of_a_further_split_is_kept_or_refused(desk: Path, finetune: C
     ended = finetune("my.yaml", "expect.test_accuracy=0.5", "output_dir=other")
     assert (ended.code, ended.err) == (
         2,
-        "hf-mps: expect.test_accuracy is not measured; allowed: f1, accuracy; did you mean 'accuracy'?\n",
+        snapshot("hf-mps: expect.test_accuracy is not measured; allowed: f1, accuracy; did you mean 'accuracy'?\n"),
     )
 
 
@@ -95,8 +96,10 @@ def test_a_column_in_which_every_row_differs_is_no_label(desk: Path, finetune: C
     assert finetune("my.yaml") == (
         2,
         "",
-        "hf-mps: train.csv: each of its 13 rows has a label of its own; next: give the column of classes with"
-        " data.columns.label\n",
+        snapshot(
+            "hf-mps: train.csv: each of its 13 rows has a label of its own; next: give the column of classes with"
+            " data.columns.label\n"
+        ),
     )
 
 
@@ -111,8 +114,10 @@ def test_splits_that_number_their_classes_otherwise_are_refused(desk: Path, fine
     assert finetune("my.yaml", "data.files={train: train.parquet, validation: dev.parquet}") == (
         2,
         "",
-        "hf-mps: dev.parquet: its classes are fine, poor, and those of train.parquet are poor, fine; allowed: the same"
-        " in the same order\n",
+        snapshot(
+            "hf-mps: dev.parquet: its classes are fine, poor, and those of train.parquet are poor, fine; allowed: the"
+            " same in the same order\n"
+        ),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import tiny
+from inline_snapshot import snapshot
 from left import predictions, results
 from tiny import Command
 
@@ -91,9 +92,11 @@ def test_tags_of_single_words_are_measured_by_word(tagging: Path, finetune: Comm
     ended = finetune("my.yaml", "metrics=seqeval", "output_dir=other")
     assert (ended.code, ended.err) == (
         2,
-        "hf-mps: metrics has seqeval, which counts names, and the tags (O, ANIMAL, PLACE) mark none (B-PER, I-PER, O);"
-        " allowed: accuracy, f1/macro, f1/micro, f1/weighted, precision/macro, precision/micro, precision/weighted,"
-        " recall/macro, recall/micro, recall/weighted\n",
+        snapshot(
+            "hf-mps: metrics has seqeval, which counts names, and the tags (O, ANIMAL, PLACE) mark none (B-PER, I-PER,"
+            " O); allowed: accuracy, f1/macro, f1/micro, f1/weighted, precision/macro, precision/micro,"
+            " precision/weighted, recall/macro, recall/micro, recall/weighted\n"
+        ),
     )
 
 
@@ -184,8 +187,10 @@ def test_a_column_that_holds_no_lists_is_refused(tagging: Path, finetune: Comman
     ) == (
         2,
         "",
-        "hf-mps: train.csv: data.columns.words names a column of type string; allowed: a list of words in each row, as"
-        " JSON and Parquet have them\n",
+        snapshot(
+            "hf-mps: train.csv: data.columns.words names a column of type string; allowed: a list of words in each row,"
+            " as JSON and Parquet have them\n"
+        ),
     )
 
 
@@ -215,6 +220,8 @@ def test_a_tokenizer_that_cannot_tell_words_is_refused(tagging: Path, finetune: 
     assert finetune("my.yaml") == (
         2,
         "",
-        "hf-mps: model model: its tokenizer cannot tell which word a token is of; allowed: a fast tokenizer"
-        " (https://huggingface.co/docs/transformers/fast_tokenizers)\n",
+        snapshot(
+            "hf-mps: model model: its tokenizer cannot tell which word a token is of; allowed: a fast tokenizer"
+            " (https://huggingface.co/docs/transformers/fast_tokenizers)\n"
+        ),
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
+from inline_snapshot import snapshot
 
 from hf_mps.errors import UserError
 from hf_mps.finetune.rows import Rows
@@ -70,7 +71,7 @@ def test_rows_without_a_text_are_refused_by_their_number() -> None:
     assert tokens.texts(rows, "text", {"text": ["a", "c"]}, [0, 2]) == ["a", "c"]
     with pytest.raises(UserError) as refused:
         tokens.texts(rows, "text", {"text": ["a", None, "c"]}, [0, 1, 2])
-    assert str(refused.value) == "my.json: row 8 has no text; allowed: a text in every row"
+    assert str(refused.value) == snapshot("my.json: row 8 has no text; allowed: a text in every row")
 
 
 def test_a_column_that_is_no_text_is_refused() -> None:
@@ -78,7 +79,9 @@ def test_a_column_that_is_no_text_is_refused() -> None:
     tokens.refuse_other_than_text(rows, ["second"])
     with pytest.raises(UserError) as refused:
         tokens.refuse_other_than_text(rows, ["second", "text"])
-    assert str(refused.value) == "my.json: data.columns.text names a column of type int64; allowed: a column of text"
+    assert str(refused.value) == snapshot(
+        "my.json: data.columns.text names a column of type int64; allowed: a column of text"
+    )
     with pytest.raises(UserError, match=r"data\.columns\.both names a column of type"):
         tokens.refuse_other_than_text(rows, ["both"])
 
@@ -99,10 +102,10 @@ def test_a_tokenizer_without_a_padding_token_is_lent_its_end_token(tokenizer: An
     tokenizer.pad_token = None
     with pytest.raises(UserError) as refused:
         tokens.lend_pad_token(tokenizer, config)
-    assert str(refused.value) == (
+    assert str(refused.value) == snapshot(
         "the model's tokenizer has neither a padding nor an end token, so rows cannot be batched"
     )
     tokenizer.eos_token = "[SEP]"
     lent = tokens.lend_pad_token(tokenizer, config)["pad_token"]
     assert (lent.value, config.pad_token_id) == ("[SEP]", tokenizer.convert_tokens_to_ids("[SEP]"))
-    assert lent.reason == "the tokenizer has none of its own; the end token takes its place"
+    assert lent.reason == snapshot("the tokenizer has none of its own; the end token takes its place")

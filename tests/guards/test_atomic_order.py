@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from inline_snapshot import snapshot
 
 from hf_mps import guards
 from hf_mps.guards import atomic_order, kernels, notice
@@ -107,7 +108,9 @@ def test_a_trial_meets_the_devices_own_kernel_and_draws_nothing() -> None:
         found = guard.applies()
     assert found.value is (torch_release() >= (2, 13))
     with strictness.off("atomic-order"):
-        assert guard.applies().reason == "tried on the device: 8 equal backward passes of an embedding agree to the bit"
+        assert guard.applies().reason == snapshot(
+            "tried on the device: 8 equal backward passes of an embedding agree to the bit"
+        )
     assert torch.equal(torch.mps.get_rng_state(), before)
     assert not guard.times
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from inline_snapshot import snapshot
 from torch import Tensor, nn
 
 from hf_mps import guards
@@ -54,7 +55,7 @@ def test_a_refusal_names_every_part_and_leaves_the_device_as_it_was(tmp_path: Pa
     data = labelled(lambda number: 2 if number == 13 else number % 2)
     with pytest.raises(UserError) as refused:
         loops.trainer(tmp_path, data=data, train_sampling_strategy="sequential").train()
-    assert str(refused.value) == (
+    assert str(refused.value) == snapshot(
         "labels holds 2 in row 5 of a batch, and the model has 2 classes: Metal leaves such rows out of the loss; "
         "next: labels from 0 to 1 (num_labels= when the model is loaded), and -100 for what is to be left out; "
         "HF_MPS_GUARDS=-index-range trains all the same"

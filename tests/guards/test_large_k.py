@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from inline_snapshot import snapshot
 
 from hf_mps import guards
 from hf_mps.guards import kernels, large_k
@@ -54,7 +55,7 @@ def test_short_products_go_to_the_devices_own_kernel_as_they_are() -> None:
 def test_a_trial_finds_the_fault_and_fills_memory_first() -> None:
     found = guards.get("large-k").applies()
     assert found.value
-    assert found.reason == "tried on the device: mm, bmm, linear over 40,009 values differ from the CPU"
+    assert found.reason == snapshot("tried on the device: mm, bmm, linear over 40,009 values differ from the CPU")
     # A trial that finds nothing clears no release that is known to have the fault.
     with strictness.off():
         found = guards.get("large-k").applies()

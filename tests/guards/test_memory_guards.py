@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from inline_snapshot import snapshot
 from torch import nn
 
 from hf_mps import guards
@@ -77,7 +78,7 @@ def test_a_run_that_stock_finishes_by_swapping_a_little_finishes() -> None:
 def test_the_report_has_the_limit_and_who_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
     guard = guards.get("memory-budget")
     monkeypatch.delenv(VARIABLE, raising=False)
-    assert guard.applies().reason == (
+    assert guard.applies().reason == snapshot(
         "tells before macOS swaps: PyTorch takes up to 18.1 GiB, the machine has 16.0 GiB (simulated), of which "
         "10.7 GiB are recommended"
     )

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from inline_snapshot import snapshot
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments, TrainerCallback, TrainingArguments
 
 from hf_mps import guards, sentinels
@@ -47,7 +48,7 @@ def of_pinning(train: Callable[[], object]) -> list[str]:
 def test_no_loader_of_a_trainer_warns_of_pinned_memory_unless_the_user_asked_for_it(tmp_path: Path) -> None:
     assert of_pinning(lambda: loops.trained(tmp_path, max_steps=1)) == []
     (line,) = guards.get("pin-memory").lines
-    assert line == "nothing is pinned for Trainer's loaders: CPU and GPU share their memory"
+    assert line == snapshot("nothing is pinned for Trainer's loaders: CPU and GPU share their memory")
     (stocks,) = of_pinning(lambda: loops.trained(tmp_path, max_steps=1, dataloader_pin_memory=True))
     assert "not supported on MPS" in stocks
     own = torch.utils.data.DataLoader([1.0], pin_memory=True)  # type: ignore[arg-type]

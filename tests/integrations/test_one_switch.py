@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inline_snapshot import snapshot
 
 PROGRAM = Path(__file__).parent / "report_devices.py"
 PLAIN = {"HF_MPS_SIMULATE": None, "HF_MPS_DEVICE": None}
@@ -43,10 +44,12 @@ def test_cpu_wins_over_a_script_that_asks_for_mps_when_transformers_brings_torch
         env={**SIMULATED, "HF_MPS_DEVICE": "cpu", "ACCELERATE_TORCH_DEVICE": "mps"},
     )
     done.all_on("cpu", 9)
-    assert done.notices == [
-        "hf-mps: HF_MPS_DEVICE=cpu wins over ACCELERATE_TORCH_DEVICE=mps",
-        "hf-mps: HF_MPS_DEVICE=cpu wins over Lightning's accelerator='mps'",
-    ]
+    assert done.notices == snapshot(
+        [
+            "hf-mps: HF_MPS_DEVICE=cpu wins over ACCELERATE_TORCH_DEVICE=mps",
+            "hf-mps: HF_MPS_DEVICE=cpu wins over Lightning's accelerator='mps'",
+        ]
+    )
 
 
 def test_metal_is_taken_by_itself_and_the_environment_stays_as_it_was(report) -> None:
@@ -88,12 +91,14 @@ def test_mps_wins_over_each_way_of_asking_for_the_cpu(report) -> None:
         env={**SIMULATED, "HF_MPS_DEVICE": "mps", "ACCELERATE_USE_CPU": "1"},
     )
     done.all_on("mps", 9)
-    assert done.notices == [
-        "hf-mps: HF_MPS_DEVICE=mps wins over use_cpu=True",
-        "hf-mps: HF_MPS_DEVICE=mps wins over Accelerate's ACCELERATE_USE_CPU",
-        "hf-mps: HF_MPS_DEVICE=mps wins over Lightning's accelerator='cpu'",
-        "hf-mps: HF_MPS_DEVICE=mps: devices=3 becomes 1, there is one Metal device",
-    ]
+    assert done.notices == snapshot(
+        [
+            "hf-mps: HF_MPS_DEVICE=mps wins over use_cpu=True",
+            "hf-mps: HF_MPS_DEVICE=mps wins over Accelerate's ACCELERATE_USE_CPU",
+            "hf-mps: HF_MPS_DEVICE=mps wins over Lightning's accelerator='cpu'",
+            "hf-mps: HF_MPS_DEVICE=mps: devices=3 becomes 1, there is one Metal device",
+        ]
+    )
 
 
 def test_cpu_holds_on_a_machine_that_has_cuda(report) -> None:
@@ -115,9 +120,9 @@ def test_training_arguments_follow_accelerates_own_cpu_setting(report) -> None:
     # transformers 5 leaves TrainingArguments on mps here while its Accelerator goes to the CPU.
     done = report("transformers", "accelerate", env={**SIMULATED, "ACCELERATE_USE_CPU": "true"})
     done.all_on("cpu", 6)
-    assert done.notices == [
-        "hf-mps: ACCELERATE_USE_CPU=true puts Accelerate on the CPU; TrainingArguments follows it with use_cpu=True"
-    ]
+    assert done.notices == snapshot(
+        ["hf-mps: ACCELERATE_USE_CPU=true puts Accelerate on the CPU; TrainingArguments follows it with use_cpu=True"]
+    )
 
 
 REFUSALS = """

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from inline_snapshot import snapshot
 
 from hf_mps import integrations
 from hf_mps.integrations import watch
@@ -94,10 +95,12 @@ def test_an_unknown_version_of_a_library_is_one_warning(library: Path) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert importlib.import_module("some_library").value == 1
-    assert [str(warning.message) for warning in caught] == [
-        "hf_mps does not know this version of some_library (AttributeError: module 'some_library' has no attribute "
-        "'Trainer'): some_room is off for it"
-    ]
+    assert [str(warning.message) for warning in caught] == snapshot(
+        [
+            "hf_mps does not know this version of some_library (AttributeError: module 'some_library' has no attribute "
+            "'Trainer'): some_room is off for it"
+        ]
+    )
 
 
 def test_other_finders_are_asked_in_their_order(library: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from inline_snapshot import snapshot
 
 from hf_mps import guards
 from hf_mps.choice import Choice
@@ -45,7 +46,7 @@ def test_what_the_device_differs_by_from_itself_is_added_to_rounding() -> None:
 def test_a_device_that_is_not_sure_of_its_own_result_is_wrong() -> None:
     judged = compare(course(device="cpu"), course(), again=course(1.5))
     assert not judged.same
-    assert verdict(judged) == (
+    assert verdict(judged) == snapshot(
         "different: two runs on mps differ from each other, first at step 1, gradient: words (weight), off by 0.5"
         " (mps is simulated)"
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inline_snapshot import snapshot
 
 from hf_mps import guards
 from hf_mps.cli import main
@@ -33,7 +34,9 @@ def course(device: str, *, weight: float = 1.0, noise: float = 0.0) -> Course:
 def test_the_first_module_that_differs_is_named_and_the_size_of_it() -> None:
     found = compare(course("cpu"), course("mps", weight=1.5))
     assert found.divergence == Divergence(1, FORWARD, "second", "call 1", pytest.approx(0.5))
-    assert verdict(found) == "different, first at step 1, forward: second (call 1), off by 0.5 (mps is simulated)"
+    assert verdict(found) == snapshot(
+        "different, first at step 1, forward: second (call 1), off by 0.5 (mps is simulated)"
+    )
 
 
 def test_a_gradient_that_is_rounding_beside_the_others_is_not_compared_by_itself() -> None:
@@ -50,7 +53,7 @@ def test_a_nan_on_one_device_is_a_difference() -> None:
 def test_a_loss_that_is_off_is_told_where_no_module_is() -> None:
     found = Parity((Step(1, (1.0, 1.0), (2.0, 2.0)), Step(2, (1.0, 1.1), (2.0, 2.0))), None, TOLERANCES["fp32"])
     assert not found.same
-    assert verdict(found) == (
+    assert verdict(found) == snapshot(
         "different: loss or gradient norm of step 2 is off by 0.1, and no module's values are (mps is simulated)"
     )
 
@@ -80,9 +83,11 @@ def test_misuse_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) 
     assert main(["finetune", "quickstart", "--check-parity", "--plan"]) == 2
     told = capsys.readouterr().err.splitlines()
     assert "'glue/mrcp' is not a recipe" in told[0]
-    assert told[1:] == [
-        "hf-mps: --check-parity belongs to a run, and --plan is another thing; leave one of them out",
-    ]
+    assert told[1:] == snapshot(
+        [
+            "hf-mps: --check-parity belongs to a run, and --plan is another thing; leave one of them out",
+        ]
+    )
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import transformers.trainer
+from inline_snapshot import snapshot
 from safetensors.torch import save_file
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -81,7 +82,9 @@ def test_a_file_that_ends_early_is_named(file: str, left: int, wrong: str, tmp_p
 def test_a_shard_or_the_last_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     folder = whole(tmp_path / "checkpoint-1")
     (folder / "model-1.safetensors").unlink()
-    assert checkpoints.torn(folder, TRAINER_LAST) == "model.safetensors.index.json: model-1.safetensors is missing"
+    assert checkpoints.torn(folder, TRAINER_LAST) == snapshot(
+        "model.safetensors.index.json: model-1.safetensors is missing"
+    )
     (folder / TRAINER_LAST).unlink()
     assert checkpoints.torn(folder, TRAINER_LAST) == "trainer_state.json is missing"
     assert checkpoints.torn(folder, ACCELERATE_LAST) == "random_states_0.pkl is missing"

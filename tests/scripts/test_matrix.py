@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inline_snapshot import snapshot
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "matrix.py"
 
@@ -43,12 +44,14 @@ def test_a_folder_in_the_checkout_is_refused(
 
 def test_the_table_has_versions_and_counts(matrix: Any) -> None:
     rows = [outcome(matrix, 120), outcome(matrix, 119, "tests.guards::test_one")]
-    assert matrix.table(rows).splitlines() == [
-        "pass  torch 2.13.0            transformers 5.0.0      accelerate 1.10.1       "
-        "120 passed, 0 failed, 3 skipped  162 s",
-        "FAIL  torch 2.13.0            transformers 5.0.0      accelerate 1.10.1       "
-        "119 passed, 1 failed, 3 skipped  162 s",
-    ]
+    assert matrix.table(rows).splitlines() == snapshot(
+        [
+            "pass  torch 2.13.0            transformers 5.0.0      accelerate 1.10.1       "
+            "120 passed, 0 failed, 3 skipped  162 s",
+            "FAIL  torch 2.13.0            transformers 5.0.0      accelerate 1.10.1       "
+            "119 passed, 1 failed, 3 skipped  162 s",
+        ]
+    )
 
 
 def test_a_run_without_a_test_is_no_success(matrix: Any) -> None:

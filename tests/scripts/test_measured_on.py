@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from inline_snapshot import snapshot
 
 from hf_mps.device import machine
 from scripts import compare_stock, measured_on
@@ -54,7 +55,7 @@ def test_a_benchmark_as_a_person_runs_it(simulated: None, run_python) -> None:
 def test_a_comparison_tells_whose_seconds_are_no_macs(tmp_path: Path) -> None:
     runs = {"stock": [{"f1": 0.8, "train_seconds": 1.0}], "ours": [{"f1": 0.8, "train_seconds": 1.0, "simulated": 1.0}]}
     told = list(compare_stock.table("glue/mrpc", [42], compare_stock.compared(runs), runs))
-    assert told[-1] == "  hf_mps trained on the simulated device: its seconds are no Mac's"
+    assert told[-1] == snapshot("  hf_mps trained on the simulated device: its seconds are no Mac's")
     assert json.dumps(compare_stock.compared(runs)).count("simulated") == 0
     runs["ours"][0]["simulated"] = 0.0
     assert "seconds of training" in list(compare_stock.table("glue/mrpc", [42], compare_stock.compared(runs), runs))[-1]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inline_snapshot import snapshot
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 SHARED = SCRIPTS.parent.parent / "shared" / "data"
@@ -156,7 +157,7 @@ def test_flags_of_every_year_are_translated_under_hf_mps_run(train, tmp_path: Pa
 def test_a_stranger_among_the_flags_is_refused_with_the_nearest(run_python, tmp_path: Path) -> None:
     done = run_python(SCRIPTS / "run_glue.py", "--output_dir", tmp_path, "--evalution_strategy", "epoch")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == (
+    assert done.stderr.splitlines()[-1] == snapshot(
         "ValueError: Some specified arguments are not used by the HfArgumentParser: ['--evalution_strategy', 'epoch']; "
         "did you mean '--eval_strategy'?"
     )

@@ -10,6 +10,7 @@ import pytest
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DataLoaderConfiguration
+from inline_snapshot import snapshot
 
 from hf_mps.shims import accelerator
 
@@ -29,10 +30,12 @@ def test_the_keywords_of_0_12_are_taken(said, tmp_path: Path) -> None:
     assert (made.mixed_precision, made.project_dir, made.logging_dir) == ("no", str(tmp_path), str(tmp_path))
     assert (made.dispatch_batches, made.even_batches) == (False, False)
     assert said() == [
-        "Accelerator(fp16=False): dropped, it is the default",
+        snapshot("Accelerator(fp16=False): dropped, it is the default"),
         f"Accelerator(logging_dir='{tmp_path}'): project_dir takes its place",
-        "Accelerator(dispatch_batches=False, even_batches=False): "
-        "DataLoaderConfiguration(dispatch_batches=False, even_batches=False) takes its place",
+        snapshot(
+            "Accelerator(dispatch_batches=False, even_batches=False): "
+            "DataLoaderConfiguration(dispatch_batches=False, even_batches=False) takes its place"
+        ),
     ]
 
 
@@ -42,10 +45,12 @@ def test_fp16_is_mixed_precision(said) -> None:
     assert kwargs == {"mixed_precision": "fp16"}
     made = Accelerator(fp16=True, mixed_precision="no")
     assert made.mixed_precision == "no"
-    assert said() == [
-        'Accelerator(fp16=True): mixed_precision="fp16" takes its place',
-        "Accelerator(fp16=True): dropped, mixed_precision is given too",
-    ]
+    assert said() == snapshot(
+        [
+            'Accelerator(fp16=True): mixed_precision="fp16" takes its place',
+            "Accelerator(fp16=True): dropped, mixed_precision is given too",
+        ]
+    )
 
 
 def test_what_today_s_arguments_say_wins(said, tmp_path: Path) -> None:
@@ -57,19 +62,21 @@ def test_what_today_s_arguments_say_wins(said, tmp_path: Path) -> None:
     )
     assert made.project_dir == str(tmp_path)
     assert made.even_batches is False
-    assert said() == [
-        "Accelerator(logging_dir='old'): dropped, a project is given too",
-        "Accelerator(even_batches=True): dropped, dataloader_config is given too",
-    ]
+    assert said() == snapshot(
+        [
+            "Accelerator(logging_dir='old'): dropped, a project is given too",
+            "Accelerator(even_batches=True): dropped, dataloader_config is given too",
+        ]
+    )
 
 
 def test_a_script_asks_use_fp16(said) -> None:
     made = Accelerator()
     assert made.use_fp16 is False
     assert made.state.use_fp16 is False
-    assert said() == [
-        'accelerator.use_fp16 is gone from accelerate 1; in its place: accelerator.mixed_precision == "fp16"'
-    ]
+    assert said() == snapshot(
+        ['accelerator.use_fp16 is gone from accelerate 1; in its place: accelerator.mixed_precision == "fp16"']
+    )
 
 
 def test_an_unknown_keyword_is_as_unknown_as_before() -> None:

@@ -16,6 +16,7 @@ import numpy
 import pytest
 import sklearn  # noqa: F401  sets two environment variables when it is first imported, here and not in a test
 import torch
+from inline_snapshot import snapshot
 
 from hf_mps.finetune.metrics import as_evaluate, needs
 from hf_mps.shims import metrics
@@ -38,7 +39,7 @@ def test_rows_are_added_one_by_one_in_batches_or_handed_over_whole(said) -> None
     assert metric.compute() == {"accuracy": pytest.approx(2 / 3)}
     assert metric.compute(predictions=[1], references=[1]) == {"accuracy": 1.0}
     assert metric.name == "accuracy"
-    assert said() == ["datasets.load_metric: accuracy is computed here, with evaluate's interface"]
+    assert said() == snapshot(["datasets.load_metric: accuracy is computed here, with evaluate's interface"])
 
 
 def test_the_arguments_of_old_scripts_are_taken(tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_a_metric_of_the_hub_alone_says_what_there_is(said) -> None:
         datasets.load_metric("bertscore")
     assert "bertscore is a metric of the hub, and evaluate.load did not get it" in str(refused.value)
     assert str(refused.value).endswith("without a network there are " + ", ".join(as_evaluate.names()))
-    assert said() == ["datasets.load_metric: evaluate.load takes its place for bertscore"]
+    assert said() == snapshot(["datasets.load_metric: evaluate.load takes its place for bertscore"])
 
 
 def test_a_metrics_own_file_goes_to_evaluate_with_all_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +115,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_evaluate_load_finds_the_same_metrics_where_the_hub_cannot_be_reached(said) -> None:
     metric = evaluate.load("glue", "mrpc", experiment_id="x")
     assert metric.compute(predictions=[1, 1], references=[1, 0]) == pytest.approx({"accuracy": 0.5, "f1": 2 / 3})
-    assert said() == ["evaluate.load: glue is neither cached nor to be had from the hub; it is computed here"]
+    assert said() == snapshot(["evaluate.load: glue is neither cached nor to be had from the hub; it is computed here"])
     for path, kind in (("accuracy", "comparison"), ("./accuracy", None)):
         with pytest.raises(FileNotFoundError, match="Couldn't find a module script"):
             evaluate.load(path, module_type=kind)

@@ -12,6 +12,7 @@ import sklearn  # noqa: F401  sets two environment variables when it is first im
 import torch
 import transformers
 import transformers.processing_utils
+from inline_snapshot import snapshot
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 from transformers.trainer_utils import EvaluationStrategy, IntervalStrategy, get_last_checkpoint, is_main_process
 from transformers.utils import check_min_version, get_full_repo_name, send_example_telemetry
@@ -45,7 +46,7 @@ class Tokenizer:
 def test_telemetry_does_nothing_and_says_so_once(said) -> None:
     assert send_example_telemetry("run_glue", object(), framework="pytorch") is None
     send_example_telemetry("run_glue")
-    assert said() == ["transformers.utils.send_example_telemetry: does nothing, examples report no use"]
+    assert said() == snapshot(["transformers.utils.send_example_telemetry: does nothing, examples report no use"])
 
 
 def test_names_that_are_still_there_need_no_shim() -> None:
@@ -73,10 +74,12 @@ def test_names_that_moved_are_found(said) -> None:
     assert EvaluationStrategy is IntervalStrategy
     assert transformers.is_tf_available() is False
     assert get_full_repo_name("m", organization="us", token="x") == "us/m"
-    assert said() == [
-        "transformers.is_tf_available: is False, there is only PyTorch",
-        "transformers.utils.get_full_repo_name: huggingface_hub.get_full_repo_name takes its place",
-    ]
+    assert said() == snapshot(
+        [
+            "transformers.is_tf_available: is False, there is only PyTorch",
+            "transformers.utils.get_full_repo_name: huggingface_hub.get_full_repo_name takes its place",
+        ]
+    )
     from huggingface_hub import Repository
 
     with pytest.raises(NotImplementedError, match="upload_folder"):
@@ -94,10 +97,12 @@ def test_adamw_is_pytorch_s_with_the_old_defaults(said) -> None:
     from transformers.optimization import AdamW
 
     AdamW([torch.nn.Parameter(torch.zeros(1))], correct_bias=False)
-    assert said() == [
-        "transformers.AdamW: torch.optim.AdamW takes its place",
-        "transformers.AdamW: torch.optim.AdamW takes its place; correct_bias=False is dropped, it always corrects",
-    ]
+    assert said() == snapshot(
+        [
+            "transformers.AdamW: torch.optim.AdamW takes its place",
+            "transformers.AdamW: torch.optim.AdamW takes its place; correct_bias=False is dropped, it always corrects",
+        ]
+    )
 
 
 def test_a_tokenizer_given_to_trainer_is_its_processing_class(said, tmp_path: Path) -> None:
@@ -106,10 +111,12 @@ def test_a_tokenizer_given_to_trainer_is_its_processing_class(said, tmp_path: Pa
     assert trainer.processing_class is tokenizer
     assert trainer.tokenizer is tokenizer
     notices = [line for line in said() if "okenizer" in line]
-    assert notices == [
-        "Trainer(tokenizer=…): processing_class takes its place",
-        "trainer.tokenizer is gone from transformers 5; in its place: trainer.processing_class",
-    ]
+    assert notices == snapshot(
+        [
+            "Trainer(tokenizer=…): processing_class takes its place",
+            "trainer.tokenizer is gone from transformers 5; in its place: trainer.processing_class",
+        ]
+    )
 
 
 def test_a_subclass_s_own_tokenizer_is_its_own(said, tmp_path: Path) -> None:
@@ -142,10 +149,12 @@ def test_methods_overridden_in_their_old_form_are_called(said, tmp_path: Path) -
     assert "eval_loss" in trainer.evaluate()
     assert any("loss" in row for row in logged)
     assert trainer.model_accepts_loss_kwargs is False
-    assert [line for line in said() if line.startswith("Old.")] == [
-        "Old.compute_loss is called without num_items_in_batch, which transformers 5 passes",
-        "Old.log is called without start_time, which transformers 5 passes",
-    ]
+    assert [line for line in said() if line.startswith("Old.")] == snapshot(
+        [
+            "Old.compute_loss is called without num_items_in_batch, which transformers 5 passes",
+            "Old.log is called without start_time, which transformers 5 passes",
+        ]
+    )
 
 
 def test_use_auth_token_is_the_token_everywhere(said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +166,7 @@ def test_use_auth_token_is_the_token_everywhere(said, tmp_path: Path, monkeypatc
     for reader in (AutoConfig, BertConfig, AutoModelForSequenceClassification, BertForSequenceClassification):
         got = reader.from_pretrained(tmp_path, use_auth_token=None)
         assert not hasattr(getattr(got, "config", got), "use_auth_token")
-    assert said() == ["use_auth_token=…: token= takes its place"]
+    assert said() == snapshot(["use_auth_token=…: token= takes its place"])
     with pytest.raises(ValueError, match="use_auth_token= and token= are both given"):
         AutoConfig.from_pretrained(tmp_path, use_auth_token="a", token="b")
 
@@ -167,7 +176,7 @@ def test_load_dataset_takes_use_auth_token(said, tmp_path: Path) -> None:
     files = str(tmp_path / "rows.csv")
     got = datasets.load_dataset("csv", data_files=files, use_auth_token=None, cache_dir=str(tmp_path / "cache"))
     assert got["train"][0] == {"a": 1, "b": 2}
-    assert said() == ["use_auth_token=…: token= takes its place"]
+    assert said() == snapshot(["use_auth_token=…: token= takes its place"])
 
 
 def test_a_library_that_has_the_name_keeps_its_own() -> None:

@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 import transformers
+from inline_snapshot import snapshot
 from transformers import BertConfig, GPT2Config, T5Config
 
 from hf_mps.shims import SHIMS, name_table, names
@@ -28,7 +29,7 @@ def test_a_tpu_is_asked_for_as_run_qa_of_4_24_does(said) -> None:
     from transformers import is_torch_tpu_available
 
     assert is_torch_tpu_available(check_device=False) is False
-    assert said() == ["transformers.is_torch_tpu_available: is_torch_xla_available takes its place"]
+    assert said() == snapshot(["transformers.is_torch_tpu_available: is_torch_xla_available takes its place"])
 
 
 def test_stock_s_own_name_wins_and_an_unknown_one_is_an_import_error() -> None:

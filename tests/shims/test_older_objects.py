@@ -13,6 +13,7 @@ import pytest
 import sklearn  # noqa: F401  sets an environment variable when it is first imported, here and not in a test
 import torch
 import transformers
+from inline_snapshot import snapshot
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, PreTrainedTokenizerFast, T5Config, ViTConfig
@@ -49,7 +50,7 @@ def test_targets_are_tokenized_as_targets(tokenizer: Any, said) -> None:
         inside = tokenizer(["the cat"])["input_ids"]
     assert inside == [[2, 5, 6, 3]]
     assert modes == ["target", "input"]
-    assert said() == ["tokenizer.as_target_tokenizer(): tokenizer(text_target=…) takes its place"]
+    assert said() == snapshot(["tokenizer.as_target_tokenizer(): tokenizer(text_target=…) takes its place"])
     with pytest.raises(KeyError), tokenizer.as_target_tokenizer():
         raise KeyError
     assert tokenizer._in_target_context_manager is False
@@ -73,7 +74,9 @@ def test_predictions_that_trainer_padded_are_decoded(tokenizer: Any, said) -> No
     rows = torch.tensor([[2, 5, 3, -100], [2, 5, 6, 3]])
     assert tokenizer.batch_decode(rows, skip_special_tokens=True) == ["the", "the cat"]
     assert tokenizer.decode([5, -100]) == "the [PAD]"
-    assert said() == ["tokenizer.decode: -100, with which Trainer pads predictions, is read as the padding token"]
+    assert said() == snapshot(
+        ["tokenizer.decode: -100, with which Trainer pads predictions, is read as the padding token"]
+    )
     with pytest.raises(OverflowError):
         tokenizer.decode([5, -3])
 
@@ -98,7 +101,9 @@ def test_a_speech_processor_is_its_tokenizer_for_a_while(said) -> None:
         assert (processor("a"), processor.pad([1])) == ("tokens of a", "padded [1]")
         assert isinstance(processor, Speech)
     assert (processor("a"), type(processor)) == ("features of a", Speech)
-    assert said() == ["processor.as_target_processor(): processor(text=…) and processor.pad(labels=…) take its place"]
+    assert said() == snapshot(
+        ["processor.as_target_processor(): processor(text=…) and processor.pad(labels=…) take its place"]
+    )
 
 
 def test_a_configuration_reads_as_in_transformers_4(said, tmp_path: Path) -> None:
@@ -208,7 +213,9 @@ def test_load_dataset_gives_columns_the_names_of_a_task(said, tmp_path: Path) ->
     assert both["train"][1] == {"text": "b", "labels": 1}
     one = datasets.load_dataset("csv", task="text-classification", split="train", **kwargs)
     assert one.column_names == ["text", "labels"]
-    assert said() == ["load_dataset(task='text-classification'): its columns become text, labels, others are dropped"]
+    assert said() == snapshot(
+        ["load_dataset(task='text-classification'): its columns become text, labels, others are dropped"]
+    )
     assert datasets.load_dataset("csv", task=None, split="train", **kwargs).column_names == ["id", "text", "label"]
     with pytest.raises(ValueError, match="needs the column image; there: id, text, label"):
         datasets.load_dataset("csv", task="image-classification", **kwargs)
@@ -226,9 +233,9 @@ def test_labels_of_text_become_numbers_as_a_script_maps_them(said, tmp_path: Pat
     finally:
         datasets.enable_progress_bars()
     assert mapped["label"][:] == [1, 0]
-    assert [line for line in said() if line.startswith("map: ")] == [
-        "map: numbers in place of a column's texts stay int64; datasets would keep them as texts"
-    ]
+    assert [line for line in said() if line.startswith("map: ")] == snapshot(
+        ["map: numbers in place of a column's texts stay int64; datasets would keep them as texts"]
+    )
     assert large.cast_column("text", datasets.Value("large_string"))["text"][:] == ["a", "b"]
     numbers = datasets.Dataset.from_dict({"n": [1, 2]}).cast_column("n", datasets.Value("large_string"))
     assert numbers["n"][:] == ["1", "2"]  # asked for by name, it is done
@@ -301,7 +308,9 @@ def test_a_trainer_is_asked_by_its_older_methods(said, tmp_path: Path) -> None:
     found = trainer.prediction_loop(trainer.get_eval_dataloader(), description="Evaluation", prediction_loss_only=True)
     assert found.num_samples == 8
     lines = [line for line in said() if line.startswith("trainer.")]
-    assert lines == [
-        "trainer.train(model_path=…): resume_from_checkpoint takes its place",
-        "trainer.prediction_loop is gone from transformers 5; in its place: trainer.evaluation_loop",
-    ]
+    assert lines == snapshot(
+        [
+            "trainer.train(model_path=…): resume_from_checkpoint takes its place",
+            "trainer.prediction_loop is gone from transformers 5; in its place: trainer.evaluation_loop",
+        ]
+    )

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from inline_snapshot import snapshot
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments, TrainingArguments
 from transformers.integrations import integration_utils
 
@@ -44,12 +45,14 @@ def test_a_command_line_of_transformers_4_is_parsed(said, tmp_path: Path) -> Non
     (got,) = parser(TrainingArguments).parse_args_into_dataclasses(line.split())
     assert (got.eval_strategy, got.use_cpu, got.per_device_train_batch_size) == ("epoch", True, 4)
     assert got.optim == "adamw_torch"
-    assert said() == [
-        "--evaluation_strategy epoch: --eval_strategy epoch takes its place",
-        "--no_cuda: --use_cpu takes its place",
-        "--per_gpu_train_batch_size 4: --per_device_train_batch_size 4 takes its place",
-        "--optim adamw_hf: --optim adamw_torch takes its place",
-    ]
+    assert said() == snapshot(
+        [
+            "--evaluation_strategy epoch: --eval_strategy epoch takes its place",
+            "--no_cuda: --use_cpu takes its place",
+            "--per_gpu_train_batch_size 4: --per_device_train_batch_size 4 takes its place",
+            "--optim adamw_hf: --optim adamw_torch takes its place",
+        ]
+    )
 
 
 def test_a_line_of_today_is_parsed_without_a_word(said, tmp_path: Path) -> None:
@@ -65,7 +68,7 @@ def test_a_name_that_the_script_defines_itself_is_its_own(said, tmp_path: Path) 
     assert (own.fp16_backend, got.fp16) == ("x", False)
     more = More(output_dir=str(tmp_path), logging_dir="there", evaluation_strategy="epoch")
     assert (more.logging_dir, more.eval_strategy, more.mixture) == ("there", "epoch", 0.5)
-    assert said() == ["evaluation_strategy='epoch': eval_strategy='epoch' takes its place"]
+    assert said() == snapshot(["evaluation_strategy='epoch': eval_strategy='epoch' takes its place"])
 
 
 def test_a_parser_without_training_arguments_is_left_alone() -> None:
@@ -76,7 +79,7 @@ def test_a_parser_without_training_arguments_is_left_alone() -> None:
 def test_an_unknown_flag_keeps_its_error_and_gains_a_hint() -> None:
     with pytest.raises(ValueError, match="Some specified arguments") as caught:
         parser(TrainingArguments).parse_args_into_dataclasses(["--lerning_rate", "3"])
-    assert str(caught.value) == (
+    assert str(caught.value) == snapshot(
         "Some specified arguments are not used by the HfArgumentParser: ['--lerning_rate', '3']; "
         "did you mean '--learning_rate'?"
     )
@@ -115,7 +118,7 @@ def test_an_args_file_beside_the_script_is_translated_too(said, tmp_path: Path) 
     (tmp_path / "run.args").write_text(f"--no_cuda --output_dir {tmp_path}")
     (got,) = parser(TrainingArguments).parse_args_into_dataclasses([], args_filename=str(tmp_path / "run.args"))
     assert got.use_cpu
-    assert said() == ["--no_cuda: --use_cpu takes its place"]
+    assert said() == snapshot(["--no_cuda: --use_cpu takes its place"])
 
 
 def test_keywords_of_transformers_4_are_taken_by_every_subclass(said, tmp_path: Path) -> None:
@@ -132,11 +135,13 @@ def test_script_bodies_read_removed_attributes(said, tmp_path: Path) -> None:
     assert (got.overwrite_output_dir, got.evaluation_strategy) == (False, "steps")
     assert (got.no_cuda, got.fp16_backend, got.framework) == (True, "auto", "pt")
     assert (got.group_by_length, got.adafactor, got.past_index, got.use_ipex) == (False, False, -1, False)
-    assert said()[:2] == [
-        "training_args.overwrite_output_dir is gone from transformers 5; in its place: nothing: files of the same name "
-        "are written over and no file is deleted",
-        "training_args.evaluation_strategy is gone from transformers 5; in its place: eval_strategy",
-    ]
+    assert said()[:2] == snapshot(
+        [
+            "training_args.overwrite_output_dir is gone from transformers 5; in its place: nothing: files of the same"
+            " name are written over and no file is deleted",
+            "training_args.evaluation_strategy is gone from transformers 5; in its place: eval_strategy",
+        ]
+    )
 
 
 def gone(name: str) -> pytest.MarkDecorator:
@@ -148,12 +153,14 @@ def gone(name: str) -> pytest.MarkDecorator:
 @gone("warmup_ratio")
 def test_a_warmup_ratio_is_a_share_of_warmup_steps(said, tmp_path: Path) -> None:
     assert TrainingArguments(str(tmp_path), warmup_ratio=0.1).warmup_steps == 0.1
-    assert said() == ["warmup_ratio=0.1: warmup_steps=0.1 takes its place"]
+    assert said() == snapshot(["warmup_ratio=0.1: warmup_steps=0.1 takes its place"])
     assert TrainingArguments(str(tmp_path), warmup_steps=0.2).warmup_ratio == 0.2
-    assert said() == [
-        "training_args.warmup_ratio is gone from transformers 5; in its place: warmup_steps (a number below 1 is the "
-        "share of all steps)",
-    ]
+    assert said() == snapshot(
+        [
+            "training_args.warmup_ratio is gone from transformers 5; in its place: warmup_steps (a number below 1 is"
+            " the share of all steps)",
+        ]
+    )
 
 
 @gone("warmup_ratio")
@@ -186,7 +193,7 @@ def test_a_removed_attribute_that_is_set_sets_today_s(said, tmp_path: Path) -> N
     got.evaluation_strategy = "epoch"
     got.overwrite_output_dir = True
     assert (got.eval_strategy, got.overwrite_output_dir) == ("epoch", True)
-    assert said() == ["training_args.evaluation_strategy='epoch': eval_strategy='epoch' takes its place"]
+    assert said() == snapshot(["training_args.evaluation_strategy='epoch': eval_strategy='epoch' takes its place"])
 
 
 def test_what_was_given_survives_a_pickle_and_stays_out_of_the_fields(tmp_path: Path) -> None:

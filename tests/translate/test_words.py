@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from inline_snapshot import snapshot
 
 from hf_mps.finetune import arguments
 from hf_mps.translate import table, words
@@ -79,10 +80,10 @@ def test_a_boolean_flag_takes_no_word_that_is_not_its_own() -> None:
 def test_today_s_name_wins_over_the_old_one_and_says_so() -> None:
     result = line("--evaluation_strategy", "steps", "--eval-strategy", "epoch")
     assert result.given == ["--eval-strategy", "epoch"]
-    assert result.lines == ["--evaluation_strategy steps: dropped, --eval_strategy is given too"]
+    assert result.lines == snapshot(["--evaluation_strategy steps: dropped, --eval_strategy is given too"])
     both = words.keywords({"warmup_ratio": 0.1, "warmup_steps": 5}, table.REMOVED, {})
     assert both.given == {"warmup_steps": 5}
-    assert both.lines == ["warmup_ratio=0.1: dropped, warmup_steps is given too"]
+    assert both.lines == snapshot(["warmup_ratio=0.1: dropped, warmup_steps is given too"])
 
 
 @pytest.mark.parametrize(
@@ -113,11 +114,13 @@ def test_keywords_and_file_keys_are_translated_too() -> None:
     result = words.keywords(given, table.REMOVED, OPTIM)
     assert result.given == {"output_dir": "x", "eval_strategy": "epoch", "use_cpu": True, "optim": "adamw_torch"}
     assert result.kept == {"evaluation_strategy": "epoch", "no_cuda": True}
-    assert result.lines == [
-        "evaluation_strategy='epoch': eval_strategy='epoch' takes its place",
-        "no_cuda=True: use_cpu=True takes its place",
-        "optim='adamw_hf': optim='adamw_torch' takes its place",
-    ]
+    assert result.lines == snapshot(
+        [
+            "evaluation_strategy='epoch': eval_strategy='epoch' takes its place",
+            "no_cuda=True: use_cpu=True takes its place",
+            "optim='adamw_hf': optim='adamw_torch' takes its place",
+        ]
+    )
     assert given["no_cuda"] is True
 
 
