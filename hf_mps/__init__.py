@@ -5,13 +5,13 @@ Importing this package must not import torch: PyTorch's own start-up loads `hf_m
 
 __version__ = "0.1.0"
 
-# Rooms that `import hf_mps` alone reaches, imported when they are first named.
-_ROOMS = ("activate", "device")
+# Modules that `import hf_mps` alone reaches, imported when they are first named.
+_REACHABLE = {"activate": "hf_mps.activation.activate", "device": "hf_mps.device"}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _ROOMS:
+    if name not in _REACHABLE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return import_module(f"{__name__}.{name}")
+    return import_module(_REACHABLE[name])

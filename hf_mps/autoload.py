@@ -12,7 +12,7 @@ def start() -> None:
     try:
         switch_on()
     except Exception as error:
-        from hf_mps.guards.notice import warn
+        from hf_mps.core.notices import warn
 
         warn(f"hf_mps stays off: {_line(error)}")
 
@@ -21,7 +21,7 @@ def switch_on() -> None:
     """Do what `start` does and raise whatever fails: UserError for a value of a variable that nobody knows."""
     # Reading the variables costs a millisecond (difflib, for the nearest name), most programs set none.
     if any(name.startswith("HF_MPS") for name in os.environ):
-        from hf_mps import settings
+        from hf_mps.core import settings
 
         settings.refuse_unknown()
         settings.device()
@@ -33,13 +33,13 @@ def switch_on() -> None:
             from hf_mps import simulator
 
             simulator.load(profile)
-    from hf_mps.activate import activate
+    from hf_mps.activation.activate import activate
 
     activate()
 
 
 def _line(error: Exception) -> str:
-    from hf_mps.errors import RunError, UserError
+    from hf_mps.core.errors import RunError, UserError
 
     text = (str(error).strip().splitlines() or [""])[0]
     return text if isinstance(error, UserError | RunError) else f"{type(error).__name__}: {text}"

@@ -23,15 +23,15 @@ def find(finder: Any, name: str) -> ModuleSpec | None:
     """Take the waiting finder away, watch for NAMES, and return the spec of `name` that is then found."""
     sys.meta_path.remove(finder)
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1" and _enabled():
-        from hf_mps.integrations import watch
+        from hf_mps.core import import_hooks
 
-        watch.start(NAMES)
+        import_hooks.start(NAMES)
     return find_spec(name)
 
 
 def _enabled() -> bool:
     if "HF_MPS" not in os.environ:
         return True
-    from hf_mps import settings
+    from hf_mps.core import settings
 
     return settings.enabled()

@@ -105,7 +105,7 @@ class FallbackLedger:
     """The operators without a Metal kernel that a test ran on the CPU."""
 
     def __init__(self) -> None:
-        from hf_mps.fallback.ledger import ledger
+        from hf_mps.fallback.accounting import ledger
 
         self._ledger = ledger
         self._since = ledger.now()
@@ -131,15 +131,16 @@ def _simulate(profile: str | None) -> None:
     """Set the variable for this process and its children, and load the device where torch is there already."""
     if profile is None:
         return
+    from hf_mps.core.errors import UserError
     from hf_mps.device import profiles
-    from hf_mps.errors import UserError
 
     try:
         profiles.get(profile)
         _before.append(os.environ.get(VARIABLE))
         os.environ[VARIABLE] = profile
         if "torch" in sys.modules:
-            from hf_mps import activate, simulator
+            from hf_mps import simulator
+            from hf_mps.activation import activate
 
             simulator.load(profile)
             activate.activate()
@@ -148,7 +149,7 @@ def _simulate(profile: str | None) -> None:
 
 
 def _need_metal() -> None:
-    from hf_mps import activate
+    from hf_mps.activation import activate
     from hf_mps.device import metal
 
     activate.activate()

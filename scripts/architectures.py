@@ -81,11 +81,11 @@ def architectures() -> dict[str, str]:
 
 def row(name: str, task: str, folder: Path) -> Row:
     """Plan and audit the architecture from a configuration in `folder`, both in one step."""
-    from hf_mps import audit, plan
-    from hf_mps.audit.kinds import Release
-    from hf_mps.audit.record import Record
-    from hf_mps.errors import RunError, UserError
-    from hf_mps.target.find import find
+    from hf_mps.core.errors import RunError, UserError
+    from hf_mps.dryrun import audit, memory
+    from hf_mps.dryrun.audit.record import Record
+    from hf_mps.dryrun.resolve import find
+    from hf_mps.operators.support import Release
 
     records: list[Record] = []
 
@@ -97,7 +97,7 @@ def row(name: str, task: str, folder: Path) -> Row:
         shape = [f"training.per_device_train_batch_size={ROWS}", "training.gradient_accumulation_steps=1"]
         target = find(str(written(name, task, folder)), shape, task)
         length = None if task in ("image-classification", "speech-recognition") else LENGTH
-        peak = plan.estimate(target, length=length, also=record).bytes
+        peak = memory.estimate(target, length=length, also=record).bytes
     except (UserError, RunError) as error:
         return Row(name, task, f"exit {error.exit_code}", str(error).replace(f"{folder}/", "").replace("|", "\\|"))
     missing = [f"`{entry.operator}`" for entry in audit.result(name, records[0], Release(), {}).found]
@@ -110,7 +110,7 @@ def written(name: str, task: str, folder: Path) -> Path:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
-    from hf_mps.errors import UserError
+    from hf_mps.core.errors import UserError
     from hf_mps.finetune import tasks
     from hf_mps.finetune.smoke import shrink
 
@@ -168,7 +168,7 @@ def page(found: dict[str, Row]) -> str:
 
 def main() -> int:
     """Write the page: all of it, or the rows that were asked for."""
-    from hf_mps.target import metal
+    from hf_mps.dryrun import metal
 
     metal.present()
     every = architectures()

@@ -74,7 +74,7 @@ def main() -> int:
 
 def measure(name: str, size: int, rounds: int) -> tuple[float, float, float]:
     """Median milliseconds a call of the bare CPU operator, PyTorch's fallback and the layer's."""
-    from hf_mps.fallback import register
+    from hf_mps.fallback import registration
 
     on_cpu, on_device = operators(size, "cpu")[name], operators(size, "mps")[name]
     repeat = max(1, min(300, (64 << 20) // size))
@@ -87,9 +87,9 @@ def measure(name: str, size: int, rounds: int) -> tuple[float, float, float]:
     for _ in range(rounds):
         times[0].append(warm(on_cpu))
         times[1].append(warm(on_device))
-        register.start()
+        registration.start()
         times[2].append(warm(on_device))
-        register.stop()
+        registration.stop()
     bare, theirs, ours = (statistics.median(each) for each in times)
     return bare, theirs, ours
 

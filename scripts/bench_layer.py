@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=2, help="training steps of a round (default 2)")
     given = parser.parse_args()
     from hf_mps import fallback
-    from hf_mps.fallback import register
+    from hf_mps.fallback import registration
 
     print(measured_on.line())
     torch.set_num_threads(1)
@@ -48,7 +48,9 @@ def main() -> int:
         series = list(times)[number % 3 :] + list(times)[: number % 3]
         for name in series:
             # Both switches for each, and a step untimed: the churn in heap and caches is not the layer's cost.
-            for switch in (register.stop, register.start) if name == "on" else (register.start, register.stop):
+            for switch in (
+                (registration.stop, registration.start) if name == "on" else (registration.start, registration.stop)
+            ):
                 switch()
             step()
             times[name].append(timed(step, given.steps))

@@ -27,7 +27,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArgumen
 
 from hf_mps import simulator
 from hf_mps.device import memory
-from hf_mps.finetune.loss import heads
+from hf_mps.finetune.loss import deferred_head
 
 STEPS = 2
 
@@ -70,7 +70,7 @@ def measured(given: argparse.Namespace, *, chunks: bool) -> tuple[int, float, fl
         use_cache=False,
     )
     model = Qwen2ForCausalLM(config)
-    if chunks and (choice := heads.install(model)).value != heads.CHUNKS:
+    if chunks and (choice := deferred_head.install(model)).value != deferred_head.CHUNKS:
         raise SystemExit(str(choice))
     rows = torch.randint(given.words, (STEPS * given.batch, given.length))
     with tempfile.TemporaryDirectory() as folder:

@@ -16,7 +16,7 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hf_mps.plan.options import BF16, CHECKPOINTING
+from hf_mps.dryrun.memory.options import BF16, CHECKPOINTING
 
 SIZES: dict[str, dict[str, Any]] = {
     "bert": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024},
@@ -113,7 +113,7 @@ def main() -> int:
     asked = arguments.parse_args()
     import measured_on
 
-    from hf_mps.target import metal
+    from hf_mps.dryrun import metal
 
     device = metal.present()
     print(measured_on.line())
@@ -140,9 +140,9 @@ def both(pair: Pair, folder: Path, device: Any) -> tuple[int, int]:
     import torch
 
     from hf_mps import simulator
-    from hf_mps.plan import trace
-    from hf_mps.target import prepare
-    from hf_mps.target.find import find
+    from hf_mps.dryrun import prepare
+    from hf_mps.dryrun.memory import trace
+    from hf_mps.dryrun.resolve import find
 
     target = find(str(recipe(pair, folder)), pair.overrides)
     with prepare.weightless(target) as parts:
@@ -161,7 +161,7 @@ def both(pair: Pair, folder: Path, device: Any) -> tuple[int, int]:
 
 def shape(parts: Any, pair: Pair) -> dict[str, Any]:
     """The rows of the pair's batch, and how wide they are."""
-    from hf_mps.target import batch
+    from hf_mps.dryrun import batch
 
     return {"rows": pair.rows, "wide": batch.width(parts.recipe, parts.prepared, pair.length)}
 

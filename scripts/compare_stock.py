@@ -29,7 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from hf_mps.files import write_atomic
+from hf_mps.core.files import write_atomic
 
 HERE = Path(__file__).resolve()
 # The recipes' rows in a folder such as ../shared/data: overrides, {} the folder.
@@ -181,7 +181,7 @@ def one(side: str, file: str, words: list[str], device: str) -> int:
     recipe, *overrides = words
     output = Path(file).parent / "run"
     if side == "ours":
-        from hf_mps.finetune import runner
+        from hf_mps.finetune.run import runner
 
         quiet = ["training.save_strategy=no", "training.eval_strategy=no"]
         results = runner.run(recipe, [*overrides, *quiet, f"output_dir={output}"])
@@ -189,9 +189,9 @@ def one(side: str, file: str, words: list[str], device: str) -> int:
     else:
         import stock
 
-        from hf_mps.finetune import order
+        from hf_mps.finetune.recipe import resolve
 
-        found = stock.train(order.load(recipe, overrides).recipe, output, cuda=device == "cuda")
+        found = stock.train(resolve.load(recipe, overrides).recipe, output, cuda=device == "cuda")
     Path(file).write_text(json.dumps({name: float(value) for name, value in found.items()}), encoding="utf-8")
     return 0
 

@@ -19,9 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import first_hour
 import older_page
 
-from hf_mps.cli import app
-from hf_mps.finetune import catalogue, keys, order, tasks
-from hf_mps.finetune.recipe import Recipe
+from hf_mps.cli.main import app
+from hf_mps.finetune import tasks
+from hf_mps.finetune.recipe import catalogue, keys, resolve
+from hf_mps.finetune.recipe.schema import Recipe
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 MADE = "<!-- Written by scripts/docs.py; change the code, not this file. -->"
@@ -108,7 +109,7 @@ def _recipes() -> Iterator[str]:
     yield ""
     rows = []
     for entry in catalogue.entries():
-        recipe = order.load(entry.name).recipe
+        recipe = resolve.load(entry.name).recipe
         rows.append((f"[{entry.name}](#{_anchor(entry.name)})", entry.purpose, recipe.task, f"`{recipe.model}`"))
     yield from _table(("recipe", "for", "task", "model"), rows)
     for entry in catalogue.entries():

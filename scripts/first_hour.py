@@ -313,7 +313,7 @@ def about() -> Mapping[str, Any]:
 
 def write(path: Path, report: Mapping[str, Any]) -> None:
     """Write the report whole or not at all."""
-    from hf_mps.files import write_json
+    from hf_mps.core.files import write_json
 
     write_json(path, report)
 

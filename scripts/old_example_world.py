@@ -146,10 +146,10 @@ def _sentence_splitter(folder: Path) -> None:
 
 def _text_model(name: str, words: str) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
-        from hf_mps.finetune.smoke import model
+        from hf_mps.finetune.smoke import tiny_model
         from hf_mps.finetune.smoke.families import Family
 
-        model.write(Family(name, "text", words, {}), folder, TEXTS, 0)  # type: ignore[arg-type]  # one of its kinds
+        tiny_model.write(Family(name, "text", words, {}), folder, TEXTS, 0)  # type: ignore[arg-type]  # one of its kinds
 
     return write
 
@@ -158,10 +158,10 @@ def _image_model(name: str, **more: Any) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
         from transformers import AutoConfig, AutoModel
 
-        from hf_mps.finetune.smoke import model
+        from hf_mps.finetune.smoke import tiny_model
 
         folder.mkdir(parents=True)
-        model.image_processor(folder, (SIZE, SIZE))
+        tiny_model.image_processor(folder, (SIZE, SIZE))
         config = AutoConfig.for_model(name, **TINY, image_size=SIZE, patch_size=8, **more)
         AutoModel.from_config(config).save_pretrained(folder)
 
@@ -171,7 +171,7 @@ def _image_model(name: str, **more: Any) -> Callable[[Path], None]:
 def _clip(folder: Path) -> None:
     from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPTextConfig, CLIPVisionConfig
 
-    from hf_mps.finetune.smoke import words
+    from hf_mps.finetune.smoke import tokenizers as words
 
     tokenizer = words.train("wordpiece", TEXTS, parts=False)
     tokenizer.save_pretrained(folder)
@@ -184,10 +184,10 @@ def _clip(folder: Path) -> None:
 
 
 def _sound_model(folder: Path) -> None:
-    from hf_mps.finetune.smoke import model
+    from hf_mps.finetune.smoke import tiny_model
     from hf_mps.finetune.smoke.families import Family
 
-    model.write(Family("wav2vec2", "sound", "", {}), folder, TEXTS, 0)
+    tiny_model.write(Family("wav2vec2", "sound", "", {}), folder, TEXTS, 0)
 
 
 MODELS: dict[str, Callable[[Path], None]] = {

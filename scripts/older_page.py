@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 
+from hf_mps.compat import accelerator, dataset_task, generation, name_table, removed_arguments, tokenizers
 from hf_mps.finetune.metrics import as_evaluate
-from hf_mps.shims import accelerator, dataset_task, generation, name_table, tokenizers
-from hf_mps.translate import table
 
 # What the examples of a release say that the libraries of today do not know; the flags of TrainingArguments besides.
 RELEASES: Mapping[str, tuple[str, ...]] = {
@@ -82,9 +81,11 @@ def lines() -> Iterator[str]:
     )
     yield from _table(("release", "names"), ((release, _code(names)) for release, names in RELEASES.items()))
     yield from ("", "## Flags and TrainingArguments", "")
-    yield from _table(("removed", "in its place"), ((f"`{old.name}`", old.instead) for old in table.REMOVED.values()))
+    yield from _table(
+        ("removed", "in its place"), ((f"`{old.name}`", old.instead) for old in removed_arguments.REMOVED.values())
+    )
     yield ""
-    for field, values in table.VALUES.items():
+    for field, values in removed_arguments.VALUES.items():
         yield f"Values of `{field}`: {', '.join(f'`{old}` becomes `{new}`' for old, new in values.items())}."
     yield from ("", "## Names", "")
     yield from _table(("name", "module", "in its place"), _names())

@@ -157,7 +157,7 @@ def fallback(steps: int = 20) -> Told:
 
     import torch
 
-    from hf_mps.fallback import loan
+    from hf_mps.fallback import host_view
 
     warnings.simplefilter("ignore")
     wrong = []
@@ -173,7 +173,7 @@ def fallback(steps: int = 20) -> Told:
             wrong.append(f"take, out=, call {step}")
         if not torch.allclose(there.cpu(), expected * 2, atol=1e-4):
             wrong.append(f"logit_, call {step}")
-    return {"as_expected": not wrong, "shared": loan.has_alias(), "wrong": wrong[:5]}
+    return {"as_expected": not wrong, "shared": host_view.has_alias(), "wrong": wrong[:5]}
 
 
 def repeated(steps: int = 500) -> Told:

@@ -24,10 +24,11 @@ from transformers import (
     set_seed,
 )
 
-from hf_mps.finetune import data, metrics
+from hf_mps.finetune import metrics
+from hf_mps.finetune.data import load
+from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.models.checkpoint import resolve
-from hf_mps.finetune.recipe import Recipe
-from hf_mps.finetune.rows import Rows
+from hf_mps.finetune.recipe.schema import Recipe
 
 N_BEST, LONGEST_ANSWER = 20, 30
 
@@ -38,7 +39,7 @@ def train(recipe: Recipe, output: Path, *, cuda: bool = False) -> dict[str, floa
     `train_seconds` stands among them.
     """
     sides = {"text-classification": classification, "question-answering": question_answering}
-    rows = data.load(recipe.data, recipe.seed)
+    rows = load.load(recipe.data, recipe.seed)
     set_seed(recipe.seed)
     return sides[recipe.task](recipe, rows, resolve(recipe.model).place, arguments(recipe, output, cuda))
 

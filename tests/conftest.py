@@ -113,13 +113,14 @@ def simulated() -> None:
 @pytest.fixture
 def untouched(simulated: None) -> Iterator[None]:
     """The guards and sentinels of this process as if nothing had happened yet, before the test and after it."""
-    from hf_mps import guards, sentinels
-    from hf_mps.guards import catalogue, notice
-    from hf_mps.sentinels.catalogue import NAMES
-    from hf_mps.sentinels.stream import STREAM
+    from hf_mps import guards
+    from hf_mps.core import notices
+    from hf_mps.guards import catalogue, sentinels
+    from hf_mps.guards.sentinels.catalogue import NAMES
+    from hf_mps.guards.sentinels.stream import STREAM
 
     def forget() -> None:
-        notice.forget()
+        notices.forget()
         STREAM.forget()
         for name in NAMES:
             sentinels.get(name).forget()

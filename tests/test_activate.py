@@ -9,8 +9,9 @@ import pytest
 import torch
 from inline_snapshot import snapshot
 
-from hf_mps import activate, device
-from hf_mps.errors import UserError
+from hf_mps import device
+from hf_mps.activation import activate
+from hf_mps.core.errors import UserError
 
 PLAIN = {"HF_MPS_SIMULATE": None, "HF_MPS_DEVICE": None, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
@@ -40,7 +41,7 @@ def test_it_says_the_device_and_each_part_with_its_reason() -> None:
 LATER = """
 import json, os
 import torch
-from hf_mps import activate
+from hf_mps.activation import activate
 before = dict(os.environ)
 on = activate.activate()
 same = before == dict(os.environ)
@@ -94,7 +95,7 @@ def test_a_second_call_changes_nothing() -> None:
 
 def test_switched_off_it_does_nothing_and_says_so(run_python) -> None:
     code = (
-        "from hf_mps.activate import activate\n"
+        "from hf_mps.activation.activate import activate\n"
         "print([str(part) for part in activate().parts()])\n"
         "import torch; print(hasattr(torch.backends.mps.is_available, 'hf_mps'))"
     )

@@ -11,9 +11,9 @@ import pytest
 import torch  # the first start of this process
 from inline_snapshot import snapshot
 
-import hf_mps.activate
+import hf_mps.activation.activate
 from hf_mps import autoload
-from hf_mps.guards.notice import LayerWarning
+from hf_mps.core.notices import LayerWarning
 
 BENCHMARK = Path(__file__).parent.parent / "scripts" / "bench_autoload.py"
 PLAIN = {"HF_MPS_SIMULATE": None, "HF_MPS_DEVICE": None, "TORCH_DEVICE_BACKEND_AUTOLOAD": None}
@@ -108,7 +108,7 @@ def test_a_bug_of_ours_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise KeyError("a bug\nin two lines")
 
-    monkeypatch.setattr(hf_mps.activate, "activate", broken)
+    monkeypatch.setattr(hf_mps.activation.activate, "activate", broken)
     assert lines(monkeypatch) == snapshot(["hf_mps stays off: KeyError: 'a bug\\nin two lines'"])
 
 
@@ -172,6 +172,6 @@ def test_import_torch_warns_of_nothing_and_leaves_pytorchs_once_only_warnings_un
     done = run_python("-c", OVERRIDDEN, env={"HF_MPS": "1"})
     assert (done.stdout, done.stderr) == (snapshot("Warning only once for all operators,  ot\n"), "")
     # The fault: the same override by the layer, heard.
-    told = run_python("-W", "error", "-c", "import hf_mps.unheard as u; from contextlib import nullcontext\n"
-        "u.ignoring = lambda *_: nullcontext()\nimport torch")  # fmt: skip
+    told = run_python("-W", "error", "-c", "import hf_mps.core.muted_warnings as u\n"
+        "from contextlib import nullcontext\nu.ignoring = lambda *_: nullcontext()\nimport torch")  # fmt: skip
     assert "Overriding a previously registered kernel" in told.stderr or "Warning only once" in told.stderr

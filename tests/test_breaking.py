@@ -14,13 +14,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hf_mps import guards, sentinels
-from hf_mps.guards import catalogue, notice
-from hf_mps.installed import Installed
+from hf_mps import guards
+from hf_mps.core import notices
+from hf_mps.core.patching import Installed
+from hf_mps.guards import catalogue, sentinels
+from hf_mps.guards.sentinels import SentinelNotice
+from hf_mps.guards.sentinels.catalogue import NAMES as SENTINELS
+from hf_mps.guards.sentinels.stream import STREAM
 from hf_mps.integrations import patch
-from hf_mps.sentinels import SentinelNotice
-from hf_mps.sentinels.catalogue import NAMES as SENTINELS
-from hf_mps.sentinels.stream import STREAM
 from tests.guards import lightning_loops, loops
 
 HOOKS = ("look", "look_at_skipped", "before_update", "_look", "replayed", "_before_update", "_count")
@@ -140,7 +141,7 @@ class Broken:
 
 
 def forget() -> None:
-    notice.forget()
+    notices.forget()
     for put in patch.safe:
         put.owner.on = True
     for each in (*things().values(), STREAM):

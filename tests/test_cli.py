@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 import hf_mps
-from hf_mps.cli import main
+from hf_mps.cli.main import main
 
 Printed = pytest.CaptureFixture[str]
 
 WITHOUT_TORCH = """
 import subprocess
 import sys
-from hf_mps import autoload, settings
-from hf_mps.cli import main
-from hf_mps.finetune import order as orders
+from hf_mps import autoload; from hf_mps.core import settings
+from hf_mps.cli.main import main
+from hf_mps.finetune.recipe import resolve as orders
 
 assert main(["--help"]) == 0
 assert main(["--version"]) == 0
@@ -40,7 +40,7 @@ def test_help_version_lists_and_validation_import_nothing_heavy(run_python: Call
 
 
 def test_both_spellings_are_one_command(run_python: Callable[..., object]) -> None:
-    from hf_mps.finetune import catalogue
+    from hf_mps.finetune.recipe import catalogue
 
     names = ", ".join(entry.name for entry in catalogue.entries())
     hf_mps_command = Path(sys.executable).parent / "hf-mps"
@@ -66,7 +66,7 @@ def test_help_names_the_command_as_it_was_called(capsys: Printed) -> None:
 
 
 def test_recipes_are_listed_with_their_purpose(capsys: Printed) -> None:
-    from hf_mps.finetune import catalogue
+    from hf_mps.finetune.recipe import catalogue
 
     assert main(["recipes", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -76,7 +76,7 @@ def test_recipes_are_listed_with_their_purpose(capsys: Printed) -> None:
 
 
 def test_a_recipe_is_shown_as_it_is_written(capsys: Printed) -> None:
-    from hf_mps.finetune import catalogue
+    from hf_mps.finetune.recipe import catalogue
 
     assert main(["recipes", "show", "quickstart"]) == 0
     assert capsys.readouterr().out == catalogue.find("quickstart").path.read_text(encoding="utf-8")
@@ -115,14 +115,14 @@ def test_no_verb_shows_the_help(capsys: Printed) -> None:
 
 
 def test_debug_shows_the_traceback() -> None:
-    from hf_mps.errors import UserError
+    from hf_mps.core.errors import UserError
 
     with pytest.raises(UserError):
         main(["finetune", "no-such-recipe", "--debug"])
 
 
 def test_a_reader_that_has_seen_enough_ends_a_list_without_a_word() -> None:
-    command = [sys.executable, "-m", "hf_mps.cli", "recipes", "keys", "glue/mrpc"]
+    command = [sys.executable, "-m", "hf_mps.cli.main", "recipes", "keys", "glue/mrpc"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None

@@ -11,8 +11,9 @@ import pytest
 import sklearn  # noqa: F401  sets an environment variable when it is first imported, here and not in a test
 import torch  # noqa: F401  brings the layer, which has the names
 
-from hf_mps.cli import app
-from hf_mps.finetune import catalogue, tasks
+from hf_mps.cli.main import app
+from hf_mps.finetune import tasks
+from hf_mps.finetune.recipe import catalogue
 
 SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "docs.py"
 
@@ -65,11 +66,10 @@ def test_every_verb_recipe_and_task_is_in_them(docs: ModuleType) -> None:
 
 
 def test_what_older_scripts_say_is_listed_from_the_tables_of_the_shims(docs: ModuleType) -> None:
-    from hf_mps.shims import name_table
-    from hf_mps.translate import table
+    from hf_mps.compat import name_table, removed_arguments
 
     page = docs.pages()["older-scripts.md"]
-    for name in (*table.REMOVED, *(old.name for old in name_table.NAMES), *name_table.MODULES):
+    for name in (*removed_arguments.REMOVED, *(old.name for old in name_table.NAMES), *name_table.MODULES):
         assert f"`{name}`" in page
     for release, names in docs.older_page.RELEASES.items():
         assert f"| {release} |" in page

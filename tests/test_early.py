@@ -67,9 +67,10 @@ def test_a_plain_script_finds_load_metric_before_torch_and_torch_stays_out(envir
 @pytest.mark.usefixtures("stand_in")
 def test_torch_adds_the_rest_of_the_layer_to_what_waits(environment: Path) -> None:
     script = (
-        "import datasets, sys\nfrom hf_mps.integrations.watch import _Finder\n"
+        "import datasets, sys\nfrom hf_mps.core.import_hooks import _Finder\n"
         "waiting = [finder for finder in sys.meta_path if isinstance(finder, _Finder)]\nprint(waiting[0].names)\n"
-        "import torch\nfrom hf_mps.activate import is_on\nprint(is_on(), 'transformers' in waiting[0].names)\n"
+        "import torch\nfrom hf_mps.activation.activate import is_on\n"
+        "print(is_on(), 'transformers' in waiting[0].names)\n"
     )
     done = python(environment, "-c", script)
     assert done.stdout == "{'datasets'}\nTrue True\n", done.stderr

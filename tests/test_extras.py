@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_mps import extras
+from hf_mps.core import extras
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy
 import pytest
 
-from hf_mps import files
-from hf_mps.choice import Choice
+from hf_mps.core import files
+from hf_mps.core.choice import Choice
 
 
 def strictly(path: Path) -> object:
@@ -95,7 +95,7 @@ def test_a_process_killed_while_it_writes_leaves_the_old_file_or_the_new_one(tmp
     target = tmp_path / "f"
     old, new = b"a" * 3_000_000, b"b" * 3_000_000
     program = (
-        "import sys; from hf_mps.files import write_atomic\n"
+        "import sys; from hf_mps.core.files import write_atomic\n"
         "print('ready', flush=True)\n"
         "while True:\n"
         "    for letter in (b'b', b'a'): write_atomic(sys.argv[1], letter * 3_000_000)\n"

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hf_mps import status
+from hf_mps.core import status
 
 
 class Screen(io.StringIO):

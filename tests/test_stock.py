@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from hf_mps.errors import Notice, RunError, UserError
-from hf_mps.installed import Installed, around
-from hf_mps.stock import Stock
+from hf_mps.core.errors import Notice, RunError, UserError
+from hf_mps.core.patching import Installed, around
+from hf_mps.core.stock import Stock
 
 
 class Thing(Installed):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hf_mps import settings
-from hf_mps.choice import Choice
+from hf_mps.core import settings
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
 from hf_mps.device import machine, probe
-from hf_mps.errors import UserError
 
 
 def choose() -> Choice[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from hf_mps.choice import Choice
+from hf_mps.core.choice import Choice
 from hf_mps.device import choice, machine, memory
 
 

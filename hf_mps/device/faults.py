@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hf_mps import settings
+from hf_mps.core import settings
 
 ISSUES = "https://github.com/pytorch/pytorch/issues"
 FIRST_FAMILIES = ("Apple M1", "Apple M2")

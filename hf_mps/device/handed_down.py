@@ -10,11 +10,11 @@ import json
 import os
 from importlib import metadata
 
-from hf_mps.choice import Choice
+from hf_mps.core.choice import Choice
 from hf_mps.device.machine import Machine
 
 VARIABLE = "_HF_MPS_PROBED"
-"""Not a user's to set: `hf_mps.settings` has those."""
+"""Not a user's to set: `hf_mps.core.settings` has those."""
 
 
 def leave(here: Machine, verdict: Choice[bool]) -> None:

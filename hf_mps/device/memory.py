@@ -10,7 +10,7 @@ import os
 import threading
 from types import TracebackType
 
-from hf_mps.choice import Choice
+from hf_mps.core.choice import Choice
 from hf_mps.device import machine
 
 INTERVAL = 0.05

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hf_mps.choice import Choice
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError, nearest
 from hf_mps.device import choice
 from hf_mps.device.facts import dtypes, emulates_bfloat16
-from hf_mps.errors import UserError, nearest
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hf_mps import settings
-from hf_mps.choice import Choice
+from hf_mps.core import settings
+from hf_mps.core.choice import Choice
 from hf_mps.device import handed_down, machine
 from hf_mps.device.machine import Machine
 

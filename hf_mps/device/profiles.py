@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hf_mps import settings
+from hf_mps.core import settings
+from hf_mps.core.errors import UserError, nearest
 from hf_mps.device import faults
 from hf_mps.device.machine import SIMULATED, Machine
-from hf_mps.errors import UserError, nearest
 
 GIB = 2**30
 DEFAULT = "m2-pro-16gb"

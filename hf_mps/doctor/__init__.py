@@ -5,15 +5,15 @@ Every finding that is not well ends in a command or a link.
 
 from __future__ import annotations
 
+from hf_mps.core.errors import RunError
 from hf_mps.doctor.finding import Finding
-from hf_mps.errors import RunError
 
 SECTIONS = ("machine", "metal", "memory", "versions", "environment", "guards")
 
 
 def examine() -> dict[str, list[Finding]]:
     """Look at everything, section by section; imports torch and uses the device. Never raises for what it finds."""
-    from hf_mps import activate
+    from hf_mps.activation import activate
     from hf_mps.doctor import environment, guards, machine, memory, metal, versions
 
     # What switches the layer on may itself refuse a variable: the environment's section says so.
@@ -33,7 +33,7 @@ def run(*, trials: bool = False, json: bool = False) -> None:
 
     Raises RunError (exit 1), which counts the problems, where there is one.
     """
-    from hf_mps import status
+    from hf_mps.core import status
     from hf_mps.doctor import report
 
     tried = None
@@ -53,7 +53,7 @@ def run(*, trials: bool = False, json: bool = False) -> None:
 
 
 def _refusal(work: object) -> str:
-    from hf_mps.errors import UserError
+    from hf_mps.core.errors import UserError
 
     try:
         assert callable(work)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from importlib import metadata
 
-from hf_mps import settings
+from hf_mps.core import settings
+from hf_mps.core.errors import UserError, nearest
 from hf_mps.doctor.finding import Finding, note, ok, problem
-from hf_mps.errors import UserError, nearest
 
 # What PyTorch's Metal backend reads: https://docs.pytorch.org/docs/stable/mps_environment_variables.html
 METAL_VARIABLES = (
@@ -138,7 +138,7 @@ def _autoload() -> Finding:
 
 def _config() -> Finding:
     """Accelerate's configuration in its default place: CPU-only, retired, or well."""
-    from hf_mps.configure import file, repairs
+    from hf_mps.doctor.accelerate_config import file, repairs
 
     path = file.default_place()
     name = "accelerate config"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hf_mps.device import choice, machine
 from hf_mps.device import memory as memories
 from hf_mps.doctor.finding import Finding, note, ok
-from hf_mps.finetune.progress.words import memory as words
+from hf_mps.finetune.report.screen.numbers import memory as words
 
 
 def examine() -> list[Finding]:

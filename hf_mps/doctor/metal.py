@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from hf_mps.core.errors import UserError
 from hf_mps.device import choice, facts, machine, probe
 from hf_mps.doctor.finding import Finding, note, ok, problem
-from hf_mps.errors import UserError
 
 APPLE = "https://developer.apple.com/metal/pytorch/"
 

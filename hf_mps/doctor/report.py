@@ -6,10 +6,10 @@ import json as jsons
 from collections.abc import Mapping, Sequence
 
 import hf_mps
+from hf_mps.core.files import plain
 from hf_mps.device import simulated
 from hf_mps.doctor.finding import Finding
 from hf_mps.doctor.trials import Trial
-from hf_mps.files import plain
 
 SIGNS = {"ok": " ", "note": "·", "problem": "!"}
 

@@ -141,7 +141,7 @@ def _listed(name: str) -> bool:
 
 def main(names: Sequence[str]) -> None:
     """Try these guards one after the other and print a JSON line before each and after it."""
-    from hf_mps.activate import activate
+    from hf_mps.activation.activate import activate
     from hf_mps.guards import registry
 
     activate()

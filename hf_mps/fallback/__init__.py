@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import atexit
 
-from hf_mps.choice import Choice
-from hf_mps.fallback.ledger import Entry, Report
-from hf_mps.fallback.ledger import ledger as _ledger
-from hf_mps.fallback.ledger import share as _share
-from hf_mps.fallback.notice import MetalFallbackWarning
+from hf_mps.core.choice import Choice
+from hf_mps.fallback.accounting import Entry, Report
+from hf_mps.fallback.accounting import ledger as _ledger
+from hf_mps.fallback.accounting import share as _share
+from hf_mps.fallback.warnings import MetalFallbackWarning
 
 __all__ = [
     "Entry",
@@ -32,13 +32,13 @@ _mode: Choice[str] | None = None
 def start() -> Choice[str]:
     """Register the CPU's kernels as HF_MPS_FALLBACK says (warn, quiet, error or rescue) and return the mode.
 
-    Called by `hf_mps.activate` where there is Metal; a second call changes nothing. Raises UserError for a value of
-    HF_MPS_FALLBACK, HF_MPS_FALLBACK_SHARE or PYTORCH_ENABLE_MPS_FALLBACK that nobody knows.
+    Called by `hf_mps.activation.activate` where there is Metal; a second call changes nothing. Raises UserError for a
+    value of HF_MPS_FALLBACK, HF_MPS_FALLBACK_SHARE or PYTORCH_ENABLE_MPS_FALLBACK that nobody knows.
     """
     global _mode
     if _mode is not None:
         return _mode
-    from hf_mps import settings
+    from hf_mps.core import settings
 
     wanted, limit = settings.fallback(), settings.fallback_share()
     if wanted.value != "error":
@@ -74,32 +74,32 @@ def registered() -> list[str]:
     """The operators without a Metal kernel that run on the CPU; empty where fallbacks are off."""
     if _mode is None or _mode.value == "error":
         return []
-    from hf_mps.fallback import register
+    from hf_mps.fallback import registration
 
-    return register.registered()
+    return registration.registered()
 
 
 def refused() -> dict[str, str]:
     """The operators without a Metal kernel that keep Metal's error, each with the reason."""
     if _mode is None or _mode.value == "error":
         return {}
-    from hf_mps.fallback import register
+    from hf_mps.fallback import registration
 
-    return register.refused()
+    return registration.refused()
 
 
 def _register(wanted: str, limit: float) -> None:
     from time import perf_counter
 
-    from hf_mps.fallback import later, loan, notice, register
+    from hf_mps.fallback import host_view, late_registration, registration, warnings
 
-    notice.silence(wanted == "quiet")
-    register.start()
+    warnings.silence(wanted == "quiet")
+    registration.start()
     if wanted == "rescue":
         from hf_mps.fallback import rescue
 
-        rescue.start(share=loan.has_alias())
-    later.watch()
+        rescue.start(share=host_view.has_alias())
+    late_registration.watch()
     _share.limit = limit
     _share.restart(perf_counter())
     atexit.register(_ledger.print_report)

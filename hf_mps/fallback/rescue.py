@@ -18,10 +18,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hf_mps.fallback import notice, operators
-from hf_mps.fallback.kernels import Kernel
-from hf_mps.fallback.ledger import ledger
-from hf_mps.fallback.schema import Plan
+from hf_mps.fallback import warnings
+from hf_mps.fallback.accounting import ledger
+from hf_mps.fallback.kernel import Kernel
+from hf_mps.fallback.op_schema import Plan
+from hf_mps.operators import dispatcher
 
 # What Metal's kernels say when they refuse, in torch 2.8 to 2.14 (aten/src/ATen/native/mps, EmptyTensor.cpp): before
 # they compute anything, so that a tensor that the operator writes is as it was.
@@ -57,7 +58,7 @@ class Rescue(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise
             if func not in self._kernels:
                 self._kernels[func] = Kernel(Plan.of(func), ledger.slot(func.name()), share=self._share)
-            notice.rescued(func.name(), (*args, *kwargs.values()), _short(reason))
+            warnings.rescued(func.name(), (*args, *kwargs.values()), _short(reason))
             try:
                 with torch._C.DisableTorchFunction():
                     return self._kernels[func].run(start, args, kwargs)
@@ -105,4 +106,4 @@ def _can_stand_in(func: Any, args: Any, kwargs: Any) -> bool:
         return False
     if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) for tensor in tensors):
         return False
-    return not MEMORY.match(name) and operators.refusal(name) is None
+    return not MEMORY.match(name) and dispatcher.refusal(name) is None

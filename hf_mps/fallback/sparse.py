@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.fallback.ledger import Slot
-from hf_mps.fallback.schema import Plan
+from hf_mps.fallback.accounting import Slot
+from hf_mps.fallback.op_schema import Plan
 
 KEY = "SparseMPS"
 

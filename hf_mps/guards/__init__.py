@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hf_mps.guards.notice import GuardNotice
+from hf_mps.core.notices import GuardNotice
 
 if TYPE_CHECKING:
-    from hf_mps.guards.guard import Guard
+    from hf_mps.guards.base import Guard
     from hf_mps.guards.registry import acted, get, install, report, start, suspended
 
 __all__ = ["Guard", "GuardNotice", "acted", "get", "install", "report", "start", "suspended"]
@@ -20,6 +20,6 @@ __all__ = ["Guard", "GuardNotice", "acted", "get", "install", "report", "start",
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from hf_mps.guards import guard, registry
+    from hf_mps.guards import base, registry
 
-    return getattr(guard if name == "Guard" else registry, name)
+    return getattr(base if name == "Guard" else registry, name)

@@ -99,4 +99,34 @@ for _lightning in ("lightning.pytorch", "pytorch_lightning"):
         f"{_lightning}.utilities.memory": ("oom-text",),
     }
 
+# The folder of each guard's file: what it guards against.
+_RESUME = ("atomic-checkpoint", "torn-checkpoint", "lightning-rng")
+_PLATFORM = (
+    "attention",
+    "batch-waits",
+    "compile",
+    "cuda-graphs",
+    "cuda-optimizer",
+    "float64-columns",
+    "fork-workers",
+    "half-precision",
+    "memory-budget",
+    "memory-metrics",
+    "one-device",
+    "oom-text",
+    "pin-memory",
+    "shape-growth",
+)
+
+
+def module(name: str) -> str:
+    """The module of the guard `name`."""
+    folder = "numerics"
+    if name.startswith("resume-") or name in _RESUME:
+        folder = "resume"
+    elif name in _PLATFORM:
+        folder = "platform"
+    return f"hf_mps.guards.{folder}.{name.replace('-', '_')}"
+
+
 NAMES: tuple[str, ...] = tuple(dict.fromkeys(name for names in INSTALLED_AFTER.values() for name in names))

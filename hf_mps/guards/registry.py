@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hf_mps.guards.catalogue import INSTALLED_AFTER
-from hf_mps.guards.guard import Guard
-from hf_mps.installed import Registry
+from hf_mps.core.patching import Registry
+from hf_mps.guards.base import Guard
+from hf_mps.guards.catalogue import INSTALLED_AFTER, module
 
 if TYPE_CHECKING:
     from hf_mps.guards.states import Report
 
-GUARDS: Registry[Guard] = Registry("guard", "hf_mps.guards", "GUARD", INSTALLED_AFTER)
+GUARDS: Registry[Guard] = Registry("guard", module, "GUARD", INSTALLED_AFTER)
 start, started, install, get, suspended = GUARDS.start, GUARDS.started, GUARDS.install, GUARDS.get, GUARDS.suspend
 
 
@@ -28,7 +28,7 @@ def report() -> Report:
 
     Switches the layer on where nothing has yet, as any program that imports torch does.
     """
-    from hf_mps.activate import activate
+    from hf_mps.activation.activate import activate
     from hf_mps.guards.states import Report, state
 
     activate()

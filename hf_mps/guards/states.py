@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hf_mps.guards.guard import Guard
+from hf_mps.core.patching import table, waits_for
+from hf_mps.guards.base import Guard
 from hf_mps.guards.registry import GUARDS
-from hf_mps.installed import table, waits_for
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
 """What the layer does to other people's libraries, each in a file of its own, applied when the library is imported.
 
-Nothing here imports a library: `watch.start` notes the modules below, and the file is loaded when its module has been
-executed, or at once where it was imported before.
+Nothing here imports a library: `import_hooks.start` notes the modules below, and the file is loaded when its module
+has been executed, or at once where it was imported before.
 """
 
+from hf_mps.compat import SHIMS
 from hf_mps.guards import catalogue as guards
-from hf_mps.sentinels import catalogue as sentinels
-from hf_mps.shims import SHIMS
+from hf_mps.guards.sentinels import catalogue as sentinels
 
 # Module of a library -> the files of this package that know its insides, applied in this order.
 ROOMS: dict[str, tuple[str, ...]] = {
@@ -18,8 +18,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "lightning_fabric.accelerators.mps": ("lightning",),
     "lightning_fabric.connector": ("lightning",),
     "pytorch_lightning.trainer.connectors.accelerator_connector": ("lightning",),
-    "transformers.trainer": ("fallback",),
-    "accelerate.launchers": ("fallback",),
+    "transformers.trainer": ("trainer_logs",),
+    "accelerate.launchers": ("trainer_logs",),
     "torch._dynamo.variables.torch": ("compiler",),
 }
 for _room, _modules in (("guards", guards.INSTALLED_AFTER), ("sentinels", sentinels.INSTALLED_AFTER)):

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from hf_mps.core.errors import UserError
 from hf_mps.device.choice import metal, switch
-from hf_mps.errors import UserError
 from hf_mps.integrations.patch import safely_around, say, say_if_metal_fails
 
 REASON = "PartialState, Accelerator and notebooks follow HF_MPS_DEVICE; PYTORCH_ENABLE_MPS_FALLBACK stays the user's"

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from hf_mps.device import gate
+from hf_mps.device import availability
 
 REASON = "torch.compile makes one graph of code that asks whether Metal is there"
 
 
 def apply(module: ModuleType) -> None:
     """Add what the gate has put into torch. Raises AttributeError where there is no such table."""
-    module.constant_fold_functions.update(dict.fromkeys(gate.asked))
+    module.constant_fold_functions.update(dict.fromkeys(availability.asked))

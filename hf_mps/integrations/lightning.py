@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from hf_mps import settings
+from hf_mps.core import settings
 from hf_mps.device.choice import metal, switch
 from hf_mps.integrations.patch import safely_around, say, say_if_metal_fails
 

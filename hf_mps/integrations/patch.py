@@ -10,12 +10,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from hf_mps.core.stock import Around, described
 from hf_mps.device.choice import metal
-from hf_mps.stock import Around, described
 
 _said: set[str] = set()
 _OWN = str(Path(__file__).resolve().parent.parent)
-_BETWEEN = (f"{_OWN}{os.sep}integrations", f"{_OWN}{os.sep}shims", "<frozen importlib")
+_BETWEEN = (f"{_OWN}{os.sep}integrations", f"{_OWN}{os.sep}compat", "<frozen importlib")
 _LIBRARIES = (_OWN, str(Path(os.__file__).resolve().parent))
 _INSTALLED = ("site-packages", "dist-packages")
 
@@ -37,7 +37,7 @@ def around(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
 
 
 def safely_around(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """As `around`; where the wrapper fails, the caller gets what stock does (`hf_mps.stock`) and one line is printed.
+    """As `around`; where the wrapper fails, the caller gets what stock does (`hf_mps.core.stock`); a line is printed.
 
     Not for shims: what they refuse are the library's own errors, and a call in old words means nothing to stock.
     """

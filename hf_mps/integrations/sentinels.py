@@ -1,12 +1,12 @@
-"""Brings the sentinels of hf_mps.sentinels to the modules of libraries that they look at."""
+"""Brings the sentinels of hf_mps.guards.sentinels to the modules of libraries that they look at."""
 
 from __future__ import annotations
 
 from types import ModuleType
 
-from hf_mps.sentinels import registry
+from hf_mps.guards.sentinels import registry
 
-REASON = "signs of a wrong training are looked for: hf_mps.sentinels.report()"
+REASON = "signs of a wrong training are looked for: hf_mps.guards.sentinels.report()"
 
 
 def apply(module: ModuleType) -> None:

@@ -12,7 +12,7 @@ import platform
 import time
 from typing import TYPE_CHECKING
 
-from hf_mps.errors import UserError
+from hf_mps.core.errors import UserError
 from hf_mps.simulator.counters import Counted, counted
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _refuse_other_accelerators(torch: ModuleType) -> None:
 def _start(metal: ModuleType, profile: Profile) -> None:
     import torch
 
-    from hf_mps.simulator.table import ONLY_AN_ERROR, table
+    from hf_mps.operators.table import ONLY_AN_ERROR, table
 
     try:
         metal.start(

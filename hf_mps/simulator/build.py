@@ -24,8 +24,8 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-from hf_mps.errors import UserError
-from hf_mps.simulator import cache
+from hf_mps.core import cache
+from hf_mps.core.errors import UserError
 
 NAME = "_metal"
 MODULE = f"hf_mps.simulator.{NAME}"

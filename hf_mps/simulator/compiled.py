@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import wraps
 from typing import Any
 
-from hf_mps.errors import Notice
+from hf_mps.core.errors import Notice
 
 SENTENCE = "simulated: compiled through aot_eager, Inductor's Metal code was not run"
 SHADER_SENTENCE = (
@@ -26,7 +26,7 @@ SHADER_SENTENCE = (
 CUDA_GRAPHS = "triton.cudagraphs"
 """The option of Inductor's that its modes reduce-overhead and max-autotune switch on (torch/_inductor/__init__.py)."""
 refused = False
-"""Whether every graph for Metal is one that Inductor cannot compile (hf_mps.simulator.hazards)."""
+"""Whether every graph for Metal is one that Inductor cannot compile (tests.hazards)."""
 DEEP = 39
 """Values in half precision; pytorch#188970 has models of 39 layers and more."""
 
@@ -104,9 +104,9 @@ def end(issue: str) -> None:
 
 
 def _say(line: str) -> None:
-    from hf_mps.guards import notice
+    from hf_mps.core import notices
 
     try:
-        notice.say(line, SimulatedNotice)
+        notices.say(line, SimulatedNotice)
     except Notice:  # warnings are errors here, and this one says nothing of the program
         print(f"hf_mps: {line}", file=sys.stderr)

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hf_mps.errors import UserError
+from hf_mps.core.errors import UserError
 
 OURS = str(Path(__file__).parents[1]) + os.sep
 PASS_ON = {f"{OURS}stock.py", f"{OURS}guards{os.sep}kernels.py"}

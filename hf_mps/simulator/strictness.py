@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from hf_mps.core.errors import UserError, nearest
 from hf_mps.device.faults import FAULTS, LIMITS, left_out
-from hf_mps.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from hf_mps.device.profiles import Profile

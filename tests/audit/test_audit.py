@@ -10,14 +10,14 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps import fallback
-from hf_mps.audit import audit, report
-from hf_mps.audit.kinds import Release
-from hf_mps.audit.report import Audit
-from hf_mps.cli import main
-from hf_mps.finetune import catalogue
-from hf_mps.simulator.table import functions_file
-from hf_mps.target import metal, prepare
-from hf_mps.target.find import find
+from hf_mps.cli.main import main
+from hf_mps.dryrun import metal, prepare
+from hf_mps.dryrun.audit import audit, report
+from hf_mps.dryrun.audit.report import Audit
+from hf_mps.dryrun.resolve import find
+from hf_mps.finetune.recipe import catalogue
+from hf_mps.operators.support import Release
+from hf_mps.operators.table import functions_file
 
 CTC = "speech-recognition/librispeech"
 

@@ -11,9 +11,9 @@ from accelerate.commands.config.config_args import default_config_file, load_con
 from accelerate.commands.config.default import write_basic_config
 from inline_snapshot import snapshot
 
-from hf_mps.cli import main
-from hf_mps.configure import file, wizard
+from hf_mps.cli.main import main
 from hf_mps.device import machine
+from hf_mps.doctor.accelerate_config import file, wizard
 
 GIB = 2**30
 

@@ -7,9 +7,9 @@ import torch
 from inline_snapshot import snapshot
 from machines import GIB, MAC
 
+from hf_mps.core.errors import UserError
 from hf_mps.device import facts, machine
 from hf_mps.device.facts import Facts
-from hf_mps.errors import UserError
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 import torch
 from inline_snapshot import snapshot
 
+from hf_mps.core.errors import UserError
 from hf_mps.device import facts, precision
-from hf_mps.errors import UserError
 
 
 def refusal(name: str, device: str) -> str:

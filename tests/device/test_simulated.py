@@ -9,8 +9,8 @@ from inline_snapshot import snapshot
 from machines import LINUX, MAC, Pretend
 
 from hf_mps import device
+from hf_mps.core.errors import UserError
 from hf_mps.device import facts, machine, profiles
-from hf_mps.errors import UserError
 
 CODE = "import hf_mps; print(hf_mps.device.simulated(), hf_mps.device.choose())"
 

@@ -13,8 +13,8 @@ import torch
 from machines import MAC, Pretend
 
 from hf_mps import device
+from hf_mps.core.errors import UserError
 from hf_mps.device import handed_down
-from hf_mps.errors import UserError
 
 VIRTUAL = dataclasses.replace(MAC, virtual=True)
 BELIEVED = "PyTorch finds Metal on Apple M2, macOS 15.6; not tried: "

@@ -14,11 +14,11 @@ import torch
 from inline_snapshot import snapshot
 
 from hf_mps import device, doctor
-from hf_mps.cli import main
-from hf_mps.configure import file
+from hf_mps.cli.main import main
 from hf_mps.device import machine, probe
 from hf_mps.doctor import environment, guards, memory, metal
 from hf_mps.doctor import machine as machines
+from hf_mps.doctor.accelerate_config import file
 from hf_mps.doctor.finding import Finding
 from hf_mps.guards.registry import GUARDS
 

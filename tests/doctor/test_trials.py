@@ -11,7 +11,7 @@ import torch
 from inline_snapshot import snapshot
 
 from hf_mps import doctor
-from hf_mps.cli import main
+from hf_mps.cli.main import main
 from hf_mps.device import machine
 from hf_mps.doctor import trials
 from hf_mps.doctor.trials import Trial

@@ -17,24 +17,24 @@ def _fresh() -> Iterator[None]:
     import torch
 
     from hf_mps import fallback
-    from hf_mps.fallback import notice, register
+    from hf_mps.fallback import registration, warnings
 
     if torch.mps.device_count() == 0 or fallback.mode() is None:
         pytest.skip("needs Metal, a simulated one or a Mac's, with the layer on")
     fallback.reset()
-    notice.forget()
+    warnings.forget()
     yield
-    register.stop()
-    register.start()
+    registration.stop()
+    registration.start()
 
 
 @pytest.fixture(params=["copied", "shared"])
 def way(request: pytest.FixtureRequest) -> str:
     """Both ways, for tensors of any size."""
-    from hf_mps.fallback import loan, register
+    from hf_mps.fallback import host_view, registration
 
-    if request.param == "shared" and not loan.has_alias():
+    if request.param == "shared" and not host_view.has_alias():
         pytest.skip("this torch lends no device buffers (2.13 does)")
-    register.stop()
-    register.start(share=request.param == "shared", small=-1)
+    registration.stop()
+    registration.start(share=request.param == "shared", small=-1)
     return str(request.param)

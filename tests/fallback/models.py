@@ -100,7 +100,7 @@ def main() -> None:
     }
     if DEVICE == "mps":
         from hf_mps import fallback
-        from hf_mps.integrations.fallback import of_training
+        from hf_mps.integrations.trainer_logs import of_training
 
         training = of_training(trainer)
         result["for results.json"] = training.as_dict()["operators"] if training else None

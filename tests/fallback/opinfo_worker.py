@@ -16,8 +16,8 @@ import torch
 from conformance import samples, worker
 from torch.testing._internal.common_methods_invocations import op_db
 
-from hf_mps.fallback import loan, register
-from hf_mps.fallback.ledger import ledger
+from hf_mps.fallback import host_view, registration
+from hf_mps.fallback.accounting import ledger
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool, torch.complex64)
 
@@ -37,9 +37,9 @@ def main() -> None:
             seen |= names
     samples.DTYPES = DTYPES
     result = {"operators": len(touched), "seen": sorted(seen), "as it comes": differences(touched)}
-    for way in ("copied", "shared") if loan.has_alias() else ("copied",):
-        register.stop()
-        register.start(share=way == "shared", small=-1)
+    for way in ("copied", "shared") if host_view.has_alias() else ("copied",):
+        registration.stop()
+        registration.start(share=way == "shared", small=-1)
         ledger.reset()
         result[way] = differences(touched)
         result[f"{way} calls"] = [sum(entry.shared for entry in ledger.report().operators), ledger.report().calls]

@@ -11,9 +11,9 @@ from conformance.compare import outcome
 
 from hf_mps import fallback
 from hf_mps.fallback import MetalFallbackWarning
-from hf_mps.fallback.ledger import ledger
+from hf_mps.fallback.accounting import ledger
 from hf_mps.guards.releases import torch_release
-from hf_mps.simulator.table import table
+from hf_mps.operators.table import table
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hf_mps import fallback
-from hf_mps.fallback import MetalFallbackWarning, ledger
+from hf_mps.fallback import MetalFallbackWarning, accounting
 
 pytestmark = pytest.mark.filterwarnings("ignore::hf_mps.fallback.MetalFallbackWarning")
 
@@ -43,9 +43,9 @@ def test_nothing_fell_back_is_an_empty_report() -> None:
 def test_a_report_since_a_moment_holds_only_what_came_after() -> None:
     x = torch.ones(3, device="mps")
     x.mode()
-    since = ledger.ledger.now()
+    since = accounting.ledger.now()
     x.clone().logit_()
-    assert [entry.operator for entry in ledger.ledger.report(since).operators] == ["aten::logit_"]
+    assert [entry.operator for entry in accounting.ledger.report(since).operators] == ["aten::logit_"]
     assert len(fallback.report().operators) == 2
 
 
@@ -65,7 +65,7 @@ def test_calls_of_several_threads_are_all_counted() -> None:
 
 
 def test_a_large_share_of_the_time_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "WINDOW", 0.02)
+    monkeypatch.setattr(accounting, "WINDOW", 0.02)
     fallback.reset()
     x = torch.rand(400, 400, device="mps")
 
@@ -80,7 +80,7 @@ def test_a_large_share_of_the_time_is_warned_of_once(monkeypatch: pytest.MonkeyP
 
 
 def test_a_small_share_is_not(recwarn: pytest.WarningsRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "WINDOW", 0.1)
+    monkeypatch.setattr(accounting, "WINDOW", 0.1)
     fallback.reset()
     x = torch.ones(3, device="mps")
     for _ in range(5):
@@ -91,6 +91,6 @@ def test_a_small_share_is_not(recwarn: pytest.WarningsRecorder, monkeypatch: pyt
 
 def test_the_way_is_told_in_words() -> None:
     def way(calls: int, shared: int) -> str:
-        return ledger.Entry("aten::x", calls, 1.0, 0, shared, 0.1).way
+        return accounting.Entry("aten::x", calls, 1.0, 0, shared, 0.1).way
 
     assert [way(3, 0), way(3, 3), way(3, 1)] == ["copied", "shared", "shared 1, copied 2"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hf_mps.fallback import register
+from hf_mps.fallback import registration
 from hf_mps.guards.releases import torch_release
 
 pytestmark = pytest.mark.slow
@@ -37,7 +37,7 @@ def lacking(names: list[str]) -> set[str]:
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     serves = ("MPS", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
     found = set()
-    with register.suspended():
+    with registration.suspended():
         everything = torch._C._dispatch_get_all_op_names()
         for name in names:
             family = [name]

@@ -68,7 +68,7 @@ import torch
 x = torch.ones(4, device="mps")
 try: print(x.mode().values.item(), torch.take(x, torch.tensor([1], device="mps")).item())
 except NotImplementedError as error: print(str(error).split(" is ")[0])
-from hf_mps import activate
+from hf_mps.activation import activate
 print(*(part for part in activate.activate().parts() if part.name == "fallback"))
 """
 

@@ -10,8 +10,9 @@ import torch
 from inline_snapshot import snapshot
 
 from hf_mps import fallback
-from hf_mps.fallback import operators, register
+from hf_mps.fallback import registration
 from hf_mps.guards.releases import torch_release
+from hf_mps.operators import dispatcher
 
 pytestmark = pytest.mark.filterwarnings("ignore::hf_mps.fallback.MetalFallbackWarning")
 
@@ -21,7 +22,7 @@ SERVES = ("MPS", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunct
 def lacking() -> set[str]:
     """Another way to ask than the layer's: each name, one after the other, without the layer's kernels."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    with register.suspended():
+    with registration.suspended():
         names = torch._C._dispatch_get_all_op_names()
         return {name for name in names if has(name, "CPU") and not any(has(name, key) for key in SERVES)}
 
@@ -43,14 +44,14 @@ def test_beyond_those_only_what_pytorch_itself_sends_to_the_cpu_or_turns_away() 
         "aten::linalg_svd.U",
         "aten::upsample_nearest3d.vec",
     }
-    assert more <= always_on_cpu | set(operators.REFUSE_METAL) | set(operators.MADE_OF_OTHERS)
+    assert more <= always_on_cpu | set(dispatcher.REFUSE_METAL) | set(dispatcher.MADE_OF_OTHERS)
 
 
 def test_every_kernel_that_only_sends_to_the_cpu_is_taken_over() -> None:
     """All of Metal's kernels are asked here, as would take too long at each start."""
-    with register.suspended():
+    with registration.suspended():
         everything = torch._C._dispatch_get_all_op_names()
-        sent = {name for name in everything if operators.SENT_TO_CPU.search(torch._C._dispatch_dump(name))}
+        sent = {name for name in everything if dispatcher.SENT_TO_CPU.search(torch._C._dispatch_dump(name))}
     assert sent
     assert sent <= set(fallback.registered())
 
@@ -83,7 +84,7 @@ def test_what_has_no_counterpart_on_metal_keeps_metals_error() -> None:
 def test_suspended_kernels_give_metals_error_and_come_back() -> None:
     x = torch.ones(2, device="mps")
     before = fallback.registered()
-    with register.suspended(), pytest.raises(NotImplementedError, match="aten::mode"):
+    with registration.suspended(), pytest.raises(NotImplementedError, match="aten::mode"):
         x.mode()
     assert fallback.registered() == before
     assert x.mode().values.item() == 1
@@ -132,7 +133,7 @@ def test_a_library_with_a_metal_kernel_of_its_own_keeps_it() -> None:
 
 def test_loading_a_library_of_operators_looks_for_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
-    monkeypatch.setattr(register, "sweep", lambda: found.append("looked"))
+    monkeypatch.setattr(registration, "sweep", lambda: found.append("looked"))
     torch.ops.load_library(str(Path(torch.__file__).parent / "lib" / _a_library_of_torch()))
     assert found == ["looked"]
 

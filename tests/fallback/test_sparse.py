@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from hf_mps import fallback
-from hf_mps.fallback import notice, operators, register
+from hf_mps.fallback import registration, warnings
+from hf_mps.operators import dispatcher
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::hf_mps.fallback.MetalFallbackWarning"),
@@ -70,7 +71,7 @@ def test_a_missing_operator_runs_on_the_cpu_and_is_counted(name: str) -> None:
 
 
 def test_its_warning_names_the_operator_and_the_line() -> None:
-    notice.forget()
+    warnings.forget()
     with pytest.warns(fallback.MetalFallbackWarning) as told:
         matrix("mps")._dimI()
     assert str(told[0].message).startswith("hf_mps: aten::_dimI (sparse) of float32[2, 3] has no Metal kernel and runs")
@@ -79,7 +80,7 @@ def test_its_warning_names_the_operator_and_the_line() -> None:
 
 def test_everything_that_the_cpu_has_for_them_is_given_or_refused_with_a_reason() -> None:
     computed = torch._C._dispatch_has_computed_kernel_for_dispatch_key
-    with register.suspended():
+    with registration.suspended():
         on_cpu = torch._C._dispatch_get_registrations_for_dispatch_key("SparseCPU")
         lacking = {name for name in on_cpu if name.startswith("aten::") and not computed(name, "SparseMPS")}
     assert {f"{name} (sparse)" for name in lacking} <= set(fallback.registered()) | set(fallback.refused())
@@ -87,13 +88,16 @@ def test_everything_that_the_cpu_has_for_them_is_given_or_refused_with_a_reason(
 
 
 def test_where_torch_makes_no_sparse_tensors_on_metal_nothing_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "MAKES_SPARSE", "aten::no_such_operator")
-    assert operators.missing_for_sparse() == []
+    monkeypatch.setattr(dispatcher, "MAKES_SPARSE", "aten::no_such_operator")
+    assert dispatcher.missing_for_sparse() == []
 
 
 def test_suspended_kernels_give_pytorchs_error_and_come_back() -> None:
     sparse = matrix("mps")
-    with register.suspended(), pytest.raises(NotImplementedError, match="'aten::_dimI' with arguments from the 'Spars"):
+    with (
+        registration.suspended(),
+        pytest.raises(NotImplementedError, match="'aten::_dimI' with arguments from the 'Spars"),
+    ):
         sparse._dimI()
     assert sparse._dimI() == 2
 
@@ -109,4 +113,4 @@ def test_a_torch_that_does_not_know_the_key_by_name_has_none_of_it(monkeypatch: 
 
     monkeypatch.setattr(torch._C, "_parse_dispatch_key", lambda key: None if key == "SparseMPS" else known(key))
     monkeypatch.setattr(torch._C, "_dispatch_get_registrations_for_dispatch_key", asked)
-    assert operators.missing_for_sparse() == []
+    assert dispatcher.missing_for_sparse() == []

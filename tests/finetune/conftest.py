@@ -65,7 +65,7 @@ def finetune(capfd: pytest.CaptureFixture[str]) -> Command:
 
     The line that it says before anything is loaded (test_early.py) is left out of what it printed.
     """
-    from hf_mps.cli import main
+    from hf_mps.cli.main import main
 
     def run(*arguments: str) -> Ended:
         capfd.readouterr()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hf_mps.choice import Choice
+from hf_mps.core.choice import Choice
 from hf_mps.finetune.metrics import Baseline
 from hf_mps.finetune.report import Expectation, RunRecord
 

@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from strategies import cases
 
-from hf_mps.errors import UserError
-from hf_mps.finetune import lines, nested, separated, spreadsheet
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.data import csv as separated
+from hf_mps.finetune.data import json_rows, lines, spreadsheet
+from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.media import audio, images
-from hf_mps.finetune.rows import Rows
 
 RATE = 16_000
 
@@ -116,7 +117,7 @@ def test_any_json_is_read_as_pythons_own_reader_does_or_refused(place: Path, doc
     path = place / f"a{ending}"
     path.write_bytes(content)
     wanted = Everything()
-    found = read(lambda: nested.tables(path, path.name, wanted), path.name)
+    found = read(lambda: json_rows.tables(path, path.name, wanted), path.name)
     if found is None:
         return
     text = content.decode("utf-8-sig")

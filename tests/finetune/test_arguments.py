@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 from inline_snapshot import snapshot
 
-from hf_mps.errors import UserError
-from hf_mps.finetune import arguments
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.recipe import training_section
 
 ALL_FIELDS = "next, to see all: hf-mps recipes keys RECIPE"
 
@@ -16,7 +16,7 @@ ALL_FIELDS = "next, to see all: hf-mps recipes keys RECIPE"
 def test_the_parsed_fields_are_those_of_the_real_class() -> None:
     from transformers import TrainingArguments
 
-    assert list(arguments.fields()) == [field.name for field in dataclasses.fields(TrainingArguments)]
+    assert list(training_section.fields()) == [field.name for field in dataclasses.fields(TrainingArguments)]
 
 
 def test_listed_values_are_those_of_the_real_enums() -> None:
@@ -24,7 +24,7 @@ def test_listed_values_are_those_of_the_real_enums() -> None:
     from transformers.trainer_utils import IntervalStrategy, SaveStrategy
     from transformers.training_args import OptimizerNames
 
-    known = arguments.fields()
+    known = training_section.fields()
     for name, enum in (
         ("lr_scheduler_type", SchedulerType),
         ("eval_strategy", IntervalStrategy),
@@ -41,16 +41,16 @@ def test_every_default_of_the_real_class_is_accepted() -> None:
     plain = {
         name: value
         for name, value in defaults.items()
-        if name not in arguments.ELSEWHERE and isinstance(value, (bool, int, float, str))
+        if name not in training_section.ELSEWHERE and isinstance(value, (bool, int, float, str))
     }
     assert len(plain) > 50
-    assert arguments.problems(plain) == []
+    assert training_section.problems(plain) == []
 
 
 def test_no_removed_name_is_a_field_and_every_refused_one_is() -> None:
-    known = arguments.fields()
-    assert not arguments.REMOVED.keys() & known.keys()
-    assert arguments.ELSEWHERE.keys() <= known.keys()
+    known = training_section.fields()
+    assert not training_section.REMOVED.keys() & known.keys()
+    assert training_section.ELSEWHERE.keys() <= known.keys()
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_no_removed_name_is_a_field_and_every_refused_one_is() -> None:
     ],
 )
 def test_a_removed_name_gets_its_replacement_named(key: str, instead: str) -> None:
-    assert arguments.problems({key: 1}) == [(key, f"was removed in transformers 5; in its place: {instead}")]
+    assert training_section.problems({key: 1}) == [(key, f"was removed in transformers 5; in its place: {instead}")]
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def test_a_removed_name_gets_its_replacement_named(key: str, instead: str) -> No
     ],
 )
 def test_a_wrong_value_is_refused_with_what_is_allowed(key: str, value: object, problem: str) -> None:
-    found = arguments.problems({key: value})
+    found = training_section.problems({key: value})
     # The number of fields is the installed version's.
-    count = len(arguments.fields()) - len(arguments.ELSEWHERE)
+    count = len(training_section.fields()) - len(training_section.ELSEWHERE)
     assert found == [(key, problem.replace("74 fields", f"{count} fields"))]
 
 
@@ -105,7 +105,7 @@ def test_a_wrong_value_is_refused_with_what_is_allowed(key: str, value: object, 
     ],
 )
 def test_a_right_value_passes(key: str, value: object) -> None:
-    assert arguments.problems({key: value}) == []
+    assert training_section.problems({key: value}) == []
 
 
 @pytest.mark.parametrize(
@@ -121,51 +121,51 @@ def test_a_right_value_passes(key: str, value: object) -> None:
     ],
 )
 def test_a_subclass_has_the_fields_of_its_bases_and_its_own(
-    libraries: None, module: str, source: arguments.Source
+    libraries: None, module: str, source: training_section.Source
 ) -> None:
     library = pytest.importorskip(module, reason=f"{module} is an optional dependency")
     real = [field.name for field in dataclasses.fields(getattr(library, source[1]))]
-    assert set(arguments.fields(source)) == set(real)
-    assert arguments.problems({"learning_rate": 1e-4}, source) == []
+    assert set(training_section.fields(source)) == set(real)
+    assert training_section.problems({"learning_rate": 1e-4}, source) == []
     words = f"is no field of {source[1]}; {ALL_FIELDS}; did you mean 'learning_rate'?"
-    assert arguments.problems({"learning_rat": 1}, source)[0][1] == words
+    assert training_section.problems({"learning_rat": 1}, source)[0][1] == words
 
 
 def test_what_a_task_settles_itself_is_refused_with_the_place_to_say_it() -> None:
     source = ("transformers/training_args_seq2seq.py", "Seq2SeqTrainingArguments")
     settled = {"predict_with_generate": "the task's metrics need the generated texts"}
-    assert arguments.problems({"predict_with_generate": False}, source, settled) == [
+    assert training_section.problems({"predict_with_generate": False}, source, settled) == [
         ("predict_with_generate", snapshot("is not set here: the task's metrics need the generated texts"))
     ]
 
 
 def test_a_library_that_is_not_installed_is_named_with_the_command() -> None:
     with pytest.raises(UserError, match=r"^no_such_library is not installed; next: pip install no_such_library$"):
-        arguments.fields(("no_such_library/args.py", "Arguments"))
+        training_section.fields(("no_such_library/args.py", "Arguments"))
 
 
 @pytest.fixture(params=["activation_checkpointing", "gradient_checkpointing"])
 def theirs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The one name of checkpointing that an installed transformers has: the newer, or the older as in 5.0."""
     name = str(request.param)
-    known = {key: field for key, field in arguments.fields().items() if "checkpointing" not in key}
-    known |= {key: arguments.Field(key, "bool") for key in (name,)}
-    known |= {key: arguments.Field(key, "dict[str, Any] | None") for key in (f"{name}_kwargs",)}
-    monkeypatch.setattr(arguments, "fields", lambda source=None: known)
+    known = {key: field for key, field in training_section.fields().items() if "checkpointing" not in key}
+    known |= {key: training_section.Field(key, "bool") for key in (name,)}
+    known |= {key: training_section.Field(key, "dict[str, Any] | None") for key in (f"{name}_kwargs",)}
+    monkeypatch.setattr(training_section, "fields", lambda source=None: known)
     return name
 
 
 def test_both_names_of_checkpointing_are_taken_and_become_the_installed_one(theirs: str) -> None:
-    assert arguments.checkpointing() == theirs
+    assert training_section.checkpointing() == theirs
     for said in ("activation_checkpointing", "gradient_checkpointing"):
         asked = {said: True, f"{said}_kwargs": {"use_reentrant": False}}
-        assert arguments.problems(asked) == []
-        assert arguments.installed(asked) == {theirs: True, f"{theirs}_kwargs": {"use_reentrant": False}}
-        assert arguments.problems({said: "yes"}) == [(said, snapshot("is 'yes'; allowed: true or false"))]
+        assert training_section.problems(asked) == []
+        assert training_section.installed(asked) == {theirs: True, f"{theirs}_kwargs": {"use_reentrant": False}}
+        assert training_section.problems({said: "yes"}) == [(said, snapshot("is 'yes'; allowed: true or false"))]
 
 
 def test_only_one_name_of_checkpointing_is_given(theirs: str) -> None:
-    assert arguments.problems({"activation_checkpointing": True, "gradient_checkpointing": False}) == [
+    assert training_section.problems({"activation_checkpointing": True, "gradient_checkpointing": False}) == [
         (
             "activation_checkpointing",
             snapshot("is the newer name of gradient_checkpointing, which is here too; give one of them"),

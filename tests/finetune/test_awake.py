@@ -14,7 +14,7 @@ import pytest
 from tiny import Command
 
 from hf_mps.device import machine
-from hf_mps.finetune import awake
+from hf_mps.finetune.run import caffeinate as awake
 
 MAC = machine.Machine(system="Darwin", processor="arm64", chip="Apple M2 Pro", memory=16 << 30, macos="15.6")
 PC = machine.Machine(system="Linux", processor="x86_64", chip="x", memory=16 << 30)

@@ -12,8 +12,8 @@ from left import results
 from test_lengths import recipe, rows
 from tiny import Command
 
-from hf_mps.finetune.text import batches
-from hf_mps.finetune.text.batches import Alike
+from hf_mps.finetune.text import buckets
+from hf_mps.finetune.text.buckets import Alike
 
 LENGTHS = [8, 16, 24, 16, 8, 32, 16, 24, 8, 8] * 11  # 110 rows
 
@@ -69,7 +69,7 @@ def test_fewer_rows_than_a_batch_are_one_batch() -> None:
 def test_how_batches_are_drawn_is_a_choice_with_a_reason(
     said: dict[str, Any], counts: list[int] | None, value: str, reason: str
 ) -> None:
-    choice = batches.decide(recipe(**said), counts, 8)
+    choice = buckets.decide(recipe(**said), counts, 8)
     assert choice.value == value
     assert choice.reason.startswith(reason)
 

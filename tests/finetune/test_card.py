@@ -12,7 +12,7 @@ import yaml
 from huggingface_hub import ModelCard
 from records import a_record
 
-from hf_mps.choice import Choice
+from hf_mps.core.choice import Choice
 
 
 def card(**changes: Any) -> ModelCard:

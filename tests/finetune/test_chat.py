@@ -9,7 +9,7 @@ import pytest
 import workshop
 from inline_snapshot import snapshot
 
-from hf_mps.errors import UserError
+from hf_mps.core.errors import UserError
 from hf_mps.finetune.text import chat
 
 HELLO = [

@@ -14,8 +14,8 @@ from test_packing import SIZE, WORDS, made
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_mps import simulator
-from hf_mps.finetune.loss import chunked, heads
-from hf_mps.finetune.loss.tied import Gathering, Shared
+from hf_mps.finetune.loss import chunked, deferred_head
+from hf_mps.finetune.loss.tied_embedding import Gathering, Shared
 
 DEVICES = ("mps", "cpu")
 
@@ -106,7 +106,7 @@ def test_value_and_gradients_are_the_plain_ones(name: str, device: str) -> None:
     torch.manual_seed(0)
     plain = architectures()[name]().to(device).train()
     ours = copy.deepcopy(plain)
-    assert heads.install(ours).value == heads.CHUNKS
+    assert deferred_head.install(ours).value == deferred_head.CHUNKS
     inputs = batch(device)
     for items in (None, torch.tensor(31, device=device), 31):
         more = {} if items is None else {"num_items_in_batch": items}
@@ -120,7 +120,7 @@ def test_value_and_gradients_are_the_plain_ones(name: str, device: str) -> None:
 def test_a_tied_weight_has_one_gradient_made_by_head_and_embedding_together() -> None:
     plain = made("qwen3").to("mps")
     ours = copy.deepcopy(plain)
-    heads.install(ours)
+    deferred_head.install(ours)
     assert type(ours.get_input_embeddings()) is Gathering
     ids = batch("mps")["input_ids"]
     # Rows that do not come from the embedding: the head's gradient goes to the weight by itself.
@@ -154,7 +154,7 @@ def test_outputs_hold_no_hidden_states_in_the_place_of_logits() -> None:
     model = made("llama")
     inputs = batch("cpu")
     plain = model(input_ids=inputs["input_ids"]).logits
-    heads.install(model)
+    deferred_head.install(model)
     assert model(**inputs).logits is None
     assert len(model(**inputs, return_dict=False, use_cache=False)) == 1
     torch.testing.assert_close(model(input_ids=inputs["input_ids"]).logits, plain)
@@ -165,14 +165,14 @@ def test_outputs_hold_no_hidden_states_in_the_place_of_logits() -> None:
 
 def test_metrics_that_need_logits_get_them_in_evaluation() -> None:
     model = made("llama")
-    heads.install(model, logits_in_evaluation=True)
+    deferred_head.install(model, logits_in_evaluation=True)
     assert model.train()(**batch("cpu")).logits is None
     assert model.eval()(**batch("cpu")).logits.shape == (3, 20, WORDS)
 
 
 def test_a_copy_of_the_model_stands_on_its_own() -> None:
     model = made("qwen3")
-    heads.install(model)
+    deferred_head.install(model)
     other = copy.deepcopy(model)
     with torch.no_grad():
         for weight in model.parameters():
@@ -205,8 +205,8 @@ def test_what_cannot_be_taken_in_chunks_is_left_alone_with_the_reason() -> None:
         ),
     ):
         before = type(model.get_output_embeddings())
-        choice = heads.install(model)
-        assert (choice.value, choice.reason) == (heads.PLAIN, reason)
+        choice = deferred_head.install(model)
+        assert (choice.value, choice.reason) == (deferred_head.PLAIN, reason)
         assert type(model.get_output_embeddings()) is before
         labels = torch.tensor([[4, 5, 6]])
         assert model(input_ids=labels, labels=labels).logits.shape[-1] == WORDS
@@ -223,22 +223,22 @@ def test_what_cannot_be_taken_in_chunks_is_left_alone_with_the_reason() -> None:
 )
 def test_the_recipe_can_keep_the_models_own_loss(said: dict[str, Any], reason: str) -> None:
     model = made("llama")
-    choice = heads.decide(recipe(**said), model)
-    assert (choice.value, choice.reason) == (heads.PLAIN, reason)
+    choice = deferred_head.decide(recipe(**said), model)
+    assert (choice.value, choice.reason) == (deferred_head.PLAIN, reason)
     assert type(model.lm_head) is torch.nn.Linear
 
 
 def test_several_gpus_keep_the_models_own_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    choice = heads.decide(recipe(), made("llama"))
-    assert choice.value == heads.PLAIN
+    choice = deferred_head.decide(recipe(), made("llama"))
+    assert choice.value == deferred_head.PLAIN
     assert choice.reason == snapshot(
         "Trainer copies the model to every GPU (DataParallel), and this loss belongs to one"
     )
 
 
 def test_the_reason_says_how_many_tokens_are_taken_at_a_time() -> None:
-    choice = heads.decide(recipe(), made("llama"))
+    choice = deferred_head.decide(recipe(), made("llama"))
     assert choice.value == "cross-entropy in chunks"
     assert choice.reason == snapshot(
         "7 tokens at a time: a plain loss holds a batch's logits three times, 0.00023 MiB a token"
@@ -249,7 +249,7 @@ def test_the_reason_says_how_many_tokens_are_taken_at_a_time() -> None:
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
 def test_under_autocast_the_loss_is_as_near_to_the_exact_one_as_the_plain_one(device: str, kind: torch.dtype) -> None:
     exact, plain, ours = made("llama").to(device), made("llama").to(device), made("llama").to(device)
-    heads.install(ours)
+    deferred_head.install(ours)
     inputs = batch(device)
     exact(**inputs).loss.backward()
     for model in (plain, ours):
@@ -267,7 +267,7 @@ def test_under_autocast_the_loss_is_as_near_to_the_exact_one_as_the_plain_one(de
 
 def test_it_goes_backward_once_and_without_gradients_keeps_nothing() -> None:
     model = made("llama")
-    heads.install(model)
+    deferred_head.install(model)
     loss = model(**batch("cpu")).loss
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="the chunked loss goes backward once"):
@@ -302,7 +302,7 @@ def trained(model: Any, folder: Path, **said: Any) -> tuple[Any, dict[str, float
 )
 def test_trainer_ends_with_the_same_weights(said: dict[str, Any], tmp_path: Path) -> None:
     ours = made("qwen3")
-    heads.install(ours)
+    deferred_head.install(ours)
     mine, measured = trained(ours, tmp_path / "ours", **said)
     theirs, wanted = trained(made("qwen3"), tmp_path / "plain", **said)
     assert measured["eval_loss"] == pytest.approx(wanted["eval_loss"], rel=1e-4)
@@ -319,7 +319,7 @@ def test_lora_trains_with_it_and_the_head_stays_frozen(tmp_path: Path) -> None:
         adapters = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj", "v_proj"])
         model = get_peft_model(made("qwen3"), adapters)
         if name == "ours":
-            assert heads.install(model).value == heads.CHUNKS
+            assert deferred_head.install(model).value == deferred_head.CHUNKS
         found.append(trained(model, tmp_path / name, gradient_checkpointing=True))
     (mine, measured), (theirs, wanted) = found
     assert measured["eval_loss"] == pytest.approx(wanted["eval_loss"], rel=1e-4)
@@ -340,7 +340,7 @@ def test_a_step_holds_no_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("plain", "ours"):
         model = Qwen2ForCausalLM(Qwen2Config(**size)).to("mps").train()
         if name == "ours":
-            heads.install(model)
+            deferred_head.install(model)
         ids = torch.arange(tokens, device="mps")[None]
         simulator.reset_peak_memory()
         before = simulator.peak_memory()

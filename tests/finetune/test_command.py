@@ -12,8 +12,8 @@ import tiny
 from inline_snapshot import snapshot
 from tiny import Command
 
-from hf_mps.cli import main
-from hf_mps.finetune import catalogue
+from hf_mps.cli.main import main
+from hf_mps.finetune.recipe import catalogue
 
 Printed = pytest.CaptureFixture[str]
 COLUMNS = {f"data.columns.{role}=" for role in ("text", "text_pair", "label")}
@@ -116,7 +116,7 @@ def test_a_metric_that_the_rows_decide_on_is_not_refused_unread(desk: Path, caps
 
 
 def test_the_projects_recipes_are_valid_without_an_extra(capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_mps.finetune import fields
+    from hf_mps.finetune.recipe import fields
 
     found = fields.find_spec
     monkeypatch.setattr(
@@ -215,9 +215,10 @@ def test_a_short_name_that_is_no_column_of_the_task_is_refused(desk: Path, finet
 
 
 def test_listing_and_showing_import_nothing_heavy(run_python: Callable[..., object]) -> None:
-    heavy = ("torch", "transformers", "datasets", "numpy", "rich", "hf_mps.finetune.recipe")
+    heavy = ("torch", "transformers", "datasets", "numpy", "rich", "hf_mps.finetune.recipe.schema")
     code = (
-        "import sys; from hf_mps.cli import main; main(['recipes', 'list']); main(['recipes', 'show', 'quickstart']);"
+        "import sys; from hf_mps.cli.main import main; main(['recipes', 'list']);"
+        "main(['recipes', 'show', 'quickstart']);"
         f"print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
     )
     ended = run_python("-c", code)

@@ -12,8 +12,8 @@ from inline_snapshot import snapshot
 from readers import both, loaded, refusal
 from tiny import Command
 
-from hf_mps.errors import UserError
-from hf_mps.finetune import data
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.data import load
 from hf_mps.finetune.tasks import token_classification
 
 TWO = {"text": "text", "label": "label"}
@@ -32,10 +32,10 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def tagged(name: str, **columns: object) -> data.Rows:
+def tagged(name: str, **columns: object) -> load.Rows:
     made = token_classification.Data.model_validate({**both(name), "columns": columns})
-    data.check(made)
-    return data.load(made, seed=1)["train"]
+    load.check(made)
+    return load.load(made, seed=1)["train"]
 
 
 @pytest.mark.parametrize("name", ["train.txt", "train.conll", "train.conll.gz"])

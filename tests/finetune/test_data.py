@@ -10,7 +10,7 @@ import sklearn  # noqa: F401  sets KMP_ variables when it is first imported, whi
 from inline_snapshot import snapshot
 from readers import loaded
 
-from hf_mps.errors import UserError
+from hf_mps.core.errors import UserError
 
 SQUAD = {
     "version": "1.1",

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hf_mps.errors import UserError
-from hf_mps.finetune import command, order, sweep
+from hf_mps.cli import finetune
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.recipe import resolve
+from hf_mps.finetune.run import sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 VERB = re.compile(r"(?:python -m hf_mps\.finetune|hf-mps (?:finetune|plan|audit|parity)) +(?=[a-z])")
@@ -60,7 +62,7 @@ def test_the_pages_show_commands() -> None:
 
 @pytest.mark.parametrize(("shown", "refusal"), COMMANDS)
 def test_a_shown_command_is_taken_or_refused_as_the_page_says(shown: str, refusal: str) -> None:
-    words = command.swept(shlex.split(shown))
+    words = finetune.swept(shlex.split(shown))
     positional: list[str] = []
     axes: list[str] = []
     while words:
@@ -76,9 +78,9 @@ def test_a_shown_command_is_taken_or_refused_as_the_page_says(shown: str, refusa
     name, *overrides = positional
     if refusal:
         with pytest.raises(UserError) as error:
-            order.load(name, overrides)
+            resolve.load(name, overrides)
         assert str(error.value) == refusal
     elif axes:
         assert sweep.plan(name, overrides, axes).runs
     else:
-        order.load(name, overrides)
+        resolve.load(name, overrides)

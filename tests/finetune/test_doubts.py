@@ -10,9 +10,9 @@ import tiny
 from inline_snapshot import snapshot
 from tiny import Command
 
-from hf_mps.errors import UserError
-from hf_mps.finetune import labels
-from hf_mps.finetune.rows import Rows
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.data import labels
+from hf_mps.finetune.data.rows import Rows
 
 
 def rows(given: list[object], *, textual: bool = True) -> Rows:

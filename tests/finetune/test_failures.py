@@ -16,7 +16,7 @@ import pytest
 from inline_snapshot import snapshot
 from tiny import Command, Ended
 
-from hf_mps.finetune import failures
+from hf_mps.finetune.run import failures
 
 
 def leftovers(run: Path) -> list[str]:
@@ -29,8 +29,8 @@ def leftovers(run: Path) -> list[str]:
 def limited(size: int) -> str:
     """A Python program that runs the recipe where no file may grow over `size` bytes: a write ends in EFBIG."""
     return (
-        "import resource, runpy, sys; import torch, datasets, hf_mps.finetune.runner;"
-        "from hf_mps import activate, device; activate.activate(); device.choose();"
+        "import resource, runpy, sys; import torch, datasets, hf_mps.finetune.run.runner;"
+        "from hf_mps import device; from hf_mps.activation import activate; activate.activate(); device.choose();"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}));"
         "sys.argv = ['finetune', *sys.argv[1:]]; runpy.run_module('hf_mps.finetune', run_name='__main__')"
     )
@@ -100,12 +100,12 @@ def test_a_file_that_cannot_be_written_whole_leaves_nothing_half_written(desk: P
 
 
 def test_ctrl_c_before_training_says_so(desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_mps.finetune import data
+    from hf_mps.finetune.data import load
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(data, "load", interrupted)
+    monkeypatch.setattr(load, "load", interrupted)
     ended = finetune("my.yaml")
     assert (ended.code, ended.err) == (130, "hf-mps: interrupted\n")
     assert not (desk / "runs").exists()
@@ -143,12 +143,12 @@ def test_a_loss_that_is_not_logged_stops_the_run_before_a_checkpoint(
 
 
 def test_a_fault_of_ours_is_not_hidden(desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_mps.finetune import data
+    from hf_mps.finetune.data import load
 
     def broken(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(data, "load", broken)
+    monkeypatch.setattr(load, "load", broken)
     with pytest.raises(ZeroDivisionError):
         finetune("my.yaml")
 

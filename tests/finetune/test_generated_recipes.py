@@ -12,9 +12,11 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hf_mps.errors import BREAKING, UserError
-from hf_mps.finetune import arguments, catalogue, document, keys, tasks
-from hf_mps.finetune import order as orders
+from hf_mps.core.errors import BREAKING, UserError
+from hf_mps.finetune import tasks
+from hf_mps.finetune.recipe import catalogue, keys, training_section
+from hf_mps.finetune.recipe import resolve as orders
+from hf_mps.finetune.recipe import yaml as document
 
 RECIPES = [entry.name for entry in catalogue.entries()]
 KNOWN = sorted({key.name for task in tasks.names() for key in keys.of_recipe(task)})
@@ -63,7 +65,7 @@ def at(values: Any, key: str) -> Any:
 def arguments_name(key: str) -> str:
     """The key under the name that the installed TrainingArguments has for it."""
     section, dot, field = key.partition(".")
-    return f"training.{next(iter(arguments.installed({field: None})))}" if dot and section == "training" else key
+    return f"training.{next(iter(training_section.installed({field: None})))}" if dot and section == "training" else key
 
 
 def taken_or_refused(name: str, overrides: list[str]) -> None:

@@ -41,15 +41,15 @@ def stop(monkeypatch: pytest.MonkeyPatch) -> Stop:
 @pytest.fixture
 def stop_after_training(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """End the next run between its last checkpoint and its results, as a kill there does."""
-    from hf_mps.finetune import training
+    from hf_mps.finetune.run import train
 
-    measured = training._measured
+    measured = train._measured
 
     def once(trainer: Any) -> dict[str, float]:
-        monkeypatch.setattr(training, "_measured", measured)
+        monkeypatch.setattr(train, "_measured", measured)
         raise KeyboardInterrupt
 
-    return lambda: monkeypatch.setattr(training, "_measured", once)
+    return lambda: monkeypatch.setattr(train, "_measured", once)
 
 
 def same_end(one: Path, other: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_stop_leaves_out_no_evaluation_that_tells_the_best_weights(
 def test_the_time_of_every_part_counts(
     desk: Path, finetune: Command, stop: Stop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hf_mps.finetune import callbacks
+    from hf_mps.finetune.run import callbacks
 
     class Clock:
         """A second passes whenever somebody looks."""
@@ -228,8 +228,8 @@ def test_a_finished_run_on_other_rows_is_another_run(desk: Path, finetune: Comma
 def test_images_are_told_by_what_is_in_them(tmp_path: Path) -> None:
     from datasets import Dataset
 
-    from hf_mps.finetune import fingerprints
-    from hf_mps.finetune.rows import Rows
+    from hf_mps.finetune.data.rows import Rows
+    from hf_mps.finetune.run import fingerprints
 
     def digest(*names: str) -> str:
         dataset = Dataset.from_dict({"image": list(names), "label": ["a"] * len(names)})
@@ -249,8 +249,8 @@ def test_bytes_and_nested_columns_have_a_digest(tmp_path: Path) -> None:
 
     from datasets import Dataset
 
-    from hf_mps.finetune import fingerprints
-    from hf_mps.finetune.rows import Rows
+    from hf_mps.finetune.data.rows import Rows
+    from hf_mps.finetune.run import fingerprints
 
     rows = [
         {

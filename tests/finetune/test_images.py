@@ -11,9 +11,9 @@ import pytest
 from inline_snapshot import snapshot
 from PIL import Image
 
-from hf_mps.errors import UserError
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.media import images
-from hf_mps.finetune.rows import Rows
 
 
 def opened(image: Any, kind: str = "PNG", **settings: Any) -> Any:

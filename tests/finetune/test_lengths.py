@@ -17,9 +17,9 @@ import torch
 from inline_snapshot import snapshot
 from tiny import Command
 
-from hf_mps.errors import UserError
+from hf_mps.core.errors import UserError
 from hf_mps.finetune.text import lengths, shapes
-from hf_mps.finetune.text.batches import Alike
+from hf_mps.finetune.text.buckets import Alike
 from hf_mps.finetune.text.lengths import Lengths, Padded
 from hf_mps.finetune.text.padding import PadUp
 

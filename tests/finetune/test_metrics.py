@@ -17,7 +17,7 @@ from inline_snapshot import snapshot
 from scipy import stats
 from sklearn import metrics as sk
 
-from hf_mps.errors import UserError
+from hf_mps.core.errors import UserError
 from hf_mps.finetune import metrics
 from hf_mps.finetune.metrics.catalogue import REPORTS
 

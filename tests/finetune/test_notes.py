@@ -9,10 +9,10 @@ import pytest
 from inline_snapshot import snapshot
 from tiny import Command
 
-from hf_mps.finetune import progress
-from hf_mps.guards import notice
-from hf_mps.sentinels import gradient_norm
-from hf_mps.sentinels.stream import STREAM
+from hf_mps.core import notices
+from hf_mps.finetune.report import screen
+from hf_mps.guards.sentinels import gradient_norm
+from hf_mps.guards.sentinels.stream import STREAM
 
 
 def test_what_a_sentinel_finds_is_a_line_of_the_run(
@@ -20,13 +20,13 @@ def test_what_a_sentinel_finds_is_a_line_of_the_run(
 ) -> None:
     monkeypatch.setattr(gradient_norm, "TIMES", 1e-6)  # so that every run is one to speak of
     monkeypatch.setattr(gradient_norm, "HISTORY", 2)
-    notice.forget()
+    notices.forget()
     STREAM.forget()
     try:
         ended = finetune("my.yaml")
     finally:
         gradient_norm.SENTINEL.forget()
-        notice.forget()
+        notices.forget()
     assert (ended.code, ended.err) == (0, "")
     notes = [line for line in ended.out.splitlines() if "the gradient norm was" in line]
     assert len(notes) == 1
@@ -36,10 +36,10 @@ def test_what_a_sentinel_finds_is_a_line_of_the_run(
 
 def test_a_note_goes_where_the_other_lines_go() -> None:
     out = io.StringIO()
-    lines = progress.StepLines(stream=out)
-    notice.forget()
-    with notice.told(lines.note):
-        notice.say("2 parameters were made contiguous")
-        notice.say("2 parameters were made contiguous")
+    lines = screen.StepLines(stream=out)
+    notices.forget()
+    with notices.told(lines.note):
+        notices.say("2 parameters were made contiguous")
+        notices.say("2 parameters were made contiguous")
     assert out.getvalue() == snapshot("note  2 parameters were made contiguous\n")
-    notice.forget()
+    notices.forget()

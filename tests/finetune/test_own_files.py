@@ -11,7 +11,7 @@ from inline_snapshot import snapshot
 from pydantic import ValidationError
 from readers import both, loaded, refusal
 
-from hf_mps.finetune.recipe import Data
+from hf_mps.finetune.recipe.schema import Data
 from hf_mps.finetune.tasks import token_classification
 
 TWO = {"text": "text", "label": "label"}
@@ -129,12 +129,14 @@ def test_a_csv_without_a_header_has_numbers_for_columns(tmp_path: Path) -> None:
 
 
 def test_a_column_is_named_by_its_number_on_the_command_line() -> None:
-    from hf_mps.finetune import order
+    from hf_mps.finetune.recipe import resolve
 
-    said = order.load("text-classification", ["data.train=ag.csv", "data.header=false", "data.text=2", "data.label=0"])
+    said = resolve.load(
+        "text-classification", ["data.train=ag.csv", "data.header=false", "data.text=2", "data.label=0"]
+    )
     assert said.recipe.data.columns.roles() == {"text": "2", "label": "0"}
     words = ["data.train=a.csv", "data.header=false", "data.context=1", "data.start=null", "data.label=0"]
-    said = order.load("multiple-choice/swag", [*words, "data.columns.choices=[2, 3]"])
+    said = resolve.load("multiple-choice/swag", [*words, "data.columns.choices=[2, 3]"])
     assert said.recipe.data.columns.roles() == {"context": "1", "choice_0": "2", "choice_1": "3", "label": "0"}
 
 
@@ -245,7 +247,7 @@ def test_texts_that_are_empty_are_told_of_and_refused_where_all_are() -> None:
 
 
 def test_rows_are_read_once_and_again_where_the_file_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_mps.finetune import separated
+    from hf_mps.finetune.data import csv as separated
 
     Path("a.csv").write_text(PLAIN, encoding="utf-8")
     first = loaded(both("a.csv"), TWO)["train"].dataset

@@ -13,8 +13,8 @@ from datasets import Dataset
 from inline_snapshot import snapshot
 from test_lengths import recipe
 
-from hf_mps.errors import UserError
-from hf_mps.finetune.loss import heads
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.loss import deferred_head
 from hf_mps.finetune.text import packing
 from hf_mps.finetune.text.packing import Collator, Packed, best_fit
 
@@ -100,7 +100,7 @@ def test_loss_and_gradients_are_those_of_the_examples_alone(name: str, attention
     model.to("mps").train()
     alone = copy.deepcopy(model)
     if chunks:
-        assert heads.install(model).value == heads.CHUNKS
+        assert deferred_head.install(model).value == deferred_head.CHUNKS
     data = examples()
     packed = Packed(data, sizes(data), capacity=32, filler=0)
     assert 1 < len(packed) < len(data) / 2

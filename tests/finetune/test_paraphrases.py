@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
-from hf_mps.errors import UserError
-from hf_mps.finetune import data, fingerprints
-from hf_mps.finetune.rows import Rows
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.data import load as data
+from hf_mps.finetune.data.rows import Rows
+from hf_mps.finetune.run import fingerprints
 from hf_mps.finetune.tasks.text_classification import Data
 
 COLUMNS = {"text": "sentence1", "text_pair": "sentence2", "label": "label"}
@@ -72,7 +73,7 @@ def test_more_rows_than_there_are_is_refused_in_one_line() -> None:
 
 
 def test_no_table_of_the_recipes_folder_is_without_a_word_on_where_it_comes_from() -> None:
-    from hf_mps.finetune import catalogue
+    from hf_mps.finetune.recipe import catalogue
 
     folder: Path = catalogue.folder() / "data"
     told = (folder / "README.md").read_text(encoding="utf-8")

@@ -15,12 +15,12 @@ from tiny import Command
 @pytest.fixture
 def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
     """A training of the recipe's own is a failure of the test."""
-    from hf_mps.finetune import training
+    from hf_mps.finetune.run import train
 
     def refused(*_: Any, **__: Any) -> None:
         raise AssertionError("trained")
 
-    monkeypatch.setattr(training, "train", refused)
+    monkeypatch.setattr(train, "train", refused)
 
 
 def test_a_plan_tells_every_choice_of_the_run_and_does_nothing(desk: Path, finetune: Command, untrained: None) -> None:

@@ -14,7 +14,7 @@ from inline_snapshot import snapshot
 from screens import Piped, Terminal
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainingArguments
 
-from hf_mps.finetune.progress import StepLines, final_table, header
+from hf_mps.finetune.report.screen import StepLines, final_table, header
 
 GIB = 2**30
 

@@ -10,8 +10,8 @@ import pytest
 from inline_snapshot import snapshot
 from screens import Piped, Terminal
 
-from hf_mps.finetune.progress import final_table, header
 from hf_mps.finetune.report import Expectation
+from hf_mps.finetune.report.screen import final_table, header
 
 HEADER = [
     ("model", "google-bert/bert-base-cased", "the recipe's"),
@@ -120,7 +120,7 @@ def test_the_closing_table_is_drawn_on_a_terminal_and_a_missed_expectation_is_re
 
 def test_a_header_needs_neither_torch_nor_transformers(run_python: Callable[..., Any]) -> None:
     program = (
-        "import sys; from hf_mps.finetune.progress import header; header([('a', 1, 'b')])\n"
+        "import sys; from hf_mps.finetune.report.screen import header; header([('a', 1, 'b')])\n"
         "print([name for name in ('torch', 'transformers', 'rich', 'numpy') if name in sys.modules])"
     )
     done = run_python("-c", program, env={"HF_MPS": "0"})

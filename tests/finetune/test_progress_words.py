@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hf_mps.finetune.progress import rows, words
+from hf_mps.finetune.report.screen import numbers, rows
 
 GIB = 2**30
 
@@ -19,16 +19,16 @@ GIB = 2**30
     ],
 )
 def test_seconds_read_as_people_say_them(seconds: float, clock: str, duration: str) -> None:
-    assert words.clock(seconds) == clock
-    assert words.duration(seconds) == duration
+    assert numbers.clock(seconds) == clock
+    assert numbers.duration(seconds) == duration
 
 
 def test_an_eta_that_is_not_known_is_dashes() -> None:
-    assert words.clock(float("inf")) == "--:--"
+    assert numbers.clock(float("inf")) == "--:--"
 
 
 def test_bytes_read_as_mebibytes_below_one_gibibyte() -> None:
-    assert [words.memory(size) for size in (0, 512 * 2**20, GIB, 2_085_000_000)] == [
+    assert [numbers.memory(size) for size in (0, 512 * 2**20, GIB, 2_085_000_000)] == [
         "0 MiB",
         "512 MiB",
         "1.00 GiB",

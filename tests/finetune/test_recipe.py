@@ -10,9 +10,11 @@ import pytest
 import yaml
 from inline_snapshot import snapshot
 
-from hf_mps.errors import UserError
-from hf_mps.finetune import catalogue, stored, tasks
-from hf_mps.finetune import order as orders
+from hf_mps.core.errors import UserError
+from hf_mps.finetune import tasks
+from hf_mps.finetune.recipe import catalogue
+from hf_mps.finetune.recipe import resolve as orders
+from hf_mps.finetune.run import stored_recipe
 
 PLAIN = {
     "task": "text-classification",
@@ -300,7 +302,7 @@ def test_every_path_of_a_recipe_is_kept_whole_in_its_runs_folder(
     content["training"] = {"resume_from_checkpoint": "old/checkpoint-3"}
     monkeypatch.chdir(tmp_path)
     order = orders.load(write(Path("recipes"), content))
-    assert stored.resolved(order) == {
+    assert stored_recipe.resolved(order) == {
         "task": "sft",
         "model": str(tmp_path / "recipes/weights"),
         "data": {"folder": str(tmp_path / "recipes/rows"), "columns": {"messages": "messages"}},

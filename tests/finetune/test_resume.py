@@ -16,9 +16,9 @@ from inline_snapshot import snapshot
 from left import results
 from tiny import Command
 
-from hf_mps.errors import UserError
-from hf_mps.finetune import failures, folder
-from hf_mps.finetune import order as orders
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.recipe import resolve as orders
+from hf_mps.finetune.run import failures, run_dir
 
 Stop = Callable[[int, int], None]
 
@@ -88,7 +88,7 @@ def test_a_stop_during_an_evaluation_saves_too(desk: Path, finetune: Command, mo
 
 
 def test_a_second_signal_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_mps.finetune.interrupt import Interruption
+    from hf_mps.finetune.run.interrupt import Interruption
 
     with Interruption():
         os.kill(os.getpid(), signal.SIGINT)
@@ -98,7 +98,7 @@ def test_a_second_signal_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_handler_of_the_users_own_is_left_alone() -> None:
-    from hf_mps.finetune.interrupt import Interruption
+    from hf_mps.finetune.run.interrupt import Interruption
 
     def own(number: int, frame: object) -> None: ...
 
@@ -164,7 +164,7 @@ def test_the_stored_recipe_runs_by_itself(desk: Path, finetune: Command) -> None
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(desk: Path, finetune: Command) -> None:
-    from hf_mps.finetune import stored
+    from hf_mps.finetune.run import stored_recipe as stored
 
     run = desk / "runs/my"
     (run / ".saving").mkdir(parents=True)
@@ -178,7 +178,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(desk: Pa
 
 
 def test_a_torn_checkpoint_is_named_where_a_run_goes_on_from_the_one_before(desk: Path) -> None:
-    from hf_mps.finetune import stored
+    from hf_mps.finetune.run import stored_recipe as stored
 
     run = desk / "runs/my"
     for step in (2, 4):
@@ -186,14 +186,14 @@ def test_a_torn_checkpoint_is_named_where_a_run_goes_on_from_the_one_before(desk
         (run / f"checkpoint-{step}" / failures.LAST).write_text("{}", encoding="utf-8")
     order = orders.load("my.yaml")
     stored.store(run, order)
-    assert folder.choose(order).reason == snapshot("this recipe's run goes on from checkpoint-4")
+    assert run_dir.choose(order).reason == snapshot("this recipe's run goes on from checkpoint-4")
     (run / "checkpoint-4" / "optimizer.pt").write_text("", encoding="utf-8")
-    place = folder.choose(order)
+    place = run_dir.choose(order)
     assert place.checkpoint == Path("runs/my/checkpoint-2")
     torn = "checkpoint-4 is torn (optimizer.pt: it is empty)"
     assert place.reason == f"this recipe's run goes on from checkpoint-2: {torn}"
     (run / "checkpoint-2" / failures.LAST).unlink()
-    assert folder.choose(order).reason == (
+    assert run_dir.choose(order).reason == (
         f"this recipe's run left no checkpoint there and begins again: {torn}; checkpoint-2 is torn"
         " (trainer_state.json is missing)"
     )
@@ -201,25 +201,25 @@ def test_a_torn_checkpoint_is_named_where_a_run_goes_on_from_the_one_before(desk
 
 def test_two_runs_that_start_together_take_two_folders(desk: Path) -> None:
     order = orders.load("my.yaml")
-    first, second = folder.choose(order), folder.choose(order)
+    first, second = run_dir.choose(order), run_dir.choose(order)
     assert first == second
-    with folder.claimed(first) as one, folder.claimed(second) as other:
+    with run_dir.claimed(first) as one, run_dir.claimed(second) as other:
         assert (one, other) == (Path("runs/my"), Path("runs/my-2"))
 
 
 def test_a_run_that_is_going_on_is_not_gone_on_with(desk: Path) -> None:
     named = orders.load("my.yaml", ["output_dir=mine"])
-    place = folder.choose(named)
+    place = run_dir.choose(named)
     with (
-        folder.claimed(place),
+        run_dir.claimed(place),
         pytest.raises(UserError, match=r"^output_dir mine: a run is going on in it; next: "),
-        folder.claimed(place),
+        run_dir.claimed(place),
     ):
         pass
 
 
 def test_a_thread_other_than_the_main_one_sets_no_handler() -> None:
-    from hf_mps.finetune.interrupt import Interruption
+    from hf_mps.finetune.run.interrupt import Interruption
 
     seen: list[Any] = []
 

@@ -11,9 +11,10 @@ from inline_snapshot import snapshot
 from left import results
 from tiny import Command
 
-from hf_mps.fallback.ledger import ledger as fallback_ledger
-from hf_mps.finetune import catalogue, tasks
-from hf_mps.finetune import order as orders
+from hf_mps.fallback.accounting import ledger as fallback_ledger
+from hf_mps.finetune import tasks
+from hf_mps.finetune.recipe import catalogue
+from hf_mps.finetune.recipe import resolve as orders
 from hf_mps.finetune.smoke import families
 
 NAMES = [entry.name for entry in catalogue.entries()]
@@ -177,7 +178,7 @@ PICTURES = ("vit", "deit", "swin", "dinov2", "convnext", "convnextv2", "segforme
 def test_a_tiny_model_of_every_architecture_loads(name: str, tmp_path: Path) -> None:
     from transformers import AutoModel, AutoProcessor, AutoTokenizer
 
-    from hf_mps.finetune.smoke import model
+    from hf_mps.finetune.smoke import tiny_model as model
 
     sound = ("wav2vec2", "hubert", "wavlm")
     reads: families.Input = "sound" if name in sound else "image" if name in PICTURES else "text"

@@ -12,7 +12,7 @@ import pytest
 from inline_snapshot import snapshot
 from tiny import Command
 
-from hf_mps.finetune import sweep as sweeps
+from hf_mps.finetune.run import sweep as sweeps
 
 SHORT = ("my.yaml", "training.max_steps=2")
 
@@ -75,7 +75,7 @@ def test_a_failed_run_does_not_stop_the_others(desk: Path, finetune: Command) ->
 
 
 def test_a_sweep_that_was_stopped_goes_on(desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_mps.finetune import runner
+    from hf_mps.finetune.run import runner
 
     train = runner.train
 
@@ -161,7 +161,7 @@ def test_a_value_with_commas_of_its_own_stays_whole(desk: Path) -> None:
 
 
 def test_the_words_behind_the_option_are_its_own() -> None:
-    from hf_mps.finetune import command
+    from hf_mps.cli import finetune as command
 
     typed = ["finetune", "a", "x=1", "--sweep", "seed=1,2", "y=3,4", "--fresh", "z=5"]
     assert command.swept(typed) == [

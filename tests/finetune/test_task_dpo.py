@@ -11,7 +11,7 @@ import pytest
 import tiny
 import workshop
 
-from hf_mps.errors import UserError
+from hf_mps.core.errors import UserError
 from hf_mps.finetune.tasks.dpo import conversation
 from hf_mps.finetune.text import chat
 

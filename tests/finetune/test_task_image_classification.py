@@ -17,9 +17,9 @@ from inline_snapshot import snapshot
 from left import predictions, results
 from tiny import Command
 
+from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.media import images
 from hf_mps.finetune.media.images import Augmentation, Images
-from hf_mps.finetune.rows import Rows
 
 RECIPE = """# Tell red from blue.
 task: image-classification

@@ -10,7 +10,7 @@ import pytest
 import tiny
 import workshop
 
-from hf_mps.errors import UserError
+from hf_mps.core.errors import UserError
 from hf_mps.finetune.models import language
 from hf_mps.finetune.models.token_trainer import measured, perplexity, row_sums
 from hf_mps.finetune.text import blocks
@@ -167,7 +167,7 @@ def test_sums_are_the_same_from_chunks_and_from_logits(models: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from hf_mps.finetune.loss import heads
+    from hf_mps.finetune.loss import deferred_head
 
     model = AutoModelForCausalLM.from_pretrained(workshop.model(models, "qwen3")).eval()
     ids = torch.randint(3, 390, (3, 17), generator=torch.Generator().manual_seed(0))
@@ -176,7 +176,7 @@ def test_sums_are_the_same_from_chunks_and_from_logits(models: Path) -> None:
     inputs = {"input_ids": ids, "labels": labels}
     with torch.no_grad():
         plain = row_sums(model, inputs, causal=True)
-        assert heads.install(model).value == heads.CHUNKS
+        assert deferred_head.install(model).value == deferred_head.CHUNKS
         chunked = row_sums(model, inputs, causal=True)
     torch.testing.assert_close(chunked, plain, rtol=1e-5, atol=1e-5)
     assert plain[:, 1].tolist() == [12, 8, 16]

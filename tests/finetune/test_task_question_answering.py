@@ -14,9 +14,9 @@ from inline_snapshot import snapshot
 from left import predictions, results
 from tiny import Command
 
-from hf_mps.errors import UserError
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.metrics import answers as scoring
-from hf_mps.finetune.rows import Rows
 from hf_mps.finetune.text.spans import NOWHERE
 from hf_mps.finetune.text.windows import Cut, check, place
 

@@ -12,10 +12,10 @@ import tiny
 from left import predictions, results
 from tiny import Command
 
-from hf_mps.errors import UserError
+from hf_mps.core.errors import UserError
 from hf_mps.finetune import metrics
+from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.models import embeddings
-from hf_mps.finetune.rows import Rows
 
 pytest.importorskip("sentence_transformers")
 

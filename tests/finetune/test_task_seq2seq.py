@@ -10,7 +10,7 @@ import tiny
 import workshop
 from inline_snapshot import snapshot
 
-from hf_mps.errors import UserError
+from hf_mps.core.errors import UserError
 from hf_mps.finetune import metrics
 from hf_mps.finetune.metrics import generation, needs
 

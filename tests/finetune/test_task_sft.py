@@ -9,7 +9,7 @@ import pytest
 import tiny
 import workshop
 
-from hf_mps.errors import UserError
+from hf_mps.core.errors import UserError
 
 CHATS = [
     [

@@ -15,10 +15,10 @@ from inline_snapshot import snapshot
 from left import predictions, results
 from tiny import Command
 
-from hf_mps.errors import UserError
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.media import audio, letters
 from hf_mps.finetune.metrics import edits
-from hf_mps.finetune.rows import Rows
 from hf_mps.finetune.tasks import speech_recognition
 
 soundfile = pytest.importorskip("soundfile")

@@ -10,7 +10,7 @@ from inline_snapshot import snapshot
 from left import predictions, results
 from tiny import Command
 
-from hf_mps.finetune.models import verdicts
+from hf_mps.finetune.models import classification
 
 
 @pytest.mark.usefixtures("rendered")
@@ -122,12 +122,13 @@ def test_splits_that_number_their_classes_otherwise_are_refused(desk: Path, fine
 
 
 def test_texts_are_cut_to_max_length_with_their_special_tokens(desk: Path, finetune: Command) -> None:
-    from hf_mps.finetune import data, order
+    from hf_mps.finetune.data import load
     from hf_mps.finetune.models import checkpoint
+    from hf_mps.finetune.recipe import resolve
     from hf_mps.finetune.tasks import text_classification
 
-    made = order.load("my.yaml", ["max_length=7"])
-    rows = data.load(made.recipe.data, 1)
+    made = resolve.load("my.yaml", ["max_length=7"])
+    rows = load.load(made.recipe.data, 1)
     prepared = text_classification.prepare(made.recipe, rows, checkpoint.resolve("model"), "mps")
     assert {len(row) for row in prepared.train["input_ids"]} == {7}
     assert {(row[0], row[-1]) for row in prepared.train["input_ids"]} == {(2, 3)}  # [CLS] and [SEP]
@@ -163,7 +164,7 @@ def test_a_metric_of_another_kind_is_refused(
 
 
 def test_probabilities_are_softmaxes_of_any_size() -> None:
-    shares = verdicts.probabilities([[1000.0, 1000.0], [0.0, -1000.0]])
+    shares = classification.probabilities([[1000.0, 1000.0], [0.0, -1000.0]])
     assert shares.tolist() == [[0.5, 0.5], [1.0, 0.0]]
-    rows = verdicts.rows([{"text": "a"}], [0], [[0.0, 1.0986122886681098]], ["bad", "good"])
+    rows = classification.rows([{"text": "a"}], [0], [[0.0, 1.0986122886681098]], ["bad", "good"])
     assert rows == [{"text": "a", "label": "bad", "prediction": "good", "probability": 0.75}]

@@ -10,8 +10,8 @@ import pytest
 from datasets import Dataset
 from inline_snapshot import snapshot
 
-from hf_mps.errors import UserError
-from hf_mps.finetune.rows import Rows
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.text import tokens
 
 Encode = Callable[[dict[str, list[Any]], list[int]], dict[str, Any]]

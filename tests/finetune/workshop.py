@@ -7,7 +7,7 @@ from typing import Any
 
 import sklearn  # noqa: F401  sets KMP_ variables when it is first imported, which no single test is to answer for
 
-from hf_mps.finetune.task import Prepared
+from hf_mps.finetune.tasks._base import Prepared
 
 TEXTS = (
     "Lily saw a big red ball in the park.",
@@ -21,8 +21,8 @@ TEXTS = (
 
 def recipe(**values: Any) -> Any:
     """The validated recipe of these values."""
-    from hf_mps.finetune.document import Document
-    from hf_mps.finetune.order import validate
+    from hf_mps.finetune.recipe.resolve import validate
+    from hf_mps.finetune.recipe.yaml import Document
 
     return validate(Document(values))
 
@@ -30,12 +30,13 @@ def recipe(**values: Any) -> Any:
 def prepare(**values: Any) -> Prepared:
     """What the task makes of the recipe of these values, on the device that is there."""
     import hf_mps.device
-    from hf_mps.finetune import data, tasks
+    from hf_mps.finetune import tasks
+    from hf_mps.finetune.data import load
     from hf_mps.finetune.models import checkpoint
 
     made = recipe(**values)
     task = tasks.module(made.task)
-    rows = data.load(made.data, made.seed)
+    rows = load.load(made.data, made.seed)
     prepared: Prepared = task.prepare(made, rows, checkpoint.resolve(made.model), hf_mps.device.choose().value)
     return prepared
 
@@ -61,7 +62,7 @@ def trainer(prepared: Prepared, folder: Path, **settings: Any) -> Any:
 
 def model(folder: Path, architecture: str) -> Path:
     """A tiny model of an architecture with random weights, and a tokenizer that has learned its words from TEXTS."""
-    from hf_mps.finetune.smoke import model as models
+    from hf_mps.finetune.smoke import tiny_model as models
     from hf_mps.finetune.smoke.families import WORDS, Family
 
     place = folder / architecture

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from inline_snapshot import snapshot
 
 from hf_mps import guards
-from hf_mps.guards import atomic_order, kernels, notice
-from hf_mps.guards.atomic_order import AtomicOrder
+from hf_mps.core import notices
+from hf_mps.guards import kernel_overrides
+from hf_mps.guards.numerics import atomic_order
+from hf_mps.guards.numerics.atomic_order import AtomicOrder
+from hf_mps.guards.numerics.segment_sums import add_rows
 from hf_mps.guards.releases import torch_release
-from hf_mps.guards.segments import add_rows
 from hf_mps.simulator import strictness
 from tests.guards.experiments.order import always, deterministic
 
@@ -117,7 +119,7 @@ def test_a_trial_meets_the_devices_own_kernel_and_draws_nothing() -> None:
 
 def test_without_the_flag_nothing_is_put_before_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     put_there: list[str] = []
-    monkeypatch.setattr(kernels, "before", lambda guard, name, wrapper: put_there.append(name))
+    monkeypatch.setattr(kernel_overrides, "before", lambda guard, name, wrapper: put_there.append(name))
     module = SimpleNamespace(
         __name__="torch",
         use_deterministic_algorithms=lambda mode: None,
@@ -165,7 +167,7 @@ def test_what_keeps_no_order_says_so_once() -> None:
         (found,) = torch.autograd.grad((larger**2).sum(), picture)
         return found
 
-    with deterministic(), pytest.warns(notice.GuardNotice) as told:
+    with deterministic(), pytest.warns(notices.GuardNotice) as told:
         assert not always(gradient)
     assert len(told) == 1
     assert "upsample_bicubic2d_backward adds in any order on Metal" in str(told[0].message)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hf_mps import guards
-from hf_mps.guards import attention_no_grad
+from hf_mps.guards.numerics import attention_no_grad
 from hf_mps.simulator import strictness
 from tests.guards.experiments import inference
 

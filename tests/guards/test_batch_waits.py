@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_mps import guards, simulator
-from hf_mps.guards import batch_waits
+from hf_mps.guards.platform import batch_waits
 from hf_mps.simulator import strictness
 from tests.guards import loops
 from tests.guards.experiments.waits import padded
@@ -140,7 +140,7 @@ def test_a_script_that_asks_not_to_wait_has_its_own_copy() -> None:
 
 
 def test_a_release_that_does_not_hold_sources_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_mps.guards.non_blocking.torch_release", lambda: (2, 12, 1))
+    monkeypatch.setattr("hf_mps.guards.numerics.non_blocking.torch_release", lambda: (2, 12, 1))
     with simulator.counted() as counts:
         assert send(torch.ones(2)).tolist() == [1, 1]
         assert "pytorch#181017" in guards.get("batch-waits").applies().reason

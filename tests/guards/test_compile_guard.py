@@ -13,8 +13,9 @@ from torch import nn
 from hf_mps import guards
 from hf_mps.doctor import versions
 from hf_mps.guards import GuardNotice
-from hf_mps.guards.compile import ERRORS, LAYOUT
-from hf_mps.simulator import compiled, hazards
+from hf_mps.guards.platform.compile import ERRORS, LAYOUT
+from hf_mps.simulator import compiled
+from tests import hazards
 from tests.guards import loops
 
 UNCOMPILABLE = "Metal source of this graph"

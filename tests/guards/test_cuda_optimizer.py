@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from hf_mps import guards
-from hf_mps.errors import UserError
-from hf_mps.guards.cuda_optimizer import UPDATES
+from hf_mps.core.errors import UserError
+from hf_mps.guards.platform.cuda_optimizer import UPDATES
 from tests.guards import loops
 
 

@@ -20,8 +20,9 @@ from torch.utils.data import DataLoader
 
 from hf_mps import guards
 from hf_mps.device import probe
-from hf_mps.guards import GuardNotice, fork_server
-from hf_mps.guards.fork_workers import ARGUMENT
+from hf_mps.guards import GuardNotice
+from hf_mps.guards.platform import fork_server
+from hf_mps.guards.platform.fork_workers import ARGUMENT
 from tests.guards import loops
 
 

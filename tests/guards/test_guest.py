@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 import torch
 
-from hf_mps import fallback, guards, sentinels
+from hf_mps import fallback, guards
+from hf_mps.core.muted_warnings import ignoring
 from hf_mps.device import probe
-from hf_mps.fallback import register
+from hf_mps.fallback import registration
 from hf_mps.finetune.metrics import scores
+from hf_mps.guards import sentinels
 from hf_mps.guards.catalogue import NAMES
-from hf_mps.sentinels import SentinelNotice
-from hf_mps.unheard import ignoring
+from hf_mps.guards.sentinels import SentinelNotice
 from tests.guards import lightning_loops, loops
 from tests.guards.experiments import ends
 
@@ -183,7 +184,7 @@ def probed() -> None:
 
 
 def took_back_and_registered() -> None:
-    with register.suspended():
+    with registration.suspended():
         pass
 
 

@@ -11,8 +11,8 @@ import torch
 from transformers import TrainingArguments
 
 from hf_mps import guards
-from hf_mps.errors import UserError
-from hf_mps.simulator import hazards
+from hf_mps.core.errors import UserError
+from tests import hazards
 from tests.guards import lightning_loops, loops
 from tests.guards.experiments import results
 

@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 from hf_mps import guards
-from hf_mps.errors import UserError
-from hf_mps.guards import notice
+from hf_mps.core import notices
+from hf_mps.core.errors import UserError
 from hf_mps.guards.catalogue import NAMES
-from hf_mps.guards.checkpoint_rng import CheckpointRng
+from hf_mps.guards.numerics.checkpoint_rng import CheckpointRng
 from hf_mps.guards.releases import torch_release
-from hf_mps.simulator import hazards, strictness
+from hf_mps.simulator import strictness
+from tests import hazards
 from tests.guards import loops
 from tests.guards.experiments import EXPERIMENTS, Experiment
 
@@ -52,7 +53,7 @@ TABLE = [
 ]
 
 
-# What these do leaves something for a person to know or to do (hf_mps/guards/guard.py); all others are silent.
+# What these do leaves something for a person to know or to do (hf_mps/guards/base.py); all others are silent.
 SPEAKING = {
     "attention",
     "compile",
@@ -83,7 +84,7 @@ def test_wrong_without_the_guard_and_right_with_it(name: str, experiment: Experi
         assert experiment(tmp_path / "with"), "the guard does not help"
         assert guards.get(name).lines, "the guard does not say what it did"
         assert not any("\n" in line for line in guards.get(name).lines)
-        aloud = [line for line in notice._said if f"({name}: " in line]
+        aloud = [line for line in notices._said if f"({name}: " in line]
         assert name in SPEAKING or not aloud, "a cure that needs nobody speaks"
 
 

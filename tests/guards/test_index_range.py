@@ -13,9 +13,9 @@ from inline_snapshot import snapshot
 from torch import Tensor, nn
 
 from hf_mps import guards
-from hf_mps.errors import UserError
+from hf_mps.core.errors import UserError
 from hf_mps.guards import catalogue
-from hf_mps.guards.index_range import LOOKS, LOOKUPS
+from hf_mps.guards.numerics.index_range import LOOKS, LOOKUPS
 from hf_mps.guards.releases import torch_release
 from hf_mps.simulator import strictness
 from tests.guards import loops
@@ -172,11 +172,11 @@ def test_a_model_with_adapters_is_known_by_its_base(tmp_path: Path) -> None:
 def test_the_recipes_loss_in_chunks_is_a_loss_too(tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from hf_mps.finetune.loss import heads
+    from hf_mps.finetune.loss import deferred_head
 
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=loops.WORDS, **sizes))
-    heads.install(model)
+    deferred_head.install(model)
     data = [{"input_ids": row["input_ids"], "labels": [*row["input_ids"][:-1], 44]} for row in loops.rows()]
     with pytest.raises(UserError, match=r"labels holds 44 in row 0 .* 40 words"):
         loops.trainer(tmp_path, model=model, data=data).train()

@@ -10,7 +10,8 @@ import torch
 from inline_snapshot import snapshot
 
 from hf_mps import guards
-from hf_mps.guards import kernels, large_k
+from hf_mps.guards import kernel_overrides
+from hf_mps.guards.numerics import large_k
 from hf_mps.guards.releases import torch_release
 from hf_mps.simulator import strictness
 
@@ -104,7 +105,7 @@ def test_from_2_14_on_it_stands_before_batches_alone(
 ) -> None:
     put: list[str] = []
     monkeypatch.setattr(large_k, "torch_release", lambda: release)
-    monkeypatch.setattr(kernels, "before", lambda guard, name, *rest, **named: put.append(name))
+    monkeypatch.setattr(kernel_overrides, "before", lambda guard, name, *rest, **named: put.append(name))
     large_k.LargeK().install(torch)
     assert {"bmm", "bmm.out", "baddbmm", "baddbmm.out", "baddbmm_"} <= set(put)
     assert ({"mm", "addmm", "linear", "linear_backward"} <= set(put)) is others

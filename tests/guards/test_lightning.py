@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from hf_mps.fallback.ledger import ledger
+from hf_mps.fallback.accounting import ledger
 from hf_mps.guards import GuardNotice
-from hf_mps.guards.lightning_rng import KEY
+from hf_mps.guards.resume.lightning_rng import KEY
 from tests.guards import lightning_loops, loops
 from tests.guards.experiments import ends
 

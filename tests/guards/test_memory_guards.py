@@ -14,8 +14,8 @@ from torch import nn
 from hf_mps import guards
 from hf_mps.device import machine
 from hf_mps.guards import GuardNotice
-from hf_mps.guards.memory_budget import PYTORCHS, VARIABLE
-from hf_mps.guards.shape_growth import APART, SETTLED
+from hf_mps.guards.platform.memory_budget import PYTORCHS, VARIABLE
+from hf_mps.guards.platform.shape_growth import APART, SETTLED
 from hf_mps.simulator import strictness
 from tests.guards import loops
 from tests.guards.experiments.memory import GIB, of_the_recommended, untouched
@@ -88,7 +88,7 @@ def test_the_report_has_the_limit_and_who_set_it(monkeypatch: pytest.MonkeyPatch
 
 def test_a_process_near_the_recommended_maximum_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hf_mps.device.memory.driver", lambda device: int(10.5 * 2**30))
-    monkeypatch.setattr("hf_mps.guards.memory_budget.EVERY", 0.0)
+    monkeypatch.setattr("hf_mps.guards.platform.memory_budget.EVERY", 0.0)
     line = r"holds 10\.5 GiB of GPU memory, and macOS recommends at most 10\.7 GiB \(simulated\): "
     with pytest.warns(GuardNotice, match=line):
         assert batches([(2, 3)] * 3) == 3

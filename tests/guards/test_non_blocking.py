@@ -39,7 +39,7 @@ def unwaiting(source: str, target: str) -> list[bool]:
 def test_a_copy_to_the_device_waits_on_releases_that_do_not_hold_its_source(
     release: tuple[int, ...], stays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hf_mps.guards.non_blocking.torch_release", lambda: release)
+    monkeypatch.setattr("hf_mps.guards.numerics.non_blocking.torch_release", lambda: release)
     assert unwaiting("cpu", "mps") == [stays, stays]
     assert bool(guards.get("non-blocking").times) is not stays
     assert ("pytorch#181017" in guards.get("non-blocking").applies().reason) is not stays
@@ -47,7 +47,7 @@ def test_a_copy_to_the_device_waits_on_releases_that_do_not_hold_its_source(
 
 @pytest.mark.parametrize("release", [(2, 12, 1), (2, 13, 0), (2, 15, 0)])
 def test_a_copy_to_the_cpu_waits_on_every_release(release: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_mps.guards.non_blocking.torch_release", lambda: release)
+    monkeypatch.setattr("hf_mps.guards.numerics.non_blocking.torch_release", lambda: release)
     assert unwaiting("mps", "cpu") == [False, False]
     assert guards.get("non-blocking").times == 2
 

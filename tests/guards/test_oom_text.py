@@ -8,7 +8,7 @@ from accelerate.utils import find_executable_batch_size
 
 from hf_mps import guards
 from hf_mps.device import memory
-from hf_mps.simulator import hazards
+from tests import hazards
 
 
 def test_another_error_is_another_error() -> None:

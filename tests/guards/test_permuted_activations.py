@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_mps import guards
-from hf_mps.guards.permuted_activations import TRIALS
+from hf_mps.guards.numerics.permuted_activations import TRIALS
 from hf_mps.simulator import strictness
 from tests.guards.experiments import activations
 

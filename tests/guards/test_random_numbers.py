@@ -12,11 +12,12 @@ import numpy
 import pytest
 import torch
 
-from hf_mps import fallback, guards, sentinels
+from hf_mps import fallback, guards
 from hf_mps.device import choice, facts, memory, precision, probe
-from hf_mps.fallback import register
+from hf_mps.fallback import registration
+from hf_mps.guards import sentinels
 from hf_mps.guards.catalogue import NAMES
-from hf_mps.simulator import hazards
+from tests import hazards
 from tests.guards import lightning_loops, loops, resume_loops
 
 GENERATORS: dict[str, Callable[[], bytes]] = {
@@ -58,7 +59,7 @@ def test_a_guard_looks_for_its_fault_without_a_draw(name: str, faulty: bool) -> 
 
 
 def took_back_and_registered() -> None:
-    with register.suspended():
+    with registration.suspended():
         pass
 
 
@@ -100,7 +101,7 @@ def states():
     on_device, on_cpu = torch.mps.get_rng_state().tolist(), torch.get_rng_state().tolist()
     return [random.getstate(), numpy.random.get_state()[1].tolist(), on_cpu, on_device]
 
-from hf_mps.integrations import watch
+from hf_mps.core import import_hooks as watch
 def checked(module, name, room, stock=watch._apply):  # libraries may draw in their own imports; datasets does
     before = states()
     stock(module, name, room)

@@ -7,8 +7,9 @@ import warnings
 import pytest
 import torch
 
-from hf_mps import guards, settings
-from hf_mps.errors import UserError
+from hf_mps import guards
+from hf_mps.core import settings
+from hf_mps.core.errors import UserError
 from hf_mps.guards import GuardNotice
 from hf_mps.guards.catalogue import INSTALLED_AFTER, NAMES
 from hf_mps.integrations import ROOMS

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_mps import guards
-from hf_mps.guards.resume_batches import FILE
+from hf_mps.guards.resume.resume_batches import FILE
 from tests.guards.resume_loops import Loop, trainer_goes_on
 
 LOOPS = {

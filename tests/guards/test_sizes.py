@@ -11,10 +11,12 @@ import torch
 import torch.nn.functional as F
 
 from hf_mps import guards
+from hf_mps.core.errors import UserError
 from hf_mps.device import machine, profiles
-from hf_mps.errors import UserError
-from hf_mps.guards import conv3d_layout, huge_cat, huge_products, kernels
-from hf_mps.simulator import hazards, strictness
+from hf_mps.guards import kernel_overrides
+from hf_mps.guards.numerics import conv3d_layout, huge_cat, huge_products
+from hf_mps.simulator import strictness
+from tests import hazards
 
 OURS = ("half-unscale", "huge-products", "huge-cat", "embedding-grad", "conv-batch", "conv3d-layout")
 GIB = 2**30
@@ -226,7 +228,7 @@ def test_a_question_that_fails_costs_its_guard_alone_and_the_call_is_stocks() ->
 
     one = torch.randn(2, 3, 3, device="mps")
     right = torch.bmm(one, one)
-    take_away = kernels.before(guard, "bmm", guard._in_parts, when=when)
+    take_away = kernel_overrides.before(guard, "bmm", guard._in_parts, when=when)
     try:
         with pytest.warns(guards.GuardNotice, match="huge-products failed: ValueError: not so"):
             assert torch.equal(torch.bmm(one, one), right)

@@ -15,11 +15,11 @@ import torch
 from inline_snapshot import snapshot
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments, TrainerCallback, TrainingArguments
 
-from hf_mps import guards, sentinels
-from hf_mps.errors import UserError
-from hf_mps.guards import GuardNotice
-from hf_mps.guards.said import said
-from hf_mps.sentinels import SentinelNotice
+from hf_mps import guards
+from hf_mps.core.errors import UserError
+from hf_mps.guards import GuardNotice, sentinels
+from hf_mps.guards.explicit_args import said
+from hf_mps.guards.sentinels import SentinelNotice
 from tests.guards import loops
 from tests.guards.experiments import ends
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from hf_mps import guards, sentinels, simulator
+from hf_mps import guards, simulator
+from hf_mps.guards import sentinels
 from tests.guards import loops
 
 STEPS, TENSORS = 64, 2

@@ -32,7 +32,7 @@ def main(words: list[str]) -> None:
 
 def bring(word: str) -> None:
     if word == "activate":
-        from hf_mps.activate import activate
+        from hf_mps.activation.activate import activate
 
         activate()
     elif word == "simulate":

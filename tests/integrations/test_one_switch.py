@@ -129,7 +129,7 @@ REFUSALS = """
 from accelerate import Accelerator
 from lightning.pytorch import Trainer
 from transformers import TrainingArguments
-from hf_mps.errors import UserError
+from hf_mps.core.errors import UserError
 
 for take in (Accelerator, Trainer, lambda: TrainingArguments("never")):
     try:
@@ -175,7 +175,7 @@ import torch
 torch.mps.set_per_process_memory_fraction(1e-12)
 from accelerate import PartialState
 from lightning.pytorch import Trainer
-from hf_mps.errors import UserError
+from hf_mps.core.errors import UserError
 
 for take in (PartialState, lambda: Trainer(accelerator="mps")):
     try:

@@ -16,7 +16,7 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps import integrations
-from hf_mps.integrations import watch
+from hf_mps.core import import_hooks
 
 
 @pytest.fixture
@@ -29,30 +29,30 @@ def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
     sys.modules.pop("some_library", None)
-    watch.applied.pop(("some_library", "some_room"), None)
+    import_hooks.applied.pop(("some_library", "some_room"), None)
 
 
 def test_a_library_is_switched_when_it_is_imported(library: Path) -> None:
     (library / "some_library.py").write_text("value = 1\n")
-    watch.start()
+    import_hooks.start()
     module = importlib.import_module("some_library")
     assert module.switched == 1
-    assert watch.applied["some_library", "some_room"] == "on"
+    assert import_hooks.applied["some_library", "some_room"] == "on"
 
 
 def test_a_library_that_was_imported_before_is_switched_at_once(library: Path) -> None:
     module = ModuleType("some_library")
     module.__spec__ = ModuleSpec("some_library", None)
     sys.modules["some_library"] = module
-    watch.start()
-    watch.start()
+    import_hooks.start()
+    import_hooks.start()
     assert module.switched == 1
 
 
 def test_a_library_that_is_being_imported_is_switched_when_it_is_complete(library: Path) -> None:
-    code = "from hf_mps.integrations import watch\nwatch.start()\nearly = globals().get('switched')\nlate = 1\n"
+    code = "from hf_mps.core import import_hooks as watch\nwatch.start()\nearly = globals().get('switched')\nlate = 1\n"
     (library / "some_library.py").write_text(code)
-    finders = [finder for finder in sys.meta_path if isinstance(finder, watch._Finder)]
+    finders = [finder for finder in sys.meta_path if isinstance(finder, import_hooks._Finder)]
     for finder in finders:
         sys.meta_path.remove(finder)
     module = importlib.import_module("some_library")
@@ -63,7 +63,7 @@ def test_a_library_that_is_being_imported_is_switched_when_it_is_complete(librar
 
 def test_the_module_keeps_its_own_loader_source_and_spec(library: Path) -> None:
     (library / "some_library.py").write_text("def f():\n    return 1\n")
-    watch.start()
+    import_hooks.start()
     found = importlib.util.find_spec("some_library")
     assert found is not None
     assert found.loader.get_source("some_library").startswith("def f")
@@ -74,14 +74,14 @@ def test_the_module_keeps_its_own_loader_source_and_spec(library: Path) -> None:
 
 def test_a_library_that_fails_to_import_fails_as_before(library: Path) -> None:
     (library / "some_library.py").write_text("raise ValueError('its own fault')\n")
-    watch.start()
+    import_hooks.start()
     with pytest.raises(ValueError, match="its own fault"):
         importlib.import_module("some_library")
-    assert ("some_library", "some_room") not in watch.applied
+    assert ("some_library", "some_room") not in import_hooks.applied
 
 
 def test_a_library_that_is_not_installed_is_still_not_found(library: Path) -> None:
-    watch.start()
+    import_hooks.start()
     assert importlib.util.find_spec("some_library") is None
 
 
@@ -91,7 +91,7 @@ def test_an_unknown_version_of_a_library_is_one_warning(library: Path) -> None:
 
     sys.modules["hf_mps.integrations.some_room"].apply = missing
     (library / "some_library.py").write_text("value = 1\n")
-    watch.start()
+    import_hooks.start()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert importlib.import_module("some_library").value == 1
@@ -122,7 +122,7 @@ def test_other_finders_are_asked_in_their_order(library: Path) -> None:
                 self.inside = False
 
     (library / "some_library.py").write_text("value = 1\n")
-    watch.start()
+    import_hooks.start()
     other = Wrapping()
     sys.meta_path.insert(0, other)
     try:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from hf_mps.audit import audit
-from hf_mps.cli import main
-from hf_mps.plan import estimate
-from hf_mps.target.find import find
+from hf_mps.cli.main import main
+from hf_mps.dryrun.audit import audit
+from hf_mps.dryrun.memory import estimate
+from hf_mps.dryrun.resolve import find
 
 ABSENT = ("rouge_score", "sacrebleu", "soundfile", "peft", "jiwer", "nltk")
 ROWS = "training.per_device_train_batch_size=2"

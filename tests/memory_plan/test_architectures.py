@@ -20,7 +20,7 @@ CHECKED = sorted({*ALWAYS, *sorted(TABLE)[::EACH]})
 
 @pytest.fixture(autouse=True, scope="module")
 def _quiet() -> Iterator[None]:
-    from hf_mps.target import metal
+    from hf_mps.dryrun import metal
 
     metal.present()
     with architectures.quiet():

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from hf_mps.dryrun import metal
 from hf_mps.finetune.smoke.fake import Answers, needs_numbers
-from hf_mps.target import metal
 
 MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]])
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from hf_mps.cli import main
-from hf_mps.plan import estimate
-from hf_mps.target import batch, metal, prepare
-from hf_mps.target.find import Target, find
+from hf_mps.cli.main import main
+from hf_mps.dryrun import batch, metal, prepare
+from hf_mps.dryrun.memory import estimate
+from hf_mps.dryrun.resolve import Target, find
 
 ROWS = "training.per_device_train_batch_size=2"
 

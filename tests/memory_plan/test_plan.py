@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from hf_mps.cli import main
-from hf_mps.errors import UserError
-from hf_mps.plan import estimate, machine, plan, trace
-from hf_mps.plan.report import MemoryPlan, for_people
-from hf_mps.plan.tracer import Estimate, largest
-from hf_mps.target import metal
-from hf_mps.target.find import find
-from hf_mps.target.places import Places
+from hf_mps.cli.main import main
+from hf_mps.core.errors import UserError
+from hf_mps.dryrun import metal
+from hf_mps.dryrun.memory import estimate, machine, plan, trace
+from hf_mps.dryrun.memory.report import MemoryPlan, for_people
+from hf_mps.dryrun.memory.tracer import Estimate, largest
+from hf_mps.dryrun.modules import Places
+from hf_mps.dryrun.resolve import find
 from scripts import check_plan
 from scripts.check_plan import CHECKPOINTING, CLASSIFY, CONTINUE, LORA, Pair
 
@@ -155,8 +155,8 @@ def test_seven_billion_parameters_are_planned_and_audited_in_a_laptops_memory(ru
 import sys
 sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})
 from pathlib import Path
-from hf_mps.target import find as targets
-from hf_mps import audit, plan
+from hf_mps.dryrun import resolve as targets
+from hf_mps.dryrun import audit, memory as plan
 from scripts import check_plan
 check_plan.SIZES["llama"] = dict(vocab_size=32000, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32,
     num_attention_heads=32)

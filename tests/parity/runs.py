@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
-from hf_mps.parity.compare import Parity, compare, once_or_twice
-from hf_mps.parity.run import course
-from hf_mps.target.places import Places
-from hf_mps.target.step import TrainingStep
+from hf_mps.dryrun.modules import Places
+from hf_mps.dryrun.parity.compare import Parity, compare, once_or_twice
+from hf_mps.dryrun.parity.run import course
+from hf_mps.dryrun.step import TrainingStep
 
 
 class Classifier(nn.Module):

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from hf_mps import guards
-from hf_mps.parity.compare import Parity
-from hf_mps.simulator import hazards
+from hf_mps.dryrun.parity.compare import Parity
+from tests import hazards
 from tests.parity.runs import Classifier, batches, held
 
 

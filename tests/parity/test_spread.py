@@ -9,12 +9,12 @@ import torch
 from inline_snapshot import snapshot
 
 from hf_mps import guards
-from hf_mps.choice import Choice
-from hf_mps.files import plain
-from hf_mps.parity.compare import TOLERANCES, compare, equal
-from hf_mps.parity.digest import digest
-from hf_mps.parity.events import GRADIENT, Course
-from hf_mps.parity.report import for_people, for_programs, verdict
+from hf_mps.core.choice import Choice
+from hf_mps.core.files import plain
+from hf_mps.dryrun.parity.compare import TOLERANCES, compare, equal
+from hf_mps.dryrun.parity.digest import digest
+from hf_mps.dryrun.parity.events import GRADIENT, Course
+from hf_mps.dryrun.parity.report import for_people, for_programs, verdict
 from hf_mps.simulator import strictness
 from tests.guards.experiments.order import deterministic
 from tests.parity.runs import Classifier, batches, held

@@ -10,13 +10,13 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps import guards
-from hf_mps.cli import main
-from hf_mps.finetune import catalogue
-from hf_mps.parity.compare import TOLERANCES, Divergence, Parity, Step, compare
-from hf_mps.parity.digest import digest
-from hf_mps.parity.events import FORWARD, GRADIENT, Course
-from hf_mps.parity.report import verdict
-from hf_mps.simulator import hazards
+from hf_mps.cli.main import main
+from hf_mps.dryrun.parity.compare import TOLERANCES, Divergence, Parity, Step, compare
+from hf_mps.dryrun.parity.digest import digest
+from hf_mps.dryrun.parity.events import FORWARD, GRADIENT, Course
+from hf_mps.dryrun.parity.report import verdict
+from hf_mps.finetune.recipe import catalogue
+from tests import hazards
 
 
 def course(device: str, *, weight: float = 1.0, noise: float = 0.0) -> Course:

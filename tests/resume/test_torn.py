@@ -18,17 +18,18 @@ from inline_snapshot import snapshot
 from safetensors.torch import save_file
 from transformers.trainer_utils import get_last_checkpoint
 
-from hf_mps import checkpoints, guards
-from hf_mps.errors import UserError
-from hf_mps.guards import GuardNotice, notice
-from hf_mps.guards.atomic_checkpoint import ACCELERATE_LAST, TRAINER_LAST
+from hf_mps import guards
+from hf_mps.core import checkpoint_files, notices
+from hf_mps.core.errors import UserError
+from hf_mps.guards import GuardNotice
+from hf_mps.guards.resume.atomic_checkpoint import ACCELERATE_LAST, TRAINER_LAST
 from tests.guards import loops
 
 
 @pytest.fixture(autouse=True)
 def _anew() -> Any:
     """Every line can be said again."""
-    notice.forget()
+    notices.forget()
     for name in ("torn-checkpoint", "atomic-checkpoint", "resume-loss"):
         guards.get(name).forget()
 
@@ -55,7 +56,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_a_whole_one_is_whole(tmp_path: Path) -> None:
-    assert checkpoints.torn(whole(tmp_path / "checkpoint-1"), TRAINER_LAST) is None
+    assert checkpoint_files.torn(whole(tmp_path / "checkpoint-1"), TRAINER_LAST) is None
 
 
 @pytest.mark.parametrize(
@@ -76,18 +77,18 @@ def test_a_whole_one_is_whole(tmp_path: Path) -> None:
 def test_a_file_that_ends_early_is_named(file: str, left: int, wrong: str, tmp_path: Path) -> None:
     folder = whole(tmp_path / "checkpoint-1")
     cut(folder / file, left)
-    assert (checkpoints.torn(folder, TRAINER_LAST) or "").startswith(wrong)
+    assert (checkpoint_files.torn(folder, TRAINER_LAST) or "").startswith(wrong)
 
 
 def test_a_shard_or_the_last_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     folder = whole(tmp_path / "checkpoint-1")
     (folder / "model-1.safetensors").unlink()
-    assert checkpoints.torn(folder, TRAINER_LAST) == snapshot(
+    assert checkpoint_files.torn(folder, TRAINER_LAST) == snapshot(
         "model.safetensors.index.json: model-1.safetensors is missing"
     )
     (folder / TRAINER_LAST).unlink()
-    assert checkpoints.torn(folder, TRAINER_LAST) == "trainer_state.json is missing"
-    assert checkpoints.torn(folder, ACCELERATE_LAST) == "random_states_0.pkl is missing"
+    assert checkpoint_files.torn(folder, TRAINER_LAST) == "trainer_state.json is missing"
+    assert checkpoint_files.torn(folder, ACCELERATE_LAST) == "random_states_0.pkl is missing"
 
 
 def test_the_last_whole_checkpoint_is_taken_and_one_line_says_so(tmp_path: Path) -> None:
@@ -158,18 +159,18 @@ def test_stock_ends_there_after_it_has_loaded_them(tmp_path: Path) -> None:
 
 def test_only_what_is_torn_is_called_torn(tmp_path: Path) -> None:
     weights_saved(tmp_path / "my-model")
-    assert checkpoints.model_alone(tmp_path / "my-model")
+    assert checkpoint_files.model_alone(tmp_path / "my-model")
     shutil.copytree(tmp_path / "my-model", tmp_path / "checkpoint-7")  # a checkpoint's first half looks so
-    assert not checkpoints.model_alone(tmp_path / "checkpoint-7")
+    assert not checkpoint_files.model_alone(tmp_path / "checkpoint-7")
     with pytest.raises(UserError, match=r"checkpoint-7 is torn \(trainer_state.json is missing\)"):
         loops.trainer(tmp_path / "run").train(resume_from_checkpoint=str(tmp_path / "checkpoint-7"))
     cut(tmp_path / "my-model" / "model.safetensors", 2000)
     with pytest.raises(UserError, match=r"my-model is torn \(model.safetensors: it ends after 2,000"):
         loops.trainer(tmp_path / "run").train(resume_from_checkpoint=str(tmp_path / "my-model"))
-    assert not checkpoints.model_alone(whole(tmp_path / "by-another-name"))
+    assert not checkpoint_files.model_alone(whole(tmp_path / "by-another-name"))
     (tmp_path / "adapter").mkdir()
     save_file({"a": torch.ones(2)}, tmp_path / "adapter" / "adapter_model.safetensors")
-    assert checkpoints.model_alone(tmp_path / "adapter")
+    assert checkpoint_files.model_alone(tmp_path / "adapter")
 
 
 def saved(accelerator: Any, folder: Path) -> Any:
@@ -219,7 +220,7 @@ def test_a_state_saved_into_a_folder_that_holds_more_leaves_that_alone(tmp_path:
     (place / "model.safetensors").write_text("old")
     saved(accelerator, tmp_path / "run")
     assert (place / "notes.txt").read_text() == "of the user's"
-    assert checkpoints.torn(place, ACCELERATE_LAST) is None
+    assert checkpoint_files.torn(place, ACCELERATE_LAST) is None
     saved(accelerator, tmp_path / "run")  # over its own files alone: as a whole
     assert names(tmp_path / "run") == ["step_1", "step_2"]
 
@@ -229,7 +230,7 @@ def test_an_error_while_it_is_written_leaves_what_was_there(tmp_path: Path) -> N
     before = sorted(folder.iterdir())
 
     def broken() -> None:
-        with checkpoints.staged(folder, TRAINER_LAST) as stage:
+        with checkpoint_files.staged(folder, TRAINER_LAST) as stage:
             stage.mkdir()
             (stage / "optimizer.pt").write_text("half")
             raise OSError(28, "No space left on device")
@@ -237,7 +238,7 @@ def test_an_error_while_it_is_written_leaves_what_was_there(tmp_path: Path) -> N
     with pytest.raises(OSError, match="No space left"):
         broken()
     assert sorted(folder.iterdir()) == before
-    assert checkpoints.torn(folder, TRAINER_LAST) is None
+    assert checkpoint_files.torn(folder, TRAINER_LAST) is None
     assert names(tmp_path) == ["checkpoint-1"]
 
 
@@ -256,7 +257,7 @@ def test_what_killed_processes_left_is_removed_and_what_they_set_aside_comes_bac
             "checkpoint-1",
         ):
             (tmp_path / name).mkdir()
-        checkpoints.sweep(tmp_path)
+        checkpoint_files.sweep(tmp_path)
         left = {".git", "checkpoint-1", "checkpoint-2", f".checkpoint-4.saving-{alive.pid}"}
         assert set(names(tmp_path)) == left
     finally:
@@ -271,7 +272,9 @@ def test_checkpoints_appear_once_they_are_whole(tmp_path: Path) -> None:
 
     class Look(TrainerCallback):  # type: ignore[misc]
         def on_save(self, *_: Any, **__: Any) -> None:
-            seen.append(sorted(each for each in names(tmp_path) if checkpoints.torn(tmp_path / each, TRAINER_LAST)))
+            seen.append(
+                sorted(each for each in names(tmp_path) if checkpoint_files.torn(tmp_path / each, TRAINER_LAST))
+            )
 
     run = loops.trainer(tmp_path, callbacks=[Look()], save_strategy="steps", save_steps=1, save_total_limit=2)
     run.train()
@@ -288,7 +291,9 @@ class Hub:
 
     def upload_folder(self, *, folder_path: str, **_: Any) -> Future[None]:
         if Path(folder_path).name.startswith("checkpoint"):
-            self.uploaded.append((Path(folder_path).name, checkpoints.torn(Path(folder_path), TRAINER_LAST) is None))
+            self.uploaded.append(
+                (Path(folder_path).name, checkpoint_files.torn(Path(folder_path), TRAINER_LAST) is None)
+            )
         done: Future[None] = Future()
         done.set_result(None)
         return done

@@ -12,8 +12,8 @@ import pytest
 import torch
 import typer.main
 
-from hf_mps.cli import app
-from hf_mps.finetune import order
+from hf_mps.cli.main import app
+from hf_mps.finetune.recipe import resolve
 from hf_mps.simulator import strictness
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,7 +83,7 @@ def test_every_command_is_one_that_can_be_typed(capsys: pytest.CaptureFixture[st
             assert importlib.util.find_spec(f"{words[2]}.__main__") is not None
             context = verbs[verb].make_context(verb, list(rest), resilient_parsing=False)
             if verb != "doctor":
-                order.load(next(word for word in rest if not word.startswith("-")), [])
+                resolve.load(next(word for word in rest if not word.startswith("-")), [])
             assert context is not None
         elif words[1].endswith(".py"):
             assert Path(words[1]).is_file()

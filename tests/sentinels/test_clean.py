@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_mps import sentinels
-from hf_mps.sentinels import stream
-from hf_mps.sentinels.weights_still import STEPS
+from hf_mps.guards import sentinels
+from hf_mps.guards.sentinels import stream
+from hf_mps.guards.sentinels.weights_still import STEPS
 from tests.guards import lightning_loops, loops
 from tests.guards.experiments import results
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hf_mps import sentinels
-from hf_mps.sentinels import SentinelNotice, stream
+from hf_mps.guards import sentinels
+from hf_mps.guards.sentinels import SentinelNotice, stream
 from tests.guards import lightning_loops, loops
 
 

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hf_mps import guards, sentinels
-from hf_mps.sentinels import SentinelNotice
-from hf_mps.simulator import hazards, strictness
+from hf_mps import guards
+from hf_mps.guards import sentinels
+from hf_mps.guards.sentinels import SentinelNotice
+from hf_mps.simulator import strictness
+from tests import hazards
 from tests.sentinels.trainings import SEEN, Training
 
 TABLE = [

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from hf_mps import sentinels, settings
-from hf_mps.errors import UserError
+from hf_mps.core import settings
+from hf_mps.core.errors import UserError
+from hf_mps.guards import sentinels
+from hf_mps.guards.sentinels import SentinelNotice
+from hf_mps.guards.sentinels.catalogue import INSTALLED_AFTER, NAMES
 from hf_mps.integrations import ROOMS
-from hf_mps.sentinels import SentinelNotice
-from hf_mps.sentinels.catalogue import INSTALLED_AFTER, NAMES
 
 
 def test_every_sentinel_is_complete() -> None:
@@ -85,8 +86,8 @@ def test_stop_stands_alone_or_beside_names(
 
 
 CODE = """
-import torch, hf_mps.sentinels
-print([state.name for state in hf_mps.sentinels.report().sentinels if state.state == "off by user"])
+import torch, hf_mps.guards.sentinels
+print([state.name for state in hf_mps.guards.sentinels.report().sentinels if state.state == "off by user"])
 print(torch.Tensor.backward.__module__, hasattr(torch.Tensor.backward, "hf_mps_installed"))
 """
 
@@ -101,5 +102,5 @@ def test_the_variable_switches_single_sentinels_off(run_python) -> None:  # type
 
 
 def test_importing_the_package_does_not_import_torch(run_python) -> None:  # type: ignore[no-untyped-def]
-    done = run_python("-c", "import hf_mps.sentinels, sys; print('torch' in sys.modules)")
+    done = run_python("-c", "import hf_mps.guards.sentinels, sys; print('torch' in sys.modules)")
     assert done.stdout == "False\n"

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hf_mps import sentinels
-from hf_mps.sentinels import SentinelNotice
+from hf_mps.guards import sentinels
+from hf_mps.guards.sentinels import SentinelNotice
 
 
 class Trusting(torch.optim.Optimizer):

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from hf_mps import guards, sentinels
-from hf_mps.errors import RunError
+from hf_mps import guards
+from hf_mps.core.errors import RunError
+from hf_mps.guards import sentinels
 from tests.guards import loops
 
 

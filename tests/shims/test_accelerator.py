@@ -12,7 +12,7 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DataLoaderConfiguration
 from inline_snapshot import snapshot
 
-from hf_mps.shims import accelerator
+from hf_mps.compat import accelerator
 
 
 @pytest.fixture(autouse=True)

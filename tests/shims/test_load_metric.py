@@ -18,8 +18,8 @@ import sklearn  # noqa: F401  sets two environment variables when it is first im
 import torch
 from inline_snapshot import snapshot
 
+from hf_mps.compat import metrics
 from hf_mps.finetune.metrics import as_evaluate, needs
-from hf_mps.shims import metrics
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,8 @@ from transformers.trainer_utils import EvaluationStrategy, IntervalStrategy, get
 from transformers.utils import check_min_version, get_full_repo_name, send_example_telemetry
 from transformers.utils.versions import require_version
 
+from hf_mps.compat import auth_token, metrics, names, optimizer
 from hf_mps.guards import GuardNotice
-from hf_mps.shims import auth_token, metrics, names, optimizer
 
 
 def model() -> Any:

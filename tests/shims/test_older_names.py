@@ -13,7 +13,7 @@ import transformers
 from inline_snapshot import snapshot
 from transformers import BertConfig, GPT2Config, T5Config
 
-from hf_mps.shims import SHIMS, name_table, names
+from hf_mps.compat import SHIMS, name_table, names
 
 SMALL = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16}
 

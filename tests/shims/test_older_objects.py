@@ -18,8 +18,8 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, PreTrainedTokenizerFast, T5Config, ViTConfig
 
-from hf_mps.shims import config_attributes, dataset_task, generation, hub_files, tokenizers
-from hf_mps.shims import processors as processor_shim
+from hf_mps.compat import config_attributes, dataset_task, generation, hub_files, tokenizers
+from hf_mps.compat import processors as processor_shim
 
 SPECIAL = {
     "unk_token": "[UNK]",

@@ -15,7 +15,7 @@ from inline_snapshot import snapshot
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments, TrainingArguments
 from transformers.integrations import integration_utils
 
-from hf_mps.shims import training_arguments
+from hf_mps.compat import training_arguments
 
 
 @dataclass

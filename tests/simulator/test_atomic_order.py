@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from hf_mps.core.errors import UserError
 from hf_mps.device import profiles
-from hf_mps.errors import UserError
 from hf_mps.guards.releases import torch_release
 from hf_mps.simulator import strictness
 

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_mps.errors import UserError
-from hf_mps.simulator import build, cache
+from hf_mps.core import cache
+from hf_mps.core.errors import UserError
+from hf_mps.simulator import build
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the simulator's compiler tests are written for Linux")
 pytestmark = ON_LINUX

@@ -15,7 +15,7 @@ import torch
 from accelerate.utils import TorchDynamoPlugin
 from torch import Tensor, nn
 
-from hf_mps.guards import notice
+from hf_mps.core import notices
 from hf_mps.simulator import compiled
 from tests.guards import loops
 
@@ -29,10 +29,10 @@ def _fresh_dynamo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     # Unset, the compiler sets it itself, to a folder below /tmp that it leaves behind.
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch._dynamo.reset()
-    notice.forget()
+    notices.forget()
     with loops.own_compiler():
         yield
-    notice.forget()
+    notices.forget()
 
 
 def model() -> nn.Module:
@@ -271,7 +271,7 @@ def test_a_cpu_graph_compiles_and_runs() -> None:
 
 DEEP = """
 import resource, torch
-from hf_mps.simulator import hazards
+from tests import hazards
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 model = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(40)]).half().to("mps")
 with torch.no_grad(), hazards.on("cuda-graphs"):

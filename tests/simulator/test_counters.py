@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from hf_mps import guards, simulator
-from hf_mps.errors import UserError
-from hf_mps.stock import Around
+from hf_mps.core.errors import UserError
+from hf_mps.core.stock import Around
 
 pytestmark = pytest.mark.usefixtures("mps")
 

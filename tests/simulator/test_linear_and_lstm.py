@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_mps import guards
-from hf_mps.audit.kinds import Release
 from hf_mps.guards.releases import torch_release
+from hf_mps.operators.support import Release
 from hf_mps.simulator import strictness
 from tests.simulator.test_training import agree
 

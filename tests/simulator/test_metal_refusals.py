@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from hf_mps import simulator
+from hf_mps.core.errors import UserError
 from hf_mps.device import profiles
-from hf_mps.errors import UserError
-from hf_mps.simulator.table import table
+from hf_mps.operators.table import table
 
 pytestmark = pytest.mark.usefixtures("mps")
 
@@ -95,7 +95,7 @@ def test_another_profile_in_the_same_process_is_refused() -> None:
 
 FALLBACK = """
 import warnings, torch
-from hf_mps.fallback import register
+from hf_mps.fallback import registration as register
 register.stop()
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
@@ -133,7 +133,8 @@ def test_setting_the_variable_after_torch_is_imported_changes_nothing(run_python
 
 @pytest.mark.parametrize("value", ["true", ""])
 def test_a_value_that_is_no_number_is_named(run_python, value: str) -> None:
-    code = "from hf_mps import simulator, errors\ntry: simulator.load()\nexcept errors.UserError as e: print(e)"
+    code = "from hf_mps import simulator; from hf_mps.core import errors\n"
+    code += "try: simulator.load()\nexcept errors.UserError as e: print(e)"
     done = run_python("-c", code, env={"HF_MPS": "0", "HF_MPS_SIMULATE": None, "PYTORCH_ENABLE_MPS_FALLBACK": value})
     assert "PYTORCH_ENABLE_MPS_FALLBACK is no number" in done.stdout, done.stderr
 
@@ -168,7 +169,7 @@ def test_memory_ends_where_the_profiles_memory_ends(run_python) -> None:
 
 def test_a_real_mac_is_not_touched(run_python) -> None:
     code = (
-        "import torch, hf_mps.simulator as s\nfrom hf_mps.errors import UserError\n"
+        "import torch, hf_mps.simulator as s\nfrom hf_mps.core.errors import UserError\n"
         "torch._C._has_mps = True\n"
         "try: s.load()\nexcept UserError as e: print(e)\n"
         "print(s.loaded(), torch._C._dispatch_has_kernel_for_dispatch_key('aten::add.Tensor', 'MPS'))"
@@ -182,7 +183,7 @@ def test_a_real_mac_is_not_touched(run_python) -> None:
 
 def test_a_pytorch_for_another_accelerator_is_refused(run_python) -> None:
     code = (
-        "import torch, hf_mps.simulator as s\nfrom hf_mps.errors import UserError\n"
+        "import torch, hf_mps.simulator as s\nfrom hf_mps.core.errors import UserError\n"
         "torch.version.cuda = '12.8'\n"
         "try: s.load()\nexcept UserError as e: print(e)"
     )

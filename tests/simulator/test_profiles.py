@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
+from hf_mps.core.errors import UserError
 from hf_mps.device import profiles
-from hf_mps.errors import UserError
 
 
 def test_1_means_the_default_profile() -> None:

@@ -15,8 +15,8 @@ from conformance.compare import Outcome, outcome
 from conformance.sparse_calls import KINDS, Tensors
 from torch import nn
 
-from hf_mps.fallback import register
-from hf_mps.simulator.table import SPARSE, table
+from hf_mps.fallback import registration
+from hf_mps.operators.table import SPARSE, table
 
 pytestmark = [
     pytest.mark.usefixtures("mps"),
@@ -32,7 +32,7 @@ COALESCED = ("add", "sub", "mul")
 @pytest.fixture
 def device_alone() -> Iterator[None]:
     """Without the layer's kernels for what Metal lacks."""
-    with register.suspended():
+    with registration.suspended():
         yield
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_mps.errors import UserError
+from hf_mps.core import cache
+from hf_mps.core.errors import UserError
 from hf_mps.guards.releases import torch_release
-from hf_mps.simulator import cache
-from hf_mps.simulator import table as tables
+from hf_mps.operators import table as tables
 
 COMPOSITE_KEYS = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 # Operators of the JIT that are registered by hand in C++ and stand in no native_functions.yaml.
@@ -183,6 +183,6 @@ def test_a_torch_without_the_file_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_it_does_not_import_torch(run_python) -> None:
-    code = "import sys; from hf_mps.simulator.table import table; assert table().native; print('torch' in sys.modules)"
+    code = "import sys; from hf_mps.operators.table import table; assert table().native; print('torch' in sys.modules)"
     done = run_python("-c", code, env={"HF_MPS": "0", "HF_MPS_SIMULATE": None})
     assert (done.stdout.strip(), done.stderr) == ("False", "")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_mps import sentinels, simulator
+from hf_mps import simulator
+from hf_mps.guards import sentinels
 
 pytestmark = pytest.mark.usefixtures("mps")
 

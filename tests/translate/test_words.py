@@ -7,14 +7,14 @@ import math
 import pytest
 from inline_snapshot import snapshot
 
-from hf_mps.finetune import arguments
-from hf_mps.translate import table, words
+from hf_mps.compat import removed_arguments, translate
+from hf_mps.finetune.recipe import training_section
 
 OPTIM = {"optim": ["adamw_torch", "adamw_torch_fused", "adafactor"]}
 
 
-def line(*given: str) -> words.Translated[list[str]]:
-    return words.command_line(list(given), table.REMOVED, OPTIM)
+def line(*given: str) -> translate.Translated[list[str]]:
+    return translate.command_line(list(given), removed_arguments.REMOVED, OPTIM)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_today_s_name_wins_over_the_old_one_and_says_so() -> None:
     result = line("--evaluation_strategy", "steps", "--eval-strategy", "epoch")
     assert result.given == ["--eval-strategy", "epoch"]
     assert result.lines == snapshot(["--evaluation_strategy steps: dropped, --eval_strategy is given too"])
-    both = words.keywords({"warmup_ratio": 0.1, "warmup_steps": 5}, table.REMOVED, {})
+    both = translate.keywords({"warmup_ratio": 0.1, "warmup_steps": 5}, removed_arguments.REMOVED, {})
     assert both.given == {"warmup_steps": 5}
     assert both.lines == snapshot(["warmup_ratio=0.1: dropped, warmup_steps is given too"])
 
@@ -104,14 +104,14 @@ def test_a_wrong_value_is_refused_in_the_parser_s_words(given: list[str], said: 
 
 
 def test_a_warmup_over_all_steps_stays_one() -> None:
-    steps = table.REMOVED["warmup_ratio"].convert(1.0)["warmup_steps"]
+    steps = removed_arguments.REMOVED["warmup_ratio"].convert(1.0)["warmup_steps"]
     assert steps < 1
     assert math.ceil(10**9 * steps) == 10**9
 
 
 def test_keywords_and_file_keys_are_translated_too() -> None:
     given = {"output_dir": "x", "evaluation_strategy": "epoch", "no_cuda": True, "optim": "adamw_hf"}
-    result = words.keywords(given, table.REMOVED, OPTIM)
+    result = translate.keywords(given, removed_arguments.REMOVED, OPTIM)
     assert result.given == {"output_dir": "x", "eval_strategy": "epoch", "use_cpu": True, "optim": "adamw_torch"}
     assert result.kept == {"evaluation_strategy": "epoch", "no_cuda": True}
     assert result.lines == snapshot(
@@ -126,23 +126,23 @@ def test_keywords_and_file_keys_are_translated_too() -> None:
 
 def test_a_field_that_the_installed_version_has_is_not_missing() -> None:
     of_5_0 = {"warmup_ratio", "group_by_length", "logging_dir", "output_dir"}
-    assert not table.missing(of_5_0).keys() & of_5_0
-    assert table.missing(of_5_0).keys() == table.REMOVED.keys() - of_5_0
+    assert not removed_arguments.missing(of_5_0).keys() & of_5_0
+    assert removed_arguments.missing(of_5_0).keys() == removed_arguments.REMOVED.keys() - of_5_0
     given = ["--warmup_ratio", "0.1"]
-    assert words.command_line(given, table.missing(of_5_0), OPTIM).given == given
+    assert translate.command_line(given, removed_arguments.missing(of_5_0), OPTIM).given == given
     known = {"optim": ["adamw_hf"]}
-    assert words.command_line(["--optim", "adamw_hf"], {}, known).given == ["--optim", "adamw_hf"]
+    assert translate.command_line(["--optim", "adamw_hf"], {}, known).given == ["--optim", "adamw_hf"]
 
 
 def test_what_takes_a_place_is_a_field_of_the_installed_class() -> None:
-    fields = arguments.fields()
+    fields = training_section.fields()
     sample = {bool: True, int: 1, float: 0.5, str: "auto"}
-    for name, old in table.missing(fields).items():
+    for name, old in removed_arguments.missing(fields).items():
         if name != "push_to_hub_organization":
             assert old.convert(sample[old.kind]).keys() <= fields.keys(), name
             assert old.convert(old.default) == {}, name
 
 
 def test_recipes_say_what_took_a_name_s_place_in_the_same_words() -> None:
-    assert arguments.REMOVED["no_cuda"] == table.REMOVED["no_cuda"].instead == "use_cpu"
-    assert table.REMOVED.keys() <= arguments.REMOVED.keys()
+    assert training_section.REMOVED["no_cuda"] == removed_arguments.REMOVED["no_cuda"].instead == "use_cpu"
+    assert removed_arguments.REMOVED.keys() <= training_section.REMOVED.keys()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.finetune.loss.tied import Shared
+from hf_mps.finetune.loss.tied_embedding import Shared
 from hf_mps.finetune.text.padding import IGNORED
 
 # Bytes of one chunk's logits in float32: enough rows to keep a GPU busy, and to make the head's gradient, which is read

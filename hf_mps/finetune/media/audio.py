@@ -14,18 +14,18 @@ from functools import partial
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
-from hf_mps import extras
-from hf_mps.choice import Choice
-from hf_mps.errors import UserError
-from hf_mps.finetune.plan import BATCH
-from hf_mps.finetune.text import batches
+from hf_mps.core import extras
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.run.plan import BATCH
+from hf_mps.finetune.text import buckets
 from hf_mps.finetune.text.lengths import SHAPES, Lengths
 from hf_mps.finetune.text.padding import IGNORED, PadUp
 from hf_mps.finetune.text.shapes import best
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.recipe import Recipe
-    from hf_mps.finetune.rows import Rows
+    from hf_mps.finetune.data.rows import Rows
+    from hf_mps.finetune.recipe.schema import Recipe
 
 
 # Samples a second that a recording can have. A header that is damaged says anything, and resampling from one sample a
@@ -176,10 +176,10 @@ def durations(recipe: Recipe, counts: Sequence[int], others: Sequence[int], hop:
     if not recipe.speedups:
         return Choice(Durations(longest, "longest", hop=hop, rate=rate), f"speedups is false in the recipe; {told}")
     batch = recipe.training.get("per_device_train_batch_size") or BATCH
-    alike = batches.grouped(batches.decide(recipe, counts, batch))
+    alike = buckets.grouped(buckets.decide(recipe, counts, batch))
     found = best(counts, top=longest, limit=longest, batch=1 if alike else batch, most=SHAPES, step=1)
     listed = Durations(longest, "list", found, hop=hop, rate=rate)
-    silence = 1 - sum(counts) / batches.held(counts, batch, listed.target, alike=alike)
+    silence = 1 - sum(counts) / buckets.held(counts, batch, listed.target, alike=alike)
     return Choice(listed, f"{len(found)} lengths, laid where the rows are: about {silence:.0%} silence; {told}")
 
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, field_validator
 
-from hf_mps.errors import UserError
-from hf_mps.finetune import recipe as recipes
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.recipe import schema as recipes
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.data.load import Rows
 
 # Width over height of a drawn part, and how often a part is tried: as in Szegedy et al., "Going deeper with
 # convolutions" (arXiv 1409.4842), and so in torchvision's RandomResizedCrop.

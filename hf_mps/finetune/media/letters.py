@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hf_mps.choice import Choice
-from hf_mps.errors import UserError
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
 
 if TYPE_CHECKING:
+    from hf_mps.finetune.data.rows import Rows
     from hf_mps.finetune.models.checkpoint import Checkpoint
-    from hf_mps.finetune.rows import Rows
 
 Case = Literal["lower", "upper", "keep"]
 DELIMITER, UNKNOWN, PAD = "|", "[UNK]", "[PAD]"

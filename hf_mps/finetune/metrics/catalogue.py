@@ -9,8 +9,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from hf_mps import extras
-from hf_mps.errors import UserError, nearest
+from hf_mps.core import extras
+from hf_mps.core.errors import UserError, nearest
 from hf_mps.finetune.metrics import edits, generation, scores, tags
 from hf_mps.finetune.metrics.as_evaluate import answers
 from hf_mps.finetune.metrics.needs import JIWER, ROUGE, SACREBLEU, Needs

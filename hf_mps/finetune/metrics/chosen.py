@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hf_mps.errors import UserError, nearest
+from hf_mps.core.errors import UserError, nearest
 from hf_mps.finetune.metrics.catalogue import LOWER_IS_BETTER, OWN, REPORTS
 
 

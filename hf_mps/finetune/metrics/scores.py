@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from hf_mps.errors import UserError
-from hf_mps.unheard import ignoring
+from hf_mps.core.errors import UserError
+from hf_mps.core.muted_warnings import ignoring
 
 Numbers = Sequence[float]
 

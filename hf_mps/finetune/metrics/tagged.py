@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hf_mps.errors import UserError
+from hf_mps.core.errors import UserError
 from hf_mps.finetune.metrics import tags
 from hf_mps.finetune.metrics.catalogue import LOWER_IS_BETTER, REPORTS, Baseline, Metrics, load
 from hf_mps.finetune.metrics.chosen import choose

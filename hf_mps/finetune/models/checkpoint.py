@@ -9,9 +9,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from hf_mps.choice import Choice
-from hf_mps.errors import UserError, first_line
-from hf_mps.finetune.quiet import errors_only
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError, first_line
+from hf_mps.finetune.run.logging import errors_only
 
 PYPI = "pypi:"
 TOKENIZER = "tokenizer_config.json"
@@ -207,6 +207,6 @@ def _vocabularies(folder: Path) -> list[Path]:
 
 def _disk_or_memory(error: Exception) -> bool:
     """Whether the machine failed and not the checkpoint: those errors are the run's, told elsewhere."""
-    from hf_mps.finetune.failures import in_words
+    from hf_mps.finetune.run.failures import in_words
 
     return in_words(error) is not None

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hf_mps import extras
-from hf_mps.choice import Choice
-from hf_mps.errors import UserError
+from hf_mps.core import extras
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
 from hf_mps.finetune.metrics import Baseline, Metrics
 from hf_mps.finetune.text.lengths import Lengths
 from hf_mps.finetune.text.padding import PadUp, fills
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.data.load import Rows
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
 # A role's name in sentence-transformers, which takes no name that another one begins with.

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import Field
 
-from hf_mps.finetune import recipe as recipes
-from hf_mps.finetune.quiet import errors_only
+from hf_mps.finetune.recipe import schema as recipes
+from hf_mps.finetune.run.logging import errors_only
 
 BATCH = 8
 

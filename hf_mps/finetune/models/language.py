@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_mps.choice import Choice
-from hf_mps.finetune import arguments
+from hf_mps.core.choice import Choice
 from hf_mps.finetune.metrics import Baseline
 from hf_mps.finetune.models.lora import Lora, apply, save, snippet
+from hf_mps.finetune.recipe import training_section
 from hf_mps.finetune.text import lengths, tokens
 
 if TYPE_CHECKING:
@@ -60,14 +60,14 @@ def model(
     """
     import transformers
 
-    from hf_mps.finetune.loss import heads
+    from hf_mps.finetune.loss import deferred_head
 
     found, loaded.choices["model"] = checkpoint.model(getattr(transformers, auto_class), config=loaded.config)
     if recipe.lora is not None:
-        checkpointed = bool(recipe.training.get(arguments.checkpointing()))
+        checkpointed = bool(recipe.training.get(training_section.checkpointing()))
         found, loaded.choices["lora"] = apply(found, recipe.lora, TASK_TYPES[auto_class], checkpointed=checkpointed)
     if chunks:
-        loaded.choices["loss"] = heads.decide(recipe, found)
+        loaded.choices["loss"] = deferred_head.decide(recipe, found)
     return found
 
 

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from hf_mps import extras
-from hf_mps.choice import Choice
-from hf_mps.errors import UserError, nearest
-from hf_mps.finetune import recipe as recipes
+from hf_mps.core import extras
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError, nearest
+from hf_mps.finetune.recipe import schema as recipes
 
 ALL_LINEAR = "all-linear"
 SHOWN = 8

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from hf_mps.choice import Choice
-from hf_mps.errors import UserError
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
 from hf_mps.finetune import metrics
-from hf_mps.finetune import recipe as recipes
 from hf_mps.finetune.metrics.chosen import choose
 from hf_mps.finetune.models import language
-from hf_mps.finetune.task import Prepared
+from hf_mps.finetune.recipe import schema as recipes
+from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import lengths, tokens
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.data.load import Rows
     from hf_mps.finetune.models.checkpoint import Checkpoint
     from hf_mps.finetune.models.language import Loaded
     from hf_mps.finetune.text.lengths import Lengths

@@ -11,7 +11,7 @@ import numpy
 import torch
 from transformers import Trainer
 
-from hf_mps.finetune.loss import chunked, heads
+from hf_mps.finetune.loss import chunked, deferred_head
 from hf_mps.finetune.metrics.catalogue import Baseline
 from hf_mps.finetune.metrics.chosen import Chosen
 from hf_mps.finetune.text.padding import IGNORED
@@ -60,7 +60,7 @@ def row_sums(model: Any, inputs: Mapping[str, Any], *, causal: bool) -> Any:
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     loss = getattr(inner, "loss_function", None)
-    if not isinstance(loss, heads.Loss):
+    if not isinstance(loss, deferred_head.Loss):
         logits = model(**{name: value for name, value in inputs.items() if name != "labels"}).logits
         return _sums(*_tokens(logits, None, None, _targets(inputs["labels"], causal)))
     watching = Watching(**{field.name: getattr(loss, field.name) for field in fields(loss)})
@@ -73,7 +73,7 @@ def row_sums(model: Any, inputs: Mapping[str, Any], *, causal: bool) -> Any:
 
 
 @dataclass
-class Watching(heads.Loss):
+class Watching(deferred_head.Loss):
     """Stands in for a model's loss for one pass without gradients, and keeps the sums of each row."""
 
     sums: Any = None

@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from hf_mps.files import write_atomic, write_json
-from hf_mps.finetune import failures
+from hf_mps.core.files import write_atomic, write_json
 from hf_mps.finetune.metrics import Baseline
-from hf_mps.finetune.predictions import FILE, Written
-from hf_mps.finetune.report.record import SCHEMA, Expectation, RunRecord, results, versions
+from hf_mps.finetune.report.results import SCHEMA, Expectation, RunRecord, results, versions
+from hf_mps.finetune.run import failures
+from hf_mps.finetune.run.predictions import FILE, Written
 
 __all__ = ["SCHEMA", "Baseline", "Expectation", "RunRecord", "results", "versions", "write"]
 

@@ -7,11 +7,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hf_mps.core.muted_warnings import ignoring
 from hf_mps.device.machine import SIMULATED
-from hf_mps.finetune.progress.rows import evaluated
-from hf_mps.finetune.progress.words import GIB, duration, memory
-from hf_mps.finetune.report.record import RunRecord
-from hf_mps.unheard import ignoring
+from hf_mps.finetune.report.results import RunRecord
+from hf_mps.finetune.report.screen.numbers import GIB, duration, memory
+from hf_mps.finetune.report.screen.rows import evaluated
 
 # Okabe and Ito's palette, told apart with any common colour blindness: https://jfly.uni-koeln.de/color/
 BLUE, ORANGE, GREEN, PURPLE, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hf_mps.choice import Choice
-from hf_mps.errors import UserError
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
 from hf_mps.finetune import tasks
-from hf_mps.finetune.order import OF_A_SOURCE, Order
-from hf_mps.finetune.recipe import SOURCES
+from hf_mps.finetune.recipe.resolve import OF_A_SOURCE, Order
+from hf_mps.finetune.recipe.schema import SOURCES
 from hf_mps.finetune.smoke import families
 
 STEPS = 6
@@ -52,8 +52,8 @@ def order(whole: Order, *, weights: bool = True) -> Iterator[Order]:
     Without `weights` that folder holds the tiny model's tokenizer or processor alone, for a model from elsewhere.
     Raises UserError where the recipe's task makes up no rows, or no rule says which architecture its model is.
     """
-    from hf_mps.finetune.quiet import errors_only, no_bars
-    from hf_mps.finetune.smoke import model
+    from hf_mps.finetune.run.logging import errors_only, no_bars
+    from hf_mps.finetune.smoke import tiny_model
 
     task = tasks.module(whole.recipe.task)
     if not hasattr(task, "smoke_rows"):
@@ -65,9 +65,9 @@ def order(whole: Order, *, weights: bool = True) -> Iterator[Order]:
         said = list(texts(rows["train"]))
         with no_bars(), errors_only():
             if weights:
-                model.write(family, folder / "model", said, whole.recipe.seed)
+                tiny_model.write(family, folder / "model", said, whole.recipe.seed)
             else:
-                model.processor(family, folder / "model", said)
+                tiny_model.processor(family, folder / "model", said)
         files = {split: str(_jsonl(folder / f"{split}.jsonl", lines)) for split, lines in rows.items()}
         yield dataclasses.replace(
             whole,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hf_mps.errors import UserError
+from hf_mps.core.errors import UserError
 from hf_mps.finetune.models import checkpoint
-from hf_mps.finetune.recipe import Recipe
+from hf_mps.finetune.recipe.schema import Recipe
 
 Input = Literal["text", "image", "sound"]
 Words = Literal["wordpiece", "sentence", "bytes", "chat", "pieces", ""]

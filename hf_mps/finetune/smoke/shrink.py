@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from hf_mps.errors import UserError, first_line
+from hf_mps.core.errors import UserError, first_line
 
 IMAGE = 32
 # Sizes by the names that the architectures have for them, in groups that are made small or left together: widths and

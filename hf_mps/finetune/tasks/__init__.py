@@ -1,8 +1,9 @@
 """The tasks, a file each: `text_classification.py` is the task `text-classification`.
 
 A task's module offers
-- `Recipe`, its subclass of `hf_mps.finetune.recipe.Recipe`: its own keys, and the columns of its data by their roles;
-- `prepare(recipe, rows, checkpoint, device)`, which returns `hf_mps.finetune.task.Prepared`;
+- `Recipe`, its subclass of `hf_mps.finetune.recipe.schema.Recipe`: its own keys, and the columns of its data by
+  their roles;
+- `prepare(recipe, rows, checkpoint, device)`, which returns `hf_mps.finetune.tasks._base.Prepared`;
 - `smoke_rows(recipe, folder)`, a few generated rows of each split ({"train": […], "validation": […]}) under the names
   of the recipe's own columns, as JSON holds them; files that rows name (images, sound) are written into `folder`;
 - `ARGUMENTS`, only where it trains with a subclass of TrainingArguments: its file's path inside site-packages and the

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hf_mps.finetune.metrics.chosen import choose
 from hf_mps.finetune.models import language
-from hf_mps.finetune.task import Prepared
+from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import blocks, tokens
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.data.load import Rows
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
 METRICS = ("perplexity", "accuracy")

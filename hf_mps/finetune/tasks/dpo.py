@@ -8,22 +8,22 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hf_mps import extras
-from hf_mps.choice import Choice
-from hf_mps.errors import UserError
-from hf_mps.finetune import recipe as recipes
-from hf_mps.finetune import samples
+from hf_mps.core import extras
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.metrics import Baseline
 from hf_mps.finetune.metrics.chosen import choose
 from hf_mps.finetune.models import language
-from hf_mps.finetune.task import Prepared
+from hf_mps.finetune.recipe import schema as recipes
+from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import chat, lengths, tokens
 from hf_mps.finetune.text.conversations import unusable
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.data.load import Rows
     from hf_mps.finetune.models.checkpoint import Checkpoint
     from hf_mps.finetune.models.language import Loaded
 
@@ -109,8 +109,8 @@ def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Made-up sentences: of two answers to one, another sentence is chosen and its words in disorder rejected."""
     draw = random.Random(recipe.seed)
     return {
-        split: [_smoke_row(recipe.data.columns, *samples.sentences(draw, 2)) for _ in range(count)]
-        for split, count in samples.splits().items()
+        split: [_smoke_row(recipe.data.columns, *synthetic.sentences(draw, 2)) for _ in range(count)]
+        for split, count in synthetic.splits().items()
     }
 
 

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from hf_mps.choice import Choice
-from hf_mps.finetune import data as sources
-from hf_mps.finetune import labels, metrics, samples
-from hf_mps.finetune import recipe as recipes
+from hf_mps.core.choice import Choice
+from hf_mps.finetune import metrics
+from hf_mps.finetune.data import labels, synthetic
+from hf_mps.finetune.data import load as sources
 from hf_mps.finetune.media import images
 from hf_mps.finetune.media.images import Augmentation, Images
-from hf_mps.finetune.models import verdicts
-from hf_mps.finetune.task import Prepared
+from hf_mps.finetune.models import classification
+from hf_mps.finetune.recipe import schema as recipes
+from hf_mps.finetune.tasks._base import Prepared
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.data.load import Rows
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForImageClassification"
@@ -69,11 +70,11 @@ def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
         file = folder / split / f"{number:03}.png"
         file.parent.mkdir(exist_ok=True)
         Image.frombytes("RGB", SMOKE_SIZE, pixels).save(file)
-        return {named.image: f"{split}/{file.name}", named.label: samples.named(names, kind)}
+        return {named.image: f"{split}/{file.name}", named.label: synthetic.named(names, kind)}
 
-    rows = samples.splits((*sources.wanted(recipe.data), "validation"))
+    rows = synthetic.splits((*sources.wanted(recipe.data), "validation"))
     return {
-        split: [row(split, number, kind) for number, kind in enumerate(samples.classes(count, kinds, draw))]
+        split: [row(split, number, kind) for number, kind in enumerate(synthetic.classes(count, kinds, draw))]
         for split, count in rows.items()
     }
 
@@ -105,7 +106,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         collator=transformers.default_data_collator,
         metrics=measured,
         compute_metrics=lambda evaluated: measured.compute(
-            verdicts.first(evaluated.predictions).argmax(axis=-1), evaluated.label_ids
+            classification.first(evaluated.predictions).argmax(axis=-1), evaluated.label_ids
         ),
         baseline=measured.baseline(ids["validation"], train=ids["train"], names=found.names),
         auto_class=AUTO_CLASS,
@@ -117,7 +118,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
             "model": told,
         },
         trainer=lambda **settings: _trainer(made["train"], **settings),
-        trainer_settings={"preprocess_logits_for_metrics": verdicts.logits_alone},
+        trainer_settings={"preprocess_logits_for_metrics": classification.logits_alone},
         predict=lambda trainer: _predicted(rows["validation"], trainer.predict(made["validation"]), found.names),
         figures=lambda predicted: _figures(predicted, found.names),
         snippet=SNIPPET,
@@ -128,7 +129,7 @@ def _trainer(train: Images, *, callbacks: Sequence[Any], **settings: Any) -> Any
     """transformers' Trainer, whose training images hear of each epoch."""
     from transformers import Trainer
 
-    from hf_mps.finetune.callbacks import Epochs
+    from hf_mps.finetune.run.callbacks import Epochs
 
     return Trainer(callbacks=[*callbacks, Epochs(train.begin)], **settings)
 
@@ -148,7 +149,7 @@ def _predicted(rows: Rows, evaluated: Any, names: Sequence[str]) -> list[dict[st
     """The rows of predictions.csv."""
     count = len(rows.dataset)
     inputs = [{"row": rows.number(at), "image": images.name(rows, at)} for at in range(count)]
-    return verdicts.rows(inputs, evaluated.label_ids, verdicts.first(evaluated.predictions), names)
+    return classification.rows(inputs, evaluated.label_ids, classification.first(evaluated.predictions), names)
 
 
 def _figures(predicted: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Mapping[str, bytes]:

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from hf_mps.choice import Choice
-from hf_mps.errors import UserError
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
 from hf_mps.finetune.metrics.chosen import choose
 from hf_mps.finetune.models import language
-from hf_mps.finetune.task import Prepared
+from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.tasks.causal_lm import METRICS, predicted
 from hf_mps.finetune.text import blocks, lengths, tokens
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.data.load import Rows
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForMaskedLM"
@@ -51,7 +51,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     """Make blocks, model, collator and metrics. Raises UserError for rows or a checkpoint that cannot be used."""
     from transformers import AutoModelForMaskedLM
 
-    from hf_mps.finetune.loss import heads
+    from hf_mps.finetune.loss import deferred_head
     from hf_mps.finetune.models.token_trainer import TokenTrainer, measured
 
     chosen = choose(recipe.metrics, METRICS, recipe.task)
@@ -66,7 +66,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
             features[split] = _masked_once(recipe, features[split], loaded)
     length, loaded.choices["blocks"] = blocks.decide(recipe, recipe.data, counts, loaded.longest)
     model, loaded.choices["model"] = checkpoint.model(AutoModelForMaskedLM, config=loaded.config)
-    loaded.choices["loss"] = heads.decide(recipe, model)
+    loaded.choices["loss"] = deferred_head.decide(recipe, model)
     loaded.choices["gaps"] = Choice(
         f"{recipe.mlm_probability:.0%} of the tokens",
         "drawn anew in each epoch of training, once for all evaluations, so that these can be compared",

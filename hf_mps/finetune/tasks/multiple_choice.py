@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from hf_mps.choice import Choice
-from hf_mps.errors import UserError
-from hf_mps.finetune import data as sources
-from hf_mps.finetune import labels, metrics, samples
-from hf_mps.finetune import recipe as recipes
-from hf_mps.finetune.models import verdicts
-from hf_mps.finetune.task import Prepared
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.finetune import metrics
+from hf_mps.finetune.data import labels, synthetic
+from hf_mps.finetune.data import load as sources
+from hf_mps.finetune.models import classification
+from hf_mps.finetune.recipe import schema as recipes
+from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import lengths, tokens
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.data.load import Rows
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForMultipleChoice"
@@ -81,16 +82,16 @@ def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
     def row(right: int) -> dict[str, Any]:
         kind = draw.randrange(4)
         others = [other for other in range(4) if other != kind]
-        texts = [samples.word(draw, kind if place == right else draw.choice(others)) for place in range(count)]
-        made: dict[str, Any] = {named.context: samples.sentence(draw, kind), named.label: right}
+        texts = [synthetic.word(draw, kind if place == right else draw.choice(others)) for place in range(count)]
+        made: dict[str, Any] = {named.context: synthetic.sentence(draw, kind), named.label: right}
         if named.start:
-            made[named.start] = draw.choice(samples.SUBJECTS)
+            made[named.start] = draw.choice(synthetic.SUBJECTS)
         if isinstance(named.choices, str):
             return made | {named.choices: texts}
         return made | dict(zip(named.choices, texts, strict=True))
 
-    rows = samples.splits((*sources.wanted(recipe.data), "validation"))
-    return {split: [row(right) for right in samples.classes(number, count, draw)] for split, number in rows.items()}
+    rows = synthetic.splits((*sources.wanted(recipe.data), "validation"))
+    return {split: [row(right) for right in synthetic.classes(number, count, draw)] for split, number in rows.items()}
 
 
 def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
@@ -123,7 +124,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         collator=length.value.collator(collator, tokenizer),
         metrics=measured,
         compute_metrics=lambda evaluated: measured.compute(
-            verdicts.first(evaluated.predictions).argmax(axis=-1), evaluated.label_ids
+            classification.first(evaluated.predictions).argmax(axis=-1), evaluated.label_ids
         ),
         baseline=measured.baseline(truths["validation"], train=truths["train"]),
         auto_class=AUTO_CLASS,
@@ -134,7 +135,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
             **lent,
             "model": told,
         },
-        trainer_settings={"preprocess_logits_for_metrics": verdicts.logits_alone},
+        trainer_settings={"preprocess_logits_for_metrics": classification.logits_alone},
         token_counts=counts["train"],
         predict=lambda trainer: _predicted(rows["validation"], trainer.predict(features["validation"]), names),
         figures=lambda predicted: _figures(predicted, names),
@@ -228,7 +229,7 @@ def _predicted(rows: Rows, evaluated: Any, names: Sequence[str]) -> list[dict[st
     """The rows of predictions.csv."""
     given = rows.dataset.select_columns([role for role in ("context", "start") if role in rows.dataset.column_names])
     inputs = [{**row, "choices": choices} for row, choices in zip(given, _choices(rows), strict=True)]
-    return verdicts.rows(inputs, evaluated.label_ids, verdicts.first(evaluated.predictions), names)
+    return classification.rows(inputs, evaluated.label_ids, classification.first(evaluated.predictions), names)
 
 
 def _figures(predicted: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Mapping[str, bytes]:

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from hf_mps.choice import Choice
+from hf_mps.core.choice import Choice
 from hf_mps.finetune import metrics
-from hf_mps.finetune import recipe as recipes
-from hf_mps.finetune.data import SPLITS
+from hf_mps.finetune.data.load import SPLITS
 from hf_mps.finetune.metrics import answers as scoring
 from hf_mps.finetune.metrics.chosen import choose
+from hf_mps.finetune.recipe import schema as recipes
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.task import Prepared
-from hf_mps.finetune.text import batches, lengths, tokens, windows
+from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.text import buckets, lengths, tokens, windows
 from hf_mps.finetune.text.spans import Answer, Window, answer
 from hf_mps.finetune.text.windows import Cut
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.data.load import Rows
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForQuestionAnswering"
@@ -133,11 +133,11 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
 
 def _sampling(recipe: Recipe) -> dict[str, Choice[str]]:
     """Random batches, unless the recipe says how they are drawn."""
-    if batches.KEY in recipe.training:
+    if buckets.KEY in recipe.training:
         return {}
     # Measured on XQuAD with two seeds: after 3 epochs F1 4.5 points below the stock Trainer's random batches.
     reason = "the questions of one text are of one length: batches of one length would be batches of one text"
-    return {"sampling": Choice(batches.RANDOM, reason)}
+    return {"sampling": Choice(buckets.RANDOM, reason)}
 
 
 def smoke_rows(recipe: Recipe, folder: Any) -> dict[str, list[dict[str, Any]]]:

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from hf_mps.choice import Choice
-from hf_mps.errors import UserError, brief
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError, brief
 from hf_mps.finetune import metrics
-from hf_mps.finetune import recipe as recipes
-from hf_mps.finetune.data import SPLITS
+from hf_mps.finetune.data.load import SPLITS
 from hf_mps.finetune.metrics.chosen import choose
 from hf_mps.finetune.models import embeddings
+from hf_mps.finetune.recipe import schema as recipes
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.task import Prepared
-from hf_mps.finetune.text import batches, lengths, tokens
+from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.text import buckets, lengths, tokens
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.data.load import Rows
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
 # The class that has the fields; SentenceTransformerTrainingArguments, which is used, adds none.
@@ -176,7 +176,7 @@ def _sampling(recipe: Recipe, scored: bool) -> Choice[str]:
     if said := recipe.training.get("batch_sampler"):
         return Choice(str(said), "the recipe says so")
     if scored:
-        return Choice(batches.RANDOM, "sentence-transformers draws its batches itself")
+        return Choice(buckets.RANDOM, "sentence-transformers draws its batches itself")
     return Choice("random, no text twice", "a text that stands twice in a batch would be its own wrong answer")
 
 

@@ -7,20 +7,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hf_mps.choice import Choice
-from hf_mps.errors import UserError
-from hf_mps.finetune import plan, samples
-from hf_mps.finetune import recipe as recipes
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.metrics.chosen import choose
 from hf_mps.finetune.models import generated, language
-from hf_mps.finetune.task import Prepared
+from hf_mps.finetune.recipe import schema as recipes
+from hf_mps.finetune.run import plan
+from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import chat, conversations, lengths, packing, tokens
 from hf_mps.finetune.text.padding import IGNORED
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.data.load import Rows
     from hf_mps.finetune.models.checkpoint import Checkpoint
     from hf_mps.finetune.models.language import Loaded
 
@@ -105,10 +106,10 @@ def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
     draw = random.Random(recipe.seed)
 
     def row() -> dict[str, Any]:
-        asked, answer = samples.sentences(draw, 2)
+        asked, answer = synthetic.sentences(draw, 2)
         return conversations.smoke_row(recipe.data.columns, ASK + asked, answer)
 
-    return {split: [row() for _ in range(n)] for split, n in samples.splits().items()}
+    return {split: [row() for _ in range(n)] for split, n in synthetic.splits().items()}
 
 
 def _tokenised(rows: Rows, loaded: Loaded) -> Dataset:

@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from hf_mps.choice import Choice
-from hf_mps.errors import UserError
-from hf_mps.finetune import labels, metrics
-from hf_mps.finetune import recipe as recipes
-from hf_mps.finetune.data import SPLITS
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.finetune import metrics
+from hf_mps.finetune.data import labels
+from hf_mps.finetune.data.load import SPLITS
 from hf_mps.finetune.media import audio, letters
 from hf_mps.finetune.metrics import edits
 from hf_mps.finetune.metrics.chosen import choose
+from hf_mps.finetune.recipe import schema as recipes
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.task import Prepared
+from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import tokens
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.data.load import Rows
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForCTC"

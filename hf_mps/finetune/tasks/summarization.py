@@ -6,16 +6,16 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hf_mps.finetune import recipe as recipes
-from hf_mps.finetune import samples
+from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.metrics.generation import sentences
 from hf_mps.finetune.models import seq2seq
 from hf_mps.finetune.models.seq2seq import ARGUMENTS, SETTLED
+from hf_mps.finetune.recipe import schema as recipes
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.data.load import Rows
     from hf_mps.finetune.models.checkpoint import Checkpoint
-    from hf_mps.finetune.task import Prepared
+    from hf_mps.finetune.tasks._base import Prepared
 
 __all__ = ["ARGUMENTS", "SETTLED", "Recipe", "prepare", "smoke_rows"]
 
@@ -59,7 +59,7 @@ def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
     draw, (source, target) = random.Random(recipe.seed), recipe.data.columns.roles().values()
 
     def row() -> dict[str, Any]:
-        written = samples.sentences(draw, 8)
+        written = synthetic.sentences(draw, 8)
         return {source: " ".join(written), target: written[0]}
 
-    return {split: [row() for _ in range(n)] for split, n in samples.splits().items()}
+    return {split: [row() for _ in range(n)] for split, n in synthetic.splits().items()}

@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from hf_mps.finetune import data as sources
-from hf_mps.finetune import labels, metrics, samples
-from hf_mps.finetune import recipe as recipes
-from hf_mps.finetune.models import verdicts
-from hf_mps.finetune.task import Prepared
+from hf_mps.finetune import metrics
+from hf_mps.finetune.data import labels, synthetic
+from hf_mps.finetune.data import load as sources
+from hf_mps.finetune.models import classification
+from hf_mps.finetune.recipe import schema as recipes
+from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import lengths, tokens
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.data.load import Rows
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
@@ -65,14 +66,14 @@ def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
 
     def row(kind: int) -> dict[str, Any]:
         first = draw.randrange(kinds) if named.text_pair else kind
-        made: dict[str, Any] = {named.text: samples.sentence(draw, first)}
+        made: dict[str, Any] = {named.text: synthetic.sentence(draw, first)}
         if named.text_pair:
-            made[named.text_pair] = samples.sentence(draw, (first + kind) % kinds)
-        label = 2.5 * kind if recipe.problem_type == "regression" else samples.named(names, kind)
+            made[named.text_pair] = synthetic.sentence(draw, (first + kind) % kinds)
+        label = 2.5 * kind if recipe.problem_type == "regression" else synthetic.named(names, kind)
         return made | {named.label: label}
 
-    rows = samples.splits((*sources.wanted(recipe.data), "validation"))
-    return {split: [row(kind) for kind in samples.classes(count, kinds, draw)] for split, count in rows.items()}
+    rows = synthetic.splits((*sources.wanted(recipe.data), "validation"))
+    return {split: [row(kind) for kind in synthetic.classes(count, kinds, draw)] for split, count in rows.items()}
 
 
 def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
@@ -106,7 +107,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         auto_class=AUTO_CLASS,
         pipeline_tag="text-classification",
         choices={"lengths": length, **labels.choices(found), **lent, "model": told},
-        trainer_settings={"preprocess_logits_for_metrics": verdicts.logits_alone},
+        trainer_settings={"preprocess_logits_for_metrics": classification.logits_alone},
         token_counts=counts["train"],
         predict=lambda trainer: _predicted(rows["validation"], trainer.predict(features["validation"]), found),
         figures=lambda predicted: _figures(predicted, found),
@@ -160,7 +161,7 @@ def _texts(rows: Rows) -> list[str]:
 
 def _answers(evaluated: Any, found: labels.Labels) -> Any:
     """Class ids, or numbers for regression, from logits of shape (rows, classes); shape (rows,)."""
-    logits = verdicts.first(evaluated.predictions)
+    logits = classification.first(evaluated.predictions)
     return logits.argmax(axis=-1) if found.names else logits.squeeze(-1)
 
 
@@ -168,7 +169,9 @@ def _predicted(rows: Rows, evaluated: Any, found: labels.Labels) -> list[dict[st
     """The rows of predictions.csv."""
     inputs = list(rows.dataset.select_columns(_texts(rows)))
     if found.names:
-        return verdicts.rows(inputs, evaluated.label_ids, verdicts.first(evaluated.predictions), found.names)
+        return classification.rows(
+            inputs, evaluated.label_ids, classification.first(evaluated.predictions), found.names
+        )
     numbers = zip(inputs, evaluated.label_ids, _answers(evaluated, found), strict=True)
     return [{**given, "label": float(truth), "prediction": float(answer)} for given, truth, answer in numbers]
 

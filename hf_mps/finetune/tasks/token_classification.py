@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from hf_mps.choice import Choice
-from hf_mps.errors import UserError
-from hf_mps.finetune import data as sources
-from hf_mps.finetune import labels, samples
-from hf_mps.finetune import recipe as recipes
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.data import labels, synthetic
+from hf_mps.finetune.data import load as sources
 from hf_mps.finetune.metrics.tagged import TagMetrics, of_tags
-from hf_mps.finetune.task import Prepared
-from hf_mps.finetune.text import lengths, tokens, words
+from hf_mps.finetune.recipe import schema as recipes
+from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.text import lengths, tokens
+from hf_mps.finetune.text import word_labels as words
 from hf_mps.finetune.text.padding import IGNORED
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.data.load import Rows
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForTokenClassification"
@@ -65,10 +66,10 @@ def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
 
     def row(first: int) -> dict[str, Any]:
         chosen = [tags[(first + step * draw.randrange(1, 3)) % len(tags)] for step in range(draw.randrange(4, 9))]
-        said = [samples.word(draw, tags.index(tag)) for tag in chosen]
+        said = [synthetic.word(draw, tags.index(tag)) for tag in chosen]
         return {named.words: said, named.tags: chosen}
 
-    rows = samples.splits((*sources.wanted(recipe.data), "validation"))
+    rows = synthetic.splits((*sources.wanted(recipe.data), "validation"))
     return {split: [row(number) for number in range(count)] for split, count in rows.items()}
 
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import model_validator
 
-from hf_mps.errors import UserError, nearest
-from hf_mps.finetune import recipe as recipes
-from hf_mps.finetune import samples
+from hf_mps.core.errors import UserError, nearest
+from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.models import seq2seq
 from hf_mps.finetune.models.seq2seq import ARGUMENTS, SETTLED
+from hf_mps.finetune.recipe import schema as recipes
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.data.load import Rows
     from hf_mps.finetune.models.checkpoint import Checkpoint
-    from hf_mps.finetune.task import Prepared
+    from hf_mps.finetune.tasks._base import Prepared
 
 __all__ = ["ARGUMENTS", "SETTLED", "Recipe", "prepare", "smoke_rows"]
 
@@ -60,8 +60,8 @@ def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Made-up sentences, to be written with the words in the other order."""
     draw = random.Random(recipe.seed)
     return {
-        split: [_nested(recipe, text, " ".join(reversed(text.split()))) for text in samples.sentences(draw, count)]
-        for split, count in samples.splits().items()
+        split: [_nested(recipe, text, " ".join(reversed(text.split()))) for text in synthetic.sentences(draw, count)]
+        for split, count in synthetic.splits().items()
     }
 
 

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hf_mps.choice import Choice
-from hf_mps.errors import UserError
-from hf_mps.finetune import recipe as recipes
-from hf_mps.finetune import samples
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.data import synthetic
+from hf_mps.finetune.recipe import schema as recipes
 from hf_mps.finetune.text import lengths, tokens
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.data.load import Rows
     from hf_mps.finetune.models.language import Loaded
     from hf_mps.finetune.text.lengths import Lengths
 
@@ -106,6 +106,6 @@ def smoke_rows(data: Data, seed: int) -> dict[str, list[dict[str, Any]]]:
     """Made-up sentences under the recipe's own column, eight to a row."""
     draw = random.Random(seed)
     return {
-        split: [{data.columns.text: " ".join(samples.sentences(draw, 8))} for _ in range(count)]
-        for split, count in samples.splits().items()
+        split: [{data.columns.text: " ".join(synthetic.sentences(draw, 8))} for _ in range(count)]
+        for split, count in synthetic.splits().items()
     }

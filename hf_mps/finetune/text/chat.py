@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_mps.choice import Choice
-from hf_mps.errors import UserError
-from hf_mps.finetune import paths
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.recipe import paths
 from hf_mps.finetune.text.blocks import frame
 
 Message = Mapping[str, str]

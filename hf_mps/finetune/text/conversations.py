@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import model_validator
 
-from hf_mps.errors import UserError
-from hf_mps.finetune import recipe as recipes
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.recipe import schema as recipes
 from hf_mps.finetune.text import chat
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.data import Rows
+    from hf_mps.finetune.data.load import Rows
 
 ALPACA = ("instruction", "input", "output", "system")
 

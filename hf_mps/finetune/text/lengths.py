@@ -21,11 +21,11 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from hf_mps.choice import Choice
-from hf_mps.errors import UserError
-from hf_mps.finetune import recipe as recipes
-from hf_mps.finetune.plan import BATCH
-from hf_mps.finetune.text import batches
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.recipe import schema as recipes
+from hf_mps.finetune.run.plan import BATCH
+from hf_mps.finetune.text import buckets
 from hf_mps.finetune.text.padding import PadUp, fills
 from hf_mps.finetune.text.shapes import best
 
@@ -148,7 +148,7 @@ def decide(
         word = "padding in the recipe" if recipe.padding else "speedups is false in the recipe"
         return Choice(Lengths(longest, "longest"), f"{word}: each batch to its own longest row; {told}")
     size = recipe.training.get("per_device_train_batch_size") or batch
-    alike = batches.grouped(batches.decide(recipe, counts, size)) if grouped is None else grouped
+    alike = buckets.grouped(buckets.decide(recipe, counts, size)) if grouped is None else grouped
     top = max([*counts, *others])
     shapes = best(counts, top=top, limit=longest, batch=1 if alike else size, most=most, step=step)
     listed = Lengths(longest, "list", shapes)
@@ -166,7 +166,7 @@ def summary(counts: Sequence[int], longest: int) -> str:
 def _why(listed: Lengths, counts: Sequence[int], batch: int, alike: bool) -> str:
     """What the list gains over random batches padded to their own longest rows: less padding, or fewer shapes."""
     shapes = "one shape" if len(listed.shapes) == 1 else f"{len(listed.shapes)} shapes, laid where the rows are"
-    held = batches.held(counts, batch, listed.target, alike=alike), batches.held(counts, batch, int, alike=False)
+    held = buckets.held(counts, batch, listed.target, alike=alike), buckets.held(counts, batch, int, alike=False)
     ours, plain = (round(100 * (1 - sum(counts) / tokens)) for tokens in held)
     if ours < plain:
         gain = f", where random batches of {batch} padded to their longest rows have {plain}%"

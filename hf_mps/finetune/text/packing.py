@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hf_mps.choice import Choice
-from hf_mps.errors import UserError
-from hf_mps.finetune.text import batches
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.text import buckets
 from hf_mps.finetune.text.lengths import SHAPES, STEP, Lengths
 from hf_mps.finetune.text.padding import IGNORED
 from hf_mps.finetune.text.shapes import best
@@ -28,7 +28,7 @@ from hf_mps.finetune.text.shapes import best
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from hf_mps.finetune.recipe import Recipe
+    from hf_mps.finetune.recipe.schema import Recipe
 
 # The lengths of the two examples that a model is tried with.
 TRIED = (5, 3)
@@ -115,7 +115,7 @@ def decide(recipe: Recipe, said: bool | None, model: Any, counts: Sequence[int],
     waste = 1 - sum(counts) / (rows * capacity)
     shapes = best(counts, top=max(counts), limit=capacity, batch=1, most=SHAPES, step=STEP)
     # At their best: each row padded to the length of the list that is next to its own.
-    listed = 1 - sum(counts) / batches.held(counts, 1, Lengths(capacity, "list", shapes).target, alike=False)
+    listed = 1 - sum(counts) / buckets.held(counts, 1, Lengths(capacity, "list", shapes).target, alike=False)
     if waste >= listed:
         return Choice(False, f"no less padding than batches of like length have: {waste:.1%} against {listed:.1%}")
     told = f"{len(counts)} examples in {rows} rows of {capacity} tokens, {waste:.1%} padding"
@@ -130,7 +130,7 @@ def unfitness(model: Any) -> str:
     if "position_ids" not in inspect.signature(inner.forward).parameters:
         return f"{type(inner).__name__} takes no position_ids, so that packed examples would see each other"
     if inner.device.type == "meta":  # without numbers (`hf-mps plan`): a small one of its class is tried
-        from hf_mps.finetune.smoke.model import twin
+        from hf_mps.finetune.smoke.tiny_model import twin
 
         tiny = twin(inner)
         return "there is no tiny model of its class to try it on" if tiny is None else unfitness(tiny)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hf_mps.choice import Choice
-from hf_mps.errors import UserError
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
 
-    from hf_mps.finetune.data import Rows
-    from hf_mps.finetune.task import Prepared
+    from hf_mps.finetune.data.load import Rows
+    from hf_mps.finetune.tasks._base import Prepared
 
 TEXT = ("string", "large_string")
 # The columns of tokens that tasks and TRL make.

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hf_mps.choice import Choice
-from hf_mps.errors import UserError
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
 from hf_mps.finetune.text import tokens
 from hf_mps.finetune.text.spans import NOWHERE
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from hf_mps.finetune.rows import Rows
+    from hf_mps.finetune.data.rows import Rows
 
 # Part of every cache key: raise it whenever `Cut.windows` makes other features from the same rows.
 FEATURES = 1

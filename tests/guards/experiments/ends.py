@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hf_mps import sentinels
-from hf_mps.errors import UserError
+from hf_mps.core.errors import UserError
+from hf_mps.guards import sentinels
 from hf_mps.simulator import compiled
 from tests.guards import lightning_loops, loops
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from hf_mps import guards
-from hf_mps.errors import RunError, UserError
+from hf_mps.core.errors import RunError, UserError
 from hf_mps.guards import GuardNotice
-from hf_mps.guards.huge_embedding import LIMIT
+from hf_mps.guards.numerics.huge_embedding import LIMIT
 from tests.guards import lightning_loops, loops
 
 

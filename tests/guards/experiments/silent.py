@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hf_mps.errors import UserError
+from hf_mps.core.errors import UserError
 from tests.guards import lightning_loops, loops
 
 

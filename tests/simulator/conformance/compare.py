@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hf_mps.simulator.table import table
+from hf_mps.operators.table import table
 
 MISSING = re.compile(
     r"The operator '(aten::[\w.]+)' is not currently implemented for the MPS device\. "

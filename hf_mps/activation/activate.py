@@ -1,0 +1,175 @@
+"""Switches the layer on, once in a process, and can say everything that it switched on and why."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+
+class Part:
+    """One thing that the layer does: what, whether it is on now, and a sentence why (or why it is not)."""
+
+    # A plain class: making a dataclass or a NamedTuple would cost each `import torch` more than the rest of this file.
+    def __init__(self, name: str, on: bool, reason: str) -> None:
+        self.name = name
+        self.on = on
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.name}: {'on' if self.on else 'off'} ({self.reason})"
+
+
+class Activation:
+    """Everything that the layer does in this process; read when asked, since libraries are imported at any time."""
+
+    def parts(self) -> list[Part]:
+        """Return each part with its state. Asks nothing of the device."""
+        if not _on:
+            return [Part("hf_mps", False, "HF_MPS=0")]
+        from hf_mps.device import availability
+
+        torch_itself = Part("torch.backends.mps.is_available", True, availability.REASON)
+        return [torch_itself, _fallback, _guards, _sentinels, *_libraries()]
+
+    def lines(self) -> list[str]:
+        """Return the chosen device and each part, a line each. Probes Metal; raises what `device.choose` raises."""
+        from hf_mps.device.choice import choose
+
+        return [f"device: {choose()}", *map(str, self.parts())]
+
+
+_PACKAGES = {"guard": "hf_mps.guards", "sentinel": "hf_mps.guards.sentinels"}
+_on = False
+_fallback = Part("fallback", False, "this PyTorch has no Metal device")
+_guards = Part("guards", False, "this PyTorch has no Metal device")
+_sentinels = Part("sentinels", False, "this PyTorch has no Metal device")
+
+
+def is_on() -> bool:
+    """Whether the layer was switched on in this process."""
+    return _on
+
+
+def activate() -> Activation:
+    """Switch the layer on and return what that is; calling it again changes nothing. Imports torch.
+
+    No library is imported, no environment variable is changed and the device is not touched: each library is switched
+    when it is imported, and the probe runs when somebody first asks for the device. Raises UserError for a value of
+    HF_MPS that nobody knows.
+    """
+    if not _on and _enabled():
+        import torch  # noqa: F401  PyTorch's autoload comes back to this function, which then finds the work done
+
+        if not _on:
+            # What is made here lives as long as the process: a collection now, of all that torch has made, would find
+            # nothing and cost more than the rest of this.
+            collecting = gc.isenabled()
+            gc.disable()
+            try:
+                _switch_on()
+            finally:
+                if collecting:
+                    gc.enable()
+    return Activation()
+
+
+def _switch_on() -> None:
+    global _on, _guards, _sentinels
+    import torch
+
+    from hf_mps.core import import_hooks
+    from hf_mps.device import availability
+
+    # Not whether there is a device: to ask creates it, and bars every child that is forked from then on (Module.cpp).
+    metal = torch.backends.mps.is_built()
+    availability.install()
+    if metal or "HF_MPS_GUARDS" in os.environ:
+        _guards = _start("guard", "known hazards of Metal", metal=metal) or _guards
+    if metal or "HF_MPS_SENTINELS" in os.environ:
+        _sentinels = _start("sentinel", "signs of a wrong training", metal=metal) or _sentinels
+    import_hooks.start()
+    _on = True
+    if metal or "HF_MPS_FALLBACK" in os.environ:
+        _start_fallback(metal=metal)
+
+
+def _start_fallback(*, metal: bool) -> None:
+    """Let operators without a Metal kernel run on the CPU; a value that nobody knows costs this part alone."""
+    global _fallback
+    from hf_mps import fallback
+    from hf_mps.core import settings
+    from hf_mps.core.errors import UserError
+
+    try:
+        mode = fallback.start() if metal else settings.fallback()
+    except UserError as error:
+        from hf_mps.core.notices import warn
+
+        _fallback = Part("fallback", False, str(error))
+        warn(f"hf_mps.fallback stays off: {error}")
+        return
+    if metal:
+        count = len(fallback.registered())
+        _fallback = Part("fallback", count > 0, f"{mode.reason}: {mode.value}; {count} operators run on the CPU")
+
+
+def _start(kind: str, words: str, *, metal: bool) -> Part | None:
+    """Switch on the registry of a kind, and return its part; a name that nobody knows switches nothing off.
+
+    Torch is served now, the libraries when they are imported.
+    """
+    from importlib import import_module
+
+    off = _switched_off(kind)
+    if not metal:
+        return None
+    registry = import_module(f"{_PACKAGES[kind]}.registry")
+    registry.start(off)
+    names = import_module(f"{_PACKAGES[kind]}.catalogue").NAMES
+    without = f", without {', '.join(sorted(off))}" if off else ""
+    return Part(f"{kind}s", True, f"{len(names) - len(off)} {words}{without}; {_PACKAGES[kind]}.report() lists them")
+
+
+def _switched_off(kind: str) -> frozenset[str]:
+    """The guards or sentinels that the user wants off; none where the variable has a name that there is not."""
+    if f"HF_MPS_{kind.upper()}S" not in os.environ:  # spares the others the reading
+        return frozenset()
+    from hf_mps.core import settings
+    from hf_mps.core.errors import UserError
+
+    try:
+        return settings.guards_off() if kind == "guard" else settings.sentinels_off()
+    except UserError as error:
+        from hf_mps.core.notices import warn
+
+        warn(f"{error}; every {kind} stays on")
+        return frozenset()
+
+
+def _enabled() -> bool:
+    if "HF_MPS" not in os.environ:  # spares the programs that set no variable the millisecond that reading them costs
+        return True
+    from hf_mps.core import settings
+
+    return settings.enabled()
+
+
+def _libraries() -> list[Part]:
+    from importlib import import_module
+
+    from hf_mps.core import import_hooks
+    from hf_mps.integrations import ROOMS
+
+    parts = []
+    for library in dict.fromkeys(room for rooms in ROOMS.values() for room in rooms):
+        if library in ("guards", "sentinels", "trainer_logs"):  # parts that are more than what they do to libraries
+            continue
+        states = [state for (_, room), state in import_hooks.applied.items() if room == library]
+        failed = next((state for state in states if state != "on"), None)
+        if not states:
+            parts.append(Part(library, False, "waits for its import"))
+        elif failed:
+            parts.append(Part(library, False, failed))
+        else:
+            parts.append(Part(library, True, import_module(f"hf_mps.integrations.{library}").REASON))
+    return parts

@@ -1,0 +1,120 @@
+"""Launchers before a script: torchrun and accelerate launch. On Metal there is one device, so one process: this one.
+
+There the script runs without the launcher: as a single process, with the settings that accelerate launch passes in the
+environment. Several processes are refused. On other devices the launcher itself takes over, and its processes are
+switched by autoload.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hf_mps.activation.run import Target
+from hf_mps.core.errors import UserError
+
+_TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
+_ACCELERATE = ("accelerate", "accelerate.commands.launch", "accelerate-launch")
+
+
+def is_launcher(argv: Sequence[str]) -> bool:
+    """Whether a command line begins with a launcher, by its command or with -m by its module."""
+    return _launcher(list(argv))[0] != ""
+
+
+def target(argv: Sequence[str]) -> Target:
+    """Return the script behind a launcher and set accelerate's variables; off Metal, become the launcher.
+
+    Raises UserError for several processes on one Metal device and for what the launcher itself refuses.
+    """
+    from hf_mps.device.choice import choose
+
+    name, arguments = _launcher(list(argv))
+    parse = _torchrun if name == "torchrun" else _accelerate
+    device = choose()
+    if device.value != "mps" or (name == "accelerate" and "--cpu" in arguments):
+        _become(name, arguments, "--cpu" if device.value == "mps" else str(device))
+    return parse(arguments)
+
+
+def _launcher(words: list[str]) -> tuple[str, list[str]]:
+    """The launcher, "torchrun", "accelerate" or "", and its own command line."""
+    if words and Path(words[0]).name in ("python", "python3"):
+        words = words[1:]
+    if words[:1] == ["-m"]:
+        words = words[1:]
+        named = words[:1]
+    else:
+        named = [Path(word).name for word in words[:1] if not Path(word).is_file() or "bin" in Path(word).parts]
+    if named and named[0] in _TORCHRUN:
+        return "torchrun", words[1:]
+    if named and named[0] in _ACCELERATE:
+        if named[0] != "accelerate":
+            return "accelerate", words[1:]
+        if words[1:2] != ["launch"]:
+            raise UserError(
+                f"run knows `accelerate launch`, not `{' '.join(words[:2])}`; next: accelerate launch SCRIPT"
+            )
+        return "accelerate", words[2:]
+    return "", words
+
+
+def _torchrun(arguments: list[str]) -> Target:
+    from torch.distributed.run import get_args_parser
+
+    asked = get_args_parser().parse_args(arguments)
+    words = str(asked.nproc_per_node)
+    processes = int(words) if words.isdigit() else 1  # "gpu" and "auto" are one here
+    nodes = str(asked.nnodes).rpartition(":")[2]
+    _one_process("torchrun", f"--nproc_per_node={processes}", processes)
+    _one_process("torchrun", f"--nnodes={nodes}", int(nodes) if nodes.isdigit() else 1)
+    # LOCAL_RANK and its kin stay unset: with them Accelerate opens a process group, which Trainer then warns about.
+    return _found("torchrun", asked)
+
+
+def _accelerate(arguments: list[str]) -> Target:
+    from accelerate.commands import launch
+    from accelerate.utils.launch import prepare_simple_launcher_cmd_env
+
+    asked = launch.launch_command_parser().parse_args(arguments)
+    if (asked.num_processes or 1) > 1:
+        _one_process("accelerate launch", f"--num_processes={asked.num_processes}", asked.num_processes)
+    try:
+        asked, *_ = launch._validate_launch_command(asked)
+        _one_process("accelerate launch", f"num_processes: {asked.num_processes}", asked.num_processes or 1)
+        _, environment = prepare_simple_launcher_cmd_env(asked)
+    except (ValueError, AssertionError) as error:
+        raise UserError(f"accelerate launch: {str(error).splitlines()[0]}") from error
+    environment.pop("OMP_NUM_THREADS", None)  # one thread by default: operators that run on the CPU want them all
+    os.environ.update(environment)
+    return _found("accelerate launch", asked)
+
+
+def _found(launcher: str, asked: Any) -> Target:
+    from hf_mps.integrations.patch import say
+
+    if asked.no_python:
+        raise UserError(f"{launcher} --no_python starts a program that is no Python script; run it without hf-mps run")
+    say(f"{launcher}: one process on the one Metal device, this one: {asked.training_script} runs without the launcher")
+    return Target(asked.training_script, tuple(asked.training_script_args), module=bool(asked.module))
+
+
+def _one_process(launcher: str, words: str, processes: int) -> None:
+    if processes > 1:
+        raise UserError(
+            f"{launcher} {words}: there is one Metal device, and every process would train the whole model on it; "
+            f"next: 1 process, and --gradient_accumulation_steps {processes} behind the script for the same batch"
+        )
+
+
+def _become(launcher: str, arguments: list[str], why: str) -> None:
+    """Replace this process by the launcher itself, with the line that says so; does not return."""
+    from hf_mps.integrations.patch import say
+
+    module = "torch.distributed.run" if launcher == "torchrun" else "accelerate.commands.launch"
+    say(f"{launcher} itself starts the script, as the device is not Metal: {why}")
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])

@@ -1,0 +1,94 @@
+"""The verbs of hf_mps as one command, `hf-mps`. Starting it, its help and its lists import no torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import typer
+
+from hf_mps.cli import finetune
+from hf_mps.cli.audit import audit
+from hf_mps.cli.config import config
+from hf_mps.cli.doctor import doctor
+from hf_mps.cli.options import Debug, Version
+from hf_mps.cli.parity import parity
+from hf_mps.cli.plan import plan as memory_plan
+from hf_mps.core.errors import UserError, run_command
+
+Work = Callable[[], int | None]
+
+# Each command hands back its work instead of doing it: the parser would turn a Ctrl-C into an error of its own.
+app = typer.Typer(no_args_is_help=True, help="Hugging Face training on a Mac's GPU.")
+
+
+def main(argv: Sequence[str] | None = None, *, program: str = "hf-mps") -> int:
+    """Run the command line `argv` (default: the process's own) and return its exit code; see `hf_mps.core.errors`."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    if given[:1] == ["run"] and given[1:] not in ([], ["--help"]):
+        from hf_mps.activation import run
+
+        # Past the parser: every word behind the script is the script's, and so are its errors.
+        return run.main(given[1:])
+    codes: list[int] = []
+
+    def verb() -> None:
+        work = _parse(finetune.swept(given), program)
+        codes.append(int((work() if callable(work) else work) or 0))
+
+    return run_command(verb, debug="--debug" in given) or sum(codes)
+
+
+def _parse(argv: list[str], program: str) -> Work | int | None:
+    """The work that `argv` asks for, or an exit code where the parser did it all. Raises UserError for misuse."""
+    # `python -m hf_mps.finetune` is one verb: its help and errors are to name it as it was called.
+    verb = argv[:1] if program != "hf-mps" else []
+    commands = typer.main.get_command(app)
+    parser = commands.commands[verb[0]] if verb else commands  # type: ignore[attr-defined]
+    try:
+        result: Work | int | None = parser.main(args=argv[len(verb) :], prog_name=program, standalone_mode=False)
+    except Exception as error:
+        # typer ships a click of its own since 0.26 and used the other before: both know a usage error by this method.
+        words = getattr(error, "format_message", None)
+        if words is None:
+            raise
+        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help itself
+            print(words(), file=sys.stderr)
+            return 2
+        first = " ".join(words().split()).rstrip(".")
+        raise UserError(f"{first}; next: {program} --help") from error
+    return result
+
+
+@app.callback()
+def _top(version: Version = False, debug: Debug = False) -> None:
+    """Hugging Face training on a Mac's GPU: correct, fast and effortless."""
+
+
+app.command()(finetune.finetune)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def run(
+    words: Annotated[
+        list[str], typer.Argument(metavar="[-m MODULE | SCRIPT | torchrun … | accelerate launch …] [ARGUMENT]...")
+    ],
+) -> Work:
+    """Run a training script with hf_mps on, as plain Python runs it.
+
+    Needed where PyTorch does not load hf_mps itself (TORCH_DEVICE_BACKEND_AUTOLOAD=0) and for launchers.
+    """
+    raise AssertionError("main() runs it")
+
+
+app.command()(audit)
+app.command()(config)
+app.command()(doctor)
+app.command()(parity)
+app.command("plan")(memory_plan)
+app.add_typer(finetune.recipes, name="recipes")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""Names that older scripts use and that newer libraries removed, a file each.
+
+Each file says what replaced the name, tests whether the installed library still has it, and is a no-op where it has.
+"""
+
+# Module of a library -> the shims for it. `hf_mps.integrations.ROOMS` names the same modules.
+SHIMS: dict[str, tuple[str, ...]] = {
+    "accelerate.accelerator": ("accelerator",),
+    "datasets": (
+        "names",
+        "metrics",
+    ),
+    "datasets.load": ("auth_token", "dataset_task"),
+    "evaluate": ("metrics",),
+    "evaluate.loading": ("metrics",),
+    "datasets.table": ("large_strings",),
+    "huggingface_hub": ("names",),
+    "huggingface_hub.file_download": ("hub_files",),
+    "transformers": ("names", "optimizer"),
+    "transformers.configuration_utils": ("auth_token", "config_attributes"),
+    "transformers.data.data_collator": ("names",),
+    "transformers.feature_extraction_utils": ("auth_token",),
+    "transformers.file_utils": ("names",),
+    "transformers.generation.configuration_utils": ("auth_token",),
+    "transformers.generation.utils": ("generation",),
+    "transformers.hf_argparser": ("argument_parser",),
+    "transformers.image_processing_base": ("auth_token",),
+    "transformers.integrations": ("names",),
+    "transformers.integrations.integration_utils": ("tensorboard",),
+    "transformers.modeling_utils": ("auth_token", "names", "models"),
+    "transformers.models.auto": ("names",),
+    "transformers.models.auto.auto_factory": ("auth_token",),
+    "transformers.models.auto.configuration_auto": ("auth_token",),
+    "transformers.models.auto.feature_extraction_auto": ("auth_token", "feature_extractors"),
+    "transformers.models.auto.image_processing_auto": ("auth_token",),
+    "transformers.models.auto.modeling_auto": ("names",),
+    "transformers.models.auto.processing_auto": ("auth_token",),
+    "transformers.models.auto.tokenization_auto": ("auth_token",),
+    "transformers.optimization": ("optimizer",),
+    "transformers.processing_utils": ("auth_token", "processors", "reimport"),
+    "transformers.tokenization_utils": ("names",),
+    "transformers.tokenization_utils_base": ("auth_token", "names", "tokenizers"),
+    "transformers.trainer": ("trainer", "names"),
+    "transformers.trainer_pt_utils": ("names",),
+    "transformers.trainer_seq2seq": ("trainer",),
+    "transformers.trainer_utils": ("names",),
+    "transformers.training_args": ("training_arguments",),
+    "transformers.utils": ("names",),
+    "transformers.utils.generic": ("names",),
+    "transformers.utils.hub": ("names",),
+    "transformers.utils.import_utils": ("names",),
+}

@@ -1,0 +1,36 @@
+"""model.config.tokenizer_class, .decoder_start_token_id, .max_length …: attributes that every configuration had.
+
+Removed in transformers 5, where an unset one is an AttributeError; those of generation are the generation
+configuration's. `name_table.CONFIG` has what an unset one read as. Needless for each name that a configuration has; an
+installed library that asks whether one is there gets stock's answer.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from hf_mps.compat.name_table import CONFIG
+from hf_mps.integrations.patch import asked_by_a_library, say
+
+
+def apply(module: ModuleType) -> None:
+    """Let a configuration answer for the names that it lacks. Raises AttributeError where there is no such class."""
+    config = getattr(module, "PreTrainedConfig", None) or module.PretrainedConfig
+    for name, unset in CONFIG.items():
+        if name not in config.__dict__ and name not in getattr(config, "__dataclass_fields__", {}):
+            setattr(config, name, Unset(name, unset))
+
+
+class Unset:
+    """An attribute that a configuration may lack; no data descriptor, so one that was set is its own."""
+
+    def __init__(self, name: str, unset: object) -> None:
+        self._name, self._unset = name, unset
+
+    def __get__(self, config: Any, owner: type | None = None) -> Any:
+        # A dataclass looks for a field's default on its class: there must be none.
+        if config is None or asked_by_a_library():
+            raise AttributeError(f"{type(config or owner).__name__!r} object has no attribute {self._name!r}")
+        say(f"config.{self._name} is unset and gone from transformers 5: read as {self._unset!r}")
+        return self._unset

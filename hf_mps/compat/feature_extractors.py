@@ -1,0 +1,149 @@
+"""Feature extractors of images: ViTFeatureExtractor and its kin, and AutoFeatureExtractor for an image model.
+
+Replaced by image processors (4.25), removed in transformers 5. A script of that time reads `feature_extractor.size` as
+a number of pixels, one of 4.25 to 4.57 as a dictionary: it is both. Needless where transformers has the classes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+from hf_mps.compat.name_table import FEATURE_EXTRACTORS
+from hf_mps.integrations.patch import asked_by_a_library, say
+
+
+class Size(int):
+    """The side of a square, or the shortest edge, in pixels; also read as {"height": …} or {"shortest_edge": …}."""
+
+    sides: dict[str, int]
+
+    def __getitem__(self, name: str) -> int:
+        return self.sides[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.sides
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.sides)
+
+    def keys(self) -> Any:
+        """The names of the sides."""
+        return self.sides.keys()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The side `name` in pixels, or `default`."""
+        return self.sides.get(name, default)
+
+
+def _size(stock: Any) -> Any:
+    """`stock` as a Size; itself where it is no one number."""
+    sides = {name: side for name, side in dict(stock or {}).items() if side is not None}
+    if len(set(sides.values())) != 1:
+        return stock
+    found = Size(next(iter(sides.values())))
+    found.sides = sides
+    return found
+
+
+class _Sizes:
+    """An attribute that the library reads as its own and a script as a Size."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, extractor: Any, owner: Any = None) -> Any:
+        if extractor is None or self._name not in vars(extractor):
+            base = next(
+                base for base in owner.__mro__[1:] if self._name in vars(base) and "hf_mps" not in base.__module__
+            )
+            return vars(base)[self._name]
+        stock = vars(extractor)[self._name]
+        return stock if asked_by_a_library() else _size(stock)
+
+    def __set__(self, extractor: Any, value: Any) -> None:
+        vars(extractor)[self._name] = value
+
+
+def as_feature_extractor(processor: type, name: str = "") -> type:
+    """The class of an image processor as a feature extractor; saved, it is the image processor that it is."""
+    if issubclass(processor, _FeatureExtractor):  # read by the name of one, from a checkpoint of that time
+        return processor
+    names = {each: _Sizes(each) for each in ("size", "crop_size") if hasattr(processor, each)}
+    return type(name or processor.__name__, (_FeatureExtractor, processor), {**names, "_stock": processor})
+
+
+def _of_today(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with `reduce_labels`, a segmentation's until 4.26, under the name that it has now."""
+    if "reduce_labels" in kwargs:
+        kwargs = {**kwargs, "do_reduce_labels": kwargs["reduce_labels"]}
+        del kwargs["reduce_labels"]
+    return kwargs
+
+
+class _FeatureExtractor:
+    _stock: type
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **_of_today(kwargs))
+
+    @classmethod
+    def from_dict(cls, image_processor_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Return what stock makes of the file's dictionary and the caller's arguments."""
+        return super().from_dict(_of_today(image_processor_dict), **_of_today(kwargs))  # type: ignore[misc]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "reduce_labels" and "do_reduce_labels" in vars(self):
+            return vars(self)["do_reduce_labels"]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return stock's dictionary, under stock's own class name."""
+        found: dict[str, Any] = super().to_dict()  # type: ignore[misc]
+        return found | {"image_processor_type": self._stock.__name__.removesuffix("Pil")}  # as stock writes it
+
+
+@functools.cache
+def __getattr__(name: str) -> type:
+    import transformers
+
+    if name not in FEATURE_EXTRACTORS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return as_feature_extractor(getattr(transformers, FEATURE_EXTRACTORS[name]), name)
+
+
+def apply(module: ModuleType) -> None:
+    """Let AutoFeatureExtractor read image models. Raises AttributeError where there is no such class."""
+    stock = vars(module.AutoFeatureExtractor)["from_pretrained"].__func__
+    if getattr(stock, "hf_mps_images", False):
+        return
+
+    @functools.wraps(stock)
+    def from_pretrained(cls: Any, name: Any, **kwargs: Any) -> Any:
+        return _read(functools.partial(stock, cls), name, kwargs)
+
+    from_pretrained.hf_mps_images = True  # type: ignore[attr-defined]
+    module.AutoFeatureExtractor.from_pretrained = classmethod(from_pretrained)  # type: ignore[arg-type]
+
+
+def _read(stock: Callable[..., Any], name: Any, kwargs: dict[str, Any]) -> Any:
+    try:
+        return stock(name, **kwargs)
+    except (ValueError, OSError, AttributeError, TypeError, KeyError):
+        processor = None if asked_by_a_library() else _image_processor(name, kwargs)
+        if processor is None:
+            raise
+    say("AutoFeatureExtractor of an image model: AutoImageProcessor takes its place")
+    processor.__class__ = as_feature_extractor(type(processor), type(processor).__name__)
+    return processor
+
+
+def _image_processor(name: Any, kwargs: dict[str, Any]) -> Any:
+    from transformers import AutoImageProcessor
+
+    try:
+        return AutoImageProcessor.from_pretrained(name, **kwargs)
+    except Exception:  # stock's own error about the feature extractor is the one to show
+        return None

@@ -1,0 +1,79 @@
+"""Functions and classes that moved or went, under the names that older scripts import.
+
+`name_table.NAMES` says what took the place of each. Needless, name by name, where the module still has it: the names
+are found when they are asked for and stock's own way has none, so that nothing is imported or listed before.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from hf_mps.compat.name_table import NAMES, Old
+from hf_mps.integrations.patch import asked_by_a_library, say
+
+
+@functools.cache
+def places() -> dict[str, dict[str, Old]]:
+    """The old names of each module."""
+    found: dict[str, dict[str, Old]] = {}
+    for old in NAMES:
+        for place in old.places:
+            found.setdefault(place, {})[old.name] = old
+    return found
+
+
+def apply(module: ModuleType) -> None:
+    """Give `module` the names of the table that it lacks."""
+    gone = places()[module.__name__]
+    stock = vars(module).get("__getattr__")
+    if getattr(stock, "hf_mps", None) == "names":
+        return
+
+    def __getattr__(name: str) -> Any:
+        if stock is not None:
+            try:
+                return stock(name)
+            except AttributeError:
+                if name not in gone:
+                    raise
+        if name not in gone or _lazily_there(module, name):
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+        return _stands_for(gone[name], f"{module.__name__}.{name}")
+
+    __getattr__.hf_mps = "names"  # type: ignore[attr-defined]
+    module.__getattr__ = __getattr__  # type: ignore[method-assign]
+
+
+def _lazily_there(module: ModuleType, name: str) -> bool:
+    """Whether a lazy module of transformers has the name itself; it is asked after a module's own __getattr__."""
+    listed = ("_class_to_module", "_objects", "_object_missing_backend", "_modules")
+    return any(name in (vars(module).get(each) or ()) for each in listed)
+
+
+def _stands_for(old: Old, name: str) -> Any:
+    if old.called:
+        return _told(name, old.instead, old.thing)
+    if old.instead and not asked_by_a_library():
+        say(f"{name}: {old.instead}")
+    return _resolve(old.thing)
+
+
+def _resolve(thing: str) -> Any:
+    module, _, name = thing.partition(":")
+    return getattr(import_module(module), name)
+
+
+@functools.cache
+def _told(name: str, instead: str, thing: str) -> Callable[..., Any]:
+    """The function that takes the place of `name`, saying so in one line when it is first called."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        say(f"{name}: {instead}")
+        return _resolve(thing)(*args, **kwargs)
+
+    call.__name__ = call.__qualname__ = name.rpartition(".")[2]
+    return call

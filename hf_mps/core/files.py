@@ -1,0 +1,79 @@
+"""Files written whole or not at all: a killed run leaves the old file or the new one."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hf_mps.core.choice import Choice
+
+
+def write_atomic(path: str | os.PathLike[str], content: bytes | str) -> Path:
+    """Put `content` at `path` in one move and return the path; text is written as UTF-8 with "\\n" line ends.
+
+    The bytes go to a hidden file beside the target and reach the disk before it takes the target's name. Missing parent
+    folders are made. Raises OSError (no space left, no permission, …) after removing the hidden file.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    # Same folder: os.replace is atomic only within one file system. Random name: two runs may share an output_dir.
+    hidden = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        with hidden.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        hidden.replace(target)
+    except BaseException:  # Ctrl-C included: no litter beside the user's files
+        with contextlib.suppress(OSError):
+            hidden.unlink()
+        raise
+    return target
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> Path:
+    """Write `value` as strict, indented JSON, atomically; see `plain` for what becomes of other types.
+
+    Raises TypeError for a value that JSON has no form for, OSError as `write_atomic`.
+    """
+    text = json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False)
+    # A lone surrogate (a byte of a file name that is no UTF-8) has no UTF-8 form; JSON's own escape holds it.
+    safe = "".join(f"\\u{ord(letter):04x}" if "\ud800" <= letter <= "\udfff" else letter for letter in text)
+    return write_atomic(path, safe + "\n")
+
+
+def plain(value: Any) -> Any:
+    """Return `value` in JSON's own types.
+
+    NaN and infinities become None, a Choice {"value", "reason"}, a dataclass a dict, a path its text, a numpy or torch
+    scalar its number, an array a list, a set a sorted list. Raises TypeError, naming the type, for anything else.
+    """
+    if isinstance(value, Choice):
+        return {"value": plain(value.value), "reason": value.reason}
+    if value is None or isinstance(value, (bool, str)):
+        return str(value) if isinstance(value, str) else value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else str(plain(key)): plain(item) for key, item in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted((plain(item) for item in value), key=str)
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "tolist"):  # numpy and torch, without importing either
+        return plain(value.tolist())
+    raise TypeError(f"JSON has no form for a value of type {type(value).__name__}")

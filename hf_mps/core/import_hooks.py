@@ -1,0 +1,140 @@
+"""A post-import hook: calls an integration after a library's module was executed, whenever that happens."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+import warnings
+from collections.abc import Collection, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from hf_mps.compat import gone_modules
+from hf_mps.integrations import ROOMS
+
+# Module name and room -> "on", or why it could not be switched on.
+applied: dict[tuple[str, str], str] = {}
+
+
+class IntegrationWarning(UserWarning):
+    """A library could not be switched on; it then does what it does without hf_mps."""
+
+
+def start(names: Collection[str] = ROOMS) -> None:
+    """Watch for the libraries `names` of ROOMS, and apply to those imported already. Calling it again adds names."""
+    finder = next((finder for finder in sys.meta_path if isinstance(finder, _Finder)), None)
+    if finder is None:
+        finder = _Finder()
+        sys.meta_path.insert(0, finder)
+    finder.names |= set(names)
+    gone_modules.start()
+    for name in names:
+        module = sys.modules.get(name)
+        if module is None or all((name, room) in applied for room in ROOMS[name]):
+            continue
+        spec = module.__spec__
+        if spec is not None and getattr(spec, "_initializing", False):
+            spec.__class__ = _Unfinished
+        else:
+            apply(module)
+
+
+def apply(module: ModuleType) -> None:
+    """Apply each of its rooms to `module`; one that fails ends in a warning and leaves the library as it is."""
+    name = module.__name__
+    module = sys.modules.get(name, module)  # transformers puts another object in its module's place
+    for room in ROOMS[name]:
+        if (name, room) not in applied:
+            _apply(module, name, room)
+
+
+def _apply(module: ModuleType, name: str, room: str) -> None:
+    try:
+        importlib.import_module(f"hf_mps.integrations.{room}").apply(module)
+        applied[name, room] = "on"
+    except Exception as error:
+        applied[name, room] = f"{type(error).__name__}: {error}"
+        warnings.warn(
+            f"hf_mps does not know this version of {name} ({applied[name, room]}): {room} is off for it",
+            IntegrationWarning,
+            stacklevel=3,
+        )
+
+
+class _Unfinished(ModuleSpec):
+    """The spec of a module that is being executed now, which tells us when that is over.
+
+    `from transformers import TrainingArguments` executes training_args, which imports torch, which loads this layer:
+    the finder comes too late for that module and its class does not exist yet. The import system ends every import with
+    `spec._initializing = False` (importlib._bootstrap._load_unlocked); there the spec becomes a plain one again.
+    """
+
+    @property
+    def _initializing(self) -> bool:
+        return bool(self.__dict__.get("_initializing", False))
+
+    @_initializing.setter
+    def _initializing(self, value: bool) -> None:
+        self.__dict__["_initializing"] = value
+        if not value:
+            self.__class__ = ModuleSpec  # type: ignore[assignment]
+            module = sys.modules.get(self.name)  # gone where the import failed
+            if module is not None:
+                apply(module)
+
+
+class _Finder:
+    """Finds nothing itself: asks the other finders and puts a loader around theirs, for the watched names only."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self._asking = threading.local()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in self.names or getattr(self._asking, "now", False):
+            return None
+        self._asking.now = True
+        try:
+            spec = _ask_the_others(self, fullname, path, target)
+        finally:
+            self._asking.now = False
+        if spec is not None and spec.loader is not None and not isinstance(spec.loader, _Loader):
+            spec.loader = _Loader(spec.loader)  # type: ignore[assignment]  # a loader by its methods
+        return spec
+
+
+def _ask_the_others(
+    finder: _Finder, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+) -> ModuleSpec | None:
+    for other in list(sys.meta_path):
+        if other is not finder and hasattr(other, "find_spec"):
+            spec = other.find_spec(fullname, path, target)
+            if spec is not None:
+                return spec
+    return None
+
+
+class _Loader:
+    """The library's own loader with one thing behind it; leaves no trace in the module."""
+
+    def __init__(self, stock: Any) -> None:
+        self._stock = stock
+
+    def __getattr__(self, name: str) -> object:
+        # inspect, pkgutil and importlib.resources ask a loader for its source and files before it has run.
+        return getattr(self._stock, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._stock.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._stock
+        module.__loader__ = self._stock
+        self._stock.exec_module(module)
+        apply(module)

@@ -1,0 +1,115 @@
+"""What the layer says: lines of notice, each once in a process, at the first line of the user's own code."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from hf_mps.core.errors import Notice
+
+_INSTALLED = ("site-packages", "dist-packages")
+
+_said: set[str] = set()
+_listeners: list[Callable[[str], None]] = []
+
+
+class GuardNotice(Notice):
+    """A guard of hf_mps did something about a known hazard of Metal."""
+
+
+class LayerWarning(UserWarning):
+    """hf_mps could not switch itself on, or not all of itself: `import torch` goes on without it."""
+
+
+def say(line: str, category: type[Warning] = GuardNotice, *, again: bool = False) -> None:
+    """Warn with `line` at the first line of the user's own code, each distinct line once in a process or `again`.
+
+    A program that prints lines of its own takes it instead (`told`).
+    """
+    if line in _said and not again:
+        return
+    _said.add(line)
+    if _listeners:
+        _listeners[-1](line)
+        return
+    warnings.warn_explicit(f"hf_mps: {line}", category, *(user_line() or ("<unknown>", 1)))
+
+
+@contextmanager
+def told(listener: Callable[[str], None]) -> Iterator[None]:
+    """Give every line to `listener` for a while, in place of a warning."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+def forget() -> None:
+    """Let everything be said once more."""
+    _said.clear()
+
+
+def warn(line: str) -> None:
+    """Tell in one warning what could not be switched on; never raises."""
+    try:
+        warnings.warn(line, LayerWarning, stacklevel=2)
+    except LayerWarning:  # the program turns warnings into errors, which would end its `import torch`
+        print(f"hf-mps: {line}", file=sys.stderr)
+
+
+def user_line() -> tuple[str, int] | None:
+    """File and line of the innermost frame of the user's own code: not this package's, not an installed library's.
+
+    In a backward pass, which autograd runs in a thread of its own, it is the line that waits for it. Where only
+    libraries are on the stack, the innermost frame outside torch and this package.
+    """
+    stacks = [_stack(sys._getframe(1))]
+    if not any(_is_users(frame) for frame in stacks[0]):
+        frames = sys._current_frames()
+        others = [threading.main_thread().ident, *frames]
+        stacks += [_stack(frames[ident]) for ident in others if ident in frames and ident != threading.get_ident()]
+    for is_wanted in (_is_users, _is_neither):
+        for stack in stacks:
+            for frame in stack:
+                if is_wanted(frame):
+                    return frame.f_code.co_filename, frame.f_lineno
+    return None
+
+
+def _stack(frame: FrameType | None) -> list[FrameType]:
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def _is_users(frame: FrameType) -> bool:
+    path = frame.f_code.co_filename
+    # <stdin> and notebook cells are the user's, <frozen importlib> is not; <string> is `python -c` in module __main__.
+    if path.startswith("<"):
+        return not path.startswith("<frozen") and frame.f_globals.get("__name__") == "__main__"
+    return not path.startswith(_library_folders()) and not any(name in path for name in _INSTALLED)
+
+
+@functools.cache
+def _library_folders() -> tuple[str, ...]:
+    """This package's folder and those of Python's and the environment's libraries, each with a separator behind it."""
+    import sysconfig  # here, as every `import torch` loads this file and hardly one asks for a line
+
+    paths = sysconfig.get_paths()
+    folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return tuple(folder + os.sep for folder in (str(Path(__file__).resolve().parent.parent), *folders))
+
+
+def _is_neither(frame: FrameType) -> bool:
+    name = str(frame.f_globals.get("__name__", ""))
+    return name.partition(".")[0] not in ("hf_mps", "torch", "threading", "warnings")

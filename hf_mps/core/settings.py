@@ -1,0 +1,154 @@
+"""The environment variables of hf_mps, each read and checked here and nowhere else. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import os
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError, nearest
+
+KNOWN = {
+    "HF_MPS": "0 keeps the layer off, 1 (the default) on",
+    "HF_MPS_DEVICE": "mps, cuda or cpu: the one switch that Trainer, Accelerate and Lightning follow",
+    "HF_MPS_FALLBACK": "warn, quiet, error or rescue: what an operator without a Metal kernel does",
+    "HF_MPS_FALLBACK_SHARE": "0 to 1: the share of the time above which fallbacks are warned of; default 0.1",
+    "HF_MPS_FAULTS": "-name,-name: faults of the simulated device that are to be off",
+    "HF_MPS_GUARDS": "-name,-name: guards against known hazards that are to be off",
+    "HF_MPS_PROBE": "1: Metal is tried before any program takes it, 0: never; default: in virtual machines and in CI",
+    "HF_MPS_SENTINELS": "-name,-name: sentinels, which look for signs of a wrong training, that are to be off;"
+    " stop: a loss or gradient that is NaN or infinite ends the run",
+    "HF_MPS_SIMULATE": "1 or a profile name: a simulated Metal device",
+}
+DEVICES = ("mps", "cuda", "cpu")
+FALLBACKS = ("warn", "quiet", "error", "rescue")
+STOP = "stop"
+"""In HF_MPS_SENTINELS, alone or beside names."""
+
+
+def enabled() -> bool:
+    """Whether the layer is on: True unless HF_MPS=0. Raises UserError for any value but 0 and 1."""
+    value = os.environ.get("HF_MPS", "1").strip() or "1"
+    if value not in ("0", "1"):
+        raise UserError(f"HF_MPS={value} is not a value it knows; allowed: 0, 1")
+    return value == "1"
+
+
+def device() -> str | None:
+    """The device type that HF_MPS_DEVICE asks for, or None where it is unset. Raises UserError otherwise."""
+    value = os.environ.get("HF_MPS_DEVICE", "").strip()
+    if value and value not in DEVICES:
+        raise UserError(
+            f"HF_MPS_DEVICE={value} is not a device it knows; allowed: {', '.join(DEVICES)}{nearest(value, DEVICES)}"
+        )
+    return value or None
+
+
+def probe() -> bool | None:
+    """Whether the user wants Metal tried before it is taken: HF_MPS_PROBE=1 or 0, None where it is unset.
+
+    Raises UserError for any other value.
+    """
+    value = os.environ.get("HF_MPS_PROBE", "").strip()
+    if value not in ("", "0", "1"):
+        raise UserError(f"HF_MPS_PROBE={value} is not a value it knows; allowed: 0, 1")
+    return value == "1" if value else None
+
+
+def in_ci() -> bool:
+    """Whether continuous integration runs this: CI=true or 1, as GitHub and the others set it."""
+    return os.environ.get("CI", "").strip().lower() in ("1", "true")
+
+
+def fallback() -> Choice[str]:
+    """What an operator without a Metal kernel does: warn, quiet, error or rescue, and who says so.
+
+    PYTORCH_ENABLE_MPS_FALLBACK=0 means error and 1 means warn; HF_MPS_FALLBACK, the finer word, wins. Raises UserError
+    for any other value, and for an error that PyTorch's own fallback would not let happen.
+    """
+    own = os.environ.get("HF_MPS_FALLBACK", "").strip()
+    theirs = os.environ.get("PYTORCH_ENABLE_MPS_FALLBACK", "").strip()
+    if own and own not in FALLBACKS:
+        raise UserError(
+            f"HF_MPS_FALLBACK={own} is not a value it knows; allowed: {', '.join(FALLBACKS)}{nearest(own, FALLBACKS)}"
+        )
+    if theirs not in ("", "0", "1"):
+        raise UserError(f"PYTORCH_ENABLE_MPS_FALLBACK={theirs} is a value that nobody reads; allowed: 0, 1")
+    if own == "error" and theirs == "1":
+        raise UserError("HF_MPS_FALLBACK=error and PYTORCH_ENABLE_MPS_FALLBACK=1 contradict each other; unset one")
+    if own:
+        return Choice(own, f"HF_MPS_FALLBACK={own}")
+    if theirs:
+        return Choice("warn" if theirs == "1" else "error", f"PYTORCH_ENABLE_MPS_FALLBACK={theirs}")
+    return Choice("warn", "the default")
+
+
+def fallback_share() -> float:
+    """The share of the time, 0 to 1, above which fallbacks are warned of. Raises UserError for anything else."""
+    value = os.environ.get("HF_MPS_FALLBACK_SHARE", "").strip() or "0.1"
+    try:
+        share = float(value)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise UserError(f"HF_MPS_FALLBACK_SHARE={value} is no share; allowed: a number from 0 to 1, for example 0.1")
+    return share
+
+
+def guards_off() -> frozenset[str]:
+    """The guards that HF_MPS_GUARDS switches off, as `-name,-name`. Raises UserError for a name that there is not."""
+    from hf_mps.guards.catalogue import NAMES
+
+    return switched_off("HF_MPS_GUARDS", "guard", NAMES)
+
+
+def sentinels_off() -> frozenset[str]:
+    """The sentinels that HF_MPS_SENTINELS switches off, as `-name,-name`; it may also say `stop`.
+
+    Raises UserError as `guards_off`.
+    """
+    from hf_mps.guards.sentinels.catalogue import NAMES
+
+    return switched_off("HF_MPS_SENTINELS", "sentinel", NAMES, beside=STOP)
+
+
+def sentinels_stop() -> bool:
+    """Whether HF_MPS_SENTINELS asks for an end where a loss or gradient is NaN or infinite (`sentinels_off` checks)."""
+    return STOP in _words("HF_MPS_SENTINELS")
+
+
+def simulate() -> str | None:
+    """What HF_MPS_SIMULATE says, or None where unset or 0; `hf_mps.device.profiles` knows which profiles there are."""
+    value = os.environ.get("HF_MPS_SIMULATE", "").strip()
+    return None if value in ("", "0") else value
+
+
+def _words(variable: str) -> list[str]:
+    return [word for word in (part.strip() for part in os.environ.get(variable, "").split(",")) if word]
+
+
+def switched_off(variable: str, kind: str, names: tuple[str, ...], beside: str = "") -> frozenset[str]:
+    """The names that `variable` switches off as `-name,-name`, a list in which the word `beside` may stand too.
+
+    `names` are all that there are of that kind. Raises UserError for another name, and for one without its minus.
+    """
+    value = os.environ.get(variable, "")
+    off = set()
+    for word in _words(variable):
+        name = word.removeprefix("-")
+        if word == beside:
+            continue
+        if name not in names:
+            known = ", ".join(names) + (f"; {beside} is the one word beside them" if beside else "")
+            near = nearest(name, (*names, beside) if beside else names)
+            raise UserError(f"{variable}={value}: {name} is no {kind}; there are {known}{near}")
+        if name == word:
+            raise UserError(f"{variable}={value}: {kind}s are on by themselves; -{name} switches one off")
+        off.add(name)
+    return frozenset(off)
+
+
+def refuse_unknown() -> None:
+    """Raise UserError for a variable that starts with HF_MPS and that nobody reads."""
+    for name in sorted(os.environ):
+        if (name == "HF_MPS" or name.startswith("HF_MPS_")) and name not in KNOWN:
+            raise UserError(f"{name} is no variable of hf_mps; it reads {', '.join(KNOWN)}{nearest(name, KNOWN)}")

@@ -1,0 +1,179 @@
+"""The questions, what is written and why; on a terminal, or without a question."""
+
+from __future__ import annotations
+
+import json as jsons
+import sys
+from pathlib import Path
+from typing import Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.core.files import plain
+from hf_mps.doctor.accelerate_config import file, repairs
+from hf_mps.doctor.accelerate_config.file import Existing, Values
+from hf_mps.doctor.accelerate_config.repairs import Repair
+
+PRECISIONS = ("no", "bf16", "fp16")
+SHOWN_AS = {"fp32": "no"}
+
+
+def run(path: Path, *, yes: bool, json: bool = False) -> None:
+    """Settle every key, show what changes, write the file and say what to type next.
+
+    Raises UserError where there is no Metal to configure for, where the file is not understood, and where a question
+    would have to be asked of nobody.
+    """
+    facts = _metal_or_refuse()
+    existing = file.read(path)
+    if not yes and not sys.stdin.isatty():
+        raise UserError("config asks its questions on a terminal, and stdin is none; next: hf-mps config --yes")
+    if not json:
+        print(*facts, sep="\n")
+    choices = _settle(existing, yes=yes)
+    values, found = _values(existing, choices)
+    if existing is not None and values == repairs.apply(existing.values, []) and not found:
+        _end(path, existing, found, None, written=False, json=json)
+        return
+    if not json:
+        _show(path, existing, values, choices, found)
+    if not yes and not _confirm("Write it?", default=True):
+        print(f"{path} stays as it is")
+        return
+    backup = file.write(path, values)
+    _end(path, existing, found, backup, written=True, json=json, choices=choices)
+
+
+def print_json(
+    path: Path,
+    existing: Existing | None,
+    found: list[Repair],
+    *,
+    written: bool,
+    backup: Path | None = None,
+    choices: dict[str, Choice[Any]] | None = None,
+) -> None:
+    """Print what was found and done as one JSON object."""
+    from hf_mps.device import simulated
+
+    print(
+        jsons.dumps(
+            plain(
+                {
+                    "config_file": path,
+                    "existed": existing is not None,
+                    "simulated": simulated(),
+                    "repairs": [
+                        {"key": each.key, "came": each.came, "value": each.value, "reason": each.reason}
+                        for each in found
+                    ],
+                    "choices": choices or {},
+                    "written": written,
+                    "backup": backup,
+                }
+            ),
+            indent=2,
+        )
+    )
+
+
+def _metal_or_refuse() -> list[str]:
+    """The machine in a few lines. Raises UserError where Metal is not there."""
+    from hf_mps.device import choice, facts
+
+    on_metal = choice.metal(owned=True)
+    if not on_metal.value:
+        raise UserError(f"config writes for Metal, and there is none: {on_metal.reason}")
+    return facts.facts("mps").lines()[:3]
+
+
+def _settle(existing: Existing | None, *, yes: bool) -> dict[str, Choice[Any]]:
+    """Each answer with its reason: a file's own where it has one that holds, then the user's."""
+    from hf_mps.device import precision
+
+    said = repairs.apply(existing.values, repairs.find(existing.values)) if existing else {}
+    metal = Choice(False, "train on the Metal GPU; Trainer, Accelerate and Lightning then agree on mps")
+    if not yes and not _confirm("Train on the Metal GPU (no: on the CPU)?", default=True):
+        metal = Choice(True, "your answer; set HF_MPS_DEVICE=cpu as well, or TrainingArguments stays on mps")
+    default = precision.default("mps")
+    chosen = Choice(SHOWN_AS.get(default.value, default.value), default.reason)
+    if existing:
+        chosen = Choice(said["mixed_precision"] or "no", "the file says so")
+    if not yes:
+        chosen = _ask_precision(chosen)
+    return {
+        "use_cpu": metal,
+        "mixed_precision": chosen,
+        "num_processes": Choice(1, "there is one Metal device"),
+        "distributed_type": Choice("NO", "one process; accelerate takes mps by itself"),
+    }
+
+
+def _ask_precision(default: Choice[str]) -> Choice[str]:
+    import typer
+
+    from hf_mps.device import precision
+
+    print(f"Precision: {', '.join(PRECISIONS)}. {default.value} is proposed: {default.reason}.")
+    while True:
+        answer = str(typer.prompt("Mixed precision", default=default.value)).strip().lower()
+        if answer == default.value:
+            return default
+        try:
+            return Choice(answer, precision.requested("fp32" if answer == "no" else answer, "mps").reason)
+        except UserError as error:
+            print(error)
+
+
+def _values(existing: Existing | None, choices: dict[str, Choice[Any]]) -> tuple[Values, list[Repair]]:
+    """What is to be written, and what of the existing file had to be repaired for it."""
+    answered = {key: choice.value for key, choice in choices.items()}
+    said = existing.values if existing else {}
+    found = repairs.find(said, on_metal=not answered["use_cpu"])
+    return repairs.apply(said, found) | answered, found
+
+
+def _show(
+    path: Path, existing: Existing | None, values: Values, choices: dict[str, Choice[Any]], found: list[Repair]
+) -> None:
+    """The difference to the file that is there, or the whole of a new one; each line with its reason."""
+    reasons = {repair.key: repair.reason for repair in found}
+    reasons = {key: choice.reason for key, choice in choices.items()} | reasons
+    before = existing.values if existing else {}
+    print(f"{path} ({'changes' if existing else 'new'}):")
+    for key in sorted(before.keys() | values.keys()):
+        old, new = before.get(key), values.get(key)
+        if existing and old == new and key in before:
+            continue
+        if existing and key in before:
+            print(f"  - {key}: {jsons.dumps(old)}")
+        if key in values:
+            reason = f"    # {reasons[key]}" if key in reasons else ""
+            print(f"  + {key}: {jsons.dumps(new)}{reason}")
+
+
+def _end(
+    path: Path,
+    existing: Existing | None,
+    found: list[Repair],
+    backup: Path | None,
+    *,
+    written: bool,
+    json: bool,
+    choices: dict[str, Choice[Any]] | None = None,
+) -> None:
+    if json:
+        print_json(path, existing, found, written=written, backup=backup, choices=choices)
+        return
+    if not written:
+        print(f"{path}: nothing to repair")
+    else:
+        print(f"written: {path}" + (f"; the old one is {backup}" if backup else ""))
+    where = "" if path == file.default_place() else f" --config_file {path}"
+    print(f"next: accelerate test{where}, then accelerate launch{where} script.py")
+
+
+def _confirm(question: str, *, default: bool) -> bool:
+    import typer
+
+    return bool(typer.confirm(question, default=default))

@@ -1,0 +1,99 @@
+"""Batches of one shape for a training step: so many rows, each so long, whatever the rows at hand are like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.tasks._base import Prepared
+
+IDS, SOUND = "input_ids", "input_values"
+# What a model of two sides reads and writes on the side of its answers.
+TARGETS = ("labels", "decoder_input_ids", "decoder_attention_mask")
+
+
+@dataclass(frozen=True)
+class Width:
+    """How wide the rows of a batch are made: `tokens`, of answers `targets`, of sound `samples`; None leaves them."""
+
+    tokens: int | None = None
+    targets: int | None = None
+    samples: int | None = None
+
+    def __str__(self) -> str:
+        if self.tokens:
+            return f"of {self.tokens} tokens" + (f" and {self.targets} of the answer" if self.targets else "")
+        return f"of {self.samples:,} samples" if self.samples else ""
+
+
+def width(recipe: Any, prepared: Prepared, length: int | None = None) -> Width:
+    """What rows are cut to, which the longest of real rows may reach; `length` is the user's word for the tokens.
+
+    Raises UserError where rows have no tokens, and for more tokens than the model has positions.
+    """
+    limit = getattr(recipe, "max_duration_in_seconds", None)
+    if prepared.token_counts is None or limit is not None:
+        if length is not None:
+            set_by = "max_duration_in_seconds=N" if limit is not None else "the model's configuration"
+            raise UserError(f"--length {length}: rows of {recipe.task} have no tokens; their size is set by {set_by}")
+        return Width(samples=round(limit * _rate(prepared)) if limit is not None else None)
+    positions = _positions(prepared.model)
+    if length is not None and positions is not None and length > positions:
+        raise UserError(f"--length {length}: allowed: at most {positions}, the positions that this model has")
+    targets = prepared.choices.get("target_lengths")
+    return Width(length or prepared.choices["lengths"].value.longest, targets.value.longest if targets else None)
+
+
+def collate(prepared: Prepared, trainer: Any, rows: int, wide: Width, first: int = 0) -> dict[str, Any]:
+    """A batch of `rows` training rows as the trainer collates them, from row `first` on, begun again at the end.
+
+    Made as wide as `wide` says afterwards: collators pad rows to the lengths of the rows at hand.
+    """
+    count = len(prepared.train)
+    chosen = [dict(prepared.train[(first + number) % count]) for number in range(rows)]
+    return widened(dict(trainer.data_collator(chosen)), wide)
+
+
+def widened(batch: Mapping[str, Any], wide: Width) -> dict[str, Any]:
+    """The batch with each tensor of tokens (…, T) or samples repeated or cut to its width; others stay as they are.
+
+    Tensors belong together that are as wide as the ids whose prefix they share (`anchor_input_ids`). Labels that are
+    as wide as the answers' (`wide.targets`) go their own way.
+    """
+    made = dict(batch)
+    if wide.targets is not None:
+        made |= {name: _repeated(batch[name], wide.targets) for name in TARGETS if name in batch}
+    for name, ids in batch.items():
+        kind = next((kind for kind in (IDS, SOUND) if name.endswith(kind)), None)
+        wanted = wide.tokens if kind == IDS else wide.samples
+        if kind is None or wanted is None or name in TARGETS:
+            continue
+        prefix = name.removesuffix(kind)
+        for other, tensor in batch.items():
+            own = other.startswith(prefix) and not (wide.targets is not None and other in TARGETS)
+            if own and getattr(tensor, "ndim", 0) > 1 and tensor.shape[-1] == ids.shape[-1]:
+                made[other] = _repeated(tensor, wanted)
+    return made
+
+
+def _repeated(tensor: Any, width: int) -> Any:
+    times = -(-width // tensor.shape[-1])
+    return tensor.repeat(*[1] * (tensor.ndim - 1), times)[..., :width].contiguous()
+
+
+def _rate(prepared: Prepared) -> int:
+    return int(prepared.choices["lengths"].value.rate)
+
+
+def _positions(model: Any) -> int | None:
+    """The positions of a model that has so many and no more; None where its configuration names no number."""
+    said: Any = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    if not isinstance(said, int) or said <= 0:
+        return None
+    for name, module in model.named_modules():
+        # RoBERTa's and its kin's begin behind the padding's number.
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            return said - int(module.padding_idx) - 1
+    return said

@@ -1,0 +1,56 @@
+"""`hf-mps plan`: will a training fit into a Mac's memory, found by tracing one step of it without holding a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hf_mps.dryrun.memory.machine import Machine
+    from hf_mps.dryrun.memory.report import MemoryPlan
+    from hf_mps.dryrun.memory.tracer import Estimate
+    from hf_mps.dryrun.resolve import Target
+    from hf_mps.dryrun.step import TrainingStep
+
+
+def estimate(
+    target: Target, *, length: int | None = None, also: Callable[[TrainingStep], Any] | None = None
+) -> Estimate:
+    """The peak of one training step of `target`, with batches of `length` tokens (default: what rows are cut to).
+
+    `also` is asked for a further dispatch mode that looks on, `hf_mps.dryrun.audit.record.Record` for instance.
+    Imports torch and makes a simulated device where there is no Metal. Raises UserError for what cannot be looked at,
+    RunError where the step reads values, which fake tensors do not have.
+    """
+    from hf_mps.dryrun import metal, prepare
+    from hf_mps.dryrun.failures import told
+
+    device = metal.present()
+    from hf_mps.dryrun.memory.tracer import Tracer
+
+    with told(target.order), prepare.weightless(target) as parts:
+        return Tracer(parts, device, length, also)()
+
+
+def plan(target: Target, machine: Machine | None = None, *, length: int | None = None) -> MemoryPlan:
+    """The estimate against `machine` (default: the present one), the largest batch, and what would make it fit.
+
+    Raises as `estimate` does.
+    """
+    from hf_mps.dryrun import metal, prepare
+    from hf_mps.dryrun.failures import told
+
+    device = metal.present()
+    from hf_mps.dryrun.memory import machine as machines
+    from hf_mps.dryrun.memory.options import ranked
+    from hf_mps.dryrun.memory.report import MemoryPlan
+    from hf_mps.dryrun.memory.tracer import Tracer, largest
+
+    machine = machine or machines.present()
+    with told(target.order), prepare.weightless(target) as parts:
+        tracer = Tracer(parts, device, length)
+        found = tracer()
+        most = largest(lambda rows: tracer(rows).bytes, machine.comfortable, found.rows)
+    fits = machine.verdict(found.bytes) == "fits"
+    options = () if fits else tuple(ranked(target, machine, device, length))
+    return MemoryPlan(target.name, machine, found, most, options, {"device": device, **found.facts})

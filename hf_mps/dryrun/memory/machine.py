@@ -1,0 +1,57 @@
+"""The memory that a training may take: of a named Mac, of so many gigabytes, or of the present machine."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from hf_mps.core.errors import UserError, nearest
+from hf_mps.device import profiles
+
+GIB = 2**30
+_SIZE = re.compile(r"(\d+)\s*(gb|gib|g)?", re.I)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """In bytes: `memory` in all, `recommended` is Metal's recommended maximum for one process."""
+
+    name: str
+    memory: int
+    recommended: int
+
+    @property
+    def comfortable(self) -> int:
+        """Up to here nothing swaps; the guard memory-budget warns from here on."""
+        from hf_mps.guards.platform.memory_budget import NEAR
+
+        return int(self.recommended * NEAR)
+
+    def verdict(self, size: int) -> str:
+        """fits, swaps or "does not fit" for a peak of `size` bytes."""
+        if size <= self.comfortable:
+            return "fits"
+        return "swaps" if size <= self.memory else "does not fit"
+
+
+def named(text: str) -> Machine:
+    """The machine that `text` names: 16gb, or a profile's name (m2-pro-16gb). Raises UserError for anything else."""
+    found = _SIZE.fullmatch(text.strip())
+    if found and int(found[1]) > 0:
+        size = int(found[1]) * GIB
+        profile = profiles.Profile(f"{found[1]} GB", "Apple silicon", 0, size, (0, 0))
+        return Machine(f"a Mac with {found[1]} GB", size, profile.recommended_max)
+    word = text.strip().lower()
+    if word not in profiles.PROFILES:
+        allowed = f"a size as 16gb, or {', '.join(profiles.PROFILES)}"
+        raise UserError(f"--memory {text} is no machine; allowed: {allowed}{nearest(word, profiles.PROFILES)}")
+    profile = profiles.PROFILES[word]
+    return Machine(profile.name, profile.memory, profile.recommended_max)
+
+
+def present() -> Machine:
+    """This Mac, or the simulated one. Imports torch."""
+    from hf_mps.device import machine, memory
+
+    total = memory.total("mps")
+    return Machine(machine.present().chip, total, memory.recommended("mps") or total)

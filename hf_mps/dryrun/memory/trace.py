@@ -1,0 +1,175 @@
+"""The memory of a training step, followed tensor by tensor: what is alive when, and what the peak is made of.
+
+With fake tensors nothing is held: the peak of a 7-billion-parameter model is found in a laptop's memory.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hf_mps.dryrun.modules import BACKWARD, CLIPPING, FORWARD, LOSS, OPTIMIZER, Places, family
+from hf_mps.operators.support import NO_OPERATORS
+
+WEIGHTS, GRADIENTS, STATE, ACTIVATIONS, LOGITS, WORKING = (
+    "weights",
+    "gradients",
+    "optimizer",
+    "activations",
+    "logits",
+    "working",
+)
+PARTS = {
+    WEIGHTS: "parameters and buffers",
+    GRADIENTS: "of the parameters that train",
+    STATE: "the optimizer's moments, and its working copies",
+    ACTIVATIONS: "what the forward pass makes, most of it kept for the backward pass",
+    LOGITS: "tensors as wide as the vocabulary: the output layer's and the loss's",
+    WORKING: "what the backward pass and clipping make on the way",
+}
+_OF_PHASE = {FORWARD: ACTIVATIONS, LOSS: ACTIVATIONS, BACKWARD: WORKING, CLIPPING: WORKING, OPTIMIZER: STATE}
+# At most so many steps: the first makes the optimizer's moments, so the second one is the highest.
+STEPS = 2
+
+
+@dataclass
+class Peak:
+    """The highest moment: bytes in all and by part, and where it was: phase and module."""
+
+    bytes: int = 0
+    parts: dict[str, int] = field(default_factory=dict)
+    where: tuple[str, str] = ("", "")
+
+
+class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Enter it around a step: counts the bytes of every storage on the device from its making until it is freed."""
+
+    def __init__(self, where: Places, device: str = "mps", vocabulary: int | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = Peak()
+        self._where, self._device, self._vocabulary = where, device, vocabulary
+        self._live: dict[int, tuple[Any, int, str]] = {}
+        self._now = 0
+        self._parts = dict.fromkeys(PARTS, 0)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.add.Tensor and not kwargs and (place := self._joined(*args)) is not None:
+            return args[place].add_(args[1 - place])
+        result = func(*args, **(kwargs or {}))
+        if not func.name().startswith(NO_OPERATORS):
+            for leaf in tree_leaves(result):
+                if isinstance(leaf, torch.Tensor):
+                    self._made(leaf)
+        return result
+
+    def _joined(self, first: Any, second: Any) -> int | None:
+        """Which of two gradients takes up the other, or None: where a tensor was used twice, autograd adds them.
+
+        In place, where nothing else has the memory (`can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp),
+        but not while a dispatch mode such as this one looks on.
+        """
+        if torch.is_grad_enabled() or self._where.here()[0] != BACKWARD or not isinstance(second, torch.Tensor):
+            return None
+        if (first.shape, first.dtype, first.device) != (second.shape, second.dtype, second.device):
+            return None
+        alone = [_alone(one) for one in (first, second)]
+        return alone.index(True) if any(alone) else None
+
+    def hold(self, tensors: Iterator[torch.Tensor], part: str = WEIGHTS) -> None:
+        """Count tensors that were there before."""
+        for tensor in tensors:
+            self._made(tensor, part)
+
+    def gradient(self, parameter: torch.Tensor) -> None:
+        """A parameter's gradient is whole: count it as one, whatever made it."""
+        if parameter.grad is None:
+            return
+        key = id(parameter.grad.untyped_storage())
+        if key in self._live:
+            reference, size, before = self._live[key]
+            if before != GRADIENTS:
+                self._parts[before] -= size
+                self._parts[GRADIENTS] += size
+                self._live[key] = (reference, size, GRADIENTS)
+
+    def _made(self, tensor: torch.Tensor, part: str | None = None) -> None:
+        if tensor.device.type != self._device:
+            return
+        storage = tensor.untyped_storage()
+        key, size = id(storage), storage.nbytes()
+        if key in self._live:
+            return
+        place = self._where.here()
+        part = part or self._part(tensor, place[0])
+        self._live[key] = (weakref.ref(storage, lambda _: self._freed(key)), size, part)
+        self._now += size
+        self._parts[part] += size
+        if self._now > self.peak.bytes:
+            self.peak = Peak(self._now, dict(self._parts), place)
+
+    def _freed(self, key: int) -> None:
+        _, size, part = self._live.pop(key)
+        self._now -= size
+        self._parts[part] -= size
+
+    def _part(self, tensor: torch.Tensor, phase: str) -> str:
+        wide = self._vocabulary is not None and tensor.dim() > 1 and tensor.shape[-1] == self._vocabulary
+        if wide and phase in (FORWARD, LOSS, BACKWARD):
+            return LOGITS
+        return _OF_PHASE.get(phase, WORKING)
+
+
+def _alone(tensor: torch.Tensor) -> bool:
+    """Whether no other tensor has the memory of a dense one: the second count is that of the question itself."""
+    count = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return bool(count <= 2 and torch.ops.aten.is_non_overlapping_and_dense(tensor))
+
+
+@contextmanager
+def gradients_told(memory: Memory, model: torch.nn.Module) -> Iterator[None]:
+    """Tell `memory` of each gradient as autograd hands it to its parameter."""
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(memory.gradient)  # type: ignore[no-untyped-call]
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def peak(step: Any, *others: Any) -> Peak:
+    """Run a `hf_mps.dryrun.step.TrainingStep` twice and return its highest moment; `others` look on as well."""
+    memory = Memory(step.where, vocabulary=_vocabulary(step.model))
+    memory.hold(iter([*step.model.parameters(), *step.model.buffers()]))
+    with gradients_told(memory, step.model):
+        step.run(STEPS, watch=_together(memory, *others))
+    found = memory.peak
+    return Peak(
+        found.bytes,
+        {part: size for part, size in found.parts.items() if size},
+        (found.where[0], family(found.where[1])),
+    )
+
+
+@contextmanager
+def _together(*managers: Any) -> Iterator[None]:
+    with ExitStack() as stack:
+        for one in managers:
+            stack.enter_context(one)
+        yield
+
+
+def _vocabulary(model: Any) -> int | None:
+    config = getattr(model, "config", None)
+    size = getattr(config, "vocab_size", None)
+    return int(size) if isinstance(size, int) and size > 64 else None

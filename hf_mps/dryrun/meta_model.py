@@ -1,0 +1,114 @@
+"""A model without weights: its configuration in real size, its parameters fake tensors on the device."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError, first_line
+from hf_mps.finetune.models.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+PICTURE = 224
+
+
+@dataclass(frozen=True)
+class Weightless(Checkpoint):
+    """A checkpoint whose architecture is `size`, a configuration; `place` holds a tiny one's tokenizer or processor.
+
+    On the device `meta` a tensor has a shape and no memory; on `cpu` the model has random weights.
+    """
+
+    size: Any = None
+    device: str = "meta"
+
+    def config(self) -> Any:
+        """A configuration of its own for each caller, who may change it."""
+        return copy.deepcopy(self.size)
+
+    def tokenizer(self, **settings: Any) -> Any:
+        """The tiny model's tokenizer, which takes rows as long as the real model's."""
+        found = super().tokenizer(**settings)
+        found.model_max_length = int(getattr(self.size, "max_position_embeddings", None) or 2**30)
+        return found
+
+    def image_processor(self) -> Any:
+        """The checkpoint's own, which tells the size of its pictures; where that cannot be had, one of that size.
+
+        A configuration that names no size (ResNet's, ConvNeXt's) stands for ImageNet's PICTURE pixels, at which such
+        models were trained.
+        """
+        from hf_mps.finetune.models import checkpoint
+        from hf_mps.finetune.smoke import shrink
+        from hf_mps.finetune.smoke import tiny_model as model
+
+        try:
+            return checkpoint.resolve(self.said).image_processor()
+        except UserError:
+            model.image_processor(Path(self.place), shrink.picture(self.size, PICTURE))
+            return super().image_processor()
+
+    def model(self, auto_class: Any, **settings: Any) -> tuple[Any, Choice[str]]:
+        """The architecture in float32 (or `dtype`). Raises UserError where transformers cannot build it."""
+        import torch
+
+        config = settings.get("config") or self.config()
+        dtype = settings.get("dtype", torch.float32)
+        kind = type(config).__name__
+        if type(config) not in auto_class._model_mapping:
+            raise UserError(f"model {self.said}: transformers has no {auto_class.__name__} for a {config.model_type}")
+        try:
+            with torch.device(self.device):
+                model = auto_class.from_config(config, dtype=dtype)
+        except Exception as error:  # whatever the architecture's own code makes of such a configuration
+            why = f"{type(error).__name__}: {first_line(error)}"
+            raise UserError(f"model {self.said}: transformers cannot build a model from its {kind}: {why}") from error
+        count = sum(parameter.numel() for parameter in model.parameters())
+        return model, Choice(
+            self.said, f"{type(model).__name__}, {count / 1e6:.1f} M parameters, without their weights"
+        )
+
+    def sentence_transformer(self, device: str) -> Any:
+        """sentence-transformers' model around the architecture, with the tiny one's tokenizer and pooling."""
+        from transformers import AutoModel
+
+        found = super().sentence_transformer("cpu")
+        found[0].model = self.model(AutoModel)[0]
+        return found
+
+
+def stay(models: Iterable[Any]) -> None:
+    """Let `models` take every `.to()` as done: there is nothing to move.
+
+    Of a model on meta PyTorch could copy nothing, and a fake parameter it cannot exchange in place
+    (torch.utils.swap_tensors, "has weakref associated with it").
+    """
+    for model in models:
+        object.__setattr__(model, "to", lambda *args, whole=model, **kwargs: whole)
+
+
+def place(models: Iterable[Any], mode: FakeTensorMode, device: str) -> None:
+    """Put the parameters and buffers of `models` on `device` as fake tensors of `mode`; shared ones stay shared."""
+    import torch
+
+    made: dict[int, tuple[Any, Any]] = {}  # with the former tensor, so that its id is not given away
+
+    def fake(tensor: Any) -> Any:
+        if id(tensor) not in made:
+            with mode:
+                new: Any = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+            if isinstance(tensor, torch.nn.Parameter):
+                new = torch.nn.Parameter(new, tensor.requires_grad)
+            made[id(tensor)] = (new, tensor)
+        return made[id(tensor)][0]
+
+    for model in models:
+        for module in model.modules():
+            for tensors in (module._parameters, module._buffers):
+                tensors.update({name: tensor if tensor is None else fake(tensor) for name, tensor in tensors.items()})

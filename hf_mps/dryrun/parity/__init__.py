@@ -1,0 +1,66 @@
+"""`hf-mps parity`: the same seeded steps on the CPU and on Metal; do they agree, and if not, which module is first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hf_mps.core.choice import Choice
+    from hf_mps.dryrun.parity.compare import Parity
+    from hf_mps.dryrun.resolve import Target
+    from hf_mps.dryrun.step import TrainingStep
+
+STEPS = 3
+
+
+def parity(target: Target, steps: int = STEPS, rows: int | None = None) -> tuple[Parity, dict[str, Choice[Any]]]:
+    """Compare `steps` optimizer steps of `target` in batches of `rows` (default: the recipe's), and say over what.
+
+    The recipe's own model and rows where they can be had, small stand-ins otherwise. Imports torch. Raises UserError
+    for what cannot be run.
+    """
+    from hf_mps.dryrun import metal, prepare
+
+    device = metal.present()
+    from hf_mps.core.choice import Choice
+    from hf_mps.dryrun.parity.compare import compare, once_or_twice
+    from hf_mps.dryrun.parity.run import IN_FLOAT32, NO_DROPOUT, Weights, course
+
+    reference = Choice("cpu", "the reference, in float32")
+    with prepare.with_weights(target, device.value) as parts:
+        # One set of rows and weights for both: a tokenizer that is trained on the spot comes out otherwise each time.
+        start = Weights(parts.prepared)
+        made: list[TrainingStep] = []
+
+        def make(where: Choice[str], changes: dict[str, Any]) -> TrainingStep:
+            start.restore()
+            made.append(prepare.step(parts, where, fake=False, changes=changes, rows=rows, steps=steps))
+            return made[-1]
+
+        seed = parts.recipe.seed
+        wanted = course(lambda: make(reference, IN_FLOAT32), "cpu", steps, seed)
+        found, again = once_or_twice(wanted, lambda: course(lambda: make(device, {}), "mps", steps, seed))
+    facts = {"device": device, **made[-1].facts, "dropout": NO_DROPOUT}
+    return compare(wanted, found, str(facts["precision"].value), again), facts
+
+
+def require(recipe: str, overrides: Sequence[str]) -> None:
+    """Before a training: print the verdict in a line. Raises RunError where the devices differ.
+
+    Raises UserError where the run's device is not Metal, or nothing can be compared.
+    """
+    import torch  # noqa: F401  its autoload brings the device, where there is one
+
+    from hf_mps.core.errors import RunError, UserError
+    from hf_mps.device import choose
+    from hf_mps.dryrun.parity.report import verdict
+    from hf_mps.dryrun.resolve import find
+
+    chosen = choose()
+    if chosen.value != "mps":
+        raise UserError(f"--check-parity compares Metal with the CPU, and the device is {chosen}; leave it out")
+    found, _ = parity(find(recipe, overrides))
+    print(f"parity: {verdict(found)}", flush=True)
+    if not found.same:
+        raise RunError(f"nothing was trained; the whole comparison: hf-mps parity {' '.join((recipe, *overrides))}")

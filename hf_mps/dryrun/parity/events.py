@@ -1,0 +1,125 @@
+"""What happens in a training step, module by module, in order: what goes in, forward, backward, update."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hf_mps.dryrun.parity.digest import Digest, digest
+
+INPUT, FORWARD, BACKWARD, GRADIENT, UPDATE = "input", "forward", "backward", "gradient", "update"
+# (step, what, module, which): `which` is an argument's or parameter's name, or the number of the call.
+Key = tuple[int, str, str, str]
+
+
+@dataclass
+class Course:
+    """A run over some steps: `events` in the order in which they came, losses and gradient norms by step.
+
+    `failure` is what ended it early, in one line.
+    """
+
+    device: str
+    events: dict[Key, Digest] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    failure: str = ""
+
+
+class Recorder:
+    """Fills a Course while `model` trains; enter it around the steps, and tell it of each backward pass and step."""
+
+    def __init__(self, model: torch.nn.Module, course: Course) -> None:
+        self._model, self._course = model, course
+        self._names = {module: name or type(model).__name__ for name, module in model.named_modules()}
+        self._owners = {name: name.rpartition(".") for name, parameter in model.named_parameters()}
+        self._step, self._calls, self._batch = 1, dict[str, int](), list[float]()
+        self._before: dict[str, Digest] = {}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Hooks on every module and on every parameter that trains."""
+        hooks: list[Any] = []
+        for module in self._names:
+            hooks.append(module.register_forward_pre_hook(self._entered, with_kwargs=True))
+            hooks.append(module.register_forward_hook(self._left))
+        for name, parameter in self._model.named_parameters():
+            if parameter.requires_grad:
+                hooks.append(parameter.register_post_accumulate_grad_hook(self._gradient(name)))  # type: ignore[no-untyped-call]
+        self._before = self._weights()
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def backward_done(self, loss: torch.Tensor) -> None:
+        """A batch has gone forward and backward."""
+        self._batch.append(float(loss.detach()))
+
+    def about_to_step(self) -> None:
+        """All batches of an optimizer step are done: its loss, and the norm of its gradients as they stand."""
+        self._course.losses.append(sum(self._batch))
+        squares = [float(p.grad.float().norm()) ** 2 for p in self._model.parameters() if p.grad is not None]
+        self._course.norms.append(math.sqrt(sum(squares)))
+
+    def step_done(self, number: int) -> None:
+        """An optimizer step is done: what it changed."""
+        after = self._weights()
+        for name, now in after.items():
+            module, _, which = self._owners[name]
+            before = self._before[name]
+            self._note(UPDATE, module, which, Digest(math.nan, now.values - before.values))
+        self._before, self._step, self._calls, self._batch = after, number + 1, {}, []
+
+    def _weights(self) -> dict[str, Digest]:
+        return {name: digest(p) for name, p in self._model.named_parameters() if p.requires_grad}
+
+    def _note(self, what: str, module: str, which: str, found: Digest) -> None:
+        self._course.events[(self._step, what, module or type(self._model).__name__, which)] = found
+
+    def _entered(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        name = self._names[module]
+        number = self._calls[name] = self._calls.get(name, 0) + 1
+        if module is self._model:
+            for which, value in kwargs.items():
+                if isinstance(value, torch.Tensor) and value.numel():
+                    self._note(INPUT, "the batch", f"{which}, call {number}", digest(value))
+        for place, value in enumerate([*args, *kwargs.values()]):
+            if isinstance(value, torch.Tensor) and value.requires_grad and value.is_floating_point():
+                which = f"call {number}" + (f", argument {place + 1}" if place else "")
+                hook = functools.partial(self._flowed, self._step, name, which)
+                value.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    def _flowed(self, step: int, name: str, which: str, grad: torch.Tensor) -> None:
+        if step == self._step:
+            self._note(BACKWARD, name, which, digest(grad))
+
+    def _left(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        name = self._names[module]
+        for place, value in enumerate(_tensors(output)):
+            which = f"call {self._calls.get(name, 1)}" + (f", result {place + 1}" if place else "")
+            self._note(FORWARD, name, which, digest(value))
+
+    def _gradient(self, name: str) -> Any:
+        module, _, which = self._owners[name]
+
+        def noted(parameter: torch.Tensor) -> None:
+            if parameter.grad is not None:
+                self._note(GRADIENT, module, which, digest(parameter.grad))
+
+        return noted
+
+
+def _tensors(output: Any) -> list[torch.Tensor]:
+    """The floating-point tensors at the top of a module's output."""
+    if isinstance(output, torch.Tensor):
+        output = [output]
+    values = output.values() if isinstance(output, Mapping) else output if isinstance(output, (list, tuple)) else []
+    return [value for value in values if isinstance(value, torch.Tensor) and value.is_floating_point()]

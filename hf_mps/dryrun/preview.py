@@ -1,0 +1,139 @@
+"""`--plan`: everything that a run would decide, each with its reason, without training and without a folder made."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.core import settings, status
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import RunError, UserError
+from hf_mps.core.files import plain
+from hf_mps.finetune.data import load
+from hf_mps.finetune.models import checkpoint
+from hf_mps.finetune.recipe import resolve as orders
+from hf_mps.finetune.run import fingerprints, run_dir, runner
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.recipe.resolve import Order
+    from hf_mps.finetune.tasks._base import Prepared
+
+UNKNOWN = "not known"
+
+
+def show(name: str, overrides: Sequence[str] = (), *, fresh: bool = False, as_json: bool = False) -> dict[str, Any]:
+    """Print the plan of a run as its header would have it, or as JSON, and return what the JSON says.
+
+    - `name`, `recipe`: as in results.json
+    - `simulated`: bool, whether the device of the run is a simulated one
+    - `choices`: {name: {"value": any, "reason": str}}, among them `parameters`, `memory` and `operators`
+    - `parameters`: {"trainable": int, "frozen": int}; `buckets`: [int], the lengths that batches are padded to
+
+    Raises UserError for what a run would refuse.
+    """
+    settings.refuse_unknown()
+    order = orders.load(name, overrides)
+    load.check(order.recipe.data)
+    source = checkpoint.resolve(order.recipe.model)
+    place = run_dir.choose(order, fresh=fresh)
+    from hf_mps.activation import activate
+    from hf_mps.device import simulated
+    from hf_mps.finetune.run import train
+    from hf_mps.finetune.run.logging import no_bars
+
+    with status.shown("loading PyTorch, the rows and the model …"), no_bars():
+        activate.activate()
+        device, prepared, rows = runner.prepare(order, source)
+        run_dir.refuse_other_rows(place, fingerprints.of(rows) if place.checkpoint is not None else {})
+        planned = runner.plan(order, device, prepared, place.path, place)
+        train.arguments(planned.plan, prepared)
+        found = _foreseen(order, prepared, device.value)
+    plan = dataclasses.replace(planned.plan, choices=planned.plan.choices | found)
+    trainable, frozen = _parameters(prepared.model)
+    content = {
+        "name": order.name,
+        "recipe": order.recipe.model_dump(exclude_none=True),
+        "simulated": simulated(device.value),
+        "choices": plan.shown(),
+        "parameters": {"trainable": trainable, "frozen": frozen},
+        "buckets": list(getattr(plan.choices["lengths"].value, "shapes", ())) if "lengths" in plan.choices else [],
+    }
+    result: dict[str, Any] = plain(content)
+    if as_json:
+        print(json.dumps(result, indent=2, ensure_ascii=False))
+    else:
+        runner.header(order, plan, verb="plan of")
+    return result
+
+
+def _foreseen(order: Order, prepared: Prepared, device: str) -> dict[str, Choice[Any]]:
+    """What a run will need that only shows once it runs."""
+    status.now("tracing a training step …")
+    trainable, frozen = _parameters(prepared.model)
+    share = f"{trainable / max(1, trainable + frozen):.1%} of {type(prepared.model).__name__}'s are trained"
+    return {
+        "parameters": Choice(f"{trainable:,} trainable, {frozen:,} frozen", share),
+        "memory": _memory(order, device),
+        "operators": _operators(order),
+    }
+
+
+def _parameters(model: Any) -> tuple[int, int]:
+    """The number of trainable and of frozen parameters, each counted once where two layers share it."""
+    counts = [0, 0]
+    for parameter in model.parameters():
+        counts[not parameter.requires_grad] += parameter.numel()
+    return counts[0], counts[1]
+
+
+def _memory(order: Order, device: str) -> Choice[Any]:
+    """The peak of a training step, and on a Mac's GPU whether this Mac has room for it."""
+    from hf_mps.dryrun import metal, prepare
+    from hf_mps.dryrun.memory.machine import present
+    from hf_mps.dryrun.memory.report import gib
+    from hf_mps.dryrun.memory.tracer import Tracer
+    from hf_mps.dryrun.resolve import Target
+
+    try:
+        with prepare.weightless(Target(order.name, order, order.words)) as parts:
+            found = Tracer(parts, metal.present())()
+    except Exception as error:  # whatever a step does that a trace cannot follow: the rest of the plan stands
+        return _not_known(error)
+    reason = f"estimated from a traced step; what it is made of: {_command('plan', order)}"
+    if device == "mps":
+        machine = present()
+        share = f"{found.bytes / machine.comfortable:.0%} of what {machine.name} may use"
+        return Choice(f"{gib(found.bytes)} live at peak: {machine.verdict(found.bytes)}", f"{share}; {reason}")
+    return Choice(f"{gib(found.bytes)} live at peak", reason)
+
+
+def _not_known(error: Exception) -> Choice[Any]:
+    words = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    told = (
+        words if isinstance(error, (UserError, RunError)) else f"it cannot be traced: {type(error).__name__}: {words}"
+    )
+    return Choice(UNKNOWN, told)
+
+
+def _command(verb: str, order: Order) -> str:
+    return shlex.join(["hf-mps", verb, *order.words])
+
+
+def _operators(order: Order) -> Choice[Any]:
+    """The operators of a training step that have no Metal kernel; those that the recipe names are marked."""
+    from hf_mps.dryrun.audit import audit
+    from hf_mps.dryrun.resolve import Target
+
+    try:
+        found = audit(Target(order.name, order, order.words))
+    except Exception as error:
+        return _not_known(error)
+    lacking = [
+        f"{entry.operator} (as the recipe names it)" if entry.operator in order.recipe.fallback else entry.operator
+        for entry in found.found
+    ]
+    reason = f"of {len(found.entries)} in a training step; with their places: {_command('audit', order)}"
+    return Choice(f"without a Metal kernel: {', '.join(lacking)}" if lacking else "all have a Metal kernel", reason)

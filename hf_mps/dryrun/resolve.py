@@ -1,0 +1,59 @@
+"""What the user's words name: a recipe with overrides, or a model with a task, whose recipe then is the frame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError, nearest
+from hf_mps.finetune import tasks
+from hf_mps.finetune.models import checkpoint
+from hf_mps.finetune.recipe import catalogue
+from hf_mps.finetune.recipe import resolve as order
+from hf_mps.finetune.recipe.resolve import Order
+
+
+@dataclass(frozen=True)
+class Target:
+    """A recipe to look at. `name` is what the user called it; `words` lead back to it: the recipe and its overrides."""
+
+    name: str
+    order: Order
+    words: tuple[str, ...]
+    facts: dict[str, Choice[Any]] = field(default_factory=dict)
+
+
+def find(name: str, overrides: Sequence[str] = (), task: str | None = None) -> Target:
+    """The target called `name`: a recipe, its YAML file, or with `task` a hub id, a folder, or pypi:PACKAGE.
+
+    Imports no torch. Raises UserError for a name or task that there is not, and for what the recipe refuses.
+    """
+    wrong = [word for word in overrides if "=" not in word]
+    if wrong:
+        raise UserError(f"'{wrong[0]}' is no KEY=VALUE; a script to look at stands behind --")
+    if task is None:
+        try:
+            return Target(name, order.load(name, overrides), (name, *overrides))
+        except UserError as error:
+            if "is not a recipe" in str(error) and ("/" in name or Path(name).is_dir()):
+                raise UserError(f"{error}; for a model, say what it is to learn: --task TASK") from error
+            raise
+    if task not in tasks.names():
+        allowed = ", ".join(tasks.names())
+        raise UserError(f"--task {task} is no task; allowed: {allowed}{nearest(task, tasks.names())}")
+    frame = next((each for each in catalogue.entries() if order.read(each.path).values.get("task") == task), None)
+    if frame is None:
+        raise UserError(f"--task {task}: no recipe that comes with hf_mps has it; next: a YAML file of your own")
+    checkpoint.resolve(name)
+    words = (frame.name, f"model={name}", *overrides)
+    told = Choice(frame.name, f"rows, lengths and settings as in this recipe, the task's own; the model is {name}")
+    return Target(name, order.load(frame.name, words[1:]), words, {"recipe": told})
+
+
+def varied(target: Target, overrides: Sequence[str]) -> Target:
+    """The same target with further overrides. Raises UserError for what the recipe refuses."""
+    words = (*target.words, *overrides)
+    return Target(target.name, order.load(words[0], words[1:]), words, target.facts)

@@ -1,0 +1,200 @@
+"""A training step of a target, driven by Trainer's own loop: forward, loss, backward, clipping, optimizer."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from hf_mps import guards
+from hf_mps.core.choice import Choice
+from hf_mps.dryrun.modules import BETWEEN, CLIPPING, FORWARD, OPTIMIZER, Places
+from hf_mps.finetune.smoke.fake import Answers
+from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.guards import sentinels
+from hf_mps.guards.catalogue import NAMES
+
+# What changes the batch before the device sees it stays on; the other guards look at values, which fake tensors lack.
+WITHOUT_VALUES = ("float64-columns", "pin-memory", "nan-hidden", "one-device")
+
+
+class _Done(Exception):
+    """Ends Trainer's loop after the last step that was asked for, before it logs and evaluates."""
+
+
+@dataclass
+class TrainingStep:
+    """A trainer and the batches of one optimizer step, on the CPU as collated. `fake` is the mode of fake tensors.
+
+    `where` follows phase and module; `facts` say what was made up, each with its reason. `numbers` are the tensors of
+    fake batches, each with the real one.
+    """
+
+    trainer: Any
+    batches: list[Any]
+    where: Places
+    fake: Any = None
+    facts: dict[str, Choice[Any]] = field(default_factory=dict)
+    numbers: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+
+    @property
+    def model(self) -> Any:
+        """The model that trains."""
+        return self.trainer.model
+
+    def run(
+        self,
+        steps: int = 1,
+        *,
+        after_backward: Callable[[Any], None] | None = None,
+        after_step: Callable[[int], None] | None = None,
+        watch: Any = None,
+    ) -> None:
+        """Take `steps` optimizer steps, with the context manager `watch` around each operator.
+
+        The batches are gone through in turn, and begun again where they are too few. `after_backward` gets the loss of
+        each batch, `after_step` the number of the step, from 1.
+        """
+        trainer, where = self.trainer, self.where
+        stock = trainer.training_step
+
+        def training_step(*args: Any, **kwargs: Any) -> Any:
+            where.phase = FORWARD
+            loss = stock(*args, **kwargs)
+            where.phase = CLIPPING
+            if after_backward is not None:
+                after_backward(loss)
+            return loss
+
+        caller = _Caller(where, steps, after_step)
+        trainer.get_train_dataloader = lambda: self._loader(steps)
+        trainer.training_step = training_step
+        trainer.add_callback(caller)
+        try:
+            with self._tensors(), where, watch or nullcontext():
+                trainer.train()
+        except _Done:
+            pass
+        finally:
+            trainer.training_step = stock
+            trainer.remove_callback(caller)
+            where.phase = BETWEEN
+
+    def _loader(self, steps: int) -> Any:
+        """The batches of some steps: through Accelerate's loader, which moves them, where they are real."""
+        count = steps * self.trainer.args.gradient_accumulation_steps
+        batches = [self.batches[number % len(self.batches)] for number in range(count)]
+        if self.fake is not None:
+            return batches
+        return self.trainer.accelerator.prepare(torch.utils.data.DataLoader(_Fresh(batches), batch_size=None))
+
+    @contextmanager
+    def _tensors(self) -> Iterator[None]:
+        if self.fake is None:
+            yield
+            return
+        with ExitStack() as stack:
+            off = [name for name in NAMES if name not in WITHOUT_VALUES]
+            stack.enter_context(guards.suspended(*off))
+            stack.enter_context(sentinels.suspended())
+            stack.enter_context(self.fake)
+            stack.enter_context(Answers(self.numbers))
+            yield
+
+
+class _Fresh(torch.utils.data.Dataset[Any]):
+    """Batches as a loader makes them: new tensors each time, that nobody keeps."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: int) -> Any:
+        from torch.utils._pytree import tree_map
+
+        return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, self._batches[index])
+
+
+class _Caller(TrainerCallback):  # type: ignore[misc]
+    """Tells the phases apart, and ends the loop."""
+
+    def __init__(self, where: Places, steps: int, after_step: Callable[[int], None] | None) -> None:
+        self._where, self._left, self._after, self._taken = where, steps, after_step, 0
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self._where.phase = OPTIMIZER
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self._where.phase = BETWEEN
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self._taken += 1
+        if self._after is not None:
+            self._after(self._taken)
+        if self._taken >= self._left:
+            raise _Done
+
+
+def make(
+    recipe: Any, prepared: Prepared, device: Choice[str], *, fake: Any = None, changes: Mapping[str, Any] | None = None
+) -> TrainingStep:
+    """The training step of `prepared` on `device`: the runner's own plan and trainer, without their files and logs.
+
+    `fake` is a FakeTensorMode whose tensors the model gets; `changes` are further training arguments. The batches are
+    left to be given (`batches`). Raises UserError for what the runner refuses.
+    """
+    from hf_mps.finetune.run import plan, train
+    from hf_mps.finetune.run.callbacks import Stopwatch
+
+    folder = Path(tempfile.gettempdir()) / "hf-mps-target"  # named for Trainer, which writes nothing there
+    plan_ = plan.decide(recipe, prepared, device, Choice(folder, "nothing is written"))
+    arguments = plan_.arguments | QUIET | dict(changes or {})
+    for name in ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"):
+        arguments.pop(name, None)
+    made = plan.Plan(plan_.device, plan_.choices, arguments)
+    if fake is None:
+        trainer = train.make(made, prepared, Stopwatch(), None)
+    else:
+        from hf_mps.dryrun.meta_model import place, stay
+
+        models = models_of(prepared)
+        stay(models)
+        with torch.device("meta"):  # it may add adapters to the model
+            trainer = train.make(made, prepared, Stopwatch(), None)
+        place([trainer.model, *models], fake, device.value)
+    return TrainingStep(trainer, [], Places(), fake, {"precision": plan_.choices["precision"]})
+
+
+QUIET = {
+    "eval_strategy": "no",
+    "eval_on_start": False,
+    "save_strategy": "no",
+    "logging_strategy": "no",
+    "report_to": "none",
+    "max_steps": 1000,
+    "disable_tqdm": True,
+    "resume_from_checkpoint": None,
+    "auto_find_batch_size": False,
+    "dataloader_num_workers": 0,
+}
+
+
+def models_of(prepared: Prepared) -> list[Any]:
+    """The model that trains, and any further one that its trainer is given (a reference model)."""
+    others = [each for each in prepared.trainer_settings.values() if isinstance(each, torch.nn.Module)]
+    return [prepared.model, *others]
+
+
+def leaves(batches: Sequence[Any]) -> Iterator[torch.Tensor]:
+    """Every tensor of some batches."""
+    from torch.utils._pytree import tree_leaves
+
+    return (each for each in tree_leaves(list(batches)) if isinstance(each, torch.Tensor))

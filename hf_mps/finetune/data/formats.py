@@ -1,0 +1,105 @@
+"""The formats that files of rows may have, told by their names. Imports nothing heavy: a mistake is told at once."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, ClassVar
+
+from hf_mps.core.errors import UserError
+
+# What a file's name ends in, by the reader that it goes to.
+ENDINGS = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".json": "json",
+    ".jsonl": "jsonl",
+    ".parquet": "parquet",
+    ".xlsx": "xlsx",
+    ".conll": "conll",
+    ".txt": "text",
+    ".tokens": "text",
+}
+# Formats of text, which gzip makes several times smaller; Parquet and xlsx are packed already.
+PACKED = tuple(ending for ending, kind in ENDINGS.items() if kind not in ("parquet", "xlsx"))
+GZ = ".gz"
+# How a file begins that is not what its name says, and what it is.
+MAGIC = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"PAR1": "Parquet"}
+
+
+class Unreadable(UserError):
+    """A packed file that cannot be unpacked."""
+
+    why: ClassVar[str] = "the gzip file cannot be unpacked, it is cut off or damaged; next: fetch or pack it again"
+
+
+def ending(path: Path) -> str:
+    """The ending that tells the format, in small letters and without a .gz behind it: `UP.CSV.gz` has `.csv`."""
+    suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
+    if suffixes[-1:] == [GZ] and len(suffixes) == 2 and suffixes[0] in PACKED:
+        return suffixes[0]
+    return suffixes[-1] if suffixes else ""
+
+
+def kind(path: Path) -> str | None:
+    """The format of a file by its name: one of ENDINGS' values, or None for an ending that is none of them."""
+    return ENDINGS.get(ending(path))
+
+
+def packed(path: Path) -> bool:
+    """Whether a file is read through gzip."""
+    return path.suffix.lower() == GZ
+
+
+def allowed(kinds: tuple[str, ...] = tuple(ENDINGS.values())) -> str:
+    """The endings of `kinds`, in words."""
+    return ", ".join(ending for ending, kind in ENDINGS.items() if kind in kinds)
+
+
+def refuse_disguised(path: Path, name: str) -> None:
+    """Raise UserError for a file whose first bytes say that it is something else than its name does."""
+    with path.open("rb") as file:
+        begun = file.read(4)
+    found = next((what for magic, what in MAGIC.items() if begun.startswith(magic)), None)
+    expected = "gzip" if packed(path) else {"xlsx": "zip", "parquet": "Parquet"}.get(kind(path) or "")
+    if found == expected:
+        return
+    if found is None:
+        what = "Excel workbook" if expected == "zip" else f"{expected} file"
+        raise UserError(f"{name}: is no {what}, though its name says so; next: fetch it again, or rename it")
+    wanted = {"gzip": GZ, "zip": ".xlsx if it is a workbook", "Parquet": ".parquet"}[found]
+    way_on = f"mv {name} {name}{GZ}" if found == "gzip" else f"a name that ends in {wanted}"
+    raise UserError(f"{name}: is a {found} file, though its name does not say so; next: {way_on}")
+
+
+@contextmanager
+def opened(path: Path, name: str) -> Iterator[IO[bytes]]:
+    """The bytes of a file, unpacked where it is packed. Raises UserError for a gzip file that is cut off or damaged."""
+    if not packed(path):
+        with path.open("rb") as plain:
+            yield plain
+        return
+    try:
+        with gzip.open(path, "rb") as unpacked:
+            yield unpacked  # type: ignore[misc]  # GzipFile is an IO[bytes] in all but its declared type
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise Unreadable(f"{name}: {Unreadable.why}") from error
+
+
+def not_text(path: Path, name: str) -> UserError:
+    """The error for a file of text that is not UTF-8: where, and what makes it so."""
+    with opened(path, name) as file:
+        content = file.read()
+    coding, place = "latin1", 0
+    try:
+        content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        place = error.start
+    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        coding = "utf-16"
+    source, made = (f"<(gzip -dc {name})", path.with_suffix("")) if packed(path) else (name, path)
+    way_on = f"iconv -f {coding} -t utf-8 {source} > new{made.suffix}"
+    return UserError(f"{name}: is not UTF-8 text (byte {place}); next: {way_on}")

@@ -1,0 +1,264 @@
+"""What the label column means: classes by integer or by name, or a number to be predicted."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError, brief, nearest
+from hf_mps.finetune.data.load import Rows
+
+ProblemType = Literal["single_label_classification", "regression"]
+SHOWN = 12
+# Of float32, which a loss is computed in: a label beyond it makes the first loss infinite.
+LARGEST = 3.4028234e38
+# What programs write for a missing value. R's NA is one, and Python's None; `none` in small letters is a word.
+GAPS = ("nan", "NaN", "NAN", "null", "NULL", "Null", "None", "NA", "N/A", "n/a", "#N/A", "<NA>")
+# Python refuses to read an integer of more digits than 4,300; those are names.
+DIGITS = 4000
+# How a reason begins where the training rows themselves say which labels there are.
+FOUND = "found in"
+# Keys of configurations that count layers, heads or numbers in a vector, and those that are shares.
+COUNT = re.compile(r"(^|_)(layers?|heads?|groups?|size|dim|embd|positions)$|^d_(model|ff|kv)$")
+PROBABILITY = re.compile(r"dropout|_prob$|_pdrop$")
+
+
+@dataclass(frozen=True)
+class Labels:
+    """`names` are the classes in the order of their ids, empty for regression; `reason` says how they were found.
+
+    `keys` maps what a row may say to its class id: the text of the raw value, see `key`. `doubts` are what a person
+    should look at, though it can be trained on.
+    """
+
+    names: tuple[str, ...]
+    keys: dict[str, int]
+    reason: str
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def problem_type(self) -> ProblemType:
+        """transformers' own name for the problem."""
+        return "single_label_classification" if self.names else "regression"
+
+    def encode(self, raw: Any) -> int | float:
+        """The class id of a raw label, or its number for regression. The label must have passed `decide`."""
+        return self.keys[key(raw)] if self.names else float(raw)
+
+
+def key(raw: Any) -> str:
+    """A raw label as text, so that 1, 1.0, "1" and " 1" of different files are one label; empty for a gap."""
+    if raw is None or (isinstance(raw, float) and math.isnan(raw)):
+        return ""
+    if isinstance(raw, float) and raw.is_integer():
+        return str(int(raw))
+    return str(raw).strip()
+
+
+def decide(
+    train: Rows, others: Iterable[Rows], given: Sequence[str] | None = None, problem_type: ProblemType | None = None
+) -> Labels:
+    """Decide what column `label` of every split means; the training rows say which labels there are.
+
+    `given` are class names in the order of their ids. Raises UserError, naming file, row and label, for a row without a
+    label and for a label that is not in the set, and where fewer than two classes are left.
+    """
+    splits = (train, *others)
+    named = getattr(train.dataset.features["label"], "names", None)
+    _refuse_other_names(splits)
+    seen = _distinct(train)
+    if problem_type == "regression" or (problem_type is None and not given and not named and _numbers(train, seen)):
+        why = "problem_type in the recipe" if problem_type else "the labels are numbers with a decimal point"
+        _check_numbers(splits)
+        whole = problem_type is None and all(float(raw).is_integer() for raw in seen)
+        few = f"every label is a whole number ({listed([f'{raw}' for raw in seen])})"
+        doubt = f"{few}, and taken for a measure; problem_type=single_label_classification takes them for classes"
+        return Labels((), {}, why, (doubt,) if whole else ())
+    if classes := given or named:
+        labels = _named(classes, train, seen, "data.labels in the recipe" if given else "the data set names them")
+    else:
+        ordered = _ordered({key(raw) for raw in seen} - {""})
+        labels = Labels(tuple(ordered), {name: number for number, name in enumerate(ordered)}, f"{FOUND} {train.where}")
+        if SHOWN < len(ordered) == len(train.dataset):
+            way_on = "give the column of classes with data.columns.label"
+            raise UserError(f"{train.where}: each of its {len(ordered)} rows has a label of its own; next: {way_on}")
+    _check_classes(splits, labels)
+    if len(labels.names) < 2:
+        raise UserError(
+            f"{train.where}: every row has the label '{brief(labels.names[0])}'; allowed: two labels or more"
+        )
+    return replace(labels, doubts=(*doubts(labels.names), *_lonely(train, labels)))
+
+
+def described(found: Labels) -> Choice[str]:
+    """The labels in words, with how they were found, as a header has them."""
+    if not found.names:
+        return Choice("regression", found.reason)
+    return Choice(f"{len(found.names)} classes: {listed(found.names)}", found.reason)
+
+
+def choices(found: Labels) -> dict[str, Choice[str]]:
+    """`described`, and where there are doubts those, for a header."""
+    return {"labels": described(found), **doubted("labels", found.doubts)}
+
+
+def doubted(what: str, found: Sequence[str]) -> dict[str, Choice[str]]:
+    """The doubts about the labels or tags as a choice of their own, so that they stand out in a header."""
+    reason = "the rows are trained on as they are"
+    return {f"{what}_to_check": Choice("; ".join(found), reason)} if found else {}
+
+
+def doubts(names: Sequence[str]) -> tuple[str, ...]:
+    """What looks like a slip in a set of classes: names that differ in case or spaces alone, and words for a gap."""
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault("".join(name.split()).casefold(), []).append(name)
+    told = [f"{' and '.join(same)} differ in case or spaces alone" for same in alike.values() if len(same) > 1]
+    return (*told, *(f"'{name}' is a class, and often stands for a gap" for name in names if name in GAPS))
+
+
+def listed(names: Sequence[str]) -> str:
+    """The names in one line; of many the first, and how many there are."""
+    return ", ".join(map(brief, names[:SHOWN])) + (f", … {len(names)} in all" if len(names) > SHOWN else "")
+
+
+def configure(config: Any, names: Sequence[str], overrides: Mapping[str, Any] | None = None) -> Any:
+    """Give a model's configuration the classes `names` (none: one number a row) and a recipe's `config_overrides`.
+
+    Raises UserError for an override that is no key of the configuration.
+    """
+    override(config, overrides or {})
+    config.num_labels = len(names) or 1
+    if names:
+        config.id2label = dict(enumerate(names))
+        config.label2id = {name: number for number, name in enumerate(names)}
+    return config
+
+
+def override(config: Any, overrides: Mapping[str, Any]) -> None:
+    """Lay a recipe's `config_overrides` over a model's configuration.
+
+    Raises UserError for what is no key of it, and for a value of another type than the key has, or below its least.
+    """
+    known = config.to_dict()
+    for name, value in overrides.items():
+        if name not in known:
+            raise UserError(f"config_overrides.{name} is no key of {type(config).__name__}{nearest(name, known)}")
+        if allowed := _other_than(name, known[name], value):
+            raise UserError(f"config_overrides.{name} is {value!r}; allowed: {allowed}")
+        setattr(config, name, value)
+
+
+def _other_than(name: str, now: Any, value: Any) -> str:
+    """What is allowed in place of `value` for a key that is `now`; empty where `value` is, or nobody can tell."""
+    if isinstance(now, bool):
+        return "" if isinstance(value, bool) else "true or false"
+    if isinstance(now, (int, float)) and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        return "" if value is None else "a number"
+    if isinstance(now, int) and now > 0 and COUNT.search(name):  # an id of a token may be 0, or -1 for none
+        return "" if isinstance(value, int) and value >= 1 else "an integer of 1 or more"
+    if isinstance(now, str):
+        return "" if isinstance(value, str) or value is None else "text"
+    if isinstance(now, float) and PROBABILITY.search(name):
+        return "" if 0 <= value <= 1 else "0 to 1"
+    return ""
+
+
+def _named(classes: Sequence[str], train: Rows, seen: Iterable[Any], reason: str) -> Labels:
+    """Classes with given names; the rows may say the name, or the id where no name is said."""
+    names = tuple(classes)
+    by_name = {key(name): number for number, name in enumerate(names)}
+    by_id = {str(number): number for number in range(len(names))}
+    said = {key(raw) for raw in seen}
+    ids = hasattr(train.dataset.features["label"], "names") or not (said & by_name.keys())
+    return Labels(names, by_id if ids else by_name, reason)
+
+
+def _numbers(train: Rows, seen: Sequence[Any]) -> bool:
+    """Whether the labels are floats: in a csv, where all is text, numbers of which one has more than digits."""
+    if not train.textual:
+        return str(getattr(train.dataset.features["label"], "dtype", "")).startswith(("float", "decimal"))
+    values = [raw for raw in seen if key(raw)]
+    return bool(values) and all(_is_number(raw) for raw in values) and not all(_is_integer(raw) for raw in values)
+
+
+def _lonely(train: Rows, labels: Labels) -> tuple[str, ...]:
+    """A doubt about classes that one training row alone has: a slip, a row cut off, or too little to learn from."""
+    counts = Counter(labels.keys[key(raw)] for raw in train.dataset["label"])
+    alone = [labels.names[number] for number, count in sorted(counts.items()) if count == 1]
+    if not alone or len(train.dataset) <= 2 * len(counts):  # a handful of rows in all
+        return ()
+    return (f"one training row alone has the class {listed(alone)}",)
+
+
+def _refuse_other_names(splits: Sequence[Rows]) -> None:
+    """Raise UserError where two splits number their classes by different lists of names."""
+    train, *others = ((rows, getattr(rows.dataset.features["label"], "names", None)) for rows in splits)
+    for rows, names in others:
+        if names is not None and train[1] is not None and names != train[1]:
+            raise UserError(
+                f"{rows.where}: its classes are {', '.join(names)}, and those of {train[0].where} are"
+                f" {', '.join(train[1])}; allowed: the same in the same order"
+            )
+
+
+def _check_numbers(splits: Iterable[Rows]) -> None:
+    for rows in splits:
+        _refuse_first(rows, lambda raw: not _is_number(raw), "is not a finite number, as regression needs")
+        told = f"is beyond {LARGEST:.1e}, the largest number of float32; next: labels of another unit"
+        _refuse_first(rows, lambda raw: abs(float(raw)) > LARGEST, told)
+
+
+def _check_classes(splits: Iterable[Rows], labels: Labels) -> None:
+    for rows in splits:
+        _refuse_first(
+            rows,
+            lambda raw: key(raw) not in labels.keys,
+            f"is not in the label set ({listed(labels.names)}), {labels.reason}",
+            labels.names,
+            "; next: correct it, or name every class in data.labels" if labels.reason.startswith(FOUND) else "",
+        )
+
+
+def _refuse_first(rows: Rows, wrong: Any, problem: str, names: Sequence[str] = (), way_on: str = "") -> None:
+    """Raise UserError for the first row whose label is wrong; the distinct labels are looked at first, they are few."""
+    bad = {repr(raw) for raw in _distinct(rows) if wrong(raw)}
+    if not bad:
+        return
+    for index, raw in enumerate(rows.dataset["label"]):
+        if repr(raw) not in bad:
+            continue
+        place = f"{rows.where}: row {rows.number(index)}"
+        if raw == -1 or key(raw) == "":
+            raise UserError(f"{place} has no label; allowed: a label in every row")
+        raise UserError(f"{place}: label '{brief(str(raw))}' {problem}{nearest(key(raw), names)}{way_on}")
+
+
+def _distinct(rows: Rows) -> list[Any]:
+    feature = rows.dataset.features["label"]
+    if not isinstance(getattr(feature, "dtype", None), str) or feature.dtype in ("list", "dict"):
+        raise UserError(f"{rows.where}: the label column holds {feature}; allowed: integers, text or floats")
+    return list(rows.dataset.unique("label"))
+
+
+def _ordered(keys: set[str]) -> list[str]:
+    """Numbers by size, names by alphabet: the ids do not depend on the order of the rows."""
+    sized = {name for name in keys if _is_integer(name) and len(name) <= DIGITS}
+    return sorted(keys, key=lambda name: (0, int(name), "") if name in sized else (1, 0, name))
+
+
+def _is_integer(raw: Any) -> bool:
+    text = str(raw).strip()
+    return (text[1:] if text[:1] in "+-" else text).isdecimal()
+
+
+def _is_number(raw: Any) -> bool:
+    try:
+        return not isinstance(raw, bool) and math.isfinite(float(raw))
+    except (TypeError, ValueError):
+        return False

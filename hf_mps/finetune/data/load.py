@@ -1,0 +1,173 @@
+"""The rows of a recipe, with the columns that the task reads under the names of their roles.
+
+Where they come from (hub, files, folder, generated) is `sources`' business. Everything is read through `datasets`, so
+that rows and whatever is made of them are cached below the user's HF_HOME.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.core.errors import UserError, brief, nearest
+from hf_mps.finetune.data import formats, sources
+from hf_mps.finetune.data.rows import Rows
+from hf_mps.finetune.recipe import paths
+from hf_mps.finetune.recipe import schema as recipes
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+__all__ = ["SPLITS", "Rows", "check", "load"]
+
+SPLITS = ("train", "validation")
+# The formats that `data.field` and `data.header` have a meaning for.
+NESTED = ("json", "jsonl")
+# Roles of texts that say nothing where they are empty; others may be (Alpaca's `input`).
+READ = ("text", "text_pair", "negative", "source", "target", "context", "question", "instruction", "output")
+TABLES = ("csv", "tsv", "xlsx")
+
+
+def check(data: recipes.Data) -> None:
+    """Refuse files that are not there or of an unknown kind, before anything heavy is imported. Raises UserError."""
+    for split, name in (data.files or {}).items():
+        path = Path(name).expanduser()
+        kind = formats.kind(path)
+        if kind is None:
+            allowed = f"{formats.allowed()}; those of text also packed, as .csv.gz"
+            raise UserError(f"data.files.{split}: {name}: cannot tell the format; allowed: {allowed}")
+        for told, said, kinds in (
+            ("data.field is for JSON", data.field, NESTED),
+            ("data.header is for tables", not data.header, TABLES),
+        ):
+            if said and kind not in kinds:
+                raise UserError(f"data.files.{split}: {name}: {told}; allowed: {formats.allowed(kinds)}")
+        if not path.is_file():
+            raise UserError(f"data.files.{split}: {name}: there is no such file{paths.neighbour(path)}")
+        if path.stat().st_size == 0:
+            raise UserError(f"data.files.{split}: {name}: the file is empty; allowed: at least one row")
+        formats.refuse_disguised(path, name)
+    if data.folder:
+        path = Path(data.folder).expanduser()
+        if not path.is_dir():
+            raise UserError(f"data.folder: {data.folder}: there is no such folder{paths.neighbour(path)}")
+        for split in wanted(data):
+            sources.split_folder(data, split)
+
+
+def wanted(data: recipes.Data) -> list[str]:
+    """The splits that are read from the source: `train`, `validation` unless it is held out, and any further one."""
+    named = (data.files if data.files else data.splits) or {}
+    held = ("validation",) if data.hold_out else ()
+    return [split for split in dict.fromkeys((*SPLITS, *named)) if split not in held]
+
+
+def refuse_unread(rows: Mapping[str, Rows], read: Collection[str], task: str) -> None:
+    """Raise UserError for a split that the task would have loaded for nothing."""
+    for split in rows:
+        if split not in read:
+            raise UserError(f"data names a split {split}, which {task} does not measure; allowed: {', '.join(SPLITS)}")
+
+
+def load(data: recipes.Data, seed: int) -> dict[str, Rows]:
+    """Return the rows of `train`, `validation` and any further split, with its columns renamed to their roles.
+
+    Columns keep their types: lists and dicts of JSON, Parquet and the hub arrive as they are, and `translation.en`
+    names a key of a column of dicts. A csv is text throughout. Images and sound are not decoded, see `Rows.content`.
+    Raises UserError for what cannot be read, a column that is not there (naming those that are), a split without rows.
+    """
+    columns = data.columns.roles()
+    found = {split: _narrow(sources.read(data, split, seed), columns, data) for split in wanted(data)}
+    if data.hold_out:
+        found |= _held_out(found["train"], data.hold_out, seed, data.KEPT_TOGETHER)
+    for split, rows in found.items():
+        limit = data.rows.train if split == "train" else data.rows.validation
+        if limit and limit < len(rows.dataset):
+            found[split] = rows.sample(_shuffled(len(rows.dataset), seed)[:limit])
+    return {split: found[split] for split in (*SPLITS, *(other for other in found if other not in SPLITS))}
+
+
+def _narrow(rows: Rows, columns: Mapping[str, str], data: recipes.Data) -> Rows:
+    """Keep the columns of the task under the names of their roles; refuse a missing column and a split without rows."""
+    dataset = _flattened(rows.dataset, columns)
+    there = dataset.column_names
+    for role, column in columns.items():
+        if column not in there:
+            told = f"{rows.where}: there is no column '{column}' for data.columns.{role}; the columns are"
+            if not data.header:
+                last = len(there) - 1
+                raise UserError(f"{told} 0 to {last}, counted from 0; next: data.columns.{role}=NUMBER")
+            way_on = f"; next: name the one that it is with data.columns.{role}"
+            if rows.textual:
+                way_on += ", or data.header=false where the first line is a row"
+            raise UserError(f"{told} {', '.join(map(brief, there))}{nearest(column, there) or way_on}")
+    if len(dataset) == 0:
+        raise UserError(f"{rows.where}: {sources.NO_ROWS}")
+    dataset = dataset.select_columns(list(dict.fromkeys(columns.values())))
+    renamed = dataset.rename_columns({column: role for role, column in columns.items() if role != column})
+    return _empty_told(rows.with_columns(renamed))
+
+
+def _empty_told(rows: Rows) -> Rows:
+    """Note how many rows have no text in a column that is read as one. Raises UserError where none has any.
+
+    Rows of nothing but text are paragraphs, between which empty lines stand.
+    """
+    import pyarrow.compute
+
+    roles = rows.dataset.column_names
+    notes = []
+    for role in (
+        role for role in READ if role in roles and getattr(rows.dataset.features[role], "dtype", "") == "string"
+    ):
+        column = rows.dataset.select_columns(role).with_format("arrow")[:][role]
+        trimmed = pyarrow.compute.utf8_trim_whitespace(column)
+        empty = pyarrow.compute.sum(pyarrow.compute.equal(trimmed, "")).as_py() or 0
+        if empty == len(rows.dataset):
+            raise UserError(f"{rows.where}: every row has an empty {role}; allowed: text in the column")
+        if empty and len(roles) > 1:
+            notes.append(f"{empty} of {len(rows.dataset)} rows have an empty {role}")
+    return replace(rows, notes=(*rows.notes, *notes))
+
+
+def _flattened(dataset: Dataset, columns: Mapping[str, str]) -> Dataset:
+    """Turn dicts into columns of their own (`translation.en`) as deep as the named columns need."""
+    depth = max((column.count(".") for column in columns.values() if column not in dataset.column_names), default=0)
+    return dataset.flatten(max_depth=depth + 1) if depth else dataset
+
+
+def _held_out(rows: Rows, share: float, seed: int, together: str | None) -> dict[str, Rows]:
+    """Split the training rows in two, seeded. Raises UserError where one side would be empty.
+
+    Rows with one value in column `together` stand on one side: the validation split then ends with the group that
+    reaches its share.
+    """
+    count = len(rows.dataset)
+    wanted = round(count * share)
+    groups: dict[Any, list[int]] = {}
+    for number, value in enumerate(rows.dataset[together] if together else range(count)):
+        groups.setdefault(value, []).append(number)
+    members, order = list(groups.values()), _shuffled(len(groups), seed)
+    kept_back: list[int] = []
+    taken = 0
+    while len(kept_back) < wanted and taken < len(order):
+        kept_back += members[order[taken]]
+        taken += 1
+    if taken in (0, len(order)):
+        of = f" in {len(groups)} groups of one {together}" if together else ""
+        raise UserError(
+            f"{rows.where}: data.hold_out={share} of {count} rows{of} leaves one split without rows;"
+            " next: more rows, or a validation split of its own"
+        )
+    rest = [number for place in order[taken:] for number in members[place]]
+    validation = rows.sample(sorted(kept_back), f"{rows.where} (held out)")
+    return {"train": rows.sample(sorted(rest)), "validation": validation}
+
+
+def _shuffled(count: int, seed: int) -> list[int]:
+    order = list(range(count))
+    random.Random(seed).shuffle(order)
+    return order

@@ -1,0 +1,74 @@
+"""The rows of one split, and where a person finds each of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.core.errors import UserError, brief
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one split, its columns renamed to their roles ("text", "label", …).
+
+    `where` names the split to a person; `textual` says that every value is text, as in a csv, whatever it stands for.
+    `folder` is the folder of the rows' file, which the paths of images and sound in it are relative to. `notes` are
+    what a person may want to know of how they were read.
+    """
+
+    dataset: Dataset
+    where: str
+    textual: bool = False
+    numbers: tuple[int, ...] | None = None
+    folder: Path | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def told(self) -> str:
+        """Where the rows are from, with the notes."""
+        return f"{self.where} ({'; '.join(self.notes)})" if self.notes else self.where
+
+    def number(self, index: int) -> int:
+        """The place of a row in its source, counted from 1 after any header, whatever sample was drawn from it."""
+        return (self.numbers[index] if self.numbers is not None else index) + 1
+
+    def sample(self, indices: list[int], where: str | None = None) -> Rows:
+        """Only the rows at `indices`, in that order."""
+        numbers = tuple(self.numbers[index] if self.numbers is not None else index for index in indices)
+        return replace(self, dataset=self.dataset.select(indices), where=where or self.where, numbers=numbers)
+
+    def with_columns(self, dataset: Dataset) -> Rows:
+        """The same rows in the same order with other columns."""
+        return replace(self, dataset=dataset)
+
+    def path(self, value: str) -> Path:
+        """The file that a row names: relative to the folder of the rows' own file, never to the user's folder."""
+        path = Path(value).expanduser()
+        return path if path.is_absolute() or self.folder is None else self.folder / path
+
+    def content(self, index: int, role: str) -> bytes:
+        """The encoded bytes of the image or sound of one row: a column of paths, or of {"bytes", "path"} as in Parquet.
+
+        Raises UserError, naming the row, for a gap and for a file that is not there or cannot be read.
+        """
+        value: Any = self.dataset[index][role]
+        place = f"{self.where}: row {self.number(index)}"
+        said = value.get("path") if isinstance(value, dict) else value
+        if isinstance(value, dict) and value.get("bytes") is not None:
+            return bytes(value["bytes"])
+        if not said:
+            raise UserError(f"{place} has no {role}; allowed: one in every row")
+        if not isinstance(said, str):
+            raise UserError(f"{place}: {role} is a {type(said).__name__}; allowed: a path, or bytes as in Parquet")
+        try:
+            return self.path(said).read_bytes()
+        except FileNotFoundError as error:
+            raise UserError(f"{place}: {role}: {self.path(said)}: there is no such file") from error
+        except (OSError, ValueError, RuntimeError) as error:  # a path with a NUL; the home of ~nobody
+            why = getattr(error, "strerror", None) or error
+            raise UserError(f"{place}: {role}: {brief(said)}: cannot be read: {why}; allowed: a file's path") from error

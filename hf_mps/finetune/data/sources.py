@@ -1,0 +1,234 @@
+"""Where rows come from: a hub data set, local files, a folder of images or sound, or this project's own pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.core.errors import UserError, nearest
+from hf_mps.finetune.data import cache, csv, formats, json_rows, lines, spreadsheet
+from hf_mps.finetune.data.rows import Rows
+from hf_mps.finetune.recipe import catalogue
+from hf_mps.finetune.recipe import schema as recipes
+from hf_mps.finetune.run.logging import datasets_silent
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+# The folders that a split of a `data.folder` may lie in where `data.splits` does not say.
+FOLDERS = {"train": ("train", "training"), "validation": ("validation", "valid", "val", "dev", "eval", "test")}
+# What tells of a folder's files, as the hub's image and audio folders have it, and its column that names the file.
+METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+FILE_NAME = "file_name"
+# Formats in which every value is text, whatever it stands for; and those that a row of text may come in.
+TEXTUAL = ("csv", "tsv", "xlsx")
+PLAIN = ("csv", "tsv", "json", "jsonl", "parquet", "xlsx", "text")
+NO_ROWS = "holds no rows; allowed: at least one"
+# Below the recipes' folder; and how many of them a recipe has that gives no `data.rows`.
+PAIRS = Path("data", "paraphrases.tsv")
+GENERATED = {"train": 2000, "validation": 500}
+
+
+def read(data: recipes.Data, split: str, seed: int) -> Rows:
+    """The rows of one split as their source has them, images and sound left undecoded. Raises UserError."""
+    sources = {"hub": _hub, "files": _file, "folder": _folder, "generated": _generated}
+    rows = sources[data.source](data, split, seed)
+    return rows.with_columns(_undecoded(rows.dataset))
+
+
+def split_folder(data: recipes.Data, split: str) -> Path:
+    """The folder of one split inside `data.folder`. Raises UserError where there is none, naming those that are."""
+    root = Path(data.folder or "").expanduser()
+    if data.splits:
+        names: tuple[str, ...] = (data.splits[split],)
+    else:
+        # Nothing but classes inside: the whole folder is the training split, of which a share is held out.
+        names = FOLDERS[split] + ((".",) if split == "train" and data.hold_out else ())
+    for name in names:
+        if (root / name).is_dir():
+            return root / name
+    inside = sorted(path.name for path in root.iterdir() if path.is_dir() and path.name[0] != ".")
+    way_on = "" if data.splits else "; or data.hold_out=0.1 to keep a tenth of the training rows for validation"
+    raise UserError(
+        f"data.folder: {data.folder} holds no folder {' or '.join(names)} for the {split} split; there are:"
+        f" {', '.join(inside) or 'none'}{nearest(names[0], inside)}{way_on}"
+    )
+
+
+def _file(data: recipes.Data, split: str, seed: int) -> Rows:
+    """One local file, or the rows inside it."""
+    assert data.files is not None
+    name = data.files[split]
+    return _local(data, Path(name).expanduser(), name)
+
+
+def _local(data: recipes.Data, path: Path, name: str, further: Collection[str] = ()) -> Rows:
+    """The rows of the file `path`, called `name` to a person; `further` columns are wanted beside those of the task."""
+    kind = formats.kind(path)
+    if kind == "parquet":
+        return Rows(_parquet(path, name), name, folder=path.parent)
+    if kind == "text":
+        kind = data.TEXT
+    roles = data.columns.roles()
+    notes: tuple[str, ...] = ()
+    said: list[Any] = [kind]
+    make: Callable[[], cache.Tables]
+    if kind in ("csv", "tsv"):
+        said.append(data.header)
+        make, notes = partial(csv.tables, path, name, header=data.header), csv.notes(path)
+    elif kind == "xlsx":
+        said.append(data.header)
+        make, notes = partial(spreadsheet.tables, path, name, header=data.header), spreadsheet.notes(path, name)
+    elif kind in ("json", "jsonl"):
+        # A column `translation` is wanted where `translation.en` is.
+        wanted = {".".join(column.split(".")[:end]) for column in (*roles.values(), *further) for end in range(1, 9)}
+        said += [data.field, sorted(wanted)]
+        make = partial(json_rows.tables, path, name, wanted, data.field)
+    elif kind == "conll":
+        if not {"words", "tags"} <= roles.keys():
+            raise UserError(f"{name}: CoNLL files are for token-classification; allowed: {formats.allowed(PLAIN)}")
+        defaults = type(data.columns)().roles()
+        said += [roles, defaults]
+        make, notes = partial(lines.sentences, path, name, roles, defaults), lines.notes(path, name, roles, defaults)
+    else:
+        make = partial(lines.texts, path, name)
+    dataset = cache.kept(path, said, make)
+    return Rows(dataset, name, textual=kind in TEXTUAL, folder=path.parent, notes=notes)
+
+
+def _folder(data: recipes.Data, split: str, seed: int) -> Rows:
+    """The images or the sound of a folder, with the class that each lies in or the columns of its metadata file."""
+    from datasets import Dataset
+
+    place = split_folder(data, split)
+    column, files = _media(place)
+    for name in METADATA:
+        if (place / name).is_file():
+            return _described(data, place / name, column)
+    # Names and not numbers: each split would number the classes that it holds itself.
+    rows = [{column: str(file.resolve()), "label": file.parent.name} for file in files]
+    return Rows(Dataset.from_list(rows), str(place), folder=place)
+
+
+def _described(data: recipes.Data, metadata: Path, column: str) -> Rows:
+    """The rows of a folder's metadata file, whose `file_name` is the image or the sound (`column`).
+
+    Read here: the builder of `datasets` decodes sound on the way, and needs torchcodec for it.
+    """
+    rows = _local(data, metadata, str(metadata), [FILE_NAME])
+    if FILE_NAME not in rows.dataset.column_names:
+        there = ", ".join(rows.dataset.column_names)
+        raise UserError(f"{metadata}: there is no column {FILE_NAME}, which names the files; the columns are {there}")
+    return rows.with_columns(rows.dataset.rename_column(FILE_NAME, column))
+
+
+def _media(place: Path) -> tuple[str, list[Path]]:
+    """Whether a folder holds images or sound, whichever is the more frequent, and its files of that kind in order.
+
+    Raises UserError where it holds neither.
+    """
+    from datasets.packaged_modules.audiofolder.audiofolder import AudioFolder
+    from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
+
+    files = sorted(path for path in place.rglob("*") if path.is_file() and path.name[0] != ".")
+    kinds = {"image": set(ImageFolder.EXTENSIONS), "audio": set(AudioFolder.EXTENSIONS)}
+    found = {kind: [file for file in files if file.suffix.lower() in known] for kind, known in kinds.items()}
+    most = max(found, key=lambda kind: len(found[kind]))
+    if not found[most]:
+        raise UserError(f"{place}: holds neither images nor sound; allowed: a folder for each class with files in it")
+    return most, found[most]
+
+
+def _parquet(path: Path, name: str) -> Dataset:
+    """The rows of a Parquet file, with what `datasets` says of a broken one in one line."""
+    import glob
+
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetGenerationError
+
+    try:
+        with datasets_silent():
+            # Escaped: `datasets` would take the name a[1].parquet for a pattern.
+            return load_dataset("parquet", data_files=glob.escape(str(path.resolve())), split="train")
+    except (DatasetGenerationError, ValueError, TypeError, KeyError, OSError) as error:
+        _raise_machine_failure(error)
+        if "corresponds to no data" in str(error):  # how `datasets` says that a split came out empty
+            raise UserError(f"{name}: {NO_ROWS}") from error
+        raise UserError(f"{name}: cannot be read as parquet: {_innermost(error)}") from error
+
+
+def _hub(data: recipes.Data, split: str, seed: int) -> Rows:
+    """One split of a hub data set, from the cache where it is there."""
+    from datasets import load_dataset
+
+    from hf_mps.finetune.models.checkpoint import unreachable
+
+    assert data.hub is not None
+    there = (data.splits or {}).get(split, split)
+    where = " ".join(filter(None, (data.hub, data.config, there)))
+    try:
+        with datasets_silent():
+            dataset = load_dataset(data.hub, data.config, split=there, revision=data.revision)
+    except Exception as error:  # the hub's clients raise anything from ConnectionError to plain ValueError
+        _raise_machine_failure(error)
+        instead = "give files with data.files.train=PATH data.files.validation=PATH"
+        download = f"hf download {data.hub} --repo-type dataset"
+        raise UserError(unreachable(f"data {where}", download, instead, _innermost(error))) from error
+    local = Path(data.hub)
+    return Rows(dataset, where, folder=local if local.is_dir() else None)
+
+
+def _generated(data: recipes.Data, split: str, seed: int) -> Rows:
+    """The paraphrase pairs that lie beside the recipes: of each split the first ones, as many as the recipe wants."""
+    path = catalogue.folder() / PAIRS
+    dataset = cache.kept(path, ["pairs", split], partial(_pairs, path, split))
+    size = getattr(data.rows, split) or GENERATED[split]
+    if size > len(dataset):
+        raise UserError(f"data.rows.{split} is {size}; allowed: up to {len(dataset):,} of the generated pairs")
+    return Rows(dataset.select(range(size)), f"generated pairs, {split}")
+
+
+def _pairs(path: Path, split: str) -> cache.Tables:
+    """The rows of one split, with the label as a number: a table's values are text."""
+    import pyarrow
+    import pyarrow.compute
+
+    for table in csv.tables(path, path.name):
+        rows = table.filter(pyarrow.compute.equal(table["split"], split)).drop_columns("split")
+        yield rows.set_column(2, "label", rows["label"].cast(pyarrow.int64()))
+
+
+def _undecoded(dataset: Dataset) -> Dataset:
+    """Columns of images and sound as {"bytes", "path"}: a task decodes them itself, once, with what it has."""
+    from datasets import Audio, Image
+
+    for column, kind in dataset.features.items():
+        if isinstance(kind, Image):
+            dataset = dataset.cast_column(column, Image(decode=False))
+        elif isinstance(kind, Audio):
+            dataset = dataset.cast_column(column, Audio(decode=False))
+    return dataset
+
+
+def _innermost(error: BaseException) -> str:
+    """The first line of the error that began a chain."""
+    root = _root(error)
+    text = str(root).strip()
+    return text.splitlines()[0] if text else type(root).__name__
+
+
+def _root(error: BaseException) -> BaseException:
+    """The error that began a chain: `datasets` wraps what pandas or pyarrow said."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _raise_machine_failure(error: Exception) -> None:
+    """Let a full disk and the like through: no fault of the data."""
+    from hf_mps.finetune.run.failures import in_words
+
+    if in_words(error) is not None and not isinstance(error, FileNotFoundError):
+        raise error

@@ -1,0 +1,240 @@
+"""A language model whose forward pass keeps the hidden states and leaves the head's logits to `chunked`.
+
+Nothing of the model's own forward pass is written anew: where it is called with labels, its head hands on what it was
+given, and the loss function that the model asks for (`PreTrainedModel.loss_function`) takes head and loss in chunks.
+Whatever else the forward pass adds to its loss stays. A model that does anything to its logits in between but multiply
+them by a number, or that has a loss of its own, is found by trying it and left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from hf_mps.core.choice import Choice
+from hf_mps.finetune.loss import chunked
+from hf_mps.finetune.loss.tied_embedding import Gathering, Shared, fits
+from hf_mps.finetune.run.logging import errors_only
+from hf_mps.finetune.text.padding import IGNORED
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.recipe.schema import Recipe
+
+CHUNKS = "cross-entropy in chunks"
+PLAIN = "the model's own"
+# What a trial's hidden states range over: far enough that a soft cap on the logits would bend them.
+RANGE = 1000.0
+TOKENS = 6
+
+
+class Deferring(torch.nn.Linear):
+    """A head that returns its input while `deferred`; otherwise the Linear that it was.
+
+    `shared` takes its gradient in the present pass, where the word embedding has the same weight.
+    """
+
+    deferred = False
+    shared: Shared | None = None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden if self.deferred else super().forward(hidden)
+
+
+@dataclass
+class Loss:
+    """A model's loss function: `plain`, or, while its head defers, the same loss from hidden states in chunks.
+
+    `embedding` is the word embedding where it has the head's weight.
+    """
+
+    head: Deferring
+    embedding: Gathering | None
+    plain: Callable[..., Tensor]
+    shifted: bool
+    logits_in_evaluation: bool
+
+    def __call__(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        vocab_size: int,
+        num_items_in_batch: Tensor | int | None = None,
+        ignore_index: int = IGNORED,
+        shift_labels: Tensor | None = None,
+        **others: Any,
+    ) -> Tensor:
+        if not self.head.deferred:
+            if self.shifted:
+                others["shift_labels"] = shift_labels
+            return self.plain(logits, labels, vocab_size, num_items_in_batch, ignore_index, **others)
+        if self.shifted:
+            labels = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+            labels = labels if shift_labels is None else shift_labels
+        head = self.head
+        return chunked.cross_entropy(
+            logits, head.weight, head.bias, labels, num_items_in_batch, ignore_index, shared=head.shared
+        )
+
+
+def decide(recipe: Recipe, model: Any, *, logits_in_evaluation: bool = False) -> Choice[str]:
+    """Let `model`, as Trainer will get it (LoRA put on already), take its loss in chunks; the choice to be shown.
+
+    From then on a call with labels returns no logits, and a call without labels is what it was. With
+    `logits_in_evaluation`, where metrics are computed from logits, that is so in training mode alone.
+    """
+    said = recipe.training
+    if not recipe.speedups:
+        return Choice(PLAIN, "speedups is false in the recipe")
+    for key, why in (
+        ("label_smoothing_factor", "label smoothing needs every logit at once"),
+        ("use_liger_kernel", "Liger's kernel takes the loss in chunks itself"),
+        ("torch_compile", "a compiled model fuses head and loss itself"),
+    ):
+        if said.get(key):
+            return Choice(PLAIN, why)
+    if torch.cuda.device_count() > 1:
+        return Choice(PLAIN, "Trainer copies the model to every GPU (DataParallel), and this loss belongs to one")
+    return install(model, logits_in_evaluation=logits_in_evaluation)
+
+
+def install(model: Any, *, logits_in_evaluation: bool = False) -> Choice[str]:
+    """As `decide`, for a model without a recipe: CHUNKS, or PLAIN with the reason why the model is left alone."""
+    from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss
+
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    head: Any = inner.get_output_embeddings()
+    if type(head) is not torch.nn.Linear:
+        kind = f"{type(head).__module__}.{type(head).__qualname__}"
+        return Choice(PLAIN, f"its head is no plain linear layer ({kind})")
+    plain = inner.loss_function
+    if plain not in (ForCausalLMLoss, ForMaskedLMLoss):
+        return Choice(PLAIN, f"its loss is {getattr(plain, '__name__', type(plain).__name__)}, of another kind")
+    head.__class__ = Deferring
+    loss = Loss(cast("Deferring", head), None, plain, plain is ForCausalLMLoss, logits_in_evaluation)
+    if head.weight.is_meta:
+        unfit, reaches = _tried_on_a_twin(inner)
+    else:
+        unfit, reaches = _tried(inner, loss), lambda: _reaches(inner, loss, inner.get_input_embeddings())
+    if unfit:
+        head.__class__ = torch.nn.Linear
+        inner.loss_function = plain
+        return Choice(PLAIN, unfit)
+    inner.loss_function = loss
+    embedding = inner.get_input_embeddings()
+    if fits(embedding, head) and reaches():
+        embedding.__class__ = Gathering
+        loss.embedding = embedding
+    model.register_forward_pre_hook(_defer, with_kwargs=True)
+    model.register_forward_hook(_resume, with_kwargs=True, always_call=True)
+    each = 4 * len(head.weight)
+    rows = max(1, chunked.CHUNK // each)
+    reason = f"{rows} tokens at a time: a plain loss holds a batch's logits three times, {each / 2**20:.2g} MiB a token"
+    return Choice(CHUNKS, reason)
+
+
+def _loss(model: Any) -> Loss:
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    loss: Loss = inner.loss_function
+    return loss
+
+
+def _defer(model: Any, arguments: Any, words: dict[str, Any]) -> None:
+    loss = _loss(model)
+    head, embedding = loss.head, loss.embedding
+    head.deferred = words.get("labels") is not None and (model.training or not loss.logits_in_evaluation)
+    if embedding is not None and head.deferred and head.weight.requires_grad and torch.is_grad_enabled():
+        # A Mac has little memory for its speed; CUDA and the CPU would rather not compute the logits once more.
+        head.shared = embedding.shared = Shared(late=head.weight.device.type == "mps")
+
+
+def _resume(model: Any, arguments: Any, words: dict[str, Any], output: Any) -> Any:
+    """Take the hidden states out of the output, where they would pass for logits."""
+    loss = _loss(model)
+    deferred, loss.head.deferred = loss.head.deferred, False
+    loss.head.shared = None
+    if loss.embedding is not None:
+        loss.embedding.shared = None
+    if not deferred or output is None:
+        return None
+    if isinstance(output, tuple):
+        return (output[0], *output[2:])
+    return type(output)(**{name: value for name, value in output.items() if name != "logits"})
+
+
+def _tried_on_a_twin(model: Any) -> tuple[str, Callable[[], bool]]:
+    """For a model without weights (`hf-mps plan`): what is found of a tiny one of its class, and of its embedding."""
+    from hf_mps.finetune.smoke.tiny_model import twin
+
+    tiny = twin(model)
+    if tiny is None:
+        return "there is no tiny model of its class to try it on", lambda: False
+    found = install(tiny)
+    return (found.reason if found.value == PLAIN else ""), lambda: isinstance(tiny.get_input_embeddings(), Gathering)
+
+
+def _tried(model: Any, loss: Loss) -> str:
+    """Why `model` cannot take its loss from hidden states, or an empty string, from three passes over a few tokens."""
+    head, shown = loss.head, list[Tensor]()
+
+    def show(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
+        wide = torch.linspace(-RANGE, RANGE, inputs[0].numel(), device=inputs[0].device)
+        shown.append(wide.view_as(inputs[0]).to(inputs[0].dtype))
+        return (shown[-1],)
+
+    try:
+        with torch.no_grad():
+            wanted = _pass(model, loss, loss, deferred=False).float()
+            found = _pass(model, loss, loss, deferred=True).float()
+            with head.register_forward_pre_hook(show):
+                got = _pass(model, loss, _Given(), deferred=True)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        return f"its forward pass takes the loss itself ({type(error).__name__} without logits)"
+    if not shown or got.shape != shown[-1].shape:
+        return "its forward pass does not ask for a loss function"
+    if not _multiple(got.float(), shown[-1].float(), exact=head.bias is not None):
+        return "its forward pass changes the logits before the loss (a soft cap for instance)"
+    if not torch.allclose(found, wanted, rtol=1e-4 if head.weight.dtype == torch.float32 else 2e-2):
+        return f"on {TOKENS} tokens its loss would be {found:.4f} in place of {wanted:.4f}"
+    return ""
+
+
+def _reaches(model: Any, loss: Loss, embedding: Any) -> bool:
+    """Whether the gradient of the hidden states arrives at the word embedding."""
+    kept: list[Tensor] = []
+    if not embedding.weight.requires_grad:
+        return False
+    with torch.enable_grad(), embedding.register_forward_hook(lambda _, ids, rows: kept.append(rows)):
+        got = _pass(model, loss, _Given(), deferred=True)
+    return torch.autograd.grad(got.sum(), kept[0], allow_unused=True)[0] is not None
+
+
+def _pass(model: Any, loss: Loss, function: Callable[..., Tensor], *, deferred: bool) -> Tensor:
+    """What `model` returns as its loss for a few tokens, with `function` in the place of its loss function."""
+    ids = torch.arange(TOKENS, device=loss.head.weight.device).remainder(len(loss.head.weight)).unsqueeze(0)
+    training = model.training
+    model.eval()
+    model.loss_function, loss.head.deferred = function, deferred
+    try:
+        with errors_only():  # the first of these ids may be the one for padding, and nothing is padded
+            found: Tensor = model(input_ids=ids, labels=ids).loss
+        return found
+    finally:
+        model.loss_function, loss.head.deferred = loss, False
+        model.train(training)
+
+
+class _Given:
+    """A loss function that returns the logits which it is given."""
+
+    def __call__(self, logits: Tensor, *others: Any, **more: Any) -> Tensor:
+        return logits
+
+
+def _multiple(got: Tensor, shown: Tensor, exact: bool) -> bool:
+    """Whether `got` is `shown` times one number; times 1 where `exact`, since a bias is not multiplied with it."""
+    factor = 1.0 if exact else float((got * shown).sum() / (shown * shown).sum())
+    return bool(torch.allclose(got, shown * factor, rtol=1e-2, atol=1e-3 * RANGE * abs(factor)))

@@ -1,0 +1,96 @@
+"""The recipes that come with hf_mps: where they lie, what they are called, what each is for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hf_mps.core.errors import UserError, nearest
+
+SUFFIXES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A recipe on disk: its name as people say it (`glue/mrpc`), its file, and the first sentence of its header."""
+
+    name: str
+    path: Path
+    purpose: str
+
+
+def folder() -> Path:
+    """The folder of the recipes: inside the installed package, or beside it in a checkout.
+
+    Raises UserError where neither is there, which is a broken installation.
+    """
+    package = Path(__file__).resolve().parents[2]
+    for place in (package / "recipes", package.parent / "recipes"):
+        if place.is_dir():
+            return place
+    raise UserError("the recipes of hf_mps are missing; next: pip install --force-reinstall hf-mps")
+
+
+def entries() -> list[Entry]:
+    """Every recipe below `folder()`, at any depth, in the order of their names."""
+    root = folder()
+    files = sorted(path for path in root.rglob("*") if path.suffix in SUFFIXES)
+    return [Entry(path.relative_to(root).with_suffix("").as_posix(), path, _purpose(path)) for path in files]
+
+
+def find(recipe: str) -> Entry:
+    """The recipe called `recipe`, or the user's own YAML file at that path.
+
+    Raises UserError where neither exists, with the nearest name.
+    """
+    path = Path(recipe).expanduser()
+    if path.suffix in SUFFIXES:
+        if not path.is_file():
+            raise UserError(f"{recipe}: there is no such recipe file; next: hf-mps recipes list")
+        return Entry(path.stem, path, _purpose(path))
+    known = {entry.name: entry for entry in entries()}
+    if recipe not in known:
+        allowed = f"{', '.join(known)}, or a path that ends in .yaml"
+        raise UserError(f"'{recipe}' is not a recipe; allowed: {allowed}{_near(recipe, list(known))}")
+    return known[recipe]
+
+
+def _near(recipe: str, known: list[str]) -> str:
+    """The nearest name, also for somebody who leaves the folder out: `mrpc` for `glue/mrpc`."""
+    short = {name.rpartition("/")[2]: name for name in known}
+    words = nearest(recipe, known) or nearest(recipe, short)
+    for last, name in short.items():
+        words = words.replace(f"'{last}'", f"'{name}'")
+    return words
+
+
+def _purpose(path: Path) -> str:
+    """The first comment line of a recipe, which says what it is for; empty for a file that has none."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        first = file.readline().strip()
+    return first.lstrip("# ").rstrip(".") if first.startswith("#") else ""
+
+
+def own_name(recipe: str) -> Path:
+    """What a copy of the recipe is called here: `mrpc.yaml` for `glue/mrpc`."""
+    return Path(find(recipe).name.rpartition("/")[2] + SUFFIXES[0])
+
+
+def copy(recipe: str, file: Path | None = None) -> Path:
+    """Write the recipe into `file` (default: `own_name`), whose commands then name that file, and return its path.
+
+    Raises UserError for a file that is there already, is called otherwise than a recipe, or cannot be written.
+    """
+    entry, target = find(recipe), file or own_name(recipe)
+    if target.suffix not in SUFFIXES:
+        raise UserError(f"{target}: a recipe is not found by that name; allowed: one that ends in .yaml")
+    text = entry.path.read_text(encoding="utf-8")
+    text = text.replace(f"hf_mps.finetune {entry.name}", f"hf_mps.finetune {target}")
+    try:
+        with target.open("x", encoding="utf-8") as opened:
+            opened.write(text)
+    except FileExistsError:
+        raise UserError(f"{target} is there already, and a copy takes no file's place; give another name") from None
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written: {error.strerror}") from error
+    return target

@@ -1,0 +1,114 @@
+"""The metric range that a recipe promises, and whether a run kept it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError, nearest
+from hf_mps.finetune import tasks
+from hf_mps.finetune.metrics import catalogue, tags
+from hf_mps.finetune.recipe.resolve import Order
+from hf_mps.finetune.recipe.schema import Recipe
+from hf_mps.finetune.report import Expectation
+
+# What the command line may change without making another run of it than the one that the promise was given for.
+HARMLESS = (
+    "seed",
+    "output_dir",
+    "expect",
+    "training.logging_",
+    "training.report_to",
+    "training.run_name",
+    "training.save_strategy",
+    "training.save_steps",
+    "training.save_total_limit",
+    "training.dataloader_",
+)
+
+
+def applies(order: Order) -> Choice[bool]:
+    """Whether the recipe's promise holds for this run: not for one whose model, data or training was changed."""
+    changed = [key for key in order.changed if not key.startswith(HARMLESS)]
+    stated = any(key.partition(".")[0] == "expect" for key in order.changed)
+    if not order.recipe.expect:
+        return Choice(False, "the recipe promises nothing")
+    if changed and not stated:
+        return Choice(False, f"not checked: it is for the recipe as written, and this run changes {', '.join(changed)}")
+    return Choice(True, "given with this run" if stated else "the recipe's own")
+
+
+def in_words(order: Order) -> str:
+    """The ranges as one phrase: `f1 0.85 to 1`, `accuracy at least 0.7`."""
+    parts = []
+    for metric in order.recipe.expect:
+        low, high = _bounds(order, metric)
+        parts.append(f"{metric} {low:g} to {high:g}" if high is not None else f"{metric} at least {low:g}")
+    return ", ".join(parts)
+
+
+def refuse_unknown(recipe: Recipe, changed: Sequence[str] = ()) -> None:
+    """Raise UserError for a number in `expect` that the recipe's task never reports.
+
+    For a recipe whose rows nobody has read: where those decide which metrics there are, every known number passes.
+    """
+    for metric in recipe.expect if applies(Order("", recipe, tuple(changed))).value else ():
+        if instead := _instead(metric, recipe):
+            raise UserError(f"expect.{metric} is not measured; {instead}")
+
+
+def refuse_unknown_best(recipe: Recipe) -> None:
+    """Raise UserError for a `metric_for_best_model` that the recipe's task never reports, as `refuse_unknown` does."""
+    said = recipe.training.get("metric_for_best_model")
+    if said is not None and (instead := _instead(str(said).removeprefix("eval_"), recipe, "loss")):
+        raise UserError(f"training.metric_for_best_model is '{said}'; {instead}")
+
+
+def _instead(name: str, recipe: Recipe, *more: str) -> str:
+    """What is allowed in place of a number that the recipe cannot report; empty for one that it may."""
+    known, sure = _possible(recipe)
+    if name in more or _may_be(name, known, recipe):
+        return ""
+    allowed = ", ".join((*known, *more))
+    return f"{f'allowed: {allowed}' if sure else f'it is no number that {recipe.task} reports'}{nearest(name, known)}"
+
+
+def _possible(recipe: Recipe) -> tuple[list[str], bool]:
+    """The numbers that a recipe's metrics give, and whether its rows have no say in which metrics those are."""
+    numbers = catalogue.REPORTS | catalogue.OWN
+    names = recipe.metrics or getattr(tasks.module(recipe.task), "METRICS", None)
+    return list(dict.fromkeys(number for name in names or numbers for number in numbers[name])), names is not None
+
+
+def _may_be(name: str, known: Collection[str], recipe: Recipe) -> bool:
+    """Whether `name` is one of the numbers, that of a further split, or of one kind of name (PER_f1)."""
+    splits = {**(recipe.data.files or {}), **(recipe.data.splits or {})}
+    bare = next((name.removeprefix(f"{split}_") for split in splits if name.startswith(f"{split}_")), name)
+    of_a_kind = any(number.startswith("overall_") for number in known) and bare.endswith(tags.OVERALL)
+    return bare in known or of_a_kind
+
+
+def refuse_unmeasured(order: Order, measured: Collection[str]) -> None:
+    """Raise UserError for a metric in `expect` that the run does not measure."""
+    for metric in order.recipe.expect if applies(order).value else ():
+        if metric not in measured:
+            raise UserError(
+                f"expect.{metric} is not measured; allowed: {', '.join(measured)}{nearest(metric, measured)}"
+            )
+
+
+def judge(order: Order, metrics: Mapping[str, float]) -> Expectation | None:
+    """The promise that was missed, or else the first one; None where none applies."""
+    if not applies(order).value:
+        return None
+    outcomes = []
+    for metric in order.recipe.expect:
+        low, high = _bounds(order, metric)
+        kept = metrics[metric] >= low and (high is None or metrics[metric] <= high)
+        outcomes.append(Expectation(metric, low, high, kept))
+    return next((outcome for outcome in outcomes if not outcome.met), outcomes[0])
+
+
+def _bounds(order: Order, metric: str) -> tuple[float, float | None]:
+    bounds = order.recipe.expect[metric]
+    return (bounds[0], bounds[1]) if isinstance(bounds, list) else (bounds, None)

@@ -1,0 +1,105 @@
+"""The keys that a recipe may have, by task, read from the classes that check them. Imports no torch."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from hf_mps.core.errors import UserError
+from hf_mps.finetune import tasks
+from hf_mps.finetune.recipe import catalogue, training_section, yaml
+from hf_mps.finetune.recipe.fields import TRAINING_ARGUMENTS
+
+
+@dataclass(frozen=True)
+class Key:
+    """A dotted key: what values it takes, in words, and its default as YAML has it (empty where it must be given)."""
+
+    name: str
+    kind: str
+    default: str
+
+
+def of_task(task: str) -> list[Key]:
+    """The keys of a task's recipe beside `training`, in the order of its class."""
+    return of_class(tasks.module(task).Recipe)
+
+
+def of_class(kind: type[BaseModel]) -> list[Key]:
+    """The keys of a recipe's class beside `training`."""
+    return [key for key in _of(kind, "") if key.name != "training"]
+
+
+def training(task: str) -> list[Key]:
+    """The fields that `training` takes for a task. Raises UserError where their library is not installed."""
+    module = tasks.module(task)
+    source = getattr(module, "ARGUMENTS", None) or TRAINING_ARGUMENTS
+    refused = training_section.ELSEWHERE | dict(getattr(module, "SETTLED", None) or {})
+    return [
+        Key(f"training.{name}", ", ".join(field.values) or training_section.in_words(field), "")
+        for name, field in training_section.fields(source).items()
+        if name not in refused
+    ]
+
+
+def of_recipe(recipe: str) -> list[Key]:
+    """Every key that the recipe called `recipe`, or any of that task, could be given.
+
+    Raises UserError where there is neither such a recipe nor such a task.
+    """
+    task = recipe if recipe in tasks.names() else yaml.read(catalogue.find(recipe).path).values.get("task")
+    if task not in tasks.names():
+        raise UserError(f"{recipe} has no task")
+    return [*of_task(task), *training(task)]
+
+
+def _of(kind: type[BaseModel], prefix: str) -> Iterator[Key]:
+    """The keys of a section, those of sections inside it under their dotted names."""
+    for name, field in kind.model_fields.items():
+        section = next((one for one in _union(field.annotation) if _is_section(one)), None)
+        if section is not None:
+            yield from _of(section, f"{prefix}{name}.")
+        else:
+            yield Key(f"{prefix}{name}", _words(field.annotation), _default(field))
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _union(annotation: Any) -> list[Any]:
+    """The members of a union, None left out; a plain type alone."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [one for one in get_args(annotation) if one is not type(None)]
+    return [annotation]
+
+
+def _words(annotation: Any) -> str:
+    """A type in a person's words: `integer`, `list of text`, the values of a Literal."""
+    plain = {str: "text", int: "whole number", float: "number", bool: "true or false", Any: "any"}
+    parts = []
+    for one in _union(annotation):
+        origin, inner = get_origin(one), get_args(one)
+        if origin is Literal:
+            parts.append(", ".join(map(str, inner)))
+        elif origin is list:
+            parts.append(f"list of {_words(inner[0])}")
+        elif origin is dict:
+            parts.append(f"mapping of {_words(inner[0])} to {_words(inner[1])}")
+        else:
+            parts.append(plain.get(one, getattr(one, "__name__", str(one))))
+    return " or ".join(parts)
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return ""
+    value = field.get_default(call_default_factory=True)
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value) if value not in ([], {}) else "empty"

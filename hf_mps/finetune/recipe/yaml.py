@@ -1,0 +1,209 @@
+"""A recipe's YAML as plain values, with the line of every key, and the overrides of a command line laid over it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hf_mps.core.errors import UserError
+
+Values = dict[str, Any]
+DEEPEST = 20
+# More than any key takes: 64 bits have 19.
+DIGITS = 18
+# Characters of a wrong value that a line repeats.
+SHOWN = 200
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's plain scalars. PyYAML speaks 1.1, where `no` is false, `2e-5` is text, `010` is 8 and `1:30` is 90."""
+
+
+def _integer(_: yaml.SafeLoader, node: yaml.Node) -> int:
+    digits = len(node.value.lstrip("+-"))
+    if digits > DIGITS:  # int() refuses from 4,300 on, and a float holds none of more than 308
+        words = f"an integer of {digits:,} digits; allowed: up to {DIGITS}, or the digits in quotation marks"
+        raise yaml.constructor.ConstructorError(None, None, words, node.start_mark)
+    return int(node.value)
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), _first)
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+
+
+@dataclass
+class Document:
+    """What a recipe says before it is validated: the values, and where each dotted key was said.
+
+    `path` is None for a recipe given on the command line alone; `overridden` holds the dotted keys of the command line.
+    """
+
+    values: Values
+    path: Path | None = None
+    lines: dict[str, int] = field(default_factory=dict)
+    overridden: set[str] = field(default_factory=set)
+    twice: list[tuple[int, str]] = field(default_factory=list)
+    """Keys said again, of which YAML keeps the last: the line, and the whole sentence."""
+
+    def where(self, key: str) -> str:
+        """Who said `key`: `command line`, or the file with the line of the key or of the nearest section around it."""
+        parts = key.split(".")
+        for end in range(len(parts), 0, -1):
+            around = ".".join(parts[:end])
+            if around in self.overridden:
+                return "command line"
+            if around in self.lines:
+                return f"{self.path}:{self.lines[around]}"
+        if any(said.startswith(f"{key}.") for said in self.overridden):  # a section that the command line began
+            return "command line"
+        return str(self.path) if self.path else "command line"
+
+
+def read(path: Path, *, lenient: bool = False) -> Document:
+    """Read the recipe at `path`. Raises UserError for a file that cannot be read, is no YAML or says a key twice.
+
+    With `lenient` keys said twice are left in `twice` for the caller to tell.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error
+    try:
+        _refuse_odd(text)
+        node = yaml.compose(text, Loader=_Loader)
+        lines: dict[str, int] = {}
+        twice: list[tuple[int, str]] = []
+        if node is not None:
+            _walk(node, "", lines, twice)
+        values = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}{_line(error)}: is not valid YAML: {_problem(error)}") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: a recipe is a mapping of keys to values, this file holds {_kind(values)}")
+    if twice and not lenient:
+        line, words = twice[0]
+        raise UserError(f"{path}:{line}: {words}")
+    return Document(values, path, lines, twice=twice)
+
+
+def override(document: Document, arguments: Sequence[str]) -> None:
+    """Lay `key=value` arguments over `document`: dotted keys, split at the first "=", values read as flow YAML.
+
+    Raises UserError for an argument without "=", a key said twice, a value that is no YAML, a key below a plain value.
+    """
+    for argument in arguments:
+        key, equals, text = argument.partition("=")
+        if not equals or not all(key.split(".")):
+            raise UserError(
+                f"'{argument}' is not an override; allowed: key=value, for example training.learning_rate=2e-5"
+            )
+        if key in document.overridden:
+            raise UserError(f"command line: {key} is given twice; give it once")
+        if key.count(".") > DEEPEST:
+            raise UserError(f"command line: '{key[:40]}…' has {key.count('.'):,} dots; allowed: up to {DEEPEST}")
+        _put(document.values, key, _value(key, text))
+        document.overridden.add(key)
+        # What the file said at this key, and below it, is not there any more.
+        document.lines = {
+            said: line for said, line in document.lines.items() if said != key and not said.startswith(f"{key}.")
+        }
+
+
+def _value(key: str, text: str) -> Any:
+    """What `text` says as YAML. A mapping stands in braces: `translate English to German: ` is a text."""
+    try:
+        _refuse_odd(text)
+        value = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        shown = text if len(text) <= SHOWN else f"{text[:10]}…"
+        raise UserError(f"command line: {key}: '{shown}' is not valid YAML: {_problem(error)}") from error
+    return text if isinstance(value, dict) and not text.lstrip().startswith("{") else value
+
+
+def _put(values: Values, key: str, value: Any) -> None:
+    """Set the dotted `key`, making the sections on the way to it."""
+    *sections, last = key.split(".")
+    here = values
+    for depth, section in enumerate(sections):
+        inner = here.setdefault(section, {})
+        if inner is None:
+            inner = here[section] = {}
+        if not isinstance(inner, dict):
+            above = ".".join(sections[: depth + 1])
+            raise UserError(
+                f"command line: {key}: {above} is a value here ({inner!r}), not a section with keys of its own"
+            )
+        here = inner
+    here[last] = value
+
+
+def _refuse_odd(text: str) -> None:
+    """Raise yaml.YAMLError for what no recipe needs, and what reading would not end well for.
+
+    That are values deeper than any recipe's or inside themselves (PyYAML parses without recursion and makes the values
+    with it), tags that ask for another type, and the character 0, which no path may have.
+    """
+    open_anchors: list[str | None] = []
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_anchors.append(event.anchor)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            open_anchors.pop()
+        if wrong := _odd(event, open_anchors):
+            mark: Any = event.start_mark
+            raise yaml.composer.ComposerError(None, None, wrong, mark)
+
+
+def _odd(event: Any, open_anchors: Sequence[str | None]) -> str:
+    """What is odd about a parser's event inside collections of these anchors, in a clause; empty where nothing is."""
+    if len(open_anchors) > DEEPEST:
+        return f"values more than {DEEPEST} deep; write it flatter"
+    if isinstance(event, yaml.AliasEvent) and event.anchor in open_anchors:
+        return f"*{event.anchor} stands inside itself; write it flatter"
+    if isinstance(event, yaml.ScalarEvent) and "\0" in event.value:
+        return "a text with the character 0; leave it out"
+    if getattr(event, "tag", None) not in (None, "!", "tag:yaml.org,2002:str"):
+        return f"a tag, {event.tag}; allowed: plain values"
+    return ""
+
+
+def _walk(node: yaml.Node, prefix: str, lines: dict[str, int], twice: list[tuple[int, str]]) -> None:
+    """Note the line of every key below `node`, and each key said again, because YAML would drop the first silently."""
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for key_node, value_node in node.value:
+        key = f"{prefix}{key_node.value}"
+        line = key_node.start_mark.line + 1
+        if key in lines:
+            twice.append((line, f"{key} is given twice, first in line {lines[key]}; give it once"))
+        lines.setdefault(key, line)
+        _walk(value_node, f"{key}.", lines, twice)
+
+
+def _line(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    return f":{mark.line + 1}" if mark is not None else ""
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    return str(getattr(error, "problem", None) or error).splitlines()[0]
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else f"a {type(value).__name__}"

@@ -1,0 +1,141 @@
+"""One line for a logging step or an evaluation: its fields, in order, and which go first where it is narrow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hf_mps.finetune.report.screen.numbers import GIB, clock
+
+GAP = "  "
+WIDEST = 160
+"""Columns of a line in a log file: a tagger has measures for each of its classes, the closing table lists them."""
+# Trainer adds these to every evaluation's log; they are no metric.
+NOT_METRICS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time", "jit_compilation_time")
+
+
+@dataclass(frozen=True)
+class Field:
+    """A piece of a line: its text, how soon it is left out of a narrow one (0: never), and the colour of its arrow."""
+
+    text: str
+    leave: int = 0
+    colour: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """The numbers of one training line; None leaves the field out. Memory in bytes, eta in seconds."""
+
+    step: int
+    total: int
+    loss: float
+    last_loss: float | None = None
+    epoch: float | None = None
+    learning_rate: float | None = None
+    grad_norm: float | None = None
+    samples_per_second: float | None = None
+    memory: int | None = None
+    peak: int | None = None
+    eta: float | None = None
+
+
+def arrow(now: float, last: float | None, *, drawn: bool = True) -> str:
+    """▲ or ▼ (^ or v where those cannot be drawn) as a value rose or fell, `=` if it stayed, a space at the first."""
+    if last is None or not math.isfinite(now) or not math.isfinite(last):
+        return " "
+    up, down = "▲▼" if drawn else "^v"
+    return up if now > last else down if now < last else "="
+
+
+def step_fields(row: Step, *, drawn: bool = True) -> list[Field]:
+    """The fields of a training line, left to right."""
+    colour = _judge(row.loss, row.last_loss, greater_is_better=False)
+    fields = [Field(_place("step", row.step, row.total))]
+    if row.epoch is not None:
+        fields.append(Field(f"epoch {row.epoch:5.2f}", leave=2))
+    fields.append(Field(f"loss {row.loss:7.4f} {arrow(row.loss, row.last_loss, drawn=drawn)}", colour=colour))
+    if row.learning_rate is not None:
+        fields.append(Field(f"lr {row.learning_rate:.2e}", leave=3))
+    if row.grad_norm is not None:
+        small = abs(row.grad_norm) < 10_000 or not math.isfinite(row.grad_norm)
+        fields.append(Field(f"grad {row.grad_norm:{'7.2f' if small else '7.1e'}}", leave=1))
+    if row.samples_per_second is not None:
+        fields.append(Field(f"{row.samples_per_second:6.1f} samples/s", leave=5))
+    if row.memory is not None:
+        small = max(row.memory, row.peak or 0) < GIB / 10
+        size, unit, digits = (2**20, "MiB", 0) if small else (GIB, "GiB", 2)
+        peak = f"/{row.peak / size:.{digits}f}" if row.peak is not None else ""
+        fields.append(Field(f"{row.memory / size:.{digits}f}{peak} {unit}", leave=4))
+    if row.eta is not None:
+        fields.append(Field(f"eta {clock(row.eta)}", leave=6))
+    return fields
+
+
+def eval_fields(
+    logs: Mapping[str, object],
+    last: Mapping[str, object],
+    *,
+    step: int,
+    total: int,
+    main_metric: str | None = None,
+    greater_is_better: bool = True,
+    drawn: bool = True,
+) -> list[Field]:
+    """The fields of an evaluation line, from Trainer's log of it and the log of the evaluation before (or {})."""
+    fields = [Field(_place("eval", step, total))]
+    if isinstance(epoch := logs.get("epoch"), (int, float)):
+        fields.append(Field(f"epoch {epoch:5.2f}", leave=2))
+    measures = evaluated(logs)
+    for name in sorted(measures, key=lambda name: (name != "loss", name != main_metric)):
+        value = measures[name]
+        before = last.get(f"eval_{name}")
+        earlier = float(before) if isinstance(before, (int, float)) else None
+        if name == "loss":
+            text = f"loss {value:7.4f} {arrow(value, earlier, drawn=drawn)}"
+            fields.append(Field(text, colour=_judge(value, earlier, greater_is_better=False)))
+        elif name == main_metric:
+            text = f"{name} {value:.4f} {arrow(value, earlier, drawn=drawn)}"
+            fields.append(Field(text, colour=_judge(value, earlier, greater_is_better=greater_is_better)))
+        else:
+            fields.append(Field(f"{name} {value:.4f}", leave=1))
+    if isinstance(seconds := logs.get("eval_runtime"), (int, float)):
+        fields.append(Field(f"{seconds:.1f} s", leave=3))
+    return fields
+
+
+def evaluated(logs: Mapping[str, object]) -> dict[str, float]:
+    """The metrics of an evaluation's log, without `eval_`, loss first, and without Trainer's timings."""
+    found = {
+        key.removeprefix("eval_"): float(value)
+        for key, value in logs.items()
+        if key.startswith("eval_") and isinstance(value, (int, float)) and not key.endswith(NOT_METRICS)
+    }
+    return {name: found[name] for name in sorted(found, key=lambda name: name != "loss")}
+
+
+def fit(fields: list[Field], width: int | None) -> list[Field]:
+    """The fields that fit into `width` columns (None: no limit), the least wanted left out first."""
+    kept = list(fields)
+    while width is not None and len(line(kept)) > width and any(field.leave for field in kept):
+        # Of fields that are wanted as little the last goes first: overall measures stand before those of a class.
+        kept.remove(min((field for field in reversed(kept) if field.leave), key=lambda field: field.leave))
+    return kept
+
+
+def line(fields: list[Field]) -> str:
+    """The fields as one line of plain text."""
+    return GAP.join(field.text for field in fields).rstrip()
+
+
+def _place(kind: str, step: int, total: int) -> str:
+    return f"{kind} {step:>{len(str(total))}}/{total}" if total else kind
+
+
+def _judge(now: float, last: float | None, *, greater_is_better: bool) -> str:
+    if not math.isfinite(now):
+        return "bold red"
+    if last is None or now == last or not math.isfinite(last):
+        return ""
+    return "green" if (now > last) == greater_is_better else "yellow"

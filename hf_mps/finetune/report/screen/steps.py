@@ -1,0 +1,205 @@
+"""One line for each logging step and each evaluation, and a bar below them on a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TextIO
+
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+
+from hf_mps.finetune.report.screen import rows
+from hf_mps.finetune.report.screen.numbers import clock as clock_text
+from hf_mps.finetune.report.screen.numbers import say, takes, terminal
+from hf_mps.finetune.report.screen.tables import note
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+Memory = Callable[[], "tuple[int, int | None] | None"]
+
+
+class StepLines(TrainerCallback):  # type: ignore[misc]
+    """Prints training as it goes; use it as a context manager, so that a Ctrl-C leaves the terminal as it was.
+
+    `memory()` returns (bytes now, bytes at peak or None) or None; `stream` defaults to stdout; `clock` is in seconds.
+    Each training entry of the Trainer's log_history gains `samples_per_second`, `memory_bytes`, `peak_memory_bytes`.
+    Samples per second leave the time of evaluations and checkpoints out; the ETA counts it.
+    """
+
+    def __init__(
+        self,
+        *,
+        memory: Memory | None = None,
+        main_metric: str | None = None,
+        greater_is_better: bool = True,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._memory = memory
+        self._main = main_metric
+        self._greater = greater_is_better
+        self._stream = stream or sys.stdout
+        self._console = terminal(self._stream)
+        self._drawn = takes(self._stream)
+        self._clock = clock
+        self._last_loss: float | None = None
+        self._last_eval: dict[str, Any] = {}
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._eval_task: TaskID | None = None
+        self._begun = self._mark = self._clock()
+        self._first_step = self._logged_step = 0
+        self._trained = 0.0  # seconds in training steps since the last line
+
+    def attach(self, trainer: Any) -> StepLines:
+        """Take the place of Trainer's own printer or tqdm bar, and return self."""
+        for theirs in (PrinterCallback, ProgressCallback):
+            trainer.pop_callback(theirs)
+        trainer.add_callback(self)
+        return self
+
+    def __enter__(self) -> StepLines:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def note(self, line: str) -> None:
+        """Print what a guard did or a sentinel found, above the bar where there is one."""
+        note(line, stream=self._stream, console=self._console)
+
+    def close(self) -> None:
+        """Take the bar off the terminal; safe to call twice."""
+        if self._bar is not None:
+            self._bar.stop()
+        self._bar = self._task = self._eval_task = None
+
+    # Trainer's events, in the order in which they come.
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._begun = self._mark = self._clock()
+        self._first_step = self._logged_step = state.global_step  # above 0 where a run is resumed
+        self._trained = 0.0
+        if self._console is not None and state.is_world_process_zero:
+            self._open_bar(state)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        now = self._clock()
+        self._trained += now - self._mark
+        self._mark = now
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=state.global_step, eta=clock_text(self._eta(state) or 0.0))
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        logs = logs or {}
+        if "loss" in logs:
+            self._log_step(args, state, logs)
+        elif rows.evaluated(logs):
+            fields = rows.eval_fields(
+                logs,
+                self._last_eval,
+                step=state.global_step,
+                total=state.max_steps,
+                main_metric=self._main,
+                greater_is_better=self._greater,
+                drawn=self._drawn,
+            )
+            self._last_eval = dict(logs)
+            self._show(state, fields)
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **_: Any) -> None:
+        if self._bar is None:
+            return
+        if self._eval_task is None:
+            self._eval_task = self._bar.add_task("evaluating", total=_length(eval_dataloader), eta="")
+        self._bar.advance(self._eval_task)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._bar is not None and self._eval_task is not None:
+            self._bar.remove_task(self._eval_task)
+        self._eval_task = None
+        self._mark = self._clock()
+
+    on_predict = on_evaluate
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._mark = self._clock()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.close()
+
+    # What they print.
+
+    def _log_step(self, args: Any, state: Any, logs: dict[str, Any]) -> None:
+        used = self._memory() if self._memory is not None else None
+        steps = state.global_step - self._logged_step
+        samples = steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        row = rows.Step(
+            step=state.global_step,
+            total=state.max_steps,
+            loss=float(logs["loss"]),
+            last_loss=self._last_loss,
+            epoch=logs.get("epoch"),
+            learning_rate=logs.get("learning_rate"),
+            grad_norm=logs.get("grad_norm"),
+            samples_per_second=samples / self._trained if self._trained > 0 and samples > 0 else None,
+            memory=used[0] if used else None,
+            peak=used[1] if used else None,
+            eta=self._eta(state),
+        )
+        self._remember(state, row)
+        self._last_loss, self._logged_step, self._trained = row.loss, state.global_step, 0.0
+        self._show(state, rows.step_fields(row, drawn=self._drawn))
+
+    def _remember(self, state: Any, row: rows.Step) -> None:
+        # The report draws memory and throughput over the steps, and log_history is what a checkpoint keeps of them.
+        if not state.log_history or state.log_history[-1].get("step") != row.step:
+            return
+        kept = {
+            "samples_per_second": row.samples_per_second,
+            "memory_bytes": row.memory,
+            "peak_memory_bytes": row.peak,
+        }
+        state.log_history[-1].update({name: value for name, value in kept.items() if value is not None})
+
+    def _eta(self, state: Any) -> float | None:
+        done = state.global_step - self._first_step
+        if done <= 0 or state.max_steps <= 0:
+            return None
+        return float((self._clock() - self._begun) / done * (state.max_steps - state.global_step))
+
+    def _show(self, state: Any, fields: list[rows.Field]) -> None:
+        if not state.is_world_process_zero:
+            return
+        if self._console is None:
+            say(self._stream, rows.line(rows.fit(fields, rows.WIDEST)))
+            return
+        from rich.text import Text
+
+        kept = rows.fit(fields, self._console.width)
+        texts = [Text(field.text, style=field.colour) for field in kept]
+        self._console.print(Text(rows.GAP).join(texts), no_wrap=True, overflow="crop", soft_wrap=False)
+
+    def _open_bar(self, state: Any) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None, complete_style="cyan", finished_style="cyan"),
+            MofNCompleteColumn(),
+            TextColumn("eta {task.fields[eta]}", style="dim"),
+            console=self._console,
+            transient=True,  # the lines above tell it all
+            expand=True,
+        )
+        self._task = self._bar.add_task("training", total=state.max_steps, completed=state.global_step, eta="--:--")
+        self._bar.start()
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:  # a streamed data set has no length
+        return None

@@ -1,0 +1,166 @@
+"""The header before a run and the table after it: boxed on a terminal, plain aligned lines otherwise."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from hf_mps.core import status
+from hf_mps.finetune.report.screen.numbers import duration, memory, say, terminal
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hf_mps.finetune.report import Expectation
+
+Rows = list[tuple[str, ...]]
+WIDE = 100
+"""Columns from which on reasons have a column of their own; in a narrower terminal each follows its value."""
+
+
+def header(rows: Iterable[tuple[str, Any, str]], *, title: str = "hf_mps", stream: TextIO | None = None) -> None:
+    """Print what a run has decided: each row is a name, its value and the reason (may be empty). Default: stdout."""
+    status.over()
+    stream = stream or sys.stdout
+    cells: Rows = [tuple(" ".join(str(cell).split()) for cell in row) for row in rows]
+    if console := terminal(stream):
+        _draw_header(console, title, cells)
+        return
+    say(stream, title)
+    for line in aligned(cells):
+        say(stream, f"  {line}")
+
+
+def note(line: str, *, stream: TextIO | None = None, console: Console | None = None) -> None:
+    """Print one line that a run did not ask for: what a guard did, what a sentinel found. Default stream: stdout."""
+    stream = stream or sys.stdout
+    console = console or terminal(stream)
+    if console is None:
+        say(stream, f"note  {line}")
+        return
+    from rich.text import Text
+
+    console.print(Text("note  ", style="yellow").append(line, style="default"))
+
+
+def final_table(
+    metrics: Mapping[str, float],
+    *,
+    baseline: Mapping[str, float] | None = None,
+    baseline_is: str = "",
+    expectation: Expectation | None = None,
+    seconds: float | None = None,
+    samples_per_second: float | None = None,
+    peak_memory: int | None = None,
+    notes: Sequence[tuple[str, str]] = (),
+    files: Sequence[str | Path] = (),
+    stream: TextIO | None = None,
+) -> None:
+    """Print how a run ended: metrics against the baseline, training seconds, samples/s, peak bytes, notes, files.
+
+    Whatever is None or empty leaves no line. Default stream: stdout.
+    """
+    stream = stream or sys.stdout
+    cells: Rows = [
+        (name, f"{value:.4f}", f"{baseline[name]:.4f}" if baseline and name in baseline else "")
+        for name, value in metrics.items()
+    ]
+    cost = [duration(seconds)] if seconds is not None else []
+    cost += [f"{samples_per_second:.1f} samples/s"] if samples_per_second is not None else []
+    cost += [f"{memory(peak_memory)} at peak"] if peak_memory is not None else []
+    below: Rows = [("baseline", baseline_is)] if baseline and baseline_is else []
+    below += [("expected", str(expectation))] if expectation else []
+    below += [("training", ", ".join(cost))] if cost else []
+    below += notes
+    below += [("written" if not index else "", str(file)) for index, file in enumerate(files)]
+    if console := terminal(stream):
+        _draw_final(console, cells, below, failed=expectation is not None and not expectation.met)
+        return
+    heads: Rows = [("metric", "this run", "baseline" if baseline else "")]
+    for line in [*aligned(heads + cells, right=(1, 2)), *aligned(below)]:
+        say(stream, line)
+
+
+def comparison(
+    title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], files: Sequence[str], stream: TextIO | None = None
+) -> None:
+    """Print a table of runs under its title, with the files that hold it; a row may have a remark behind its cells."""
+    stream = stream or sys.stdout
+    wide = max((len(row) for row in rows), default=len(heads))
+    heads = [*heads, *[""] * (wide - len(heads))]
+    cells: Rows = [(*row, *[""] * (wide - len(row))) for row in rows]
+    if console := terminal(stream):
+        _draw_comparison(console, title, heads, cells)
+    else:
+        say(stream, title)
+        for line in aligned([tuple(heads), *cells]):
+            say(stream, line)
+    for line in aligned([("written" if not index else "", file) for index, file in enumerate(files)]):
+        say(stream, line)
+
+
+def aligned(rows: Rows, *, right: Sequence[int] = (), widest: int = 40) -> Iterator[str]:
+    """The rows as lines, two spaces between columns; a cell wider than `widest` pushes its own line only."""
+    columns = max(map(len, rows), default=0)
+    widths = [
+        max((len(row[i]) for row in rows if i < len(row) and len(row[i]) <= widest), default=0) for i in range(columns)
+    ]
+    for row in rows:
+        cells = [cell.rjust(widths[i]) if i in right else cell.ljust(widths[i]) for i, cell in enumerate(row)]
+        yield "  ".join(cells).rstrip()
+
+
+def _draw_header(console: Console, title: str, rows: Rows) -> None:
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    narrow = console.width < WIDE
+    grid.add_column(overflow="fold", max_width=None if narrow else console.width * 2 // 5)
+    if not narrow:
+        grid.add_column(style="dim", overflow="fold")
+    for name, value, reason in rows:
+        cells = [Text(name), Text(value, style="cyan")]  # Text, not str: a path may hold [brackets], rich's markup
+        if narrow and reason:
+            cells[1].append(f"  {reason}", style="dim default")
+        grid.add_row(*cells, *([] if narrow else [Text(reason)]))
+    console.print(Panel(grid, title=Text(title, style="bold"), title_align="left", border_style="dim", expand=False))
+
+
+def _draw_comparison(console: Console, title: str, heads: Sequence[str], rows: Rows) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", box=box.ROUNDED, border_style="dim", header_style="dim")
+    for head in heads:
+        table.add_column(Text(head))
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row), style="bold" if row[-1] == "best" else "")
+    console.print(table)
+
+
+def _draw_final(console: Console, metrics: Rows, notes: Rows, *, failed: bool) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.ROUNDED, border_style="dim", header_style="dim")
+    table.add_column("metric", style="bold")
+    table.add_column("this run", justify="right", style="cyan")
+    with_baseline = any(row[2] for row in metrics)
+    if with_baseline:
+        table.add_column("baseline", justify="right")
+    for row in metrics:
+        table.add_row(*(Text(cell) for cell in (row if with_baseline else row[:2])))
+    console.print(table)
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in notes:
+        grid.add_row(name, Text(value, style="bold red" if failed and name == "expected" else ""))
+    console.print(grid)

@@ -1,0 +1,44 @@
+"""Keeps a Mac from going to sleep while a run goes on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from hf_mps.core.choice import Choice
+from hf_mps.device import machine
+
+PROGRAM = "caffeinate"
+
+
+def decide() -> Choice[str] | None:
+    """That sleep is held off, and how; None on a machine without macOS's program for it, which is no Mac."""
+    if not machine.present().mac or shutil.which(PROGRAM) is None:
+        return None
+    return Choice("held off", f"{PROGRAM} -is, until the run ends")
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Hold sleep off as long as the context lasts; where `decide` says nothing, do nothing.
+
+    -i keeps the system from idle sleep, -s from any on mains power, -w ends the program with this process however it
+    ends (man caffeinate). A process group of its own: a Ctrl-C in the terminal is for the run, which saves first.
+    """
+    if decide() is None:
+        yield
+        return
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(
+        [PROGRAM, "-is", "-w", str(os.getpid())], stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
+    )
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait()

@@ -1,0 +1,72 @@
+"""What the runner hangs into Trainer's loop: a stop on a loss that is no number, and a clock of training alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from hf_mps.guards.sentinels.non_finite import refuse
+
+
+def lower_rate(now: float) -> str:
+    """What to do about a loss that is NaN or infinite, in a recipe's words."""
+    return f"a lower training.learning_rate (now {now:g}), or training.max_grad_norm=1"
+
+
+class FiniteLoss(TrainerCallback):  # type: ignore[misc]
+    """Stops the run (RunError) at the first logged loss or gradient norm that is no number, in a recipe's words.
+
+    On every device; the sentinel, which `training.train` lets stop the run too, sees what is not logged.
+    """
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        refuse(args, state, logs, lower_rate(args.learning_rate))
+
+
+class Stopwatch(TrainerCallback, ExportableState):  # type: ignore[misc]
+    """Seconds of training steps, without evaluations and checkpoints, over every part of a run that was stopped.
+
+    Each checkpoint holds them among the states of callbacks (trainer_state.json), so that a kill loses what came after
+    the last one alone. `first_step` is the step that they count from: above 0 where an older checkpoint holds none.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.first_step = 0
+        self._mark = 0.0
+
+    def state(self) -> dict[str, Any]:
+        """As Trainer stores it."""
+        return {"args": {}, "attributes": {"seconds": self.seconds, "first_step": self.first_step}}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        name = type(self).__name__
+        stored = state.stateful_callbacks.get(name) if state.global_step else None
+        before = stored["attributes"] if stored else {"seconds": 0.0, "first_step": state.global_step}
+        self.seconds, self.first_step = before["seconds"], before["first_step"]
+        state.stateful_callbacks.setdefault(name, self.state())  # Trainer saves those alone that stand there
+        self._mark = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        now = time.perf_counter()
+        self.seconds += now - self._mark
+        self._mark = now
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._mark = time.perf_counter()
+
+    on_save = on_evaluate
+
+
+class Epochs(TrainerCallback):  # type: ignore[misc]
+    """Tells `begin` the number of each epoch before its first row is read, also where a resumed run goes on in one."""
+
+    def __init__(self, begin: Callable[[int], None]) -> None:
+        self._begin = begin
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._begin(int(state.epoch or 0))  # a fraction where the run goes on within an epoch

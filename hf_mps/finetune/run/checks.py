@@ -1,0 +1,116 @@
+"""Options of `training` that this run would ignore or cannot do, refused before anything is made."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from hf_mps.core.errors import UserError, nearest
+from hf_mps.finetune.models.checkpoint import Checkpoint
+from hf_mps.guards.platform.cuda_optimizer import reason_against
+
+# The folders that Hugging Face's libraries keep rows and models in, where the environment names them.
+CACHES = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE")
+
+# Where the package that a tracker of Trainer's needs is not called like the tracker.
+PIP = {"azure_ml": "azureml-mlflow mlflow", "comet_ml": "comet-ml", "kubeflow": "kubeflow-trainer"}
+
+
+def refuse_impossible(said: dict[str, Any], device_type: str) -> None:
+    """Raise UserError for an option of `training` that the present device would ignore or cannot do."""
+    where = f"the device is {device_type}"
+    if said.get("tf32") and device_type != "cuda":
+        raise UserError(f"training.tf32: it is a mode of NVIDIA's tensor cores and {where}; leave it out")
+    if said.get("use_liger_kernel") and device_type != "cuda":
+        raise UserError(f"training.use_liger_kernel: its kernels are for CUDA and {where}; leave it out")
+    if said.get("dataloader_pin_memory") and device_type != "cuda":
+        raise UserError(
+            f"training.dataloader_pin_memory: only CUDA copies from pinned memory and {where}; leave it out"
+        )
+    resumed = said.get("resume_from_checkpoint")
+    if resumed is not None and not (Path(resumed).expanduser() / "trainer_state.json").is_file():
+        raise UserError(
+            f"training.resume_from_checkpoint: {resumed} is no whole checkpoint; allowed: a run's checkpoint-N folder"
+        )
+    optimizer = str(said.get("optim", ""))
+    against = reason_against(optimizer) if device_type == "mps" else ""
+    if against:
+        raise UserError(f"training.optim={optimizer}: {against}; allowed: adamw_torch, sgd, adafactor, …")
+    _refuse_trackers(said.get("report_to"))
+
+
+def refuse_early_stopping(said: dict[str, Any], patience: int | None) -> None:
+    """Raise UserError for an `early_stopping_patience` that the training's own options leave without effect."""
+    if patience is None:
+        return
+    for key, value in (("eval_strategy", "no"), ("save_strategy", "no"), ("load_best_model_at_end", False)):
+        if said.get(key) == value:
+            words = f"training.{key}={str(value).lower()}"
+            raise UserError(
+                f"early_stopping_patience: it compares evaluations and keeps the best checkpoint, and {words};"
+                f" leave one of them out"
+            )
+
+
+def refuse_another_type(said: str | None, source: Checkpoint) -> None:
+    """Raise UserError for a recipe's `model_type` that is not what the checkpoint's own configuration says.
+
+    Reads the configuration of a folder; that of a hub id is the hub's.
+    """
+    if said is None or not source.local:
+        return
+    try:
+        own = json.loads((Path(source.place) / "config.json").read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError):
+        return  # told, with the reason, where the model is loaded
+    if own is not None and own != said:
+        raise UserError(f"model_type is {said}, and {source.said} holds a {own}; leave model_type out")
+
+
+def refuse_unknown_operators(named: Sequence[str]) -> None:
+    """Raise UserError for a name in a recipe's `fallback` that the libraries which are imported by now do not have."""
+    from torch import _C
+
+    known = set(_C._dispatch_get_all_op_names()) if named else set()
+    bare = {name.partition(".")[0] for name in known}
+    for name in named:
+        if name not in known and name not in bare:
+            which = f"which is no operator of PyTorch {metadata.version('torch')}{nearest(name, bare)}"
+            raise UserError(
+                f"fallback has '{name}', {which}; next: hf-mps audit RECIPE, which lists those that fall back"
+            )
+
+
+def refuse_caches() -> None:
+    """Raise UserError for a cache of Hugging Face's libraries, as the environment names it, that cannot be made."""
+    named = [name for name in CACHES if os.environ.get(name)]
+    for name in named:
+        path = Path(os.environ[name]).expanduser()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"{name} is {path}, which cannot be made: {error.strerror}; allowed: a folder that can be written"
+            ) from error
+
+
+def _refuse_trackers(asked: Any) -> None:
+    """Raise UserError for a tracker that Trainer does not know, or whose package is not installed."""
+    wanted = [asked] if isinstance(asked, str) else list(asked or ())
+    if wanted in ([], ["none"], ["all"]):
+        return
+    from transformers.integrations import integration_utils as theirs
+
+    known = sorted(theirs.INTEGRATION_TO_CALLBACK)
+    # Flyte's is the one that the library's own list of what is installed leaves out.
+    installed = {*theirs.get_available_reporting_integrations(), "flyte"}
+    for name in wanted:
+        if name not in known:
+            allowed = f"none, all, {', '.join(known)}"
+            raise UserError(f"training.report_to is '{name}'; allowed: {allowed}{nearest(name, known)}")
+        if name not in installed:
+            raise UserError(f"training.report_to={name}: it is not installed; next: pip install {PIP.get(name, name)}")

@@ -1,0 +1,112 @@
+"""What can end a run that was asked for rightly, each told in one line: a full disk, no memory, a missing operator."""
+
+from __future__ import annotations
+
+import errno
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hf_mps.core.checkpoint_files import torn
+from hf_mps.device import memory
+
+RESULTS = "results.json"
+FULL = {
+    errno.ENOSPC: "no space is left on the disk",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "a file grew over the limit for one file",
+    errno.EROFS: "the disk is read-only",
+    errno.EACCES: "permission is denied",
+}
+# torch.save's C++ writer and safetensors' Rust wrap the system's error; these are the words that are left of it.
+WRITER = ("PytorchStreamWriter failed", "unexpected pos ")
+MEMORY = (*memory.REFUSALS, "out of memory", "not enough memory: you tried to allocate")
+LAST = "trainer_state.json"
+"""The file that Trainer writes last of all into a checkpoint."""
+# Trainer, after an evaluation: SQuAD 2.0 has no NoAns_f1 where every question has an answer.
+NO_NUMBER = re.compile(r"metric_for_best_model` training argument is set to '(?:eval_)?([^']+)'")
+NO_KERNEL = re.compile(r"The operator '([\w:.]+)' is not currently implemented for the MPS device")
+
+
+def in_words(error: BaseException) -> str | None:
+    """One clause for a failure of the machine, or None where the error is of another kind."""
+    for cause in _chain(error):
+        text = str(cause)
+        if isinstance(cause, OSError) and cause.errno in FULL:
+            return FULL[cause.errno] + (f": {cause.filename}" if cause.filename else "")
+        wrapped = re.search(r"\(os error (\d+)\)", text)
+        if wrapped and int(wrapped.group(1)) in FULL:
+            return FULL[int(wrapped.group(1))]
+        if isinstance(cause, RuntimeError) and any(words in text for words in WRITER):
+            return "a file could not be written whole, as on a full disk"
+        if type(cause).__name__ == "OutOfMemoryError" or (
+            isinstance(cause, RuntimeError) and any(w in text for w in MEMORY)
+        ):
+            return f"out of memory: {text.strip().splitlines()[0]}"
+        if isinstance(cause, MemoryError):
+            return "out of memory: the system has none left"
+        if isinstance(cause, NotImplementedError) and (operator := NO_KERNEL.search(text)):
+            way_on = "PYTORCH_ENABLE_MPS_FALLBACK=1 and the same command"
+            return f"the operator {operator.group(1)} has no Metal kernel; next: {way_on}"
+        if isinstance(cause, KeyError) and (number := NO_NUMBER.search(text)):
+            return f"no row of the evaluation gives {number.group(1)}, which training.metric_for_best_model names"
+    return None
+
+
+@contextmanager
+def costs_itself_alone(part: str) -> Iterator[None]:
+    """Tell a failure inside in one line on stderr and go on: `part` only tells of results, which are safe by then."""
+    try:
+        yield
+    except Exception as error:
+        text = str(error).strip()
+        words = in_words(error) or f"{type(error).__name__}{f': {text.splitlines()[0]}' if text else ''}"
+        print(f"hf-mps: {part} is left out: {words}; the model and {RESULTS} are there", file=sys.stderr)
+
+
+def place_of_cache(error: BaseException) -> str:
+    """A clause for a full disk before a run has a folder: where rows are kept meanwhile, and what moves that.
+
+    Arrow and `datasets` raise the system's error without the file's name.
+    """
+    import datasets
+
+    if not any(isinstance(cause, OSError) and cause.errno in FULL for cause in _chain(error)):
+        return ""
+    cache = Path(datasets.config.HF_DATASETS_CACHE)
+    named = any(getattr(cause, "filename", None) for cause in _chain(error))
+    return f"{'' if named else f': {cache}'}; next: room there, or HF_HOME=FOLDER on another disk"
+
+
+def checkpoints(output_dir: Path) -> list[Path]:
+    """The whole checkpoints below `output_dir`, oldest first."""
+    return [path for path in _numbered(output_dir) if torn(path, LAST) is None]
+
+
+def skipped(output_dir: Path) -> str:
+    """In a clause, the torn checkpoints that are newer than every whole one, or an empty string."""
+    clauses = []
+    for path in reversed(_numbered(output_dir)):
+        wrong = torn(path, LAST)
+        if wrong is None:
+            break
+        clauses.append(f"{path.name} is torn ({wrong})")
+    return "; ".join(clauses)
+
+
+def _numbered(output_dir: Path) -> list[Path]:
+    """Trainer's checkpoint folders, oldest first."""
+    found = [path for path in output_dir.glob("checkpoint-*") if path.name.rpartition("-")[2].isdigit()]
+    return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and what caused it, innermost last; each once."""
+    seen: set[int] = set()
+    here: BaseException | None = error
+    while here is not None and id(here) not in seen:
+        seen.add(id(here))
+        yield here
+        here = here.__cause__ or here.__context__

@@ -1,0 +1,85 @@
+"""Keeps the libraries' own bars, reports and standing advice off the screen; real warnings stay."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hf_mps.core.muted_warnings import ignoring
+
+# Said at every run, about what the runner does on purpose; each is matched at its beginning.
+KNOWN_ADVICE = (
+    "The tokenizer has new PAD/BOS/EOS tokens",
+    "`loss_type=None` was set in the config",  # by no one: GPT-2's class name alone tells transformers no loss
+    "mtime may not be reliable on this filesystem",  # checkpoints are told apart by their numbers instead
+)
+# What a library says of another's use of a name: peft and TRL still ask models for `is_gradient_checkpointing`.
+DEPRECATED = r"`.*gradient_checkpointing\w*`.* deprecated"
+
+
+class _NoAdvice(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith(KNOWN_ADVICE)
+
+
+@contextmanager
+def no_bars() -> Iterator[None]:
+    """Switch off the bars of transformers, datasets and huggingface_hub, and known advice; put all back after."""
+    import datasets
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from transformers.utils import logging as transformers_logging
+
+    bars = (
+        transformers_logging.is_progress_bar_enabled(),
+        not datasets.are_progress_bars_disabled(),
+        not are_progress_bars_disabled(),
+    )
+    handlers = transformers_logging._get_library_root_logger().handlers
+    advice = _NoAdvice()
+    transformers_logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    if not sys.stderr.isatty():  # a person who waits for a download wants to see it
+        disable_progress_bars()
+    for handler in handlers:
+        handler.addFilter(advice)
+    try:
+        with ignoring(FutureWarning, DEPRECATED):
+            yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(advice)
+        for was_on, enable in zip(
+            bars,
+            (transformers_logging.enable_progress_bar, datasets.enable_progress_bars, enable_progress_bars),
+            strict=True,
+        ):
+            if was_on:
+                enable()
+
+
+@contextmanager
+def errors_only() -> Iterator[None]:
+    """Let transformers log errors alone: around loading, whose report of new weights the header gives in our words."""
+    from transformers.utils import logging as transformers_logging
+
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+
+
+@contextmanager
+def datasets_silent() -> Iterator[None]:
+    """Keep `datasets` from logging an error that is about to be told in one line."""
+    import datasets
+
+    level = datasets.logging.get_verbosity()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    try:
+        yield
+    finally:
+        datasets.logging.set_verbosity(level)

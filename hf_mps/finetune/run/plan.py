@@ -1,0 +1,202 @@
+"""What a run decides before it trains, each with its reason; the user's own word in `training` always wins."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.recipe.schema import Recipe
+from hf_mps.finetune.run import best as best_metric
+from hf_mps.finetune.run.checks import refuse_early_stopping, refuse_impossible
+from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.text import buckets as batches
+
+SAID = "the recipe says so"
+BATCH = 32
+ROWS_SHOWN = 50
+# The rows that a person reads first.
+FIRST = ("smoke", "model", "data", "device", "precision", "batch", "lengths", "steps")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`choices` in the order in which a header shows them; `arguments` are TrainingArguments' keywords."""
+
+    device: Choice[str]
+    choices: dict[str, Choice[Any]]
+    arguments: dict[str, Any]
+
+    def shown(self) -> dict[str, Choice[Any]]:
+        """Every choice, as the header and results.json have them."""
+        every = {"device": self.device, **self.choices}
+        return {name: every[name] for name in (*FIRST, *every) if name in every}
+
+
+def device(recipe: Recipe) -> Choice[str]:
+    """The device of a run: the layer's choice, or the CPU where the recipe says `use_cpu`. Imports torch.
+
+    Raises UserError where HF_MPS_DEVICE and the recipe contradict each other.
+    """
+    import hf_mps.device
+    from hf_mps.core import settings
+
+    if recipe.training.get("use_cpu"):
+        if (wanted := settings.device()) not in (None, "cpu"):
+            raise UserError(
+                f"training.use_cpu is true and HF_MPS_DEVICE={wanted} asks for another device; give one of them"
+            )
+        return Choice("cpu", "training.use_cpu in the recipe")
+    return hf_mps.device.choose()
+
+
+def decide(recipe: Recipe, prepared: Prepared, chosen: Choice[str], output: Choice[Path]) -> Plan:
+    """Settle everything that the training arguments need for `prepared` on the device `chosen`.
+
+    Raises UserError for an option that the device cannot honour.
+    """
+    said = prepared.arguments_defaults | {key: value for key, value in recipe.training.items() if value is not None}
+    refuse_impossible(said, chosen.value)
+    refuse_early_stopping(said, recipe.early_stopping_patience)
+    choices: dict[str, Choice[Any]] = dict(prepared.choices)
+    choices["precision"], mixed = _precision(said, chosen.value)
+    size = "per_device_train_batch_size"
+    own = "the task's own" if size in prepared.arguments_defaults else "the size that Hugging Face's GLUE examples use"
+    batch = Choice(said.get(size, BATCH), _why(recipe.training, size, own))
+    accumulation = said.get("gradient_accumulation_steps", 1)
+    whole = f"; {accumulation} of them make a step of {batch.value * accumulation} rows" if accumulation > 1 else ""
+    choices["batch"] = Choice(batch.value, batch.reason + whole)
+    # A task whose trainer draws its batches itself says how.
+    choices["sampling"] = choices.get("sampling") or batches.decide(recipe, prepared.token_counts, batch.value)
+    steps = _steps(said, len(prepared.train), batch.value, accumulation)
+    choices["steps"] = steps
+    defaults = {
+        **mixed,
+        "per_device_train_batch_size": batch.value,
+        "per_device_eval_batch_size": max(batch.value, BATCH),
+        **_cadence(said, steps.value, choices),
+        **_kept_model(said, prepared, recipe.early_stopping_patience, choices),
+        **_device_settings(said, chosen.value, prepared, choices),
+        "report_to": "none",
+    }
+    choices["optimizer"] = _optimizer(said)
+    choices["seed"] = Choice(recipe.seed, "the recipe's seed, for weights, order of the rows and dropout")
+    ours = {"output_dir": str(output.value), "seed": recipe.seed, "disable_tqdm": True}
+    ours["use_cpu"] = chosen.value == "cpu"
+    choices["output"] = Choice(str(output.value), output.reason)
+    return Plan(chosen, choices, defaults | said | ours)
+
+
+def _why(said: dict[str, Any], key: str, reason: str) -> str:
+    return SAID if key in said else reason
+
+
+def _precision(said: dict[str, Any], device_type: str) -> tuple[Choice[str], dict[str, Any]]:
+    """fp32, bf16 or fp16, with the arguments that say so to Trainer."""
+    from hf_mps.device import precision
+
+    asked = [name for name in ("bf16", "fp16") if said.get(name)]
+    if len(asked) == 2:
+        raise UserError("training.bf16 and training.fp16 are both true; give one of them")
+    for name in ("bf16", "fp16"):
+        if said.get(name) or said.get(f"{name}_full_eval"):
+            try:
+                found = precision.requested(name, device_type)
+            except UserError as error:
+                raise UserError(f"training.{name}: {error}; leave it out") from error
+    if asked:
+        return Choice(asked[0], found.reason), {}
+    if "bf16" in said or "fp16" in said:
+        return Choice("fp32", SAID), {}
+    default = precision.default(device_type)
+    return default, {default.value: True} if default.value != "fp32" else {}
+
+
+def _steps(said: dict[str, Any], rows: int, batch: int, accumulation: int) -> Choice[int]:
+    """The number of optimizer steps, as Trainer counts them. Raises UserError where no batch is left to train on."""
+    if said.get("dataloader_drop_last") and rows < batch:
+        raise UserError(
+            f"training.dataloader_drop_last leaves nothing to train on: {rows} rows make no batch of {batch}; leave it"
+            " out, or give a smaller training.per_device_train_batch_size"
+        )
+    if said.get("max_steps", -1) > 0:
+        return Choice(said["max_steps"], "max_steps in the recipe")
+    epochs = said.get("num_train_epochs", 3)
+    batches = rows // batch if said.get("dataloader_drop_last") else math.ceil(rows / batch)
+    each = max(1, math.ceil(batches / accumulation))
+    return Choice(math.ceil(epochs * each), f"{epochs:g} epoch{'s' * (epochs != 1)} of {each}, for {rows} rows")
+
+
+def _cadence(said: dict[str, Any], steps: int, choices: dict[str, Choice[Any]]) -> dict[str, Any]:
+    """When to report, to evaluate and to keep a checkpoint."""
+    every = next(n * 10**power for power in range(9) for n in (1, 2, 5) if n * 10**power * ROWS_SHOWN >= steps)
+    settled = {"logging_steps": every, "eval_strategy": "epoch", "save_strategy": "epoch", "save_total_limit": 2}
+    if "save_total_limit" not in said and said.get("save_strategy") == "no":
+        del settled["save_total_limit"]
+    choices["evaluation"] = Choice(
+        said.get("eval_strategy", "epoch"), _why(said, "eval_strategy", "the default: after each epoch")
+    )
+    kept = said.get("save_strategy", "epoch")
+    limit = said.get("save_total_limit", 2)
+    choices["checkpoints"] = Choice(
+        kept, _why(said, "save_strategy", f"the default: after each epoch, the newest {limit} kept")
+    )
+    # The filter replaces a NaN loss by the mean of the others, and waits for the device at every step to do so.
+    settled["logging_nan_inf_filter"] = False
+    reason = "a NaN loss stops the run, and no step waits for the device to look for one"
+    choices["logging_nan_inf_filter"] = Choice(
+        said.get("logging_nan_inf_filter", False), _why(said, "logging_nan_inf_filter", reason)
+    )
+    return settled
+
+
+def _kept_model(
+    said: dict[str, Any], prepared: Prepared, patience: int | None, choices: dict[str, Choice[Any]]
+) -> dict[str, Any]:
+    """Which weights end up in the output folder, and by what the best ones are told."""
+    metric, greater = best_metric.settle(said, prepared)
+    best = said.get("load_best_model_at_end", patience is not None)
+    if patience is not None:
+        choices["early_stopping"] = Choice(f"after {patience} evaluations without a better {metric}", SAID)
+    if best:
+        reason = SAID if "load_best_model_at_end" in said else "early_stopping_patience in the recipe: the best so far"
+        choices["kept_model"] = Choice(f"best by {metric}", reason)
+    else:
+        reason = "the default: the validation rows pick nothing, so their score is fair"
+        choices["kept_model"] = Choice("last", _why(said, "load_best_model_at_end", reason))
+    settled: dict[str, Any] = {"load_best_model_at_end": True} if best else {}
+    if patience is not None:  # a run that goes on has as much patience left as it had
+        settled["restore_callback_states_from_checkpoint"] = True
+    if best or said.get("save_strategy") == "best" or "metric_for_best_model" in said:
+        # Trainer takes every number but a loss for better the greater it is, an error rate too.
+        settled |= {"metric_for_best_model": metric, "greater_is_better": greater}
+        settled |= best_metric.plateau(said, metric, greater)
+    return settled
+
+
+def _device_settings(
+    said: dict[str, Any], device_type: str, prepared: Prepared, choices: dict[str, Choice[Any]]
+) -> dict[str, Any]:
+    """The data loader's settings that depend on the device."""
+    pinned = device_type == "cuda"
+    reason = "CUDA copies faster from pinned memory" if pinned else f"{device_type} cannot use pinned memory"
+    choices["pin_memory"] = Choice(
+        said.get("dataloader_pin_memory", pinned), _why(said, "dataloader_pin_memory", reason)
+    )
+    reason = "the training process prepares its rows itself; training.dataloader_num_workers=2 has others do it ahead"
+    if prepared.token_counts is not None:
+        reason = "tokenised rows are read from memory-mapped files, faster than from another process"
+    choices["workers"] = Choice(said.get("dataloader_num_workers", 0), _why(said, "dataloader_num_workers", reason))
+    return {"dataloader_pin_memory": pinned, "dataloader_num_workers": 0}
+
+
+def _optimizer(said: dict[str, Any]) -> Choice[str]:
+    rate = said.get("learning_rate", 5e-5)
+    if "optim" in said:
+        return Choice(said["optim"], f"{SAID}; learning rate {rate:g}")
+    from transformers import TrainingArguments
+
+    return Choice(str(TrainingArguments.default_optim), f"Trainer's default; learning rate {rate:g}")

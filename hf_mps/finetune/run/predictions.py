@@ -1,0 +1,64 @@
+"""predictions.csv: what the kept model answers on each validation row, and the pictures that a task draws of it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.core.files import plain, write_atomic
+from hf_mps.finetune.run import failures
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.tasks._base import Prepared
+
+FILE = "predictions.csv"
+
+
+@dataclass(frozen=True)
+class Written:
+    """The files beside the model: predictions.csv where the task predicts, and its pictures."""
+
+    predictions: Path | None = None
+    pictures: tuple[Path, ...] = ()
+
+    @property
+    def files(self) -> list[Path]:
+        """All of them, predictions first."""
+        return [*([self.predictions] if self.predictions else []), *self.pictures]
+
+
+def write(output: Path, prepared: Prepared, trainer: Any) -> Written:
+    """Write what the task offers into `output`, each file atomically; pictures that fail cost themselves alone.
+
+    Raises whatever the task's `predict` does, and OSError where the disk refuses.
+    """
+    if prepared.predict is None:
+        return Written()
+    rows = [dict(row) for row in prepared.predict(trainer)]
+    predictions, pictures = write_atomic(output / FILE, text(rows)), []
+    with failures.costs_itself_alone("a picture of the predictions"):
+        drawn = prepared.figures(rows) if prepared.figures is not None else {}
+        pictures = [write_atomic(output / name, png) for name, png in drawn.items()]
+    return Written(predictions, tuple(pictures))
+
+
+def text(rows: Iterable[Mapping[str, Any]]) -> str:
+    """The rows as csv with a header of all their keys; lists and dicts as JSON, a gap where a row has no such key."""
+    rows = list(rows)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    written = io.StringIO()
+    lines = csv.DictWriter(written, names, lineterminator="\n")
+    lines.writeheader()
+    for row in rows:
+        lines.writerow({name: _cell(value) for name, value in row.items()})
+    return written.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    simple = plain(value)
+    return json.dumps(simple, ensure_ascii=False) if isinstance(simple, (list, dict)) else simple

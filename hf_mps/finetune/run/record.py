@@ -1,0 +1,79 @@
+"""What a finished run tells the report, gathered from the recipe, the plan and Trainer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hf_mps import guards
+from hf_mps.device import simulated
+from hf_mps.finetune.recipe import expect
+from hf_mps.finetune.recipe.resolve import Order
+from hf_mps.finetune.report import RunRecord
+from hf_mps.guards import sentinels
+from hf_mps.integrations.trainer_logs import of_training
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.run.plan import Plan
+    from hf_mps.finetune.run.train import Trained
+    from hf_mps.finetune.tasks._base import Prepared
+
+# Trainer's figures about an evaluation, beside the metrics of the model.
+NOT_METRICS = ("epoch", "step", "runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+
+
+def make(order: Order, plan: Plan, prepared: Prepared, trained: Trained) -> RunRecord:
+    """The record of a run whose training ended as `trained`."""
+    trainer, watch = trained.trainer, trained.watch
+    metrics = {name.removeprefix("eval_"): value for name, value in trained.measured.items()}
+    metrics = {name: value for name, value in metrics.items() if not name.endswith(NOT_METRICS)}
+    order_of_report = sorted(metrics, key=lambda name: (name != prepared.metrics.main, name == "loss"))
+    metrics = {name: metrics[name] for name in order_of_report}
+    recipe = order.recipe
+    fell_back = of_training(trainer)
+    fallback = fell_back.as_dict()["operators"] if fell_back else []
+    steps = trainer.state.global_step - watch.first_step
+    # The last batch of an epoch may be short: rows seen are counted in epochs, and Trainer's epoch is a fraction.
+    epochs = (trainer.state.epoch or 0.0) * steps / max(1, trainer.state.global_step)
+    return RunRecord(
+        name=order.name,
+        recipe=recipe.model_dump(exclude_none=True),
+        device=plan.device,
+        simulated=simulated(plan.device.value),
+        choices=plan.shown(),
+        metrics=metrics,
+        main_metric=prepared.metrics.main,
+        greater_is_better=prepared.metrics.greater_is_better,
+        log_history=trainer.state.log_history,
+        train_seconds=watch.seconds,
+        samples_per_second=epochs * len(prepared.train) / watch.seconds if watch.seconds > 0 else 0.0,
+        baseline=prepared.baseline,
+        peak_memory=_peak(trained),
+        fallback=fallback,
+        unexpected_fallback=[one["operator"] for one in fallback if one["operator"] not in recipe.fallback],
+        guards=guards.acted(),
+        sentinels=sentinels.found(),
+        expectation=expect.judge(order, metrics),
+        model=order.smoke.value if order.smoke else recipe.model,
+        dataset=recipe.data.hub,
+        dataset_config=recipe.data.config,
+        dataset_name=_dataset_words(order),
+        pipeline_tag=prepared.pipeline_tag,
+        auto_class=prepared.auto_class,
+        snippet=prepared.snippet,
+        library=prepared.library,
+    )
+
+
+def _peak(trained: Trained) -> int:
+    """The highest memory in bytes, that of the parts before a run went on among it: their log holds theirs."""
+    logged = (entry.get("peak_memory_bytes") or 0 for entry in trained.trainer.state.log_history)
+    return max([trained.peak, *logged])
+
+
+def _dataset_words(order: Order) -> str:
+    data = order.recipe.data
+    if order.smoke:
+        return "made-up rows"
+    if data.generated:
+        return f"generated {data.generated}"
+    return ", ".join(data.files.values()) if data.files else ""

@@ -1,0 +1,272 @@
+"""`--sweep`: one run for each combination of a few values, one after the other, and a table that compares them."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import shlex
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hf_mps.core.errors import RunError, UserError
+from hf_mps.core.files import write_atomic, write_json
+from hf_mps.device.machine import SIMULATED
+from hf_mps.finetune.recipe import resolve as orders
+from hf_mps.finetune.recipe.resolve import Order
+from hf_mps.finetune.report import screen
+from hf_mps.finetune.run import failures, predictions, run_dir, runner
+
+SEED = "seed"
+TABLE = "sweep.json"
+
+
+@dataclass
+class One:
+    """A run of a sweep: its values by key, as they were typed, its folder, and how it ended.
+
+    `metrics` are those of results.json, empty where the run failed; `error` is the line that tells why. `seconds` are
+    no Mac's where `simulated`.
+    """
+
+    values: dict[str, str]
+    order: Order
+    place: Path
+    metrics: dict[str, float] = field(default_factory=dict)
+    seconds: float | None = None
+    simulated: bool | None = None
+    error: str = ""
+
+    @property
+    def words(self) -> str:
+        """The values as a command line has them."""
+        return " ".join(f"{key}={value}" for key, value in self.values.items())
+
+
+@dataclass
+class Sweep:
+    """All runs of a sweep, and the metric that compares them, known once one has ended."""
+
+    name: str
+    place: Path
+    words: tuple[str, ...]
+    runs: list[One]
+    main_metric: str = ""
+    greater_is_better: bool = True
+
+    def groups(self) -> list[tuple[dict[str, str], list[One]]]:
+        """The runs that differ by their seed alone, together; those that failed are left out."""
+        found: dict[tuple[tuple[str, str], ...], list[One]] = {}
+        for one in self.runs:
+            alike = found.setdefault(tuple((key, value) for key, value in one.values.items() if key != SEED), [])
+            alike += [one] if one.metrics else []
+        return [(dict(key), runs) for key, runs in found.items()]
+
+
+def run(name: str, overrides: Sequence[str], axes: Sequence[str], *, fresh: bool = False) -> Sweep:
+    """Run the recipe once for each combination of `axes` (`seed=1,2,3`), and return what came of it.
+
+    Runs lie in `runs/NAME-sweep/VALUES` (or below output_dir), with sweep.csv and sweep.json beside them. The same
+    values, or more, go on with the sweep that lies there; other ones leave its table as it is and lie beside it. One
+    run's failure does not stop the others. Raises UserError, before the first run, for axes and recipes that cannot be;
+    RunError at the end where a run failed.
+    """
+    sweep = plan(name, overrides, axes, fresh=fresh)
+    for number, one in enumerate(sweep.runs, start=1):
+        print(f"run {number} of {len(sweep.runs)}: {one.words}")
+        with _told(sweep, one):
+            _keep(sweep, one, runner.train(one.order))
+        write(sweep)
+        _free_memory()
+    _table(sweep)
+    failed = [one for one in sweep.runs if one.error]
+    if failed:
+        raise RunError(f"{len(failed)} of {len(sweep.runs)} runs failed, first {failed[0].words}: {failed[0].error}")
+    return sweep
+
+
+def plan(name: str, overrides: Sequence[str], axes: Sequence[str], *, fresh: bool = False) -> Sweep:
+    """The runs of a sweep, each validated, none begun. Raises UserError for the first that could not be."""
+    settled = {word.partition("=")[0] for word in overrides}
+    values: dict[str, list[str]] = {}
+    for axis in axes:
+        key, equals, text = axis.partition("=")
+        if not equals or not key:
+            raise UserError(f"--sweep '{axis}' names no values; allowed: KEY=VALUE,VALUE, for example seed=1,2,3")
+        if key in values or key in settled:
+            raise UserError(f"--sweep {key} is given twice; give it once")
+        if key == "output_dir":
+            raise UserError("--sweep output_dir: each run has a folder of its own below one; give output_dir=PATH")
+        values[key] = list(dict.fromkeys(_split(text)))
+    whole = orders.load(name, overrides)
+    every = [dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values())]
+    base = _base(whole, every, fresh=fresh)
+    runs = []
+    for chosen in every:
+        words = [word for word in overrides if not word.startswith("output_dir=")]
+        words += [f"{key}={value}" for key, value in chosen.items()]
+        place = base / _name(chosen)
+        order = orders.load(name, [*words, f"output_dir={json.dumps(str(place))}"])
+        run_dir.choose(order)  # refuses a folder that holds the run of another recipe
+        runs.append(One(chosen, order, place))
+    return Sweep(whole.name, base, (name, *overrides, "--sweep", *axes), runs)
+
+
+def _base(order: Order, every: Sequence[dict[str, str]], *, fresh: bool) -> Path:
+    """The folder of a sweep over the combinations `every`: that of one which they go on with, or one not used yet.
+
+    Raises UserError for a folder that the user named and that holds another sweep.
+    """
+    named = order.recipe.output_dir
+    first = Path(named).expanduser() if named else run_dir.RUNS / f"{order.name}-sweep"
+    if not first.exists():
+        return first
+    there = [] if fresh else [first] if named else reversed(run_dir.numbered(first))
+    for path in there:
+        if all(values in every for values in _swept(path)):
+            return path
+    if named and not fresh:
+        shown = "; ".join(" ".join(f"{key}={value}" for key, value in values.items()) for values in _swept(first)[:4])
+        raise UserError(f"output_dir {first} holds a sweep of other values ({shown}); next: --fresh, or another folder")
+    return run_dir.beside(first)
+
+
+def _swept(path: Path) -> list[dict[str, str]]:
+    """The combinations of the sweep in a folder, none where its table was not written."""
+    try:
+        return [one["values"] for one in json.loads((path / TABLE).read_text(encoding="utf-8"))["runs"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def write(sweep: Sweep) -> list[Path]:
+    """Write sweep.csv, a row for each run, and sweep.json, which has the means over seeds too; return their paths."""
+    rows = [
+        {**one.values, "state": _state(one), **one.metrics, "train_seconds": one.seconds}
+        | {"simulated": one.simulated, "error": one.error}
+        for one in sweep.runs
+    ]
+    content = {
+        "name": sweep.name,
+        "main_metric": sweep.main_metric,
+        "greater_is_better": sweep.greater_is_better,
+        "runs": [
+            {"values": one.values, "folder": str(one.place), "state": _state(one), "metrics": one.metrics}
+            | {"train_seconds": one.seconds, "simulated": one.simulated, "error": one.error or None}
+            for one in sweep.runs
+        ],
+        "groups": [
+            {"values": values, "runs": len(runs), "metrics": {name: _spread(runs, name) for name in _metrics(sweep)}}
+            for values, runs in sweep.groups()
+        ],
+    }
+    sweep.place.mkdir(parents=True, exist_ok=True)
+    return [
+        write_atomic(sweep.place / "sweep.csv", predictions.text(rows)),
+        write_json(sweep.place / TABLE, content),
+    ]
+
+
+@contextmanager
+def _told(sweep: Sweep, one: One) -> Iterator[None]:
+    """Note a run's failure and let the next one begin; a Ctrl-C ends the sweep with the command that goes on."""
+    try:
+        yield
+    except runner.Interrupted as error:
+        write(sweep)
+        way_on = shlex.join(["hf-mps", "finetune", *sweep.words])
+        done = sum(bool(each.metrics) for each in sweep.runs)
+        words = f"interrupted after {done} of {len(sweep.runs)} runs; to go on: {way_on}"
+        raise runner.Interrupted(words, error.exit_code) from error
+    except (RunError, UserError) as error:
+        one.error = str(error)
+        results = one.place / failures.RESULTS
+        if results.is_file():  # a run that ended and missed what its recipe expects
+            _keep(sweep, one, json.loads(results.read_text(encoding="utf-8")))
+        print(f"run failed: {error}")
+
+
+def _keep(sweep: Sweep, one: One, results: dict[str, Any]) -> None:
+    one.metrics, one.seconds = dict(results["metrics"]), results["train_seconds"]
+    one.simulated = results.get("simulated")  # an earlier release left it out
+    sweep.main_metric, sweep.greater_is_better = results["main_metric"], results["greater_is_better"]
+
+
+def _state(one: One) -> str:
+    return "failed" if one.error else "finished" if one.metrics else "not run"
+
+
+def _metrics(sweep: Sweep) -> list[str]:
+    return list(dict.fromkeys(name for one in sweep.runs for name in one.metrics))
+
+
+def _spread(runs: Sequence[One], name: str) -> dict[str, float | None]:
+    """Mean and standard deviation (of a sample, n - 1) of a metric; None where there are too few numbers."""
+    numbers = [one.metrics[name] for one in runs if one.metrics.get(name) is not None]
+    deviation = statistics.stdev(numbers) if len(numbers) > 1 else None
+    return {"mean": statistics.fmean(numbers) if numbers else None, "deviation": deviation}
+
+
+def _table(sweep: Sweep) -> None:
+    """The groups, the best one marked, with mean and deviation of each metric."""
+    names, groups = _metrics(sweep), sweep.groups()
+    scores = [_spread(runs, sweep.main_metric)["mean"] for _, runs in groups]
+    known = [score for score in scores if score is not None]
+    best = (max if sweep.greater_is_better else min)(known) if known else None
+    keys = list(groups[0][0]) if groups else []
+    heads = [*(keys or ["recipe"]), "runs", *names]
+    rows = []
+    for (values, runs), score in zip(groups, scores, strict=True):
+        cells = list(values.values()) or [sweep.name]
+        rows.append([*cells, str(len(runs)), *(_cell(runs, name) for name in names)])
+        if score is not None and score == best and len(groups) > 1:
+            rows[-1].append("best")
+    simulated = SIMULATED if any(one.simulated for one in sweep.runs) else ""
+    title = f"hf_mps sweep of {sweep.name}: {len(sweep.runs)} runs{simulated}"
+    screen.comparison(title, heads, rows, [str(path) for path in write(sweep)])
+
+
+def _cell(runs: Sequence[One], name: str) -> str:
+    found = _spread(runs, name)
+    if found["mean"] is None:
+        return "failed"
+    return f"{found['mean']:.4f}" + (f" ± {found['deviation']:.4f}" if found["deviation"] is not None else "")
+
+
+def _split(text: str) -> list[str]:
+    """The values between commas; those inside brackets, braces or quotes belong to one value."""
+    values, depth, quote = [""], 0, ""
+    for letter in text:
+        if letter == "," and not depth and not quote:
+            values.append("")
+            continue
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        depth += (letter in "[{") - (letter in "]}") if not quote else 0
+        values[-1] += letter
+    if not all(value.strip() for value in values):
+        raise UserError(f"--sweep '{text}' has an empty value between commas; allowed: VALUE,VALUE")
+    return [value.strip() for value in values]
+
+
+def _name(values: dict[str, str]) -> str:
+    """A folder's name for a combination: `learning_rate=1e-5,seed=1`, in letters that every file system takes."""
+    words = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
+    return "".join(letter if letter.isalnum() or letter in "=,.-_" else "_" for letter in words)[:120]
+
+
+def _free_memory() -> None:
+    """Give the device's memory of one run back before the next."""
+    import torch
+
+    gc.collect()
+    if torch.backends.mps.is_available():
+        torch.mps.empty_cache()
+    elif torch.cuda.is_available():
+        torch.cuda.empty_cache()

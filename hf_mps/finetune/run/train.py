@@ -1,0 +1,173 @@
+"""A training from its plan to the numbers that its kept weights reach: transformers' Trainer, or the task's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.core import notices
+from hf_mps.core.errors import RunError, UserError
+from hf_mps.finetune.report import screen
+from hf_mps.finetune.run import optimization
+from hf_mps.finetune.text import buckets
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.run.callbacks import Stopwatch
+    from hf_mps.finetune.run.plan import Plan
+    from hf_mps.finetune.tasks._base import Prepared
+
+# What the constructors of training arguments and trainers raise for options that do not go together.
+REFUSALS = (ValueError, TypeError, ImportError)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished training: its trainer, what Trainer measured of the kept weights, its clock and its peak in bytes."""
+
+    trainer: Any
+    measured: dict[str, float]
+    watch: Stopwatch
+    peak: int
+
+
+def train(
+    plan: Plan,
+    prepared: Prepared,
+    trainer: Any,
+    watch: Stopwatch,
+    checkpoint: Path | None,
+    keep: Callable[[], None],
+) -> Trained:
+    """Train, from `checkpoint` on where there is one, `keep` the model, and measure it; prints a line a logging step.
+
+    Raises RunError for a loss that is NaN or infinite, Stopped where a signal ends it.
+    """
+    from hf_mps.device.memory import Peak
+    from hf_mps.finetune.run.callbacks import lower_rate
+    from hf_mps.finetune.run.interrupt import Interruption
+    from hf_mps.guards.sentinels.non_finite import SENTINEL
+
+    _ends_where_it_ended()
+    peak, interruption = Peak(plan.device.value), Interruption()
+    interruption.trainer = trainer
+    trainer.add_callback(interruption)
+    lines = screen.StepLines(
+        memory=lambda: (peak.sample(), peak.result.value),
+        main_metric=prepared.metrics.main,
+        greater_is_better=prepared.metrics.greater_is_better,
+    )
+    start = str(checkpoint) if checkpoint is not None else trainer.args.resume_from_checkpoint
+    stops = SENTINEL.stopping(lower_rate(trainer.args.learning_rate))
+    with peak, lines.attach(trainer), interruption, notices.told(lines.note), stops:
+        trained = trainer.train(resume_from_checkpoint=start)
+        if not math.isfinite(trained.training_loss):
+            raise RunError(f"the training loss is {trained.training_loss}; next: a lower training.learning_rate")
+        keep()
+        measured = _measured(trainer)
+        for name, dataset in prepared.further.items():
+            measured |= trainer.evaluate(eval_dataset=dataset, metric_key_prefix=name)
+    return Trained(trainer, measured, _running(trainer, watch), peak.result.value)
+
+
+def make(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int | None) -> Any:
+    """The trainer of a plan. Raises UserError for arguments that transformers refuses."""
+    from transformers import EarlyStoppingCallback, Trainer
+
+    from hf_mps.finetune.loss import accumulation
+    from hf_mps.finetune.run.callbacks import FiniteLoss
+
+    callbacks: list[Any] = [watch, FiniteLoss()]
+    if patience is not None:
+        callbacks.append(EarlyStoppingCallback(early_stopping_patience=patience))
+    args = arguments(plan, prepared)
+    try:
+        trainer = (prepared.trainer or Trainer)(
+            model=prepared.model,
+            args=args,
+            train_dataset=prepared.train,
+            eval_dataset=prepared.validation,
+            data_collator=prepared.collator,
+            processing_class=prepared.processing_class,
+            compute_metrics=prepared.compute_metrics,
+            callbacks=callbacks,
+            **prepared.trainer_settings,
+        )
+    except REFUSALS as error:
+        raise _refused(error) from error
+    _evaluate_every_row(trainer)
+    if plan.choices["sampling"].value == buckets.ALIKE:
+        buckets.hang_into(trainer, prepared)
+    if args.gradient_accumulation_steps > 1:
+        accumulation.settle(trainer)
+    if args.device.type != plan.device.value:
+        raise RuntimeError(f"Trainer took {args.device.type} where the plan says {plan.device.value}")
+    return trainer
+
+
+def arguments(plan: Plan, prepared: Prepared) -> Any:
+    """The training arguments of a plan. Raises UserError for what transformers, or the optimizer's package, refuses."""
+    from transformers import TrainingArguments
+
+    try:
+        made = (prepared.arguments or TrainingArguments)(**plan.arguments)
+    except REFUSALS as error:
+        raise _refused(error) from error
+    optimization.refuse_unusable(made, prepared.model, plan.choices["steps"].value, plan.arguments)
+    return made
+
+
+def _refused(error: Exception) -> UserError:
+    return UserError(f"training: transformers refuses it: {str(error).strip().splitlines()[0]}")
+
+
+def _evaluate_every_row(trainer: Any) -> None:
+    """Let `dataloader_drop_last` and `train_sampling_strategy` be about training: evaluations see every row in turn.
+
+    One that leaves rows out scores another split; one in the order of their lengths gives answers to other rows than
+    predictions.csv, and the metrics of whole answers, hold them against.
+    """
+    from torch.utils.data import SequentialSampler
+
+    if getattr(trainer.args, buckets.KEY, buckets.RANDOM) == "group_by_length":
+        trainer._get_eval_sampler = SequentialSampler
+    if trainer.args.dataloader_drop_last:
+        for name in ("get_eval_dataloader", "get_test_dataloader"):
+            setattr(trainer, name, _undropped(trainer.args, getattr(trainer, name)))
+
+
+def _undropped(args: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
+    def loader(*arguments: Any, **settings: Any) -> Any:
+        args.dataloader_drop_last = False
+        try:
+            return stock(*arguments, **settings)
+        finally:
+            args.dataloader_drop_last = True
+
+    return loader
+
+
+def _ends_where_it_ended() -> None:
+    """Switch `resume-end` on also where no guard is, for want of Metal: a recipe goes on rightly on every device."""
+    from transformers import trainer
+
+    from hf_mps.guards.resume.resume_end import GUARD
+
+    GUARD.install(trainer)
+
+
+def _running(trainer: Any, watch: Stopwatch) -> Stopwatch:
+    """The clock that ran: Trainer makes callbacks anew where it restores their states."""
+    return next((one for one in trainer.callback_handler.callbacks if isinstance(one, type(watch))), watch)
+
+
+def _measured(trainer: Any) -> dict[str, float]:
+    """The metrics of the weights that are kept: of the evaluation that saw them, or of a new one."""
+    state = trainer.state
+    kept = state.best_global_step if trainer.args.load_best_model_at_end else state.global_step
+    for entry in reversed(state.log_history):
+        if entry.get("step") == kept and "eval_loss" in entry:
+            return dict(entry)
+    return dict(trainer.evaluate())

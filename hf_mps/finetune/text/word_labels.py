@@ -1,0 +1,144 @@
+"""Rows of words with a tag each: what the tags are, and which token of a text carries which word's tag."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError, brief, nearest
+from hf_mps.finetune.data import labels
+from hf_mps.finetune.metrics import tags
+from hf_mps.finetune.text.padding import IGNORED
+from hf_mps.finetune.text.tokens import TEXT
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.data.load import Rows
+
+
+@dataclass(frozen=True)
+class Tags:
+    """`names` are the tags in the order of their ids; `keys` maps what a row may say to an id, see `labels.key`."""
+
+    names: tuple[str, ...]
+    keys: dict[str, int]
+    reason: str
+
+    @property
+    def chunked(self) -> bool:
+        """Whether the tags mark names (B-PER, I-PER, O), which seqeval measures, and not each word alone."""
+        return tags.is_chunked(self.names)
+
+    def ids(self, raw: Sequence[Any]) -> list[int]:
+        """The ids of one row's tags."""
+        return [self.keys[labels.key(tag)] for tag in raw]
+
+
+def decide(train: Rows, others: Iterable[Rows], given: Sequence[str] | None = None) -> Tags:
+    """Decide which tags there are; the training rows say it, unless the data set or the recipe (`given`) names them.
+
+    Raises UserError, naming file, row and tag, for rows whose words and tags differ in number, for a word or tag that
+    is missing, and for a tag that is not in the set.
+    """
+    splits = (train, *others)
+    for rows in splits:
+        _refuse_misfits(rows)
+    inner = getattr(train.dataset.features["tags"], "feature", None)
+    named = getattr(inner, "names", None)
+    said = {labels.key(tag) for row in train.dataset["tags"] for tag in row}
+    if classes := given or named:
+        by_name = {labels.key(name): number for number, name in enumerate(classes)}
+        by_id = {str(number): number for number in range(len(classes))}
+        reason = "data.labels in the recipe" if given else "the data set names them"
+        found = Tags(tuple(classes), by_name if _are_text(train) and said & by_name.keys() else by_id, reason)
+    else:
+        ordered = sorted(said, key=_order)
+        found = Tags(tuple(ordered), {tag: number for number, tag in enumerate(ordered)}, f"found in {train.where}")
+    for rows in splits:
+        _refuse_unknown(rows, found)
+    return found
+
+
+def described(found: Tags) -> Choice[str]:
+    """The tags in words, as a header has them."""
+    return Choice(f"{len(found.names)} tags: {labels.listed(found.names)}", found.reason)
+
+
+def choices(found: Tags) -> dict[str, Choice[str]]:
+    """`described`, and what a person should look at in the set of tags."""
+    return {"tags": described(found), **labels.doubted("tags", labels.doubts(found.names))}
+
+
+def _are_text(rows: Rows) -> bool:
+    """Whether the tags are words, and not ids."""
+    inner = getattr(rows.dataset.features["tags"], "feature", None)
+    return getattr(inner, "dtype", None) in TEXT and not hasattr(inner, "names")
+
+
+def align(word_ids: Sequence[int | None], tag_ids: Sequence[int]) -> list[int]:
+    """The label of each token: its word's tag at the word's first token, -100 elsewhere and at special tokens.
+
+    `word_ids` as a fast tokenizer gives them: the number of the word that a token belongs to, None for special ones.
+    """
+    found = []
+    before: int | None = None
+    for word in word_ids:
+        found.append(IGNORED if word is None or word == before else tag_ids[word])
+        before = word
+    return found
+
+
+def seen(word_ids: Sequence[int | None]) -> list[int]:
+    """The numbers of the words that have a token: those that were not cut off and that the tokenizer knows anything of.
+
+    Their order is that of the labels other than -100 in `align`.
+    """
+    return list(dict.fromkeys(word for word in word_ids if word is not None))
+
+
+def _refuse_misfits(rows: Rows) -> None:
+    """Raise UserError where the columns are no lists of words and tags, and for a row in which they do not fit."""
+    for role, what in (("words", "words"), ("tags", "tags")):
+        kind = rows.dataset.features[role]
+        inner = getattr(kind, "feature", None)
+        allowed = TEXT if role == "words" else (*TEXT, "int64", "int32", "int16", "int8", "uint8")
+        if getattr(inner, "dtype", None) not in allowed:
+            came = getattr(kind, "dtype", None) or type(kind).__name__
+            raise UserError(
+                f"{rows.where}: data.columns.{role} names a column of type {came}; allowed: a list of {what} in each"
+                f" row, as JSON and Parquet have them"
+            )
+    for index, (words, row) in enumerate(zip(rows.dataset["words"], rows.dataset["tags"], strict=True)):
+        place = f"{rows.where}: row {rows.number(index)}"
+        if words is None or row is None:
+            raise UserError(f"{place} has no {'words' if words is None else 'tags'}; allowed: a list in every row")
+        if len(words) != len(row):
+            raise UserError(f"{place} has {len(words)} words and {len(row)} tags; allowed: a tag for each word")
+        if not words:
+            raise UserError(f"{place} has no words; allowed: one or more in every row")
+        if None in words:
+            raise UserError(f"{place}: word {words.index(None) + 1} is missing; allowed: a text for each word")
+
+
+def _refuse_unknown(rows: Rows, found: Tags) -> None:
+    names = rows.dataset.features["tags"].feature
+    own: Mapping[int, str] = dict(enumerate(getattr(names, "names", ())))
+    for index, row in enumerate(rows.dataset["tags"]):
+        for number, tag in enumerate(row):
+            if labels.key(tag) in found.keys:
+                continue
+            place = f"{rows.where}: row {rows.number(index)}: word {number + 1}"
+            if tag == -1 or labels.key(tag) == "":
+                raise UserError(f"{place} has no tag; allowed: a tag for each word")
+            shown = labels.listed(found.names)
+            near = nearest(labels.key(tag), found.names)
+            raise UserError(
+                f"{place}: tag '{brief(str(own.get(tag, tag)))}' is not in the set ({shown}), {found.reason}{near}"
+            )
+
+
+def _order(tag: str) -> tuple[bool, str, str]:
+    """O first, then by kind with B before I: the ids do not depend on the order of the rows."""
+    prefix, kind = tags.split(tag)
+    return tag != tags.OUTSIDE, kind, prefix

@@ -1,0 +1,148 @@
+"""How a guard puts a kernel of its own before the device's, and still calls that one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.muted_warnings import overriding
+from hf_mps.core.stock import Around
+from hf_mps.guards.base import Guard
+
+Kernel = Callable[..., Any]
+
+# Those that were taken away, which may be in the midst of a call: they are not freed.
+_running: list[Any] = []
+
+
+def given_out() -> Choice[bool]:
+    """Whether this torch gives its kernels out (torch.library.get_kernel), so that ours can be put before them."""
+    import torch
+
+    if hasattr(torch.library, "get_kernel"):
+        return Choice(True, f"torch {torch.__version__} gives its kernels out")
+    return Choice(False, f"torch {torch.__version__} gives no kernel out, so that none can be put before it")
+
+
+class _Asked(Around):
+    """An Around whose wrapper is called only where `when(*arguments)` says so."""
+
+    def __init__(self, owner: Guard, place: str, stock: Kernel, wrapper: Kernel, when: Kernel) -> None:
+        super().__init__(owner, place, stock, wrapper)
+        self.when = when
+
+    def replacement(self) -> Kernel:
+        below, ours, owner = self.stock, super().replacement(), self.owner
+
+        def asked(*args: Any, **kwargs: Any) -> Any:
+            try:
+                concerned = owner.on and self.when(*args, **kwargs)
+            except Exception as error:
+                owner.failed(error)
+                concerned = False
+            return ours(*args, **kwargs) if concerned else below(*args, **kwargs)
+
+        return asked
+
+
+class _Place:
+    """One operator before whose kernel one of ours stands, which calls those of all guards in their order.
+
+    A kernel in Python costs 2.5 µs a call, most of which PyTorch needs to make Python's arguments: a second guard at
+    the same operator costs a tenth of that.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.stock = _given_out(name)
+        self._layers: list[Around] = []
+        # A kernel lives as long as the library object that it was registered with.
+        self._library: Any = None
+
+    def add(self, around: Around) -> Callable[[], None]:
+        self._layers.append(around)
+        self._register()
+
+        def back() -> None:
+            self._layers.remove(around)
+            self._register()
+
+        return back
+
+    def _register(self) -> None:
+        if self._library is not None:
+            _reset(self._name, self._library)
+        call = self.stock
+        for around in self._layers:
+            around.stock = call
+            call = around.replacement()
+        self._library = _registered(self._name, call) if self._layers else None
+
+
+_places: dict[str, _Place] = {}
+
+
+def before(guard: Guard, name: str, wrapper: Kernel, *, when: Kernel | None = None) -> Callable[[], None]:
+    """Have operator `name` (`mm`, `addmm.out`) call `wrapper(stock, *arguments)` on the device, below autograd.
+
+    `stock` is the kernel that was there; a wrapper that fails ends in it, as around any function. A call for which
+    `when(*arguments)` is false goes to it at once, at the price of that question. What is returned takes the wrapper
+    away. Raises RuntimeError where this torch has no such operator or kernel, AttributeError before torch 2.9, which
+    cannot give a kernel out (torch.library.get_kernel).
+    """
+    if name not in _places:
+        _places[name] = _Place(name)
+    named = guard, f"aten::{name}", _places[name].stock, wrapper
+    around = Around(*named) if when is None else _Asked(*named, when)
+    take_away = _places[name].add(around)
+    guard.arounds.append(around)
+
+    def back() -> None:
+        take_away()
+        guard.arounds.remove(around)
+
+    return back
+
+
+def put(guard: Guard, name: str, wrapper: Kernel, *, otherwise: Kernel | None = None) -> Callable[[], None]:
+    """Do the same with a kernel that is not to stay, and return what puts the one back that was there.
+
+    That may be called from inside the wrapper. `otherwise` is `stock` in the place of the kernel that was there, which
+    torch 2.8 does not give out.
+    """
+    around = Around(guard, f"aten::{name}", otherwise or _given_out(name), wrapper)
+    library = _registered(name, around.replacement())
+    guard.arounds.append(around)
+
+    def back() -> None:
+        _reset(name, library)
+        guard.arounds.remove(around)
+
+    return back
+
+
+def _registered(name: str, function: Kernel) -> Any:
+    import torch
+
+    library: Any = torch._C._dispatch_library("IMPL", "aten", "MPS", __file__)
+    # PyTorch warns, once in a process, that a kernel takes another's place: it is meant to.
+    with overriding():
+        library.impl(name, "MPS", function)
+    return library
+
+
+def _reset(name: str, library: Any) -> None:
+    import torch
+
+    if given_out().value:
+        _running.append(torch.library.get_kernel(f"aten::{name}", "MPS"))
+    library.reset()
+
+
+def _given_out(name: str) -> Kernel:
+    import torch
+
+    there = torch.library.get_kernel(f"aten::{name}", "MPS")
+    return partial(there.call_boxed, torch._C.DispatchKeySet(torch._C.DispatchKey.MPS))

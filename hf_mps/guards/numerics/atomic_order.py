@@ -1,0 +1,128 @@
+"""atomic-order: under torch.use_deterministic_algorithms(True) the device adds up in one order, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.stock import Stock
+from hf_mps.guards import kernel_overrides
+from hf_mps.guards.base import Guard, around
+from hf_mps.guards.releases import torch_release
+
+# Those that stay as they are, and the release since which Metal adds there with atomic operations: kernels of these
+# names in the macOS wheels of torch 2.8 to 2.14.
+UNORDERED = {
+    "upsample_bicubic2d_backward": (2, 8),
+    "upsample_nearest3d_backward": (2, 8),
+    "_upsample_nearest_exact3d_backward": (2, 8),
+    "upsample_trilinear3d_backward": (2, 8),
+    "max_pool3d_with_indices_backward": (2, 10),
+    "avg_pool3d_backward": (2, 10),
+    "_embedding_bag_dense_backward": (2, 10),
+    "grid_sampler_2d_backward": (2, 13),
+    "grid_sampler_3d_backward": (2, 13),
+}
+
+
+PASSES = 8
+
+
+class AtomicOrder(Guard):
+    """Puts kernels before the device's from the first call on that asks for determinism; they look at the flag.
+
+    Metal adds in any order where an index repeats. Under the flag torch does so all the same (embedding's backward), or
+    raises an error (index_put_ and scatter_add since 2.13): these get a fixed order. What has none says so once.
+    """
+
+    name = "atomic-order"
+    what = (
+        "two runs with one seed differ in their last bits, also under use_deterministic_algorithms(True): embedding's"
+        " backward adds in any order"
+    )
+    issue = "https://github.com/pytorch/pytorch/issues/195404"
+    until = "the oldest supported torch sums in order under that flag (pytorch#161029 and pull request #197506)"
+    releases = ">=2.8"
+    cures = ">=2.9"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._put = False
+
+    def applies(self) -> Choice[bool]:
+        """Whether equal backward passes of an embedding differ; what it does under the flag does not depend on that."""
+        import torch
+
+        possible = kernel_overrides.given_out()
+        if not possible.value:
+            return possible
+        with self.left_alone():
+            runs = [_embedding_gradient() for _ in range(PASSES)]
+        if not all(torch.equal(each, runs[0]) for each in runs):
+            return Choice(True, f"tried on the device: {PASSES} equal backward passes of an embedding differ")
+        return Choice(False, f"tried on the device: {PASSES} equal backward passes of an embedding agree to the bit")
+
+    def install(self, module: ModuleType) -> None:
+        """Put it around the two functions that set the flag: a program that never calls them pays nothing."""
+        around(self, module, "use_deterministic_algorithms", self._asked)
+        around(self, module, "set_deterministic_debug_mode", self._asked)
+        self._follow()
+
+    def switched(self, on: bool) -> None:
+        """Also where the flag was set while it was suspended."""
+        if on:
+            self.safely(self._follow)
+
+    def _asked(self, stock: Stock, *args: Any, **kwargs: Any) -> None:
+        stock(*args, **kwargs)
+        self._follow()
+
+    def _follow(self) -> None:
+        import torch
+
+        if self._put or not torch.are_deterministic_algorithms_enabled() or not kernel_overrides.given_out().value:
+            return
+        from hf_mps.guards.numerics.ordered_sums import ORDERED  # few programs ask for it
+
+        self._put = True
+        found = {name: partial(self._ordered, run) for name, run in ORDERED.items()}
+        for name, since in UNORDERED.items():
+            if torch_release() >= since:
+                found[name] = partial(self._unordered, name)
+        for name, wrapper in found.items():
+            if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "MPS"):
+                kernel_overrides.before(self, name, wrapper)
+
+    def _ordered(self, run: Callable[..., Any], stock: Stock, *args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        if not torch.are_deterministic_algorithms_enabled():
+            return stock(*args, **kwargs)
+        found = stock.theirs(run, *args, **kwargs)  # what it raises is the device's: no memory, a late error
+        if found is None:
+            return stock(*args, **kwargs)
+        self.acted("rows that share an index are added in one order: use_deterministic_algorithms(True)", aloud=False)
+        return found
+
+    def _unordered(self, name: str, stock: Stock, *args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        found = stock(*args, **kwargs)
+        if torch.are_deterministic_algorithms_enabled():
+            self.acted(f"{name} adds in any order on Metal, also under use_deterministic_algorithms: two runs differ")
+        return found
+
+
+def _embedding_gradient() -> Any:
+    """Of 64 words that repeat 64 times each; its terms are not exact in float32."""
+    import torch
+
+    words = torch.arange(64 * 64, device="cpu").remainder_(64)
+    grad = torch.arange(64.0 * 64 * 16, device="cpu").remainder_(997).add_(1).reciprocal_().view(64 * 64, 16)
+    return torch.ops.aten.embedding_dense_backward(grad.to("mps"), words.to("mps"), 64, -1, False).cpu()
+
+
+GUARD = AtomicOrder()

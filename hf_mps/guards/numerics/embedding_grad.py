@@ -1,0 +1,82 @@
+"""embedding-grad: the gradient of an embedding of 2^31 elements or more is computed in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.stock import Stock
+from hf_mps.guards import kernel_overrides
+from hf_mps.guards.base import Guard
+from hf_mps.guards.releases import torch_release
+
+LIMIT = 2**31 - 1
+"""Elements of the weight, and of the gradients that come in, that Metal's kernel takes (Embedding.mm)."""
+FIRST = (2, 13)
+"""The release that has this kernel, and 2.14.1 has it still; `huge-embedding` refuses such weights before 2.14."""
+
+
+class EmbeddingGrad(Guard):
+    """Stands before the backward pass of embeddings, below autograd, on the releases that refuse large ones.
+
+    It runs once a step for each embedding.
+    """
+
+    name = "embedding-grad"
+    what = "the backward pass of an embedding of 2^31 or more elements ends in an error, after the forward pass"
+    issue = "https://github.com/pytorch/pytorch/blob/v2.14.1/aten/src/ATen/native/mps/operations/Embedding.mm"
+    until = "PyTorch's kernel takes larger tensors and the oldest supported torch has it"
+    releases = ">=2.13"
+
+    def applies(self) -> Choice[bool]:
+        """Whether this release has the kernel that refuses: a trial would take 8 GB."""
+        import torch
+
+        if torch_release() < FIRST:
+            return Choice(False, f"torch {torch.__version__} has another kernel")
+        return Choice(True, f"torch {torch.__version__} refuses gradients of more than {LIMIT:,} elements")
+
+    def install(self, module: ModuleType) -> None:
+        """Put its kernel before the device's, on the releases that refuse."""
+        if torch_release() >= FIRST:
+            kernel_overrides.before(self, "embedding_dense_backward", self._in_parts, when=_huge)
+
+    def _in_parts(self, stock: Stock, *args: Any) -> Any:
+        if not self.needed:
+            return stock(*args)
+        self.acted(f"an embedding's gradient of more than {LIMIT:,} elements is computed in parts", aloud=False)
+        return stock.theirs(_gradient, stock.function, *args)
+
+
+def _huge(grad: Any, indices: Any, rows: int, *_: Any) -> bool:
+    width = grad.shape[-1]
+    return bool(rows * width > LIMIT or indices.numel() * width > LIMIT)
+
+
+def _gradient(whole: Callable[..., Any], grad: Any, indices: Any, rows: int, padding: int, scaled: bool) -> Any:
+    """The gradient of a weight of `rows` rows, by rows where the weight is too large, else by columns.
+
+    Each row is the same sum as in one pass, and is counted (`scaled`) in one part alone.
+    """
+    import torch
+
+    width = grad.shape[-1]
+    if rows * width <= LIMIT:
+        most = max(1, LIMIT // max(1, indices.numel()))
+        strips = [grad[..., start : start + most] for start in range(0, width, most)]
+        found = [whole(strip, indices, rows, padding, scaled) for strip in strips]
+        return found[0] if len(found) == 1 else torch.cat(found, -1)
+    total = grad.new_empty(rows, width)
+    most = max(1, LIMIT // width - 1)
+    for start in range(0, rows, most):
+        count = min(most, rows - start)
+        here = (indices >= start) & (indices < start + count) & (indices != padding)
+        local = torch.where(here, indices - start, count)  # all others go to one row more, which is padding
+        part = _gradient(whole, grad, local, count + 1, count, scaled)
+        total[start : start + count].copy_(part[:count])
+    return total
+
+
+GUARD = EmbeddingGrad()

@@ -1,0 +1,49 @@
+"""huge-embedding: a parameter of 2^31 elements or more is refused before it is trained."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.guards import training_hooks
+from hf_mps.guards.base import Guard
+from hf_mps.guards.releases import torch_release
+
+LIMIT = 2**31
+"""Elements; kernels that index with 32 bits read other rows beyond (pytorch#188756)."""
+
+
+class HugeEmbedding(Guard):
+    """Looks at the sizes of the parameters when their optimizer is made, or their model moved; frozen ones are read."""
+
+    name = "huge-embedding"
+    what = "looking up rows in a tensor of 2^31 or more elements gives zeros"
+    issue = "https://github.com/pytorch/pytorch/issues/188756"
+    until = "the oldest supported torch is 2.14"
+    releases = "<2.14"
+
+    def applies(self) -> Choice[bool]:
+        """Whether torch is older than 2.14: a trial would take 8 GB of the device's memory."""
+        import torch
+
+        if torch_release() >= (2, 14):
+            return Choice(False, f"torch {torch.__version__} has the fix of pytorch#188756, which came with 2.14")
+        return Choice(True, f"torch {torch.__version__} is older than 2.14, which has the fix; a trial would take 8 GB")
+
+    def install(self, module: ModuleType) -> None:
+        """See parameters before the first step."""
+        training_hooks.parameters(self, module, self._look, frozen=True)
+
+    def _look(self, parameters: list[Any]) -> None:
+        huge = next((parameter for parameter in parameters if parameter.numel() >= LIMIT), None)
+        if huge is not None and self.needed:
+            self.acted(f"a parameter of shape {list(huge.shape)} was refused", aloud=False)
+            raise UserError(
+                f"a parameter of shape {list(huge.shape)} has {huge.numel():,} elements; on Metal torch before 2.14 "
+                f"reads zeros beyond 2^31 (pytorch#188756); next: pip install 'torch>=2.14', or HF_MPS_DEVICE=cpu"
+            )
+
+
+GUARD = HugeEmbedding()

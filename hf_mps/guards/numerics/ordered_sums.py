@@ -1,0 +1,177 @@
+"""The operators that add rows at repeated indices, each with its sums in one order (`segments.add_rows`).
+
+Each returns None where it is not meant: integers, whose sums are exact in any order, and what the operator refuses
+(indices out of range, shapes that do not fit), to which the device has its own answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from hf_mps.guards.numerics.segment_sums import add_rows
+
+
+def embedding_dense_backward(grad: Any, indices: Any, num_weights: int, padding_idx: int, by_frequency: bool) -> Any:
+    """The gradient of an embedding's weights, (num_weights, width)."""
+    import torch
+
+    keys = indices.reshape(-1).cpu().long()
+    if not _within(keys, num_weights):
+        return None
+    terms = grad.reshape(keys.numel(), grad.shape[-1])
+    if by_frequency:
+        often = torch.bincount(keys, minlength=num_weights)[keys]
+        terms = terms / often.to(grad.device)[:, None]
+    kept = (keys != padding_idx).nonzero().view(-1)
+    if kept.numel() < keys.numel():
+        keys, terms = keys[kept], terms.index_select(0, kept.to(grad.device))
+    weights = grad.new_zeros(num_weights, grad.shape[-1])
+    add_rows(weights, keys, terms, anew=True)
+    return weights
+
+
+def index_put(given: Any, indices: Any, values: Any, accumulate: bool = False, unsafe: bool = False) -> Any:
+    """`given[indices] += values` with every repetition counted, in place."""
+    import torch
+
+    if not accumulate or not given.is_floating_point() or values.dtype != given.dtype:
+        return None
+    split = [part for index in indices for part in _as_numbers(index)]
+    dims = [dim for dim, index in enumerate(split) if index is not None]
+    shape = _common(*(split[dim].shape for dim in dims))
+    if not dims or len(split) > given.dim() or shape is None:
+        return None
+    rest = [dim for dim in range(given.dim()) if dim not in dims]
+    keys = torch.zeros(math.prod(shape), dtype=torch.int64)
+    for dim in dims:
+        size, flat = given.shape[dim], split[dim].expand(shape).reshape(-1)
+        flat = torch.where(flat < 0, flat + size, flat)
+        if not _within(flat, size):
+            return None
+        keys = keys * size + flat
+    # Where the indexed dimensions lie side by side their results stay there, otherwise they come first.
+    side_by_side = dims == list(range(dims[0], dims[-1] + 1))
+    first, sizes = dims[0] if side_by_side else 0, [given.shape[dim] for dim in rest]
+    filled = (*sizes[:first], *shape, *sizes[first:])
+    if _common(values.shape, filled) != filled:
+        return None
+    places = range(first, first + len(shape))
+    terms = values.expand(filled).movedim(tuple(places), tuple(range(len(shape))))
+    width = math.prod(sizes)
+    return _into(given, given.permute(*dims, *rest), width, keys, terms.reshape(keys.numel(), width))
+
+
+def index_add_(given: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> Any:
+    """As Tensor.index_add_."""
+    if not _alike(given, source) or index.dim() > 1:
+        return None
+    keys, across, terms = index.reshape(-1).cpu().long(), given.movedim(dim, 0), source.movedim(dim, 0)
+    if terms.shape != (keys.numel(), *across.shape[1:]) or not _within(keys, across.shape[0]):
+        return None
+    width = math.prod(across.shape[1:])
+    terms = terms.reshape(keys.numel(), width)
+    return _into(given, across, width, keys, terms if alpha == 1 else terms * alpha)
+
+
+def scatter_add_(given: Any, dim: int, index: Any, source: Any, *, anew: bool = False) -> Any:
+    """As Tensor.scatter_add_; every element goes its own way, so that a row is one element."""
+    import torch
+
+    if not _alike(given, source) or index.dim() != given.dim():
+        return None
+    at_hand, dim = index.cpu().long(), dim % given.dim()
+    fits = all(
+        size <= of_source and (place == dim or size <= of_given)
+        for place, (size, of_source, of_given) in enumerate(zip(index.shape, source.shape, given.shape, strict=True))
+    )
+    if not fits or not _within(at_hand, given.shape[dim]):
+        return None
+    keys = torch.zeros((), dtype=torch.int64)
+    for place, size in enumerate(given.shape):
+        along = torch.arange(at_hand.shape[place]).view(*(-1 if each == place else 1 for each in range(given.dim())))
+        keys = keys * size + (at_hand if place == dim else along)
+    terms = source[tuple(slice(size) for size in index.shape)].reshape(-1, 1)
+    return _into(given, given, 1, keys.reshape(-1), terms, anew=anew)
+
+
+def scatter_reduce_(given: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Any:
+    """As Tensor.scatter_reduce_ with "sum"; other reductions are not meant."""
+    return scatter_add_(given, dim, index, src, anew=not include_self) if reduce == "sum" else None
+
+
+def _alike(given: Any, source: Any) -> bool:
+    return bool(given.is_floating_point() and given.dtype == source.dtype and 0 < given.dim() == source.dim())
+
+
+def _common(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The shape to which all of them extend, or None."""
+    import torch
+
+    common: Any = torch.broadcast_shapes
+    try:
+        return tuple(common(*shapes))
+    except RuntimeError:
+        return None
+
+
+def _within(index: Any, size: int) -> bool:
+    if index.numel() == 0:
+        return True
+    low, high = index.aminmax()
+    return bool(low >= 0 and high < size)
+
+
+def _as_numbers(index: Any) -> tuple[Any, ...]:
+    """An index for each dimension that it stands for, on the CPU: a mask stands for several."""
+    import torch
+
+    if index is None:
+        return (None,)
+    at_hand = index.cpu()
+    return at_hand.nonzero(as_tuple=True) if at_hand.dtype in (torch.bool, torch.uint8) else (at_hand.long(),)
+
+
+def _into(given: Any, view: Any, width: int, keys: Any, terms: Any, *, anew: bool = False) -> Any:
+    """Add rows to `given`, seen as rows by way of its `view`; returns `given`."""
+    rows = view.contiguous()
+    add_rows(rows.view(-1, max(width, 1)) if width else rows.view(0, 0), keys, terms, anew=anew)
+    if rows.data_ptr() != given.data_ptr() or not view.is_contiguous():
+        view.copy_(rows)
+    return given
+
+
+def _fresh(run: Callable[..., Any]) -> Callable[..., Any]:
+    """The same operator without the underscore."""
+
+    def made(given: Any, *args: Any, **kwargs: Any) -> Any:
+        return run(given.clone(), *args, **kwargs)
+
+    return made
+
+
+def _out(run: Callable[..., Any]) -> Callable[..., Any]:
+    """The same operator with `out=`."""
+
+    def filled(given: Any, *args: Any, out: Any, **kwargs: Any) -> Any:
+        found = run(given.clone(), *args, **kwargs)
+        return found if found is None else out.resize_(found.shape).copy_(found)
+
+    return filled
+
+
+ORDERED: dict[str, Callable[..., Any]] = {
+    "embedding_dense_backward": embedding_dense_backward,
+    "_index_put_impl_": index_put,
+    "index_add_": index_add_,
+    "index_add": _fresh(index_add_),
+    "index_add.out": _out(index_add_),
+    "scatter_add_": scatter_add_,
+    "scatter_add": _fresh(scatter_add_),
+    "scatter_add.out": _out(scatter_add_),
+    "scatter_reduce_.two": scatter_reduce_,
+    "scatter_reduce.two": _fresh(scatter_reduce_),
+    "scatter_reduce.two_out": _out(scatter_reduce_),
+}
+"""Operator -> what takes its place under the flag."""

@@ -1,0 +1,136 @@
+"""permuted-activations: backward passes of activations and batch norm are given tensors that lie contiguously."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.stock import Stock
+from hf_mps.guards import kernel_overrides
+from hf_mps.guards.base import Guard
+
+
+class PermutedActivations(Guard):
+    """Stands before those backward operators, below autograd, from where it is installed to its trial.
+
+    The first of them that is called starts the trial of all, and those that are right are left to the device alone
+    from then on; the others get contiguous copies of what is permuted or in channels_last.
+    """
+
+    name = "permuted-activations"
+    what = (
+        "the gradients of tanh, sigmoid, silu, relu, softplus, mish and batch norm are wrong where their input is"
+        " permuted or in channels_last"
+    )
+    issue = "https://github.com/pytorch/pytorch/issues/175189"
+    until = "pytorch#175188 and #175189 are closed and the oldest supported torch has their fixes"
+    releases = "<2.14"
+    cures = ">=2.9"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._wrong: frozenset[str] = frozenset()
+        self._possible = False
+        self._there: dict[str, Callable[[], None]] = {}  # what takes each away again
+
+    def applies(self) -> Choice[bool]:
+        """Whether one of the operators differs from the CPU on a permuted tensor, or raises an error there."""
+        possible = kernel_overrides.given_out()
+        if not possible.value:
+            return possible
+        with self.left_alone():
+            self._wrong = frozenset(name for name, run in TRIALS.items() if not _right(run))
+        if self._wrong:
+            wrong = ", ".join(name for name in TRIALS if name in self._wrong)
+            return Choice(True, f"tried on the device: {wrong} differ from the CPU on permuted tensors")
+        return Choice(False, "tried on the device: the operators of those issues are right on permuted tensors")
+
+    def install(self, module: ModuleType) -> None:
+        """Put its kernels before the device's; before torch 2.9 that is not possible."""
+        self._possible = kernel_overrides.given_out().value
+        self._put()
+
+    def _put(self) -> None:
+        for name in TRIALS if self._possible else ():
+            if name not in self._there:
+                self._there[name] = kernel_overrides.put(self, name, partial(self._laid_out, name))
+
+    def forget(self) -> None:
+        """Also what the trial found."""
+        super().forget()
+        self._wrong = frozenset()
+        self._put()
+
+    def _laid_out(self, name: str, stock: Stock, *args: Any, **kwargs: Any) -> Any:
+        if not self.needed or name not in self._wrong:
+            self._there.pop(name, lambda: None)()
+            return stock(*args, **kwargs)
+        if not any(map(_loose, args)):
+            return stock(*args, **kwargs)
+        self.acted(f"permuted activations are copied before their gradients: {self.verdict().reason}", aloud=False)
+        return stock(*(each.contiguous() if _loose(each) else each for each in args), **kwargs)
+
+
+def _loose(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor) and not value.is_contiguous()
+
+
+def _of(name: str, *rest: Any) -> Callable[[Any, Any], Any]:
+    def run(grad: Any, values: Any) -> Any:
+        import torch
+
+        return getattr(torch.ops.aten, name)(grad, values, *rest)
+
+    return run
+
+
+def _of_batch_norm(grad: Any, values: Any) -> Any:
+    """The gradients of the input and of the weight."""
+    import torch
+
+    columns = values.transpose(1, -1).reshape(-1, values.shape[1]).float()
+    mean, spread = columns.mean(0), columns.var(0, unbiased=False).add(1e-5).rsqrt()
+    arguments = grad, values, torch.ones_like(mean), None, None, mean, spread, True, 1e-5, [True, True, True]
+    of_input, of_weight, _ = torch.ops.aten.native_batch_norm_backward(*arguments)
+    return torch.cat([of_input.flatten(), of_weight])
+
+
+# Operator -> its result for gradients and values; values lie between 0 and 1, as results of tanh and sigmoid do.
+TRIALS: dict[str, Callable[[Any, Any], Any]] = {
+    "tanh_backward": _of("tanh_backward"),
+    "sigmoid_backward": _of("sigmoid_backward"),
+    "silu_backward": _of("silu_backward"),
+    "softplus_backward": _of("softplus_backward", 1, 20),
+    "mish_backward": _of("mish_backward"),
+    "threshold_backward": _of("threshold_backward", 0.5),
+    "logit_backward": _of("logit_backward"),
+    "native_batch_norm_backward": _of_batch_norm,
+}
+
+
+def _right(run: Callable[[Any, Any], Any]) -> bool:
+    """Whether it gives the CPU's result for an input in channels_last and for one that is permuted otherwise."""
+    import torch
+
+    count = torch.arange(2 * 3 * 4 * 5, dtype=torch.float32, device="cpu").view(2, 3, 4, 5)
+    grad, values = count.remainder(7), count.mul(77).remainder(120).div(150).add(0.1)
+    # Nobody writes to these two, and they are there until the results are read: only that is a wait for the device.
+    at_hand, there = grad.to("mps", non_blocking=True), values.to("mps", non_blocking=True)
+    found, right = [], []
+    for order in ((0, 3, 1, 2), (0, 2, 1, 3)):
+        # Permuted on the device: a moved tensor could come as contiguous.
+        permuted = there.permute(order)
+        right.append(run(grad.view(permuted.shape), values.permute(order)).flatten())
+        try:
+            found.append(run(at_hand.view(permuted.shape), permuted).flatten())
+        except RuntimeError:  # "view size is not compatible", of batch norm on macOS 26
+            return False
+    return torch.allclose(torch.cat(found).cpu(), torch.cat(right), rtol=1e-3, atol=1e-3)
+
+
+GUARD = PermutedActivations()

@@ -1,0 +1,148 @@
+"""batch-waits: batches go to the device, and their masks are looked at, without a wait for what the GPU has queued."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.stock import Stock
+from hf_mps.guards import training_hooks
+from hf_mps.guards.base import Guard, around
+from hf_mps.guards.numerics.non_blocking import holds_sources, target_device
+
+LARGEST = 32 * 2**20
+"""Bytes of a tensor from which on it is moved as stock does: its copy on the host would take as long as the wait."""
+BOOLEAN = "_preprocess_mask_arguments"
+"""Where transformers makes a boolean mask of a batch's."""
+LOOKS = ("_ignore_bidirectional_mask_sdpa", "_ignore_causal_mask_sdpa")
+"""Where transformers asks a mask whether it masks anything, to leave it out: a number that the CPU waits for."""
+
+
+class BatchWaits(Guard):
+    """Moves each tensor of a batch from a copy of its own, which nobody else can write to or free.
+
+    A copy to the device that waits hands over all queued work and stands still until it is done (COMMIT_AND_WAIT), for
+    each tensor of each batch: the CPU never gets ahead, and the GPU idles while the next step is launched. One that
+    does not wait has the GPU read the host's memory when its turn comes. From 2.13 on torch keeps that memory, but not
+    what is in it, and gives it back on a thread of Metal's, where memory of NumPy's would need Python's lock; a clone
+    has neither trouble, so what arrives is what a waiting copy brings. Memory does not grow with the head start: freed
+    blocks are used again at once, in the queue's order, and Metal holds a program back after 64 command buffers.
+
+    The clone of a mask also answers what transformers asks the mask once in a forward pass, by transformers' own code.
+    """
+
+    name = "batch-waits"
+    what = "each tensor of a batch that is moved, and each look at its mask, waits until the GPU has done all its work"
+    issue = "https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/mps/MPSStream.mm (COMMIT_AND_WAIT)"
+    until = "a copy of pageable memory to the device does not wait for the queue, as cudaMemcpyAsync stages it"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._hosts = WeakTensorKeyDictionary()  # tensor on the device -> its values on the CPU, and its version then
+
+    def applies(self) -> Choice[bool]:
+        """Whether this release keeps a source that nobody else has until the GPU has read it."""
+        if not holds_sources():
+            return Choice(False, "this torch holds no source of a copy to the device: 2.13 does (pytorch#181017)")
+        return Choice(True, "this torch waits at each copy to the device, and can hold its source instead")
+
+    def verdict(self) -> Choice[bool]:
+        """Ask anew each time: it is no more than a look at the release."""
+        return self.applies()
+
+    def install(self, module: ModuleType) -> None:
+        """Put it around the moves of batches, and around what transformers asks of masks."""
+        if module.__name__ != "transformers.masking_utils":
+            training_hooks.moves(self, module, self._moving)
+            return
+        # An older transformers lacks some of them: there its masks are asked on the device, as without the guard.
+        for name, wrapper in {BOOLEAN: self._made_boolean, **dict.fromkeys(LOOKS, self._looked_at)}.items():
+            if hasattr(module, name):
+                around(self, module, name, wrapper)
+
+    def forget(self) -> None:
+        """Also forget the batches."""
+        super().forget()
+        self._hosts = WeakTensorKeyDictionary()
+
+    def _moving(self, batch: Any) -> AbstractContextManager[Any]:
+        values = batch.values() if isinstance(batch, Mapping) else (batch,)
+        there = all(type(each) is torch.Tensor and each.device.type == "mps" for each in values)
+        return nullcontext() if there or not self.needed else _Moves(self)
+
+    def moved(self, pairs: list[tuple[Any, Any]]) -> None:
+        """Note that tensors of a batch were moved: each with its values on the CPU, which nobody else has."""
+        self.acted("batches are moved to the device without a wait for what it has queued", aloud=False)
+        for there, host in pairs:
+            if host.dim() == 2 and not host.is_floating_point():
+                self._hosts[there] = host, there._version
+
+    def host(self, tensor: Any) -> Any:
+        """The values of a tensor of a batch on the CPU, while nobody has changed it, or None."""
+        if torch.compiler.is_compiling() or type(tensor) is not torch.Tensor:
+            return None
+        hosts: Any = self._hosts
+        values, version = hosts.get(tensor, (None, 0))
+        return values if values is not None and tensor._version == version else None
+
+    def _made_boolean(self, stock: Stock, *args: Any, **kwargs: Any) -> Any:
+        given = args[2] if len(args) > 2 else kwargs.get("attention_mask")
+        result = stock(*args, **kwargs)
+        host = self.host(given)
+        if host is not None and result[1] is not given and result[1].dtype == torch.bool:
+            self._hosts[result[1]] = host.bool(), result[1]._version
+        return result
+
+    def _looked_at(self, stock: Stock, padding_mask: Any, *args: Any, **kwargs: Any) -> Any:
+        host = self.host(padding_mask)
+        return stock(padding_mask if host is None else host, *args, **kwargs)
+
+
+class _Moves(TorchFunctionMode):
+    """While a batch is moved: its tensors go from clones, and nothing waits."""
+
+    def __init__(self, guard: BatchWaits) -> None:
+        super().__init__()
+        self.guard = guard
+        self.pairs: list[tuple[Any, Any]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not torch.Tensor.to or not _waits(args, kwargs):
+            return func(*args, **kwargs)
+        host = args[0].clone()
+        # The method itself: what is put around Tensor.to was called already, and led here.
+        there = torch._C.TensorBase.to(host, *args[1:], **{**kwargs, "non_blocking": True})
+        self.pairs.append((there, host))
+        return there
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        if self.pairs:
+            self.guard.safely(self.guard.moved, self.pairs)
+
+
+def _waits(args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether this Tensor.to is a plain move of a tensor of numbers to the device, and waits."""
+    tensor = args[0]
+    return (
+        type(tensor) is torch.Tensor
+        and len(args) <= 2
+        and not kwargs.keys() - {"device", "non_blocking"}
+        and not kwargs.get("non_blocking")
+        and tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and not tensor.requires_grad
+        and 0 < tensor.numel() * tensor.element_size() <= LARGEST
+        and target_device(args[1:], kwargs) == "mps"
+    )
+
+
+GUARD = BatchWaits()

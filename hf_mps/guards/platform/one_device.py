@@ -1,0 +1,76 @@
+"""one-device: several processes that would each train the whole run on the one Metal device are refused."""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+from typing import Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.guards.base import Guard, around
+
+SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+"""The variables by which accelerate/state.py knows how many processes a launcher started."""
+
+
+class OneDevice(Guard):
+    """Looks at Accelerate's state, which Trainer has too, before it chooses a device and waits for other processes."""
+
+    name = "one-device"
+    what = (
+        "under torchrun or --multi_gpu each process takes mps as if it were alone: many whole runs into one output_dir"
+    )
+    issue = "https://github.com/huggingface/accelerate/blob/main/src/accelerate/state.py (PartialState)"
+    until = "Accelerate refuses it, or trains over several Macs"
+
+    def applies(self) -> Choice[bool]:
+        """Whether this process is one of several."""
+        several = _processes()
+        if several > 1:
+            return Choice(True, f"{several} processes were started")
+        return Choice(False, "this process is alone")
+
+    def install(self, module: ModuleType) -> None:
+        """Put it around PartialState.__init__ and around notebook_launcher, which starts processes itself."""
+        if module.__name__ == "accelerate.launchers":
+            around(self, module, "notebook_launcher", self._launch)
+        else:
+            around(self, module.PartialState, "__init__", self._state_made)
+
+    def _launch(
+        self, stock: Any, function: Any, args: Any = (), num_processes: int | None = None, *more: Any, **kwargs: Any
+    ) -> Any:
+        if (num_processes or 1) > 1 and _takes_metal():
+            self.acted("several processes on one Metal device were refused", aloud=False)
+            raise UserError(
+                f"notebook_launcher(num_processes={num_processes}): there is one Metal device, and every process would "
+                f"train the whole model on it; next: num_processes=1, and gradient_accumulation_steps="
+                f"{num_processes} for the same batch"
+            )
+        return stock(function, args, num_processes, *more, **kwargs)
+
+    def _state_made(self, stock: Any, state: Any, cpu: bool = False, **kwargs: Any) -> None:
+        several = _processes()
+        if several > 1 and not cpu and not state._shared_state and _takes_metal():
+            self.acted("several processes on one Metal device were refused", aloud=False)
+            raise UserError(
+                f"{several} processes were started and there is one Metal device: each would train the whole run "
+                f"into the same output_dir; next: python script.py without torchrun or --multi_gpu, "
+                f"or HF_MPS_DEVICE=cpu for {several} processes on the CPU"
+            )
+        stock(state, cpu, **kwargs)
+
+
+def _takes_metal() -> bool:
+    from hf_mps.device.choice import metal
+
+    return os.environ.get("ACCELERATE_TORCH_DEVICE", "mps").partition(":")[0] == "mps" and metal().value
+
+
+def _processes() -> int:
+    counts = [int(os.environ[name]) for name in SIZES if os.environ.get(name, "").isdigit()]
+    return max(counts, default=1)
+
+
+GUARD = OneDevice()

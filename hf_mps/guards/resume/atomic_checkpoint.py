@@ -1,0 +1,176 @@
+"""atomic-checkpoint: a checkpoint folder of Trainer or Accelerator appears whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hf_mps.core import checkpoint_files
+from hf_mps.core.choice import Choice
+from hf_mps.core.stock import Stock
+from hf_mps.guards.base import Guard, around
+from hf_mps.guards.introspect import words
+
+TRAINER_LAST = "trainer_state.json"
+ACCELERATE_LAST = "random_states_*.pkl"
+
+
+@dataclass
+class _Saving:
+    """A checkpoint that is being written: the folder it will be, where it is written, what has to wait."""
+
+    run: str
+    target: Path
+    stage: Path
+    later: list[Callable[[], Any]] = field(default_factory=list)
+
+
+class AtomicCheckpoint(Guard):
+    """Lets the stock functions write into a hidden folder beside the checkpoint, which is renamed when all is on disk.
+
+    Whatever the device: files have none, and what was torn on the CPU is as torn on Metal. Runs of several processes,
+    which write one folder together, are left alone.
+    """
+
+    name = "atomic-checkpoint"
+    what = "a checkpoint is written file by file under its final name, so that a run killed meanwhile leaves half of it"
+    issue = "https://github.com/huggingface/transformers/issues/35782"
+    until = "the oldest supported transformers and accelerate write under another name and rename (transformers#27820)"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._found: dict[str, bool] = {}
+        self._saving: _Saving | None = None
+
+    def applies(self) -> Choice[bool]:
+        """Whether the installed libraries' saving functions rename nothing."""
+        lacking = [library for library, renames in self._found.items() if not renames]
+        if lacking:
+            return Choice(True, f"{' and '.join(lacking)} write checkpoints under their final names")
+        return Choice(False, f"{' and '.join(self._found)} rename checkpoints when they are whole")
+
+    def install(self, module: ModuleType) -> None:
+        """Put it around the saving of transformers' Trainer, and what that calls; or around Accelerator.save_state."""
+        if module.__name__ == "accelerate.accelerator":
+            if self._lacks("accelerate", module.Accelerator.save_state):
+                around(self, module.Accelerator, "save_state", self._accelerator_saves)
+        elif self._lacks("transformers", module.Trainer._save_checkpoint):
+            around(self, module.Trainer, "_get_output_dir", self._output_dir)
+            around(self, module.Trainer, "_push_from_checkpoint", self._pushed)
+            # 5.0 has a method for what is a function later.
+            owner, name = (
+                (module, "rotate_checkpoints")
+                if hasattr(module, "rotate_checkpoints")
+                else (module.Trainer, "_rotate_checkpoints")
+            )
+            around(self, owner, name, self._rotated)
+            around(self, module.TrainerState, "save_to_json", self._state_saved)
+            around(self, module.Trainer, "_save_checkpoint", self._trainer_saves)
+
+    def _lacks(self, library: str, saving: Callable[..., Any]) -> bool:
+        self._found[library] = bool(words(saving) & {"rename", "renames", "replace"})
+        self._verdict = None
+        return not self._found[library]
+
+    def _trainer_saves(self, stock: Stock, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        arguments = trainer.args
+        alone = arguments.world_size == 1 and not (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled)
+        folder = trainer._get_output_dir(trial=kwargs.get("trial", args[1] if len(args) > 1 else None))
+        target = Path(folder) / f"checkpoint-{trainer.state.global_step}"
+        if not alone or self._saving is not None or not checkpoint_files.can_stage(target):
+            return stock(trainer, *args, **kwargs)
+        with checkpoint_files.staged(target, TRAINER_LAST) as stage:
+            saving = self._saving = _Saving(folder, target, stage)
+            try:
+                # Should the renaming fail, the stock function writes the checkpoint under its name.
+                saved = stock.part(trainer, *args, **kwargs)
+            finally:
+                self._saving = None
+        for step in saving.later:  # a push and the removal of older ones, once this one is there
+            stock.theirs(step)
+        self._note()
+        return saved
+
+    def _output_dir(self, stock: Callable[..., str], trainer: Any, *args: Any, **kwargs: Any) -> str:
+        return str(self._saving.stage.parent) if self._saving else stock(trainer, *args, **kwargs)
+
+    def _pushed(self, stock: Callable[..., None], trainer: Any, checkpoint_folder: Any) -> None:
+        saving = self._saving
+        if saving is None:
+            stock(trainer, checkpoint_folder)
+        else:
+            saving.later.append(lambda: stock(trainer, str(saving.target)))
+
+    def _rotated(self, stock: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        saving = self._saving
+        if saving is None:
+            stock(*args, **kwargs)
+        else:
+            saving.later.append(lambda: stock(*args, **{**kwargs, "output_dir": saving.run}))
+
+    def _state_saved(self, stock: Callable[..., None], state: Any, json_path: str) -> None:
+        saving, best = self._saving, getattr(state, "best_global_step", None)
+        if saving is not None and best:
+            # The stock function looked for the best checkpoint beside the one that it writes.
+            place = os.path.join(saving.run, f"checkpoint-{best}")  # noqa: PTH118  as Trainer spells it
+            if Path(place) == saving.target or Path(place).is_dir():
+                state.best_model_checkpoint = place
+        stock(state, json_path)
+
+    def _accelerator_saves(
+        self, stock: Stock, accelerator: Any, output_dir: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        project = accelerator.project_configuration
+        numbered = bool(project.automatic_checkpoint_naming)
+        if numbered:
+            target = Path(accelerator.project_dir) / "checkpoints" / f"checkpoint_{accelerator.save_iteration}"
+        else:
+            target = Path(os.path.realpath(output_dir or "."))
+        if (
+            accelerator.num_processes > 1
+            or (target.exists() if numbered else output_dir is None)  # refused, in accelerate's words
+            or not checkpoint_files.can_stage(target)
+        ):
+            return stock(accelerator, output_dir, *args, **kwargs)
+        with checkpoint_files.staged(target, ACCELERATE_LAST, levels=2 if numbered else 1) as stage:
+            if numbered:
+                saved = _in_project(stage.parent.parent, stock.part, accelerator, output_dir, *args, **kwargs)
+            else:
+                saved = stock.part(accelerator, str(stage), *args, **kwargs)
+        if numbered:
+            _limit(target.parent, project.total_limit)
+        self._note()
+        given = target if numbered else Path(output_dir)
+        return given if saved == stage else saved
+
+    def _note(self) -> None:
+        self.acted("checkpoints appear under their names when they are whole and on the disk", aloud=False)
+
+
+def _in_project(folder: Path, stock: Callable[..., Any], accelerator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Save where `folder` is the project's, which holds no checkpoint to number or to remove."""
+    project = accelerator.project_configuration
+    given = project.project_dir
+    project.project_dir = str(folder)
+    try:
+        return stock(accelerator, *args, **kwargs)
+    finally:
+        project.project_dir = given
+
+
+def _limit(folder: Path, limit: int | None) -> None:
+    """Remove the oldest of accelerate's numbered checkpoints over `limit`, after the newest is there."""
+    numbered = {
+        int(found[1]): path for path in folder.iterdir() if (found := re.fullmatch(r"checkpoint_(\d+)", path.name))
+    }
+    for number in sorted(numbered)[: -limit or None] if limit else ():
+        shutil.rmtree(numbered[number], ignore_errors=True)
+
+
+GUARD = AtomicCheckpoint()

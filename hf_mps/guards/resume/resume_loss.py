@@ -1,0 +1,78 @@
+"""resume-loss: Trainer's checkpoints carry the loss that was not logged yet, so that a resumed run logs the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.files import write_atomic
+from hf_mps.guards.base import Guard, around
+from hf_mps.guards.introspect import words
+
+FILE = "unlogged_loss.json"
+
+
+class ResumeLoss(Guard):
+    """Writes the sum and the step of the last log entry into a file of its own, and puts both back."""
+
+    name = "resume-loss"
+    what = (
+        "a checkpoint between two log entries forgets the losses since the last, so the next entry of a resumed run is"
+        " another mean"
+    )
+    issue = "transformers/trainer.py _inner_training_loop (tr_loss, _globalstep_last_logged)"
+    until = "the oldest supported transformers keeps both in its checkpoints"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._saves = False
+
+    def applies(self) -> Choice[bool]:
+        """Whether the installed Trainer's saving function never names the step of the last log entry."""
+        if self._saves:
+            return Choice(False, "this transformers keeps the step of the last log entry in its checkpoints")
+        return Choice(True, "this transformers begins a new mean of the losses wherever it resumes")
+
+    def install(self, module: ModuleType) -> None:
+        """Put it around Trainer's logging, which is shown the sum, and the saving and loading of its random states."""
+        self._saves = "_globalstep_last_logged" in words(module.Trainer._save_checkpoint)
+        if not self._saves:
+            around(self, module.Trainer, "_maybe_log_save_evaluate", self._logs)
+            around(self, module.Trainer, "_save_rng_state", self._saved)
+            around(self, module.Trainer, "_load_rng_state", self._loaded)
+
+    def _logs(self, stock: Callable[..., Any], trainer: Any, tr_loss: Any, *args: Any, **kwargs: Any) -> Any:
+        # 5.0 holds the sum in a variable of its loop: the first time that it is shown, the rest is added.
+        rest = trainer.__dict__.pop("_hf_mps_rest", None)
+        if rest is not None:
+            tr_loss += rest
+        trainer._hf_mps_sum = tr_loss
+        return stock(trainer, tr_loss, *args, **kwargs)
+
+    def _saved(self, stock: Callable[..., None], trainer: Any, output_dir: str) -> None:
+        stock(trainer, output_dir)
+        since, unlogged = trainer._globalstep_last_logged, getattr(trainer, "_hf_mps_sum", None)
+        if trainer.args.device.type == "mps" and unlogged is not None and since < trainer.state.global_step:
+            rest = {"sum": float(unlogged), "logged": since}
+            write_atomic(Path(output_dir) / FILE, json.dumps(rest))
+            self.acted(f"checkpoints also hold the loss since the last log entry, in {FILE}", aloud=False)
+
+    def _loaded(self, stock: Callable[..., None], trainer: Any, checkpoint: str | None) -> None:
+        stock(trainer, checkpoint)
+        file = Path(checkpoint or "") / FILE
+        if checkpoint is None or trainer.args.device.type != "mps" or not file.is_file():
+            return
+        rest = json.loads(file.read_text(encoding="utf-8"))
+        trainer._globalstep_last_logged = rest["logged"]
+        trainer._total_loss_scalar -= rest["sum"]  # train_loss is the mean of this call's steps alone
+        if hasattr(trainer, "_tr_loss"):
+            trainer._tr_loss += rest["sum"]
+        else:
+            trainer._hf_mps_rest = rest["sum"]
+
+
+GUARD = ResumeLoss()

@@ -1,0 +1,94 @@
+"""resume-rng: checkpoints of Trainer and Accelerate carry the device's random numbers; a resumed run is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.guards.base import Guard, around
+from hf_mps.guards.introspect import words
+
+FILE = "mps_rng_state.pth"
+
+
+class ResumeRng(Guard):
+    """Writes a file of its own beside theirs, and reads it where they read theirs."""
+
+    name = "resume-rng"
+    what = "checkpoints leave out the device's random numbers, so a resumed run draws others for its dropout"
+    issue = "transformers/trainer.py _save_rng_state, accelerate/checkpointing.py save_accelerator_state"
+    until = "the oldest supported transformers and accelerate save torch.mps.get_rng_state()"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._found: dict[str, bool] = {}
+
+    def applies(self) -> Choice[bool]:
+        """Whether the installed libraries leave the device's generator out, by the names that their functions use."""
+        lacking = [library for library, saves in self._found.items() if not saves]
+        if lacking:
+            return Choice(True, f"{' and '.join(lacking)} leave the mps generator out of their checkpoints")
+        return Choice(False, f"{' and '.join(self._found)} save the mps generator themselves")
+
+    def install(self, module: ModuleType) -> None:
+        """Put it around the saving and loading of the random states of transformers' Trainer or of Accelerator."""
+        if module.__name__ == "transformers.trainer":
+            if self._lacks("transformers", module.Trainer._save_rng_state):
+                around(self, module.Trainer, "_save_rng_state", self._trainer_saves)
+                around(self, module.Trainer, "_load_rng_state", self._trainer_loads)
+        elif self._lacks("accelerate", module.save_accelerator_state):
+            around(self, module, "save_accelerator_state", self._accelerator_saves)
+            around(self, module, "load_accelerator_state", self._accelerator_loads)
+
+    def _lacks(self, library: str, saving: Callable[..., Any]) -> bool:
+        self._found[library] = any("mps" in word for word in words(saving))
+        self._verdict = None
+        return not self._found[library]
+
+    def _trainer_saves(self, stock: Callable[..., None], trainer: Any, output_dir: str) -> None:
+        stock(trainer, output_dir)
+        if trainer.args.device.type == "mps":
+            self._save(Path(output_dir))
+
+    def _trainer_loads(self, stock: Callable[..., None], trainer: Any, checkpoint: str | None) -> None:
+        stock(trainer, checkpoint)
+        if checkpoint is not None and trainer.args.device.type == "mps":
+            self._load(Path(checkpoint))
+
+    def _accelerator_saves(self, stock: Callable[..., Any], output_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        from hf_mps.guards.resume import loader_state
+
+        saved = stock(output_dir, *args, **kwargs)
+        if loader_state.on_metal():
+            self._save(Path(output_dir))
+        return saved
+
+    def _accelerator_loads(self, stock: Callable[..., Any], input_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        from hf_mps.guards.resume import loader_state
+
+        loaded = stock(input_dir, *args, **kwargs)
+        if loader_state.on_metal():
+            self._load(Path(input_dir))
+        return loaded
+
+    def _save(self, folder: Path) -> None:
+        import torch
+
+        from hf_mps.guards.resume import rng_state
+
+        rng_state.save(torch.mps.get_rng_state(), folder / FILE)
+        self.acted(f"checkpoints also hold the device's random numbers, in {FILE}", aloud=False)
+
+    def _load(self, folder: Path) -> None:
+        import torch
+
+        if (folder / FILE).is_file():
+            torch.mps.set_rng_state(torch.load(folder / FILE, weights_only=True, map_location="cpu"))
+        else:
+            self.acted(f"{folder} holds no {FILE}: the resumed run draws other random numbers than an unbroken one")
+
+
+GUARD = ResumeRng()

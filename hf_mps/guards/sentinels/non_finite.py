@@ -1,0 +1,160 @@
+"""non-finite: a loss or gradient that is NaN or infinite is told once for each training, or ends the run."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from numbers import Real
+from types import ModuleType
+from typing import Any
+from weakref import WeakSet
+
+from hf_mps.core import settings
+from hf_mps.core.errors import RunError
+from hf_mps.core.patching import around
+from hf_mps.guards.explicit_args import FILTER, remember, said
+from hf_mps.guards.sentinels.base import Sentinel
+
+LOWER = "a lower learning rate"
+GO_ON = f"HF_MPS_SENTINELS without {settings.STOP} to go on regardless"
+STOPS = f"HF_MPS_SENTINELS={settings.STOP} ends a run there, before a checkpoint is written over a good one"
+
+
+class NonFinite(Sentinel):
+    """Looks at what Trainer logs, at once, and in every loop at what the stream reads.
+
+    An unchanged script goes on, as it does without this layer: its author may look at the numbers himself, and one
+    infinite loss need not harm any weight. Where a run is to stop (HF_MPS_SENTINELS=stop, the recipe runner), all that
+    there is is read before a checkpoint, so that none holds weights of a training that has ended. A step that fp16's
+    GradScaler skips is no sign; many in a row, all without a loss, are. Somebody who asks Trainer for
+    logging_nan_inf_filter wants to go on.
+    """
+
+    name = "non-finite"
+    what = "a loss or gradient norm that is NaN or infinite"
+    why = f"warns once for each training, which goes on as without it; {STOPS}"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._advice: list[str] = []
+        self._told: WeakSet[Any] = WeakSet()
+
+    def install(self, module: ModuleType) -> None:
+        """Also look at what Trainer logs, and before Trainer and Accelerator write checkpoints."""
+        super().install(module)
+        if module.__name__ == "transformers.training_args":
+            remember(module.TrainingArguments)
+        elif module.__name__ == "transformers.trainer":
+            around(self, module.Trainer, "train", self._trained)
+            around(self, module.Trainer, "log", self._logged)
+            around(self, module.Trainer, "_save_checkpoint", self._trainer_saves)
+        elif module.__name__ == "accelerate.accelerator":
+            around(self, module.Accelerator, "save_state", self._accelerator_saves)
+
+    def forget(self) -> None:
+        """Also forget every training."""
+        super().forget()
+        self._told.clear()
+
+    @contextmanager
+    def stopping(self, advice: str) -> Iterator[None]:
+        """Let it end a run for a while (RunError), with `advice` what to do next, as the recipe runner does."""
+        self._advice.append(advice)
+        try:
+            yield
+        finally:
+            self._advice.pop()
+
+    def look(self, series: Any, losses: Sequence[tuple[int, float]], norms: Sequence[tuple[int, float]]) -> None:
+        """Tell the first that is NaN or infinite.
+
+        Of several losses before one step, those whose gradients cannot be in it do not count: its norm is finite.
+        """
+        finite = {step for step, norm in norms if math.isfinite(norm)}
+        passes = Counter(step for step, _ in losses)
+        for what, values in (("loss", losses), ("gradient norm", norms)):
+            for step, value in values:
+                elsewhere = what == "loss" and passes[step] > 1 and step in finite
+                if not math.isfinite(value) and not elsewhere:
+                    self._tell(series, f"the {what} is {value} at optimizer step {step}", LOWER)
+                    return
+
+    def look_at_skipped(self, training: Any, losses: Sequence[float]) -> None:
+        """Tell where none is finite: another scale cannot mend that, as it mends gradients."""
+        if not any(map(math.isfinite, losses)):
+            line = f"the loss is {losses[-1]} in {len(losses)} steps in a row, all of which GradScaler skipped"
+            self._tell(training, line, f"bf16 in place of fp16, or {LOWER}")
+
+    def _tell(self, training: Any, line: str, advice: str) -> None:
+        """Warn, once for each training, or raise RunError."""
+        if self._advice or settings.sentinels_stop():
+            line = f"{line}; next: {self._advice[-1] if self._advice else f'{advice}, or {GO_ON}'}"
+            self.acted(line, aloud=False)  # the error says it
+            raise RunError(line)
+        if training not in self._told:
+            self._told.add(training)
+            self.acted(f"{line}, and the training goes on; next: {advice}; {STOPS}")
+
+    def _trained(self, stock: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        from hf_mps.guards.sentinels.stream import STREAM
+
+        if trainer.optimizer is not None:  # of an earlier training
+            STREAM.begin(trainer.optimizer)
+        self._told.discard(trainer)
+        if _goes_on(trainer.args):
+            with self.left_alone():
+                return stock(trainer, *args, **kwargs)
+        done = stock(trainer, *args, **kwargs)
+        STREAM.read(trainer.optimizer)
+        return done
+
+    def _logged(self, stock: Callable[..., None], trainer: Any, logs: Any, *args: Any, **kwargs: Any) -> None:
+        from hf_mps.guards.sentinels.stream import STREAM
+
+        stock(trainer, logs, *args, **kwargs)
+        arguments = trainer.args
+        sign = None if arguments.device.type != "mps" or _goes_on(arguments) else _sign(arguments, trainer.state, logs)
+        if sign:
+            advice = f"a lower learning_rate (now {arguments.learning_rate:g})"
+            self._tell(STREAM.series(trainer.optimizer) or trainer, sign, advice)
+
+    def _trainer_saves(self, stock: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        from hf_mps.guards.sentinels.stream import STREAM
+
+        STREAM.read(trainer.optimizer)
+        return stock(trainer, *args, **kwargs)
+
+    def _accelerator_saves(self, stock: Callable[..., Any], accelerator: Any, *args: Any, **kwargs: Any) -> Any:
+        from hf_mps.guards.sentinels.stream import STREAM
+
+        for optimizer in accelerator._optimizers:
+            STREAM.read(optimizer)
+        return stock(accelerator, *args, **kwargs)
+
+
+def refuse(args: Any, state: Any, logs: dict[str, Any] | None, advice: str) -> None:
+    """Raise RunError where Trainer logs a loss or gradient norm that is not finite, with `advice` what to do next."""
+    sign = _sign(args, state, logs or {})
+    if sign:
+        raise RunError(f"{sign}; next: {advice}")
+
+
+def _sign(args: Any, state: Any, logs: dict[str, Any]) -> str | None:
+    """What Trainer logs that is not finite, in words.
+
+    Under fp16 the losses alone count: a gradient norm may overflow there, and GradScaler skips that step.
+    """
+    for name in ("loss", "eval_loss") if args.fp16 else ("loss", "eval_loss", "grad_norm"):
+        value = logs.get(name)
+        if isinstance(value, Real) and not math.isfinite(value):
+            return f"{name} is {value} at step {state.global_step} of {state.max_steps}"
+    return None
+
+
+def _goes_on(arguments: Any) -> bool:
+    return bool(said(arguments, FILTER) and getattr(arguments, FILTER, False))
+
+
+SENTINEL = NonFinite()

@@ -1,0 +1,98 @@
+"""Known faults of Metal, switched on by name for a while: each guard is shown to be needed, and to help.
+
+    with hazards.on("non-blocking"):
+        ...
+
+Each is modelled after the upstream issue that METAL.md names, as a kernel of its own over the device's, or as the
+library's state that has the fault. Faults that the installed libraries have anyhow (checkpoint-rng, resume-rng, …) need
+none. For tests only: slow, and one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+from hf_mps.core.errors import UserError, nearest
+from hf_mps.simulator import strictness
+from tests.hazards import device, results, sizes, versions
+from tests.hazards.kernels import host, kernels
+
+__all__ = ["HAZARDS", "active", "host", "kernels", "on"]
+
+ATTENTION = ("causal-leak", "permuted-attention", "long-keys", "odd-keys", "masked-rows", "value-width")
+"""Faults of Metal's own attention, which one guard cures."""
+
+
+@contextmanager
+def _both(one: AbstractContextManager[None], other: AbstractContextManager[None]) -> Iterator[None]:
+    with one, other:
+        yield
+
+
+HAZARDS: dict[str, Callable[[], Any]] = {
+    "non-blocking": results.non_blocking,
+    "fp16-fused-adam": results.fp16_fused_adam,
+    "non-contiguous": results.non_contiguous,
+    "layernorm-frozen": results.layernorm_frozen,
+    # Its backward pass ends the process, and with it the tests.
+    "mixed-dtypes": lambda: _both(strictness.on("mixed-layer-norm"), strictness.off("mixed-norm-backward")),
+    "lstm-dropout": lambda: strictness.on("lstm-dropout", "lstm-mask"),
+    "compile": device.uncompilable,
+    "cuda-graphs": lambda: strictness.on("cuda-graphs"),
+    "huge-embedding": results.huge_embedding,
+    "large-k": lambda: strictness.on("large-k", "large-k-batched"),
+    "linear-bias": lambda: strictness.on("row-bias", "many-rows-bias"),
+    "linear-shapes": lambda: strictness.on("vector-weight", "deep-linear"),
+    "dtype-copies": lambda: strictness.on("dtype-copies"),
+    "index-range": lambda: strictness.on("silent-indices"),
+    "attention-no-grad": lambda: strictness.on(*ATTENTION),
+    "permuted-activations": lambda: strictness.on("permuted-activations"),
+    "atomic-order": lambda: strictness.on("atomic-order"),
+    "half-unscale": lambda: strictness.on("half-unscale"),
+    "huge-products": sizes.huge_products,
+    "huge-cat": sizes.huge_cat,
+    "embedding-grad": sizes.embedding_grad,
+    "conv-batch": lambda: strictness.on("conv-batch"),
+    "conv3d-layout": sizes.conv3d_layout,
+    "shape-growth": device.shape_growth,
+    "fork-workers": device.fork_workers,
+    "half-precision": device.half_precision,
+    "oom-text": versions.oom_text,
+    "resume-epoch": versions.resume_epoch,
+}
+
+_active: set[str] = set()
+
+
+@contextmanager
+def on(*names: str) -> Iterator[None]:
+    """Switch hazards on for a while. Raises UserError for a name that there is not, or where no simulator is loaded."""
+    from hf_mps import simulator
+
+    unknown = next((name for name in names if name not in HAZARDS), None)
+    if unknown is not None:
+        raise UserError(f"{unknown} is no hazard; there are {', '.join(HAZARDS)}{nearest(unknown, HAZARDS)}")
+    if simulator.loaded() is None:
+        raise UserError("hazards are faults of the simulated device, which is not loaded: HF_MPS_SIMULATE=1")
+    with ExitStack() as stack:
+        for name in names:
+            if name not in _active:
+                stack.enter_context(_marked(name))
+                stack.enter_context(HAZARDS[name]())
+        yield
+
+
+def active() -> frozenset[str]:
+    """The hazards that are on now."""
+    return frozenset(_active)
+
+
+@contextmanager
+def _marked(name: str) -> Iterator[None]:
+    _active.add(name)
+    try:
+        yield
+    finally:
+        _active.discard(name)

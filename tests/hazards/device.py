@@ -1,0 +1,120 @@
+"""What the device, or the macOS under it, does to a process: keeps memory, ends a fork, has no bfloat16."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hf_mps.device import machine
+from tests.hazards.kernels import host, kernels
+
+
+@contextmanager
+def shape_growth() -> Iterator[None]:
+    """pytorch#132596: what a result of a new shape needed stays with the allocator, as no other shape can use it.
+
+    Here for linear layers, and eight times over: a model has many more operators than these.
+    """
+    import torch
+
+    kept: dict[Any, Any] = {}
+
+    def linear(input: Any, weight: Any, bias: Any = None) -> Any:
+        found = torch.nn.functional.linear(host(input), host(weight), bias if bias is None else host(bias))
+        if found.shape not in kept:
+            kept[found.shape] = torch.empty(8, *found.shape, device="mps")
+        return found.to("mps")
+
+    stock = {name: getattr(torch.mps, name) for name in ("empty_cache", "current_allocated_memory")}
+
+    def empty_cache() -> None:
+        kept.clear()
+        stock["empty_cache"]()
+
+    def current_allocated_memory() -> int:  # what is idle is with the driver alone
+        return int(stock["current_allocated_memory"]() - sum(block.nbytes for block in kept.values()))
+
+    torch.mps.empty_cache = empty_cache
+    torch.mps.current_allocated_memory = current_allocated_memory
+    try:
+        with kernels({"linear": linear}):
+            yield
+    finally:
+        kept.clear()
+        torch.mps.empty_cache = stock["empty_cache"]
+        torch.mps.current_allocated_memory = stock["current_allocated_memory"]
+
+
+@contextmanager
+def fork_workers() -> Iterator[None]:
+    """pytorch#178037: a process forked from one that uses Metal hangs in it; it ends at once here."""
+    global _forks_end, _forks_watched
+    if not _forks_watched:
+        os.register_at_fork(after_in_child=_end_forked)
+        _forks_watched = True
+    _forks_end = True
+    try:
+        yield
+    finally:
+        _forks_end = False
+
+
+_forks_end = _forks_watched = False
+
+
+def _end_forked() -> None:
+    import torch
+
+    if _forks_end and torch.mps.driver_allocated_memory():
+        os._exit(1)
+
+
+@contextmanager
+def half_precision() -> Iterator[None]:
+    """macOS 13.7, whose Metal has no bfloat16: nothing of it can be put on the device, in the words of 2.13's torch.
+
+    Source: aten/src/ATen/native/mps/OperationUtils.h, checkSupportsBFloat16 (pytorch#119641).
+    """
+    import torch
+
+    def copy(self: Any, src: Any, non_blocking: bool = False) -> Any:
+        if self.device.type == "mps" and self.dtype == torch.bfloat16:
+            raise TypeError("MPS bfloat16 type is supported on MacOS 14.0 or newer.")
+        host(self).copy_(host(src))
+        return self
+
+    backend: Any = torch.backends.mps
+    stock, before = backend.is_macos_or_newer, machine.present()
+    machine.pretend(dataclasses.replace(before, macos="13.7"))
+    backend.is_macos_or_newer = lambda major, minor: (major, minor) <= (13, 7)
+    _ask_again()
+    try:
+        with kernels({"copy_": copy}):
+            yield
+    finally:
+        backend.is_macos_or_newer = stock
+        machine.pretend(before)
+        _ask_again()
+
+
+@contextmanager
+def uncompilable() -> Iterator[None]:
+    """pytorch#161905: Inductor ends in an error where it has no Metal code for a graph; here for every one."""
+    from hf_mps.simulator import compiled
+
+    compiled.refused = True
+    try:
+        yield
+    finally:
+        compiled.refused = False
+
+
+def _ask_again() -> None:
+    """Let transformers, which remembers what torch answered, ask for it anew."""
+    library: Any = sys.modules.get("transformers.utils.import_utils")
+    if library is not None:
+        library.is_torch_bf16_gpu_available.cache_clear()
