@@ -108,7 +108,7 @@ class FallbackLedger:
         from hf_mps.fallback.accounting import ledger
 
         self._ledger = ledger
-        self._since = ledger.now()
+        self._since = ledger.snapshot()
         self._allowed: set[str] = set()
 
     def allow(self, *operators: str) -> None:

@@ -85,7 +85,7 @@ def row(name: str, task: str, folder: Path) -> Row:
     from hf_mps.dryrun import audit, memory
     from hf_mps.dryrun.audit.record import Record
     from hf_mps.dryrun.resolve import find
-    from hf_mps.operators.support import Release
+    from hf_mps.operators.support import OperatorSupport
 
     records: list[Record] = []
 
@@ -100,7 +100,7 @@ def row(name: str, task: str, folder: Path) -> Row:
         peak = memory.estimate(target, length=length, also=record).bytes
     except (UserError, RunError) as error:
         return Row(name, task, f"exit {error.exit_code}", str(error).replace(f"{folder}/", "").replace("|", "\\|"))
-    missing = [f"`{entry.operator}`" for entry in audit.result(name, records[0], Release(), {}).found]
+    missing = [f"`{entry.operator}`" for entry in audit.result(name, records[0], OperatorSupport(), {}).found]
     return Row(name, task, f"{peak / 2**20:.1f} MiB", ", ".join(missing) or "none")
 
 

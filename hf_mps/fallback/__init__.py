@@ -10,20 +10,20 @@ import atexit
 from hf_mps.core.choice import Choice
 from hf_mps.fallback.accounting import Entry, Report
 from hf_mps.fallback.accounting import ledger as _ledger
-from hf_mps.fallback.accounting import share as _share
+from hf_mps.fallback.accounting import monitor as _monitor
 from hf_mps.fallback.warnings import MetalFallbackWarning
 
 __all__ = [
     "Entry",
     "MetalFallbackWarning",
     "Report",
+    "mark_reported",
     "mode",
     "refused",
     "registered",
     "report",
     "reset",
     "start",
-    "told",
 ]
 
 _mode: Choice[str] | None = None
@@ -40,11 +40,11 @@ def start() -> Choice[str]:
         return _mode
     from hf_mps.core import settings
 
-    wanted, limit = settings.fallback(), settings.fallback_share()
-    if wanted.value != "error":
-        _register(wanted.value, limit)
-    _mode = wanted
-    return wanted
+    chosen, limit = settings.fallback(), settings.fallback_share()
+    if chosen.value != "error":
+        _register(chosen.value, limit)
+    _mode = chosen
+    return chosen
 
 
 def mode() -> Choice[str] | None:
@@ -57,9 +57,9 @@ def report() -> Report:
     return _ledger.report()
 
 
-def told() -> None:
-    """Let no table follow at the end of the process of what fell back up to now: it has been told of."""
-    _ledger.told()
+def mark_reported() -> None:
+    """Print no table at the end of the process of what fell back up to now: the caller has reported it."""
+    _ledger.mark_reported()
 
 
 def reset() -> None:
@@ -67,7 +67,7 @@ def reset() -> None:
     from time import perf_counter
 
     _ledger.reset()
-    _share.restart(perf_counter())
+    _monitor.restart(perf_counter())
 
 
 def registered() -> list[str]:
@@ -88,18 +88,18 @@ def refused() -> dict[str, str]:
     return registration.refused()
 
 
-def _register(wanted: str, limit: float) -> None:
+def _register(chosen: str, limit: float) -> None:
     from time import perf_counter
 
-    from hf_mps.fallback import host_view, late_registration, registration, warnings
+    from hf_mps.fallback import host_view, registration, warnings
 
-    warnings.silence(wanted == "quiet")
+    warnings.silence(chosen == "quiet")
     registration.start()
-    if wanted == "rescue":
+    if chosen == "rescue":
         from hf_mps.fallback import rescue
 
         rescue.start(share=host_view.has_alias())
-    late_registration.watch()
-    _share.limit = limit
-    _share.restart(perf_counter())
+    registration.watch()
+    _monitor.limit = limit
+    _monitor.restart(perf_counter())
     atexit.register(_ledger.print_report)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from hf_mps.fallback import warnings
+from hf_mps.fallback.warnings import print_table, simulated_label, warn_float32, warn_operator, warn_share
 
 WINDOW = 5.0  # seconds over which the share is judged
 
 
-class Slot:
+class OpStats:
     """The running figures of one operator."""
 
     __slots__ = ("bytes", "calls", "name", "seconds", "shared")
@@ -28,24 +28,24 @@ class Slot:
         self.bytes = 0
         self.shared = 0
 
-    def book(self, start: float, moved: int, *, shared: bool = False) -> None:
-        """Add a call that began at `start` (perf_counter), copied `moved` bytes, and may have shared memory."""
+    def book(self, start: float, copied: int, *, shared: bool = False) -> None:
+        """Add a call that began at `start` (perf_counter), copied so many bytes, and may have shared memory."""
         now = perf_counter()
         self.calls += 1
         self.seconds += now - start
-        self.bytes += moved
+        self.bytes += copied
         if shared:
             self.shared += 1
-        if now > share.due:
-            share.judge(now)
+        if now > monitor.due:
+            monitor.judge(now)
 
-    def first(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def announce(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Tell the user, once for each operator, before its first call."""
-        warnings.operator(self.name, (*args, *kwargs.values()))
+        warn_operator(self.name, (*args, *kwargs.values()))
 
-    def became_single(self) -> None:
+    def announce_float32(self) -> None:
         """Tell the user, once, that a float64 result became float32."""
-        warnings.single(self.name)
+        warn_float32(self.name)
 
 
 @dataclass(frozen=True)
@@ -108,69 +108,71 @@ class Report:
         }
 
     def __str__(self) -> str:
-        return warnings.table(self) if self.operators else ""
+        return _table(self) if self.operators else ""
 
 
 Snapshot = tuple[float, dict[str, tuple[int, float, int, int]]]
 
 
 class Ledger:
-    """The slots of a process, by operator name ("aten::mode")."""
+    """The figures of a process, by operator name ("aten::mode")."""
 
     def __init__(self) -> None:
-        self._slots: dict[str, Slot] = {}
+        self._stats: dict[str, OpStats] = {}
         self._start = perf_counter()
-        self._printed = 0
+        self._reported = 0
 
-    def slot(self, name: str) -> Slot:
-        """The operator's slot, made on first use."""
-        return self._slots.setdefault(name, Slot(name))
+    def stats(self, name: str) -> OpStats:
+        """The operator's figures, made on first use."""
+        return self._stats.setdefault(name, OpStats(name))
 
     def reset(self) -> None:
         """Forget all figures; the time that passed counts from now."""
         self._start = perf_counter()
-        self._printed = 0
-        for slot in self._slots.values():
-            slot.calls = slot.bytes = slot.shared = 0
-            slot.seconds = 0.0
+        self._reported = 0
+        for stats in self._stats.values():
+            stats.calls = stats.bytes = stats.shared = 0
+            stats.seconds = 0.0
 
-    def now(self) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         """The figures up to now, for `report(since=…)`."""
-        used = [slot for slot in self._slots.values() if slot.calls]
-        return perf_counter(), {slot.name: (slot.calls, slot.seconds, slot.bytes, slot.shared) for slot in used}
+        used = [stats for stats in self._stats.values() if stats.calls]
+        return perf_counter(), {stats.name: (stats.calls, stats.seconds, stats.bytes, stats.shared) for stats in used}
 
     def report(self, since: Snapshot | None = None) -> Report:
         """What fell back since a snapshot, or since the layer was switched on (or `reset`)."""
-        end, figures = self.now()
+        end, figures = self.snapshot()
         start, before = since if since is not None else (self._start, {})
         wall = end - start
         entries = []
-        for name, (calls, seconds, moved, shared) in figures.items():
+        for name, (calls, seconds, copied, shared) in figures.items():
             past = before.get(name, (0, 0.0, 0, 0))
             if calls > past[0]:
                 spent = seconds - past[1]
                 part = spent / wall if wall > 0 else 0.0
-                entries.append(Entry(name, calls - past[0], spent, moved - past[2], shared - past[3], part))
+                entries.append(Entry(name, calls - past[0], spent, copied - past[2], shared - past[3], part))
         return Report(tuple(sorted(entries, key=lambda entry: -entry.seconds)), wall)
 
-    def total(self) -> float:
+    def seconds(self) -> float:
         """Seconds of all operators up to now."""
-        return sum(slot.seconds for slot in self._slots.values())
+        return sum(stats.seconds for stats in self._stats.values())
+
+    def _calls(self) -> int:
+        return sum(stats.calls for stats in self._stats.values())
 
     def print_report(self, since: Snapshot | None = None) -> None:
         """Print the table on stderr, where something fell back since the last table and the mode is not quiet."""
-        calls = sum(slot.calls for slot in self._slots.values())
-        text = str(self.report(since)) if calls > self._printed else ""
+        text = str(self.report(since)) if self._calls() > self._reported else ""
         if text:
-            self._printed = calls
-            warnings.say(text)
+            self.mark_reported()
+            print_table(text)
 
-    def told(self) -> None:
-        """Let what fell back up to now count as printed: somebody has told of it in words of their own."""
-        self._printed = sum(slot.calls for slot in self._slots.values())
+    def mark_reported(self) -> None:
+        """Let what fell back up to now count as printed: somebody has reported it in words of their own."""
+        self._reported = self._calls()
 
 
-class Share:
+class OverheadMonitor:
     """Warns once when fallbacks take more than `limit` of the time, judged over windows of a few seconds."""
 
     def __init__(self) -> None:
@@ -181,19 +183,47 @@ class Share:
 
     def restart(self, now: float) -> None:
         """Let a window begin."""
-        self._since, self._seconds, self.due = now, ledger.total(), now + WINDOW
+        self._since, self._seconds, self.due = now, ledger.seconds(), now + WINDOW
 
     def judge(self, now: float) -> None:
         """Judge the window that ends now, and begin the next."""
-        spent, wall = ledger.total() - self._seconds, now - self._since
+        spent, wall = ledger.seconds() - self._seconds, now - self._since
         self.restart(now)
         self.check(spent, wall)
 
     def check(self, spent: float, wall: float) -> None:
         """Warn where `spent` of `wall` seconds is above the limit; once in a process."""
         if wall > 0 and spent / wall > self.limit:
-            warnings.share(spent / wall, wall, self.limit)
+            warn_share(spent / wall, wall, self.limit)
+
+
+def _table(report: Report) -> str:
+    """The report in lines of at most 100 characters: one for each operator under a line that sums them up."""
+    count = len(report.operators)
+    lines = [
+        f"hf-mps: {count} operator{'s' * (count > 1)} without a Metal kernel ran on the CPU: "
+        f"{report.seconds:.2f} s of {report.wall:.1f} s ({report.share:.1%}{simulated_label()})"
+    ]
+    width = max(8, *(len(entry.operator) for entry in report.operators))
+    lines.append(f"  {'operator':<{width}}  {'calls':>8}  {'seconds':>8}  {'share':>6}  {'copied':>9}  way")
+    for entry in report.operators:
+        lines.append(
+            f"  {entry.operator:<{width}}  {entry.calls:>8}  {entry.seconds:>8.3f}  {entry.share:>6.1%}"
+            f"  {_size(entry.bytes):>9}  {entry.way}"
+        )
+    lines.append("  not in these seconds: at each call the GPU runs out of work, as nothing is queued meanwhile")
+    return "\n".join(lines)
+
+
+def _size(count: int) -> str:
+    """Bytes in words, in powers of 1000: "12.3 MB"."""
+    size = float(count)
+    for unit in ("B", "KB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    raise AssertionError
 
 
 ledger = Ledger()
-share = Share()
+monitor = OverheadMonitor()

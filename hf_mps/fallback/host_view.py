@@ -1,7 +1,7 @@
-"""The tensors of one call, on the CPU's side: over the device's own memory where that is possible, else copies.
+"""The CPU's views of one call's tensors: over the device's own memory where that is possible, else copies.
 
-The traps, which PyTorch's own documentation of the alias names: wait for the device before the CPU touches a buffer,
-and again before the device does. And an operator that writes into an argument (`out=`, in-place) must find its result
+Two traps, which PyTorch's own documentation of the alias names: wait for the device before the CPU touches a buffer,
+and again before the device does. An operator that writes into an argument (`out=`, in-place) must find its result
 in the caller's tensor, resized where the operator resizes.
 """
 
@@ -14,8 +14,8 @@ from torch import Tensor
 
 # Below this many bytes a copy is cheaper than setting up an alias: scripts/bench_fallback.py.
 SMALL = 32 * 1024
-# Metal has neither; the result takes the type that Metal has.
-NO_METAL = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+# Dtypes that Metal does not have, and what a result becomes instead.
+ON_METAL = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 
 _CPU = torch.device("cpu")
 
@@ -29,58 +29,58 @@ class NotShared(RuntimeError):
     """A buffer that the CPU cannot reach, or an alias that would have to grow: the call goes the copying way."""
 
 
-class Loan:
-    """What one call borrowed: `read` and `write` give the CPU's side, `settle` and `bring` take everything back.
+class HostView:
+    """The CPU's side of one call: `to_host` and its kin give it, `write_back` and `to_device` take everything back.
 
     `shared` says whether any tensor went without a copy, `copied` how many bytes moved.
     """
 
-    __slots__ = ("_common", "_small", "_stand_ins", "_written", "copied", "share", "shared", "single")
+    __slots__ = ("_overlapping", "_small", "_stand_ins", "_written", "became_float32", "copied", "share", "shared")
 
-    def __init__(self, small: float = float("inf"), common: frozenset[int] = frozenset()) -> None:
+    def __init__(self, small: float = float("inf"), overlapping: frozenset[int] = frozenset()) -> None:
         self._small = small  # larger tensors, in bytes, go without a copy
         self.share = small != float("inf")
-        self._common = common  # buffers that must keep one stand-in: see `entangled`
+        self._overlapping = overlapping  # buffers that must keep one stand-in: see `overlapping_storages`
         self.shared = False
         self.copied = 0
-        self.single = False  # a float64 result became float32
+        self.became_float32 = False  # a float64 result became float32
         self._stand_ins: dict[int, torch.UntypedStorage] = {}
         self._written: list[tuple[Tensor, Tensor, int]] = []
 
-    def read(self, value: Any) -> Any:
+    def to_host(self, value: Any) -> Any:
         """The CPU's side of an argument that is only read; anything but device tensors passes through."""
         if isinstance(value, Tensor):
             if value.is_mps:
                 return self._shared(value) if value.nbytes > self._small else self._copy(value)
             return value
         if isinstance(value, (list, tuple)):
-            return [self.read(item) for item in value]
+            return [self.to_host(item) for item in value]
         if isinstance(value, torch.device):
             return _CPU if value.type == "mps" else value
         return value
 
-    def lend(self, value: Any, *, written: bool) -> Any:
+    def to_host_mutable(self, value: Any, *, written: bool) -> Any:
         """The CPU's side of an argument of a call that writes into one: tensors over one buffer stay over one buffer.
 
         The operator's own checks for overlapping memory then see what they would see on the device.
         """
         if isinstance(value, (list, tuple)):
-            return [self.lend(item, written=written) for item in value]
+            return [self.to_host_mutable(item, written=written) for item in value]
         if not isinstance(value, Tensor) or not value.is_mps:
-            return self.read(value)
+            return self.to_host(value)
         host = self._over(value)
         if written:
             self._written.append((value, host, host.data_ptr()))
         return host
 
-    def fresh(self, device: Tensor) -> Tensor:
+    def alias_output(self, device: Tensor) -> Tensor:
         """The CPU's side of a result that lies in device memory already. Raises NotShared."""
         host = host_alias(device)
         self.shared = True
         self._written.append((device, host, host.data_ptr()))
         return host
 
-    def settle(self) -> None:
+    def write_back(self) -> None:
         """Let the caller's tensors have what was written: content, size and strides where the operator resized."""
         for device, host, address in self._written:
             resized = device.shape != host.shape
@@ -93,19 +93,19 @@ class Loan:
                 device.copy_(host)
                 self.copied += host.nbytes
 
-    def bring(self, result: Any) -> Any:
+    def to_device(self, result: Any) -> Any:
         """A fresh CPU result on the device; float64 becomes float32 there."""
         if isinstance(result, Tensor):
             if not result.is_cpu:
                 return result
-            single = NO_METAL.get(result.dtype)
-            if single is not None:
-                self.single = True
-                result = result.to(single)
+            narrower = ON_METAL.get(result.dtype)
+            if narrower is not None:
+                self.became_float32 = True
+                result = result.to(narrower)
             self.copied += result.nbytes
             return result.to("mps")
         if isinstance(result, (list, tuple)):
-            return type(result)(self.bring(item) for item in result)
+            return type(result)(self.to_device(item) for item in result)
         return result
 
     def _copy(self, tensor: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ class Loan:
         if tensor.numel() == 0:  # may have to grow, which an alias cannot
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_CPU)
         storage = tensor.untyped_storage()
-        if not self.share and storage._cdata not in self._common:
+        if not self.share and storage._cdata not in self._overlapping:
             return self._copy(tensor)
         stand_in = self._stand_ins.get(storage._cdata)
         if stand_in is None:
@@ -147,20 +147,20 @@ class Loan:
         return copy.untyped_storage()
 
 
-def entangled(tensors: list[Tensor], written: list[Tensor]) -> frozenset[int]:
+def overlapping_storages(tensors: list[Tensor], written: list[Tensor]) -> frozenset[int]:
     """The buffers (by address) that two of a call's tensors lie in, or that a written one overlaps itself in.
 
     The operator checks such cases by address, so that they cannot be copied tensor by tensor.
     """
     seen: set[int] = set()
-    twice: set[int] = set()
+    overlapping: set[int] = set()
     for tensor in tensors:
         key = tensor.untyped_storage()._cdata
-        (twice if key in seen else seen).add(key)
+        (overlapping if key in seen else seen).add(key)
     for tensor in written:
         if 0 in tensor.stride() and tensor.numel() > 1:
-            twice.add(tensor.untyped_storage()._cdata)
-    return frozenset(twice)
+            overlapping.add(tensor.untyped_storage()._cdata)
+    return frozenset(overlapping)
 
 
 def host_alias(tensor: Tensor) -> Tensor:

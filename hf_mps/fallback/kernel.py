@@ -1,6 +1,6 @@
 """One kernel for each missing operator: the CPU's own, with the device's tensors made reachable to it.
 
-`make` gives the function that the dispatcher calls: the short way of short.py for small tensors, and the general one
+`make` gives the function that the dispatcher calls: the fast path of short.py for small tensors, and the general one
 for everything else.
 """
 
@@ -14,45 +14,45 @@ import torch
 from torch import Tensor
 
 from hf_mps.fallback import fast_path
-from hf_mps.fallback.accounting import Slot
-from hf_mps.fallback.host_view import SMALL, Loan, NotShared, entangled
-from hf_mps.fallback.op_schema import Plan
-from hf_mps.fallback.output_specs import Layout, Layouts
+from hf_mps.fallback.accounting import OpStats
+from hf_mps.fallback.host_view import SMALL, HostView, NotShared, overlapping_storages
+from hf_mps.fallback.op_schema import OpSchema
+from hf_mps.fallback.output_specs import OutputSpec, OutputSpecs
 
 # Inside a kernel no Python of the user's may run: a default device (a TorchFunctionMode), a subclass of Tensor.
-_InKernel = torch._C.DisableTorchFunction
+_NoTorchFunction = torch._C.DisableTorchFunction
 
 Function = Callable[..., Any]
 
 
-def make(op: Any, slot: Slot, *, share: bool, small: float = SMALL) -> Function:
+def make(op: Any, stats: OpStats, *, share: bool, small: float = SMALL) -> Function:
     """The function to be registered for `op` (an overload of torch.ops) under the dispatch key MPS.
 
-    It takes and gives device tensors as the operator's schema says, and books each call in `slot`. With `share`
+    It takes and gives device tensors as the operator's schema says, and books each call in `stats`. With `share`
     tensors of more than `small` bytes go without a copy. Errors are the CPU's own.
     """
-    plan = Plan.of(op)
-    general = Kernel(plan, slot, share=share, small=small)
-    return fast_path.kernel(plan, slot, general, general.largest_copied) or general
+    schema = OpSchema.of(op)
+    general = Kernel(schema, stats, share=share, small=small)
+    return fast_path.kernel(schema, stats, general, general.largest_copied) or general
 
 
 class Kernel:
     """The general way: any schema, large tensors over shared memory."""
 
-    def __init__(self, plan: Plan, slot: Slot, *, share: bool, small: float = SMALL) -> None:
-        self.plan = plan
-        self.slot = slot
+    def __init__(self, schema: OpSchema, stats: OpStats, *, share: bool, small: float = SMALL) -> None:
+        self.schema = schema
+        self.stats = stats
         self.largest_copied = small if share else float("inf")
         # Without a formula of its own, autograd follows the operations inside a kernel, as it does on the CPU; it
         # cannot follow them through memory that is only lent.
-        self.followed = not torch._C._dispatch_has_kernel_for_dispatch_key(plan.op.name(), "Autograd")
-        self._layouts = Layouts(plan.op) if plan.out_twin is not None else None
+        self.followed = not torch._C._dispatch_has_kernel_for_dispatch_key(schema.op.name(), "Autograd")
+        self._output_specs = OutputSpecs(schema.op) if schema.out_overload is not None else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         start = perf_counter()
-        if self.slot.calls == 0:
-            self.slot.first(args, kwargs)
-        with _InKernel():
+        if self.stats.calls == 0:
+            self.stats.announce(args, kwargs)
+        with _NoTorchFunction():
             return self.run(start, args, kwargs)
 
     def run(self, start: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -60,17 +60,17 @@ class Kernel:
         tensors = _tensors((args, kwargs))
         args = self._with_tensors_for_numbers(args, tensors)
         try:
-            result, loan = self._run(args, kwargs, tensors, share=self._worth_sharing(tensors))
+            result, view = self._run(args, kwargs, tensors, share=self._worth_sharing(tensors))
         except NotShared:
-            result, loan = self._run(args, kwargs, tensors, share=False)
+            result, view = self._run(args, kwargs, tensors, share=False)
         except RuntimeError as error:
             # An `out=` of the wrong size must grow, and cannot in memory that it shares; nothing was written yet.
-            if "resiz" not in str(error) or not self.plan.written:
+            if "resiz" not in str(error) or not self.schema.written:
                 raise
-            result, loan = self._run(args, kwargs, tensors, share=False)
-        if loan.single:
-            self.slot.became_single()
-        self.slot.book(start, loan.copied, shared=loan.shared)
+            result, view = self._run(args, kwargs, tensors, share=False)
+        if view.became_float32:
+            self.stats.announce_float32()
+        self.stats.book(start, view.copied, shared=view.shared)
         return result
 
     def _worth_sharing(self, tensors: list[Tensor]) -> bool:
@@ -83,68 +83,68 @@ class Kernel:
 
     def _run(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], *, share: bool
-    ) -> tuple[Any, Loan]:
-        if self.plan.generator is not None:
+    ) -> tuple[Any, HostView]:
+        if self.schema.generator is not None:
             args, kwargs = self._with_host_generator(args, kwargs)
         if share:
             torch.mps.synchronize()
-        if self.plan.written:
-            loan = Loan(self._limit(share), entangled(tensors, self._written(args, kwargs)))
-            result = self._writing(loan, args, kwargs)
+        if self.schema.written:
+            view = HostView(self._limit(share), overlapping_storages(tensors, self._written(args, kwargs)))
+            result = self._writing(view, args, kwargs)
         else:
-            loan = Loan(self._limit(share))
-            result = self._functional(loan, args, kwargs)
+            view = HostView(self._limit(share))
+            result = self._functional(view, args, kwargs)
         if share:
             torch.mps.synchronize()
-        return result, loan
+        return result, view
 
-    def _functional(self, loan: Loan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        over = [loan.read(value) for value in args]
-        more = {name: loan.read(value) for name, value in kwargs.items()}
-        layouts = self._layouts.of(args, kwargs) if loan.shared and self._layouts is not None else None
-        if layouts is None:
-            return loan.bring(self.plan.op(*over, **more))
+    def _functional(self, view: HostView, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        over = [view.to_host(value) for value in args]
+        more = {name: view.to_host(value) for name, value in kwargs.items()}
+        specs = self._output_specs.infer(args, kwargs) if view.shared and self._output_specs is not None else None
+        if specs is None:
+            return view.to_device(self.schema.op(*over, **more))
         try:
-            return self._into_device(loan, layouts, over, more)
+            return self._into_device(view, specs, over, more)
         except RuntimeError:
             # Another dtype or size than was foreseen, or the call's own error, which comes again here.
-            result = loan.bring(self.plan.op(*over, **more))
-            self._layouts = None
+            result = view.to_device(self.schema.op(*over, **more))
+            self._output_specs = None
             return result
 
-    def _into_device(self, loan: Loan, layouts: tuple[Layout, ...], over: list[Any], more: dict[str, Any]) -> Any:
+    def _into_device(self, view: HostView, specs: tuple[OutputSpec, ...], over: list[Any], more: dict[str, Any]) -> Any:
         """Let the operator's out= form write into fresh device memory."""
-        results = [layout.empty() for layout in layouts]
-        hosts = {name: loan.fresh(result) for name, result in zip(self.plan.out_names, results, strict=True)}
-        assert self.plan.out_twin is not None
-        self.plan.out_twin(*over, **more, **hosts)
-        loan.settle()
-        return results[0] if len(self.plan.returns) == 1 else tuple(results)
+        results = [spec.empty() for spec in specs]
+        hosts = {name: view.alias_output(result) for name, result in zip(self.schema.out_names, results, strict=True)}
+        assert self.schema.out_overload is not None
+        self.schema.out_overload(*over, **more, **hosts)
+        view.write_back()
+        return results[0] if len(self.schema.returns) == 1 else tuple(results)
 
-    def _writing(self, loan: Loan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        plan = self.plan
-        given = dict(zip(plan.names, args, strict=False)) | kwargs
-        over = {name: loan.lend(value, written=name in plan.written) for name, value in given.items()}
-        positional = [over[name] for name in plan.names[: len(args)]]
-        result = plan.op(*positional, **{name: over[name] for name in kwargs})
-        loan.settle()
+    def _writing(self, view: HostView, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        schema = self.schema
+        given = dict(zip(schema.names, args, strict=False)) | kwargs
+        over = {name: view.to_host_mutable(value, written=name in schema.written) for name, value in given.items()}
+        positional = [over[name] for name in schema.names[: len(args)]]
+        result = schema.op(*positional, **{name: over[name] for name in kwargs})
+        view.write_back()
         results = result if isinstance(result, tuple) else (result,)
         final = tuple(
-            given[written] if written is not None else loan.bring(value)
-            for written, value in zip(plan.returns, results, strict=False)
+            given[written] if written is not None else view.to_device(value)
+            for written, value in zip(schema.returns, results, strict=False)
         )
-        return final[0] if len(plan.returns) == 1 else final if plan.returns else None
+        return final[0] if len(schema.returns) == 1 else final if schema.returns else None
 
     def _written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-        given = dict(zip(self.plan.names, args, strict=False)) | kwargs
-        return _tensors([given.get(name) for name in self.plan.written])
+        given = dict(zip(self.schema.names, args, strict=False)) | kwargs
+        return _tensors([given.get(name) for name in self.schema.written])
 
     def _with_tensors_for_numbers(self, args: tuple[Any, ...], tensors: list[Tensor]) -> tuple[Any, ...]:
         """The arguments with the tensors again that PyTorch hands to Python as plain numbers: the 2 of `op(x, 2)`.
 
         They get the dtype that such a number has beside the first tensor, so that promotion stays what it was.
         """
-        at = [p for p in self.plan.takes_tensor if p < len(args) and isinstance(args[p], (bool, int, float, complex))]
+        at = [p for p in self.schema.takes_tensor if p < len(args) and isinstance(args[p], (bool, int, float, complex))]
         if not at or not tensors:
             return args
         whole = list(args)
@@ -156,9 +156,9 @@ class Kernel:
 
     def _with_host_generator(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """The arguments with a CPU generator seeded by a draw on the device, so that the device's seed decides."""
-        name = self.plan.generator
+        name = self.schema.generator
         assert name is not None
-        position = self.plan.names.index(name)
+        position = self.schema.names.index(name)
         given = args[position] if position < len(args) else kwargs.get(name)
         if given is not None and given.device.type != "mps":
             return args, kwargs

@@ -12,7 +12,7 @@ ADDS_TO_ITS_OUT = "aten::_compute_linear_combination"
 
 
 @dataclass(frozen=True)
-class Plan:
+class OpSchema:
     """One operator: which arguments hold tensors, which are written, and which results are an argument again."""
 
     op: Any
@@ -23,12 +23,12 @@ class Plan:
     takes_tensor: tuple[int, ...]  # positions of all arguments that are one tensor, out= ones left out
     out_arguments: tuple[str, ...]  # names of out= arguments
     generator: str | None = None  # name of the argument that draws random numbers
-    out_twin: Any | None = None  # the overload that takes its results' memory, where there is one
+    out_overload: Any | None = None  # the overload that takes its results' memory, where there is one
     out_names: tuple[str, ...] = ()
     functional: Any | None = None  # of an out= overload, the one that makes its results
 
     @classmethod
-    def of(cls, op: Any) -> Plan:
+    def of(cls, op: Any) -> OpSchema:
         """Read the schema of `op`, an overload of torch.ops."""
         schema = op._schema
         written = set()
@@ -42,7 +42,7 @@ class Plan:
                 generator = argument.name
         # A library's out= form may do more than overwrite.
         plain = op.namespace == "aten" and not op.name().startswith(ADDS_TO_ITS_OUT)
-        twin, out_names = _out_twin(op) if plain and not written else (None, ())
+        other, out_names = _out_overload(op) if plain and not written else (None, ())
         return cls(
             op=op,
             names=tuple(argument.name for argument in schema.arguments),
@@ -56,9 +56,9 @@ class Plan:
             ),
             out_arguments=tuple(argument.name for argument in schema.arguments if argument.is_out),
             generator=generator,
-            out_twin=twin,
+            out_overload=other,
             out_names=out_names,
-            functional=_functional_twin(op) if plain and written else None,
+            functional=_functional_overload(op) if plain and written else None,
         )
 
 
@@ -93,36 +93,36 @@ def _plain(kind: Any) -> bool:
     return kind.kind() in ("IntType", "SymIntType", "FloatType", "BoolType", "StringType", "NumberType")
 
 
-def _out_twin(op: Any) -> tuple[Any | None, tuple[str, ...]]:
+def _out_overload(op: Any) -> tuple[Any | None, tuple[str, ...]]:
     """The out= overload of a functional operator: the same arguments, then one tensor for each result."""
     import torch
 
     arguments = [(argument.name, str(argument.type)) for argument in op._schema.arguments]
     for name in op.overloadpacket.overloads():
-        twin = getattr(op.overloadpacket, name)
-        outs = [argument for argument in twin._schema.arguments if argument.is_out]
-        others = [(argument.name, str(argument.type)) for argument in twin._schema.arguments if not argument.is_out]
+        other = getattr(op.overloadpacket, name)
+        outs = [argument for argument in other._schema.arguments if argument.is_out]
+        others = [(argument.name, str(argument.type)) for argument in other._schema.arguments if not argument.is_out]
         if not outs or others != arguments or len(outs) != len(op._schema.returns):
             continue
         # One that PyTorch made up from the functional form would copy its result, and win nothing.
-        if torch._C._dispatch_has_kernel_for_dispatch_key(twin.name(), "CPU"):
-            return twin, tuple(argument.name for argument in outs)
+        if torch._C._dispatch_has_kernel_for_dispatch_key(other.name(), "CPU"):
+            return other, tuple(argument.name for argument in outs)
     return None, ()
 
 
-def _functional_twin(op: Any) -> Any | None:
+def _functional_overload(op: Any) -> Any | None:
     """The overload with the same arguments but the out= ones, where the CPU has a kernel of its own for it."""
     import torch
 
     arguments = [(argument.name, str(argument.type)) for argument in op._schema.arguments if not argument.is_out]
     for name in op.overloadpacket.overloads():
-        twin = getattr(op.overloadpacket, name)
-        schema = twin._schema
+        other = getattr(op.overloadpacket, name)
+        schema = other._schema
         if any(argument.alias_info is not None for argument in schema.arguments) or len(schema.arguments) == len(
             op._schema.arguments
         ):
             continue
         if [(argument.name, str(argument.type)) for argument in schema.arguments] == arguments:
             has = torch._C._dispatch_has_kernel_for_dispatch_key
-            return twin if has(twin.name(), "CPU") else None
+            return other if has(other.name(), "CPU") else None
     return None

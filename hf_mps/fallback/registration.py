@@ -1,9 +1,16 @@
-"""Gives each missing operator its kernel with the dispatcher, those included that libraries register later."""
+"""Gives each missing operator its kernel with the dispatcher, those included that libraries register later.
+
+The dispatcher tells nobody in Python about a new operator, so the three ways in are watched: `torch.library`,
+`torch.ops.load_library`, and extension modules linked to torch.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.machinery import ExtensionFileLoader
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -13,6 +20,7 @@ from hf_mps.fallback import kernel as kernels
 from hf_mps.fallback import sparse
 from hf_mps.fallback.accounting import ledger
 from hf_mps.fallback.host_view import SMALL, has_alias
+from hf_mps.fallback.linked import linked_to_torch
 from hf_mps.operators import dispatcher
 
 # Kernels live as long as the library object that they were registered with, one for each operator: a later kernel of
@@ -79,7 +87,7 @@ def sweep() -> None:
         if operator.refused is not None:
             _refused[label] = operator.refused
         elif label not in _libraries:
-            kernel = sparse.Kernel(dispatcher.overload(operator.name), ledger.slot(label))
+            kernel = sparse.Kernel(dispatcher.overload(operator.name), ledger.stats(label))
             put(operator.name, sparse.KEY, kernel, held_as=label)
     for name, needed_for in dispatcher.REFUSE_METAL.items():
         if needed_for in _libraries and name not in _libraries:
@@ -104,6 +112,7 @@ def drop(name: str) -> None:
     """Take our kernel of one operator back, where there is one."""
     for library in _libraries.pop(name, ()):
         library.reset()
+    dispatcher.stand_ins.discard(name)
     _refused.pop(name, None)
 
 
@@ -118,10 +127,11 @@ def put(name: str, key: str, function: Callable[..., Any], held_as: str | None =
     with overriding():
         library.impl(name, key, function, False)
     _libraries.setdefault(held_as or name, []).append(library)
+    dispatcher.stand_ins.add(held_as or name)
 
 
 def _give(name: str) -> None:
-    put(name, "MPS", kernels.make(dispatcher.overload(name), ledger.slot(name), share=_share, small=_small))
+    put(name, "MPS", kernels.make(dispatcher.overload(name), ledger.stats(name), share=_share, small=_small))
 
 
 def _compose(name: str) -> None:
@@ -146,3 +156,53 @@ def _decompose(name: str) -> None:
 
     put(name, "AutogradMPS", composite)
     put(name, "MPS", composite)
+
+
+def watch() -> None:
+    """Wrap the three ways in which a library registers operators later; a second call does nothing."""
+    if hasattr(torch._ops._Ops.load_library, "hf_mps"):
+        return
+    _wrap_load_library()
+    _wrap_library_impl()
+    _wrap_extension_modules()
+
+
+def _wrap_load_library() -> None:
+    stock: Any = torch._ops._Ops.load_library
+
+    @functools.wraps(stock)
+    def load_library(self: Any, path: Any) -> None:
+        stock(self, path)
+        sweep()
+
+    load_library.hf_mps = True  # type: ignore[attr-defined]
+    torch._ops._Ops.load_library = load_library  # type: ignore[method-assign]
+
+
+def _wrap_library_impl() -> None:
+    stock: Any = torch.library.Library.impl
+
+    @functools.wraps(stock)
+    def impl(self: Any, op_name: Any, fn: Any, dispatch_key: str = "", *args: Any, **kwargs: Any) -> None:
+        key = dispatch_key or self.dispatch_key or "CompositeImplicitAutograd"
+        name = op_name if isinstance(op_name, str) else op_name.name()
+        name = name if "::" in name else f"{self.ns}::{name}"
+        if key in dispatcher.SERVES_METAL:
+            drop(name)  # the library brings its own, which ours would otherwise have to be overridden by
+        stock(self, op_name, fn, dispatch_key, *args, **kwargs)
+        if key == "CPU":
+            consider(name)
+
+    torch.library.Library.impl = impl  # type: ignore[method-assign]
+
+
+def _wrap_extension_modules() -> None:
+    stock = ExtensionFileLoader.exec_module
+
+    @functools.wraps(stock)
+    def exec_module(self: ExtensionFileLoader, module: ModuleType) -> None:
+        stock(self, module)
+        if linked_to_torch(self.path):
+            sweep()
+
+    ExtensionFileLoader.exec_module = exec_module  # type: ignore[method-assign]

@@ -18,10 +18,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hf_mps.fallback import warnings
 from hf_mps.fallback.accounting import ledger
 from hf_mps.fallback.kernel import Kernel
-from hf_mps.fallback.op_schema import Plan
+from hf_mps.fallback.op_schema import OpSchema
+from hf_mps.fallback.warnings import warn_rescued
 from hf_mps.operators import dispatcher
 
 # What Metal's kernels say when they refuse, in torch 2.8 to 2.14 (aten/src/ATen/native/mps, EmptyTensor.cpp): before
@@ -57,8 +57,8 @@ class Rescue(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not _refused(func, reason) or not _can_stand_in(func, args, kwargs):
                 raise
             if func not in self._kernels:
-                self._kernels[func] = Kernel(Plan.of(func), ledger.slot(func.name()), share=self._share)
-            warnings.rescued(func.name(), (*args, *kwargs.values()), _short(reason))
+                self._kernels[func] = Kernel(OpSchema.of(func), ledger.stats(func.name()), share=self._share)
+            warn_rescued(func.name(), (*args, *kwargs.values()), _short(reason))
             try:
                 with torch._C.DisableTorchFunction():
                     return self._kernels[func].run(start, args, kwargs)
@@ -88,14 +88,14 @@ def _refused(func: Any, reason: str) -> bool:
     if not UNSERVED.search(reason):
         return False
     # What an out= argument held counts for nothing; what an operator changes in place may be changed in part.
-    arguments = func._schema.arguments
-    return not any(each.alias_info and each.alias_info.is_write and not each.is_out for each in arguments)
+    inputs = (argument for argument in func._schema.arguments if not argument.is_out)
+    return not any(argument.alias_info and argument.alias_info.is_write for argument in inputs)
 
 
 def _short(reason: str) -> str:
     """An error's first sentence, or what it says of the kernel that is missing."""
-    found = UNSERVED.search(reason)
-    return reason[found.start() :] if found else reason.partition(". ")[0]
+    unserved = UNSERVED.search(reason)
+    return reason[unserved.start() :] if unserved else reason.partition(". ")[0]
 
 
 def _can_stand_in(func: Any, args: Any, kwargs: Any) -> bool:

@@ -1,6 +1,6 @@
-"""Operators that the CPU has for sparse COO tensors and Metal has not: they run on the CPU, over copies.
+"""Runs operators that the CPU has for sparse COO tensors and Metal has not: on the CPU, with copies.
 
-PYTORCH_ENABLE_MPS_FALLBACK is about the dispatch key MPS alone. A sparse tensor on the device has another, SparseMPS,
+PYTORCH_ENABLE_MPS_FALLBACK concerns the dispatch key MPS alone. A sparse tensor on the device has another, SparseMPS,
 and what is missing there ends in "Could not run 'aten::addmm_' with arguments from the 'SparseMPS' backend".
 """
 
@@ -13,50 +13,50 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.fallback.accounting import Slot
-from hf_mps.fallback.op_schema import Plan
+from hf_mps.fallback.accounting import OpStats
+from hf_mps.fallback.op_schema import OpSchema
 
 KEY = "SparseMPS"
 
 
 class Kernel:
-    """The function to be registered for `op` (an overload of torch.ops) under KEY; each call is booked in `slot`.
+    """The function to be registered for `op` (an overload of torch.ops) under KEY; each call is booked in `stats`.
 
     It takes and gives tensors of the device, sparse and dense, as the operator's schema says. Errors are the CPU's own.
     """
 
-    def __init__(self, op: Any, slot: Slot) -> None:
+    def __init__(self, op: Any, stats: OpStats) -> None:
         self._op = op
-        self._slot = slot
+        self._stats = stats
 
     @cached_property
-    def _plan(self) -> Plan:  # at the first call: few programs have one
-        return Plan.of(self._op)
+    def _schema(self) -> OpSchema:  # read at the first call, as few programs have one
+        return OpSchema.of(self._op)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         start = perf_counter()
-        if self._slot.calls == 0:
-            self._slot.first(args, kwargs)
+        if self._stats.calls == 0:
+            self._stats.announce(args, kwargs)
         with torch._C.DisableTorchFunction():
             copies = Copies()
             result = self._op(*copies.to_cpu(args), **{name: copies.to_cpu(value) for name, value in kwargs.items()})
-            given = dict(zip(self._plan.names, args, strict=False)) | kwargs
-            for name in self._plan.written:
-                copies.give_back(given[name])
+            given = dict(zip(self._schema.names, args, strict=False)) | kwargs
+            for name in self._schema.written:
+                copies.write_back(given[name])
             results = result if isinstance(result, tuple) else (result,)
             final = tuple(
                 given[written] if written is not None else copies.to_device(value)
-                for written, value in zip(self._plan.returns, results, strict=True)
+                for written, value in zip(self._schema.returns, results, strict=True)
             )
-        self._slot.book(start, copies.moved)
+        self._stats.book(start, copies.copied)
         return final if isinstance(result, tuple) else final[0]
 
 
 class Copies:
-    """The CPU's copies of one call's tensors; `moved` is how many bytes were copied."""
+    """The CPU's copies of one call's tensors; `copied` counts their bytes."""
 
     def __init__(self) -> None:
-        self.moved = 0
+        self.copied = 0
         self._hosts: dict[int, Tensor] = {}
 
     def to_cpu(self, value: Any) -> Any:
@@ -64,7 +64,7 @@ class Copies:
         if isinstance(value, Tensor) and value.is_mps:
             if id(value) not in self._hosts:
                 self._hosts[id(value)] = value.cpu()
-                self.moved += _bytes(value)
+                self.copied += _bytes(value)
             return self._hosts[id(value)]
         return type(value)(self.to_cpu(item) for item in value) if isinstance(value, (list, tuple)) else value
 
@@ -72,18 +72,18 @@ class Copies:
         """A result on the device."""
         if not isinstance(value, Tensor):
             return value
-        self.moved += _bytes(value)
+        self.copied += _bytes(value)
         return value.to("mps")
 
-    def give_back(self, device: Tensor) -> None:
-        """Let a device tensor have what the operator wrote into its copy: content, and size where that changed."""
+    def write_back(self, device: Tensor) -> None:
+        """Give a device tensor what the operator wrote into its copy: content, and size where that changed."""
         host = self._hosts[id(device)]
         if device.is_sparse:
             device.sparse_resize_and_clear_(host.shape, host.sparse_dim(), host.dense_dim())
         elif device.shape != host.shape:
             device.resize_(host.shape)
         device.copy_(host)
-        self.moved += _bytes(host)
+        self.copied += _bytes(host)
 
 
 def _bytes(tensor: Tensor) -> int:

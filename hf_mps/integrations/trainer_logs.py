@@ -13,7 +13,7 @@ from time import perf_counter
 from types import ModuleType
 from typing import Any
 
-from hf_mps.fallback.accounting import Report, ledger, share
+from hf_mps.fallback.accounting import Report, ledger, monitor
 from hf_mps.integrations.patch import safely_around
 
 REASON = "Trainer logs fallback_seconds and prints what fell back when a training ends; the user's variable stays"
@@ -54,8 +54,8 @@ def of_training(trainer: Any) -> Report | None:
 
 
 def _train(stock: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    before = ledger.now()
-    self._hf_mps_fallback_mark = (perf_counter(), ledger.total())
+    before = ledger.snapshot()
+    self._hf_mps_fallback_mark = (perf_counter(), ledger.seconds())
     try:
         return stock(self, *args, **kwargs)
     finally:
@@ -65,10 +65,10 @@ def _train(stock: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> A
 
 def _log(stock: Callable[..., None], self: Any, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
     mark = getattr(self, "_hf_mps_fallback_mark", None)
-    if mark is not None and "loss" in logs and ledger.total() > 0:
-        now, total = perf_counter(), ledger.total()
+    if mark is not None and "loss" in logs and ledger.seconds() > 0:
+        now, total = perf_counter(), ledger.seconds()
         # Into the caller's dictionary, as Trainer.log itself puts the epoch there; only where an operator fell back.
         logs["fallback_seconds"] = round(total - mark[1], 4)
-        share.check(total - mark[1], now - mark[0])
+        monitor.check(total - mark[1], now - mark[0])
         self._hf_mps_fallback_mark = (now, total)
     stock(self, logs, *args, **kwargs)

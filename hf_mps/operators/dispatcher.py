@@ -1,6 +1,6 @@
 """Which operators of the running torch have no Metal kernel, and which of them the CPU can stand in for.
 
-The dispatcher is asked, never a list: an operator that a newer torch gives a Metal kernel drops out by itself, and one
+The dispatcher answers, never a list: an operator that a newer torch gives a Metal kernel drops out by itself, and one
 that a library registers later comes in (`missing` may be called again).
 """
 
@@ -22,8 +22,16 @@ SERVES_METAL = (
 # TORCH_LIBRARY_IMPL(aten, MPS, m)); the dispatcher remembers where a kernel comes from. Boxed: computed elsewhere.
 SENT_TO_CPU = re.compile(r"^MPS: registered at \S*MPSFallback\.mm:\d+ :: \(none\) \[ boxed \]", re.MULTILINE)
 # Asking for each of Metal's 900 kernels where it comes from would take 20 ms of every `import torch`: these are asked,
-# and each composite operator that has a Metal kernel.
-MAYBE_SENT = {"aten::col2im", "aten::embedding_renorm_"}
+# all that the file names, and each composite operator that has a Metal kernel.
+ALWAYS_ON_CPU = frozenset(
+    {
+        "aten::col2im",
+        "aten::embedding_renorm_",
+        "aten::linalg_svd",
+        "aten::linalg_svd.U",
+        "aten::upsample_nearest3d.vec",
+    }
+)
 
 # Whole namespaces whose operators take no ordinary tensor: weights packed for the CPU, process groups, quantized data.
 PACKED = "its weights are packed for the CPU"
@@ -96,7 +104,7 @@ def missing() -> list[Missing]:
     for key in SERVES_METAL:
         absent.difference_update(names(key))
     composite = set(names("CompositeImplicitAutograd"))
-    maybe = (composite | MAYBE_SENT).intersection(names("MPS"))
+    maybe = (composite | ALWAYS_ON_CPU).intersection(names("MPS"))
     sent = {name for name in maybe if SENT_TO_CPU.search(torch._C._dispatch_dump(name))}
     return [Missing(name, refusal(name), name in composite) for name in sorted(absent | sent)]
 
@@ -131,12 +139,16 @@ def _sparse_refusal(name: str) -> str | None:
     return _schema_refusal(overload(name)._schema)
 
 
+stand_ins: set[str] = set()
+"""Missing operators whose kernel under MPS is the layer's: who registers one, or drops it, says so here."""
+
+
 def is_missing(name: str) -> bool:
-    """Whether one operator has a CPU kernel and none that serves Metal."""
+    """Whether one operator has a CPU kernel and none that serves Metal but the layer's."""
     import torch
 
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    return bool(has(name, "CPU")) and not any(has(name, key) for key in SERVES_METAL)
+    return name in stand_ins or (bool(has(name, "CPU")) and not any(has(name, key) for key in SERVES_METAL))
 
 
 def has_no_kernel(name: str) -> bool:

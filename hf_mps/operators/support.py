@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from hf_mps.core.errors import UserError
+from hf_mps.operators.dispatcher import MADE_OF_OTHERS, is_missing
 from hf_mps.operators.table import Table, parse, table
 
 Kind = Literal["native", "composite", "fallback", "refused", "unknown"]
@@ -28,8 +29,8 @@ SEEN_AS = {
 NO_OPERATORS = ("prim::", "profiler::")
 
 
-class Release:
-    """The operators of one release of PyTorch: the installed one, or that of another's native_functions.yaml."""
+class OperatorSupport:
+    """What Metal makes of the operators of one PyTorch: the installed one, or that of a native_functions.yaml."""
 
     def __init__(self, file: Path | None = None) -> None:
         self._installed = file is None
@@ -45,22 +46,17 @@ class Release:
             kind = self._table.kind(name)
         except KeyError:
             return self._elsewhere(name) if self._installed else "unknown"
-        from hf_mps.operators.dispatcher import MADE_OF_OTHERS
-
         if kind == "missing" and name in MADE_OF_OTHERS:
             return "composite"
         return {"missing": "fallback", "cpu": "fallback", "python": "native"}.get(kind, kind)  # type: ignore[return-value]
 
-    def ends_in(self, name: str) -> str:
-        """The operator that has the kernel or lacks it: the out= form of a structured operator's composite forms."""
-        return self._table.ends_in.get(name, name)
+    def kernel_owner(self, name: str) -> str:
+        """Return the operator that has or lacks the kernel: for composite forms of a structured one the out= form."""
+        return self._table.kernel_owners.get(name, name)
 
     def _elsewhere(self, name: str) -> Kind:
-        """An operator of another library: the running dispatcher knows it."""
-        from hf_mps.fallback import registration
-        from hf_mps.operators import dispatcher
-
-        return "fallback" if name in registration.registered() or dispatcher.is_missing(name) else "native"
+        """What becomes of an operator of another library, which the running dispatcher knows."""
+        return "fallback" if is_missing(name) else "native"
 
 
 def read(file: Path) -> Table:

@@ -21,22 +21,12 @@ from typing import Any, Literal
 
 from hf_mps.core import cache
 from hf_mps.core.errors import UserError
+from hf_mps.operators.dispatcher import ALWAYS_ON_CPU
 
 Kind = Literal["native", "composite", "missing", "cpu", "python"]
 
-# Operators that PyTorch sends to the CPU on Metal whatever PYTORCH_ENABLE_MPS_FALLBACK says. They are registered in
-# C++ and stand in no table: pytorch aten/src/ATen/mps/MPSFallback.mm, TORCH_LIBRARY_IMPL(aten, MPS, m). One more,
-# _slow_conv2d_forward, is registered there with an error of its own ("input(device=…) and weight(device=…) must be
-# on the same device"): it has an MPS kernel, which never computes anything.
-ALWAYS_ON_CPU = frozenset(
-    {
-        "aten::col2im",
-        "aten::embedding_renorm_",
-        "aten::linalg_svd",
-        "aten::linalg_svd.U",
-        "aten::upsample_nearest3d.vec",
-    }
-)
+# Registered in C++ with an error of its own ("input(device=…) and weight(device=…) must be on the same device"): it has
+# an MPS kernel, which never computes anything (aten/src/ATen/mps/MPSFallback.mm).
 ONLY_AN_ERROR = frozenset({"aten::_slow_conv2d_forward"})
 # A singular value decomposition stays on the GPU from the release on that has a kernel for what it is made of: 2.14,
 # pytorch PR 185954.
@@ -62,9 +52,9 @@ class Table:
 
     `native` has a Metal kernel, `composite` is made of other operators and has none of its own, `missing` has neither
     and raises NotImplementedError on a Mac, `python` has a kernel that torch registers from Python, `cpu` are those of
-    ALWAYS_ON_CPU that this release sends there. No operator is in two sets; ONLY_AN_ERROR are in none. `ends_in` maps a
-    composite form of a structured operator to the out= form that it calls: of "aten::lgamma" it is "aten::lgamma.out"
-    that has a kernel or has none.
+    ALWAYS_ON_CPU that this release sends there. No operator is in two sets; ONLY_AN_ERROR are in none. `kernel_owners`
+    maps a composite form of a structured operator to the out= form that it calls: of "aten::lgamma" it is
+    "aten::lgamma.out" that has a kernel or has none.
 
     `sparse` holds, for each key of SPARSE, the operators that have a kernel for sparse tensors on Metal, each with
     whether that is the very function that serves the CPU's (it calls other operators on indices and values) or one that
@@ -76,7 +66,7 @@ class Table:
     missing: frozenset[str]
     python: frozenset[str]
     cpu: frozenset[str] = frozenset()
-    ends_in: Mapping[str, str] = field(default_factory=dict)
+    kernel_owners: Mapping[str, str] = field(default_factory=dict)
     sparse: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
 
     def kind(self, name: str) -> Kind:
@@ -151,14 +141,14 @@ def parse(content: bytes, python: bytes = b"") -> Table:
     for name in ONLY_AN_ERROR:
         kinds.pop(name, None)
     kinds.update({found.decode(): "python" for found in PYTHON_KERNEL.findall(python)})
-    ends_in = {
+    kernel_owners = {
         name: f"aten::{entry['structured_delegate']}"
         for name, entry in entries.items()
         if entry.get("structured_delegate") and kinds.get(name) == "composite"
     }
     return Table(
         **{kind: frozenset(name for name, own in kinds.items() if own == kind) for kind in SETS},
-        ends_in=ends_in,
+        kernel_owners=kernel_owners,
         sparse=_sparse(entries),
     )
 
@@ -216,7 +206,7 @@ def _stored(path: Path) -> Table | None:
     try:
         sets = json.loads(path.read_bytes())
         kinds = {kind: frozenset(sets[kind]) for kind in SETS}
-        return Table(**kinds, ends_in=dict(sets["ends_in"]), sparse=dict(sets["sparse"]))
+        return Table(**kinds, kernel_owners=dict(sets["ends_in"]), sparse=dict(sets["sparse"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -228,7 +218,7 @@ def _store(made: Table, name: str) -> None:
         handle, path = tempfile.mkstemp(dir=folder, prefix=".operators-")
         with os.fdopen(handle, "w") as file:
             sets = {kind: sorted(getattr(made, kind)) for kind in SETS}
-            json.dump({**sets, "ends_in": made.ends_in, "sparse": made.sparse}, file)
+            json.dump({**sets, "ends_in": made.kernel_owners, "sparse": made.sparse}, file)
         Path(path).replace(folder / name)
     except OSError:
         return

@@ -16,7 +16,7 @@ from hf_mps.dryrun.audit import audit, report
 from hf_mps.dryrun.audit.report import Audit
 from hf_mps.dryrun.resolve import find
 from hf_mps.finetune.recipe import catalogue
-from hf_mps.operators.support import Release
+from hf_mps.operators.support import OperatorSupport
 from hf_mps.operators.table import functions_file
 
 CTC = "speech-recognition/librispeech"
@@ -97,7 +97,7 @@ def test_another_releases_table_decides(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_a_table_without_an_operator_says_so(tmp_path: Path) -> None:
     table = another(tmp_path, lambda text: text.replace("- func: tanh_backward(", "- func: tanh_backwards("))
-    assert Release(table).kind("aten::tanh_backward") == "unknown"
+    assert OperatorSupport(table).kind("aten::tanh_backward") == "unknown"
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def main() -> None:
     samples.DTYPES = (torch.float32,)
     touched, seen = [], set()
     for number in range(len(op_db)):
-        before = ledger.now()
+        before = ledger.snapshot()
         worker.check(number)
         names = {entry.operator for entry in ledger.report(before).operators}
         if names:

@@ -43,7 +43,7 @@ def test_nothing_fell_back_is_an_empty_report() -> None:
 def test_a_report_since_a_moment_holds_only_what_came_after() -> None:
     x = torch.ones(3, device="mps")
     x.mode()
-    since = accounting.ledger.now()
+    since = accounting.ledger.snapshot()
     x.clone().logit_()
     assert [entry.operator for entry in accounting.ledger.report(since).operators] == ["aten::logit_"]
     assert len(fallback.report().operators) == 2

@@ -84,7 +84,7 @@ class WithMode(nn.Module):
 @pytest.mark.parametrize("name", lightning_loops.NAMES)
 def test_an_operator_without_a_kernel_runs_on_the_cpu(name: str, tmp_path: Path) -> None:
     pl = lightning_loops.library(name)
-    before = ledger.now()
+    before = ledger.snapshot()
     model = lightning_loops.module(pl, WithMode())
     lightning_loops.trainer(pl, tmp_path, max_steps=2).fit(model)
     assert [(each.operator, each.calls) for each in ledger.report(before).operators] == [("aten::mode", 2)]

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_mps import guards
 from hf_mps.guards.releases import torch_release
-from hf_mps.operators.support import Release
+from hf_mps.operators.support import OperatorSupport
 from hf_mps.simulator import strictness
 from tests.simulator.test_training import agree
 
@@ -64,7 +64,7 @@ def test_the_audit_calls_them_native() -> None:
     layers = nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 5)).to("mps")
     called = step(layers, torch.ones(2, 3, 4, device="mps", requires_grad=True))
     assert len(called) == 4
-    assert {Release().kind(name) for name in called} == {"native"}
+    assert {OperatorSupport().kind(name) for name in called} == {"native"}
 
 
 def test_on_the_cpu_an_lstm_is_made_of_what_it_was() -> None:

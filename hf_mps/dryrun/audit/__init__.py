@@ -23,9 +23,9 @@ def audit(target: Target, torch_table: Path | None = None) -> Audit:
     """
     from hf_mps.dryrun import metal
     from hf_mps.dryrun.failures import told
-    from hf_mps.operators.support import Release
+    from hf_mps.operators.support import OperatorSupport
 
-    device, release = metal.present(), Release(torch_table)
+    device, release = metal.present(), OperatorSupport(torch_table)
     with told(target.order):
         return _audit(target, device, release)
 
@@ -73,7 +73,7 @@ def result(target: str, record: Record, release: Any, facts: Mapping[str, Choice
     merged: dict[str, dict[tuple[str, str], int]] = {}
     dtypes: dict[str, set[Any]] = {}
     for seen in record.seen.values():
-        name = release.ends_in(seen.name)
+        name = release.kernel_owner(seen.name)
         # The out= form stands for its operator where it is the one that Metal lacks.
         name = name if release.kind(name) == "fallback" else seen.name
         places = merged.setdefault(name, {})

@@ -32,7 +32,7 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Enter it around a step; `seen` maps each operator's name to what it did.
 
     What a composite kernel calls inside, in C++, is not seen; of a structured operator's forms that is known from the
-    table (`hf_mps.operators.table.Table.ends_in`).
+    table (`hf_mps.operators.table.Table.kernel_owners`).
     """
 
     def __init__(self, where: Places, device: str = "mps") -> None:

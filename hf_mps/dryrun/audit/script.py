@@ -36,9 +36,9 @@ def audit(words: Sequence[str], torch_table: Path | None = None) -> Audit:
     from hf_mps.dryrun import audit as room
     from hf_mps.dryrun.audit.record import Record
     from hf_mps.dryrun.modules import Places
-    from hf_mps.operators.support import Release
+    from hf_mps.operators.support import OperatorSupport
 
-    release = Release(torch_table)
+    release = OperatorSupport(torch_table)
     where = Places()
     record = Record(where)
     _run(words, where, record)

@@ -218,7 +218,7 @@ def _table(order: Order, record: RunRecord, files: Sequence[Path]) -> None:
         needed = [name for name in names if name not in record.unexpected_fallback]
         notes += [("on the CPU", f"{', '.join(needed)}, as the recipe names them")] if needed else []
         notes += [("unexpected", f"{', '.join(record.unexpected_fallback)} ran on the CPU")] if needed != names else []
-        fallback.told()
+        fallback.mark_reported()
     if order.smoke is None:
         notes.append(("to share", training_section.UPLOAD.format(shlex.quote(str(files[0])))))
     else:
