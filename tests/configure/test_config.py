@@ -14,6 +14,7 @@ from inline_snapshot import snapshot
 from hf_mps.cli.main import main
 from hf_mps.device import machine
 from hf_mps.doctor.accelerate_config import file, wizard
+from tests.masking import masked
 
 GIB = 2**30
 
@@ -57,10 +58,10 @@ def test_accelerates_own_cpu_file_is_found_and_repaired(
     written = place.read_bytes()
     assert json.loads(written)["use_cpu"] is True
     assert config("--check", "--config_file", str(place)) == 1
-    assert capsys.readouterr().err == (
-        f"hf-mps: {place}: use_cpu: true -> false: "
-        "it sends Accelerate to the CPU while TrainingArguments stays on mps; "
-        f"`accelerate config default` writes it on a Mac (accelerate#3453); next: hf-mps config --config_file {place}\n"
+    assert masked(capsys.readouterr().err, config=place) == snapshot(
+        "hf-mps: <config>: use_cpu: true -> false: it sends Accelerate to the CPU while TrainingArguments"
+        " stays on mps; `accelerate config default` writes it on a Mac (accelerate#3453); next: hf-mps config"
+        " --config_file <config>\n"
     )
     assert place.read_bytes() == written
     assert config("--yes", "--config_file", str(place)) == 0

@@ -17,6 +17,7 @@ from inline_snapshot import snapshot
 from tiny import Command, Ended
 
 from hf_mps.finetune.run import failures
+from tests.masking import masked
 
 
 def leftovers(run: Path) -> list[str]:
@@ -65,9 +66,8 @@ def test_a_full_cache_ends_the_run_in_one_line(desk: Path, finetune: Command) ->
     with small_disk(desk.parent / "cache", "12k"):
         ended = finetune("my.yaml")
     assert ended.code == 1
-    assert ended.err == (
-        f"hf-mps: no space is left on the disk: {desk.parent / 'cache'}; next: room there, or HF_HOME=FOLDER on another"
-        " disk\n"
+    assert masked(ended.err, cache=desk.parent / "cache") == snapshot(
+        "hf-mps: no space is left on the disk: <cache>; next: room there, or HF_HOME=FOLDER on another disk\n"
     )
     assert not (desk / "runs").exists()
 

@@ -12,6 +12,8 @@ from inline_snapshot import snapshot
 from left import predictions, results
 from tiny import Command, Ended
 
+from tests.masking import masked
+
 
 def trained(ended: Ended) -> bool:
     """Whether a run came as far as its header, which stands before the first step."""
@@ -163,9 +165,9 @@ def test_a_cache_that_cannot_be_made_is_named(desk: Path, finetune: Command, mon
     monkeypatch.setenv("HF_HOME", str(desk / "my.yaml" / "cache"))
     ended = finetune("my.yaml")
     assert (ended.code, trained(ended)) == (2, False)
-    assert ended.err == (
-        f"hf-mps: HF_HOME is {desk}/my.yaml/cache, which cannot be made: Not a directory; allowed: a folder that can be"
-        " written\n"
+    assert masked(ended.err, desk=desk) == snapshot(
+        "hf-mps: HF_HOME is <desk>/my.yaml/cache, which cannot be made: Not a directory; allowed: a folder"
+        " that can be written\n"
     )
 
 

@@ -15,6 +15,7 @@ from hf_mps.finetune import tasks
 from hf_mps.finetune.recipe import catalogue
 from hf_mps.finetune.recipe import resolve as orders
 from hf_mps.finetune.run import stored_recipe
+from tests.masking import masked
 
 PLAIN = {
     "task": "text-classification",
@@ -138,12 +139,12 @@ def test_a_section_that_the_command_line_began_is_its_own(tmp_path: Path) -> Non
 
 def test_the_short_names_of_ones_own_data_are_offered_where_they_are_taken(tmp_path: Path) -> None:
     allowed = "hub, config, revision, splits, files, field, header, folder, generated, rows, hold_out, columns, labels"
-    assert refused(tmp_path, PLAIN, "data.txt=body") == (
-        f"command line: data.txt is not a key here; allowed: {allowed}, train, validation, test, text, text_pair,"
-        " label; did you mean 'text'?"
+    assert masked(refused(tmp_path, PLAIN, "data.txt=body"), allowed=allowed) == snapshot(
+        "command line: data.txt is not a key here; allowed: <allowed>, train, validation, test, text,"
+        " text_pair, label; did you mean 'text'?"
     )
-    assert refused(tmp_path, {**PLAIN, "data": {**PLAIN["data"], "txt": "body"}}) == (  # type: ignore[dict-item]
-        f"my.yaml:5: data.txt is not a key here; allowed: {allowed}"
+    assert masked(refused(tmp_path, {**PLAIN, "data": {**PLAIN["data"], "txt": "body"}}), allowed=allowed) == snapshot(
+        "my.yaml:5: data.txt is not a key here; allowed: <allowed>"
     )
 
 
@@ -316,9 +317,11 @@ def test_validation_tells_of_a_chat_template_that_is_not_there(tmp_path: Path) -
     (tmp_path / "rows/val").mkdir()
     (tmp_path / "mine.jinja").touch()
     path = write(tmp_path, {**CHAT, "chat_template": "mein.jinja"})
-    assert [str(problem) for problem in orders.problems(path)] == [
-        f"{path}:1: chat_template: {tmp_path}/mein.jinja: there is no such file; did you mean 'mine.jinja'?;"
-        " allowed: plain, a Jinja file"
+    assert [masked(str(problem), recipe=path, folder=tmp_path) for problem in orders.problems(path)] == [
+        snapshot(
+            "<recipe>:1: chat_template: <folder>/mein.jinja: there is no such file; did you mean 'mine.jinja'?;"
+            " allowed: plain, a Jinja file"
+        )
     ]
 
 

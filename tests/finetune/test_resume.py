@@ -19,6 +19,7 @@ from tiny import Command
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.recipe import resolve as orders
 from hf_mps.finetune.run import failures, run_dir
+from tests.masking import masked
 
 Stop = Callable[[int, int], None]
 
@@ -191,10 +192,10 @@ def test_a_torn_checkpoint_is_named_where_a_run_goes_on_from_the_one_before(desk
     place = run_dir.choose(order)
     assert place.checkpoint == Path("runs/my/checkpoint-2")
     torn = "checkpoint-4 is torn (optimizer.pt: it is empty)"
-    assert place.reason == f"this recipe's run goes on from checkpoint-2: {torn}"
+    assert masked(place.reason, torn=torn) == snapshot("this recipe's run goes on from checkpoint-2: <torn>")
     (run / "checkpoint-2" / failures.LAST).unlink()
-    assert run_dir.choose(order).reason == (
-        f"this recipe's run left no checkpoint there and begins again: {torn}; checkpoint-2 is torn"
+    assert masked(run_dir.choose(order).reason, torn=torn) == snapshot(
+        "this recipe's run left no checkpoint there and begins again: <torn>; checkpoint-2 is torn"
         " (trainer_state.json is missing)"
     )
 

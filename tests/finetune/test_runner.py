@@ -13,6 +13,7 @@ from left import results
 from tiny import Command
 
 from hf_mps import device
+from tests.masking import masked
 
 
 @pytest.mark.usefixtures("rendered")
@@ -255,8 +256,8 @@ def test_a_run_ends_with_its_expectation_met_or_missed(
     assert results(desk / "runs/my")["expectation"]["met"] is (code == 0)
     if code:
         accuracy = results(desk / "runs/my")["metrics"]["accuracy"]
-        assert ended.err == (
-            f"hf-mps: expected accuracy at least 1.01: missed, with {accuracy:.4f}; the model is in runs/my\n"
+        assert masked(ended.err, accuracy=f"{accuracy:.4f}") == snapshot(
+            "hf-mps: expected accuracy at least 1.01: missed, with <accuracy>; the model is in runs/my\n"
         )
 
 
