@@ -3,9 +3,11 @@
 #
 #   make quickstart   fine-tune the embedded default on the device mps (simulated where there is no Metal)
 #   make test         lint, type-check and run the whole suite
-#   make check        lint and type-check only
+#   make check        lint, type-check and look at the pages' links only
 #   make format       let ruff put the sources in form
+#   make docs         build the pages into site/
 #   make wheel        build the wheel into dist/
+#   make dist         the same, and the sources' archive
 #   make clean        remove what these made
 
 PYTHON ?= python3
@@ -17,12 +19,15 @@ BUILDER := .venv-build
 NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "hf_mps needs Python 3.10 or newer: make PYTHON=python3.12")'
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+# A link that leads nowhere is an error. mkdocs needs no hf_mps, and is quicker where `import torch` does nothing.
+BUILD_DOCS = HF_MPS=0 NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 # A Mac has the device itself; elsewhere it is simulated.
 ifneq ($(shell uname -s),Darwin)
 export HF_MPS_SIMULATE ?= 1
 endif
 
-.PHONY: quickstart test test-recipes test-rest check format wheel clean
+.PHONY: quickstart test test-recipes test-rest check format docs wheel dist clean
 
 quickstart: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m hf_mps.finetune quickstart
@@ -41,17 +46,25 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BUILD_DOCS)
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(READY)
+	$(BIN)/python scripts/docs.py --check
+	$(BUILD_DOCS)
+
 # --no-isolation: the builder is here already, so the pinned one builds and nothing is fetched a second time.
 wheel: $(BUILDER)/.ready
 	$(BUILDER)/bin/python -m build --wheel --no-isolation --outdir dist .
 
+dist: $(BUILDER)/.ready
+	$(BUILDER)/bin/python -m build --no-isolation --outdir dist .
+
 clean:
-	rm -rf $(VENV) $(BUILDER) dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(BUILDER) dist build site .pytest_cache .mypy_cache .ruff_cache
 
 $(READY): pyproject.toml constraints.txt
 	$(NEW_ENOUGH)

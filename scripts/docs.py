@@ -1,4 +1,4 @@
-"""Writes docs/commands.md, first-hour.md, older-scripts.md and recipes.md from the code: help, tables, headers, keys.
+"""Writes the pages of docs/ that follow from the code: commands, recipes, keys, hazards, patches, the rooms, and more.
 
 python scripts/docs.py            write the files
 python scripts/docs.py --check    exit code 1 where one of them is not what the code says
@@ -17,9 +17,13 @@ import typer.main
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import first_hour
+import hazards_page
 import older_page
+import patches_page
+import rooms
 
 from hf_mps.cli.main import app
+from hf_mps.core import settings
 from hf_mps.finetune import tasks
 from hf_mps.finetune.recipe import catalogue, keys, resolve
 from hf_mps.finetune.recipe.schema import Recipe
@@ -38,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
             if not path.is_file() or path.read_text(encoding="utf-8") != text:
                 stale.append(name)
         else:
-            DOCS.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     if stale:
         print(f"docs/{', docs/'.join(stale)}: not what the code says; next: python scripts/docs.py", file=sys.stderr)
@@ -48,26 +52,23 @@ def main(arguments: Sequence[str]) -> int:
 def pages() -> dict[str, str]:
     """The text of each page by its name in docs/."""
     written = {
-        "commands.md": _commands(),
-        "first-hour.md": _first_hour(),
-        "older-scripts.md": _older_scripts(),
-        "recipes.md": _recipes(),
+        "commands.md": _titled("Commands", _commands()),
+        "first-hour.md": _titled("The first hour on a Mac", first_hour.page()),
+        "hazards.md": _titled("Hazards", hazards_page.lines()),
+        "keys.md": _titled("Keys of a recipe", _keys()),
+        "older-scripts.md": _titled("Older scripts", older_page.lines()),
+        "patches.md": _titled("Patches", patches_page.lines()),
+        "recipes.md": _titled("Recipes", _recipes()),
     }
-    return {name: "\n".join(lines) + "\n" for name, lines in written.items()}
+    return {name: "\n".join(lines) + "\n" for name, lines in written.items()} | {"img/rooms.svg": rooms.picture()}
 
 
-def _first_hour() -> Iterator[str]:
-    yield from ("# The first hour on a Mac", "", MADE, "")
-    yield from first_hour.page()
-
-
-def _older_scripts() -> Iterator[str]:
-    yield from ("# Older scripts", "", MADE, "")
-    yield from older_page.lines()
+def _titled(title: str, lines: Iterable[str]) -> Iterator[str]:
+    yield from (f"# {title}", "", MADE, "")
+    yield from lines
 
 
 def _commands() -> Iterator[str]:
-    yield from ("# Commands", "", MADE, "")
     yield "`hf-mps --install-completion` lets the shell complete verbs, recipes and the keys of a recipe."
     root = typer.main.get_command(app)
     for name, command in _walk(root, "hf-mps"):
@@ -75,6 +76,9 @@ def _commands() -> Iterator[str]:
         rows = [_row(parameter) for parameter in command.params if parameter.name not in COMPLETION]
         if rows:
             yield from _table(("", "what it does"), rows)
+    yield from ("", "## Environment variables", "")
+    yield from _table(("variable", "value and meaning"), [(f"`{name}`", says) for name, says in settings.KNOWN.items()])
+    yield from ("", "A value that nobody reads is refused in one line.")
 
 
 def _walk(command: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -103,7 +107,6 @@ def _row(parameter: Any) -> tuple[str, str]:
 
 
 def _recipes() -> Iterator[str]:
-    yield from ("# Recipes", "", MADE, "")
     yield "`hf-mps finetune RECIPE [KEY=VALUE]...` runs one; `hf-mps recipes copy RECIPE` writes its YAML for a change."
     yield "`--smoke` tries one out in less than a minute with no network, `--plan` tells what it would do."
     yield ""
@@ -115,7 +118,10 @@ def _recipes() -> Iterator[str]:
     for entry in catalogue.entries():
         header = [line for line in entry.path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
         yield from ("", f"## {entry.name}", "", "```text", *(line.lstrip("#")[1:] for line in header), "```")
-    yield from ("", "# Keys", "", f"Every recipe has these keys; `training` holds fields of {_arguments()}.", "")
+
+
+def _keys() -> Iterator[str]:
+    yield from (f"Every recipe has these keys; `training` holds fields of {_arguments()}.", "")
     common = {key.name: key for key in keys.of_class(Recipe)}
     yield from _key_table(common.values())
     for task in tasks.names():

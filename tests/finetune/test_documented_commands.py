@@ -40,7 +40,7 @@ def _lines(text: str) -> Iterator[str]:
 def _commands() -> list[tuple[str, str]]:
     """Every shown command, without its program and verb, with the refusal that is shown below it (or "")."""
     found: dict[str, str] = {}
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "recipes").rglob("*.yaml")):
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "recipes").rglob("*.yaml")):
         lines = [*_lines(page.read_text(encoding="utf-8")), ""]
         for line, below in pairwise(lines):
             shown = VERB.search(line)

@@ -1,0 +1,142 @@
+"""The text of docs/hazards.md: from what guards, sentinels, the doctor and the simulated device say of each hazard.
+
+scripts/docs.py writes it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+
+from packaging.specifiers import SpecifierSet
+
+from hf_mps.device.faults import FAULTS, Fault
+from hf_mps.doctor.known import KNOWN, Known
+from hf_mps.guards import catalogue, registry
+from hf_mps.guards.base import Guard
+from hf_mps.guards.sentinels import catalogue as sentinels
+from hf_mps.guards.sentinels import registry as sentinel_registry
+
+# A guard's folder -> the heading and the sentence above its guards, in the order of the page.
+GROUPS = {
+    "guards": ("Hazards", "Each with the guard that stands against it."),
+    "numerics": ("Wrong numbers", "Metal's kernels compute something else than the CPU, mostly without an error."),
+    "resume": ("Resume", "A run that was stopped goes on as another one than it would have been."),
+    "platform": ("Platform", "What a Mac, its memory or a library on it does not have, or does otherwise."),
+}
+SUM = """
+{guards} guards stand against known hazards of training on Metal, and {sentinels} sentinels look for signs of unknown
+ones. Each guard acts only on the chips, systems and releases that have its fault, and only on tensors of the device
+`mps`. `python -c "import hf_mps.guards; print(hf_mps.guards.report())"` says which are on here and what they did;
+`hf-mps doctor --trials` tries the device for every fault that a guard knows.
+"""
+FAULTS_ABOVE = """
+What the profile's Mac has with the installed torch is on from the start; `HF_MPS_FAULTS=-name,-name` leaves single ones
+out. [The simulated device](simulator.md#faults-by-name) says more.
+"""
+
+
+def lines() -> Iterator[str]:
+    """The lines of the page behind its title."""
+    guards = [registry.get(name) for name in catalogue.NAMES]
+    yield SUM.strip().format(guards=len(guards), sentinels=len(sentinels.NAMES))
+    for folder, (title, sentence) in GROUPS.items():
+        inside = [guard for guard in guards if type(guard).__module__.split(".")[-2] == folder]
+        yield from ("", f"## {title}", "", sentence) if inside else ()
+        for guard in inside:
+            yield from _guard(guard)
+    yield from ("", "## Sentinels", "", "A sentinel looks at every training on the device, whatever its loop.", "")
+    yield from _table(("sentinel", "looks for", "what it does then"), map(_sentinel, sentinels.NAMES))
+    yield from ("", "`HF_MPS_SENTINELS=-name,-name` switches single ones off.")
+    yield from ("", "## Known problems that no guard cures", "")
+    yield from ("`hf-mps doctor` names those of the installed versions.", "")
+    heads = ("versions", "chips", "macOS", "what is wrong", "source")
+    yield from _table(("package", *heads), (_problem(known) for known in KNOWN if not known.guard))
+    yield from ("", "## Faults of the simulated device", "", FAULTS_ABOVE.strip(), "")
+    yield from _table(("fault", *heads), (_fault(name, fault) for name, fault in FAULTS.items()))
+
+
+def _sentinel(name: str) -> tuple[str, ...]:
+    sentinel = sentinel_registry.get(name)
+    return f"`{name}`", sentinel.what, sentinel.why
+
+
+def _problem(known: Known) -> tuple[str, ...]:
+    return known.package, *_extent(known.versions, known.chips, known.macos), known.says, _link(known.link)
+
+
+def _fault(name: str, fault: Fault) -> tuple[str, ...]:
+    return f"`{name}`", *_extent(fault.releases, fault.chips, fault.macos), fault.what, _link(fault.issue)
+
+
+def _extent(versions: str, chips: Sequence[str], macos: str) -> tuple[str, str, str]:
+    return f"`{versions}`", _chips(chips), f"`{macos}`" if macos else "all"
+
+
+def _guard(guard: Guard) -> Iterator[str]:
+    known = [each for each in KNOWN if each.guard == guard.name]
+    faults = {name: fault for name, fault in FAULTS.items() if name == guard.name or fault.issue == guard.issue}
+    yield from ("", f"### {guard.name}", "", f"**Hazard:** {guard.what}.", "", f"**Guard:** {_words(guard)}", "")
+    rows = [("source", ", ".join(map(_link, _places(guard.issue))))]
+    rows += [("torch", f"`{guard.releases}`" if guard.releases else "whatever release")]
+    if guard.cures:
+        rows.append(("cured with torch", f"`{guard.cures}`"))
+    rows += [("chips", _where(known, faults.values(), "chips")), ("macOS", _where(known, faults.values(), "macos"))]
+    rows += [("what to do", _advice(guard)), ("can go when", guard.until), ("off", f"`HF_MPS_GUARDS=-{guard.name}`")]
+    if faults:
+        rows.append(("simulated as", ", ".join(f"`{name}`" for name in faults)))
+    yield from _table(("", ""), rows)
+
+
+def _words(guard: Guard) -> str:
+    """What the script gets, from the docstring of a guard's file, and how, from that of its class; on one line."""
+    effect = (sys.modules[type(guard).__module__].__doc__ or "").partition("\n\n")[0].removeprefix(f"{guard.name}: ")
+    words = re.sub(r"\s+", " ", f"{effect} {type(guard).__doc__ or ''}").strip()
+    return words[:1].upper() + words[1:]
+
+
+def _where(known: Sequence[Known], faults: Iterable[Fault], what: str) -> str:
+    """The chips or systems that the doctor and the simulated device know to have the fault."""
+    found = [*(getattr(each, what) for each in known), *(getattr(fault, what) for fault in faults)]
+    if what == "chips":
+        return _chips(tuple(dict.fromkeys(chip for chips in found for chip in chips)))
+    return ", or ".join(f"`{specifier}`" for specifier in dict.fromkeys(found)) if found and all(found) else "all"
+
+
+def _chips(chips: Sequence[str]) -> str:
+    return "all" if not chips or "Apple" in chips else ", ".join(chip.removeprefix("Apple ") for chip in chips)
+
+
+def _advice(guard: Guard) -> str:
+    """What a person does about it, by the releases that have the fault."""
+    first = "what its line says" if "refused" in _words(guard) else "nothing"
+    bounds = [each.version for each in SpecifierSet(guard.releases or "") if each.operator == "<"]
+    if bounds:
+        return f"{first}; torch {bounds[0]} and later need no guard"
+    return f"{first}; a line says so where a person has to do something" if first == "nothing" else first
+
+
+def _places(issue: str) -> list[str]:
+    """The sources that a guard names: addresses, #numbers of the same tracker, or a file of a library."""
+    if not issue.startswith("https://") or ", #" not in issue:
+        return [issue]
+    first, *more = issue.split(", ")
+    return [first, *(f"{first.rpartition('/')[0]}/{number.removeprefix('#')}" for number in more)]
+
+
+def _link(source: str) -> str:
+    """A Markdown link with a short text: pytorch#193487; a file by its name; what is no address as it is."""
+    address, _, note = source.partition(" ")
+    if not address.startswith("https://"):
+        return source
+    issue = re.fullmatch(r"https://github\.com/[\w.-]+/([\w.-]+)/(?:issues|pull)/(\d+)", address)
+    text = f"{issue[1]}#{issue[2]}" if issue else address.rstrip("/").rpartition("/")[2]
+    return f"[{text}]({address}){' ' if note else ''}{note}"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(heads)} |"
+    yield f"| {' | '.join('---' for _ in heads)} |"
+    for row in rows:
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"

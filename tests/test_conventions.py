@@ -1,0 +1,102 @@
+"""What GitHub, pre-commit and citation tools read is well formed, pinned, and asks for no more than it needs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import hf_mps
+from hf_mps.doctor import versions
+from tests.conftest import CHECKOUT
+
+GITHUB = CHECKOUT / ".github"
+WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
+FORMS = sorted(path for path in (GITHUB / "ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")
+USES = re.compile(r"^\s*(?:- )?uses: (?P<action>[\w.-]+/[\w./-]+)@(?P<sha>[0-9a-f]{40}) # v\d+\.\d+\.\d+$")
+
+
+def _read(path: Path) -> dict[Any, Any]:
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert isinstance(content, dict)
+    return content
+
+
+def _uses(path: Path) -> Iterator[str]:
+    yield from (line for line in path.read_text(encoding="utf-8").splitlines() if re.search(r"\buses:", line))
+
+
+def test_every_action_is_pinned_by_sha_with_its_version_and_everywhere_the_same() -> None:
+    pinned: dict[str, set[str]] = {}
+    for path in (*WORKFLOWS, CHECKOUT / "docs" / "guide-ci.md"):
+        for line in _uses(path):
+            match = USES.match(line)
+            assert match, f"{path.name}: {line.strip()}"
+            pinned.setdefault(match["action"], set()).add(match["sha"])
+    assert {"actions/checkout", "actions/setup-python", "pypa/gh-action-pypi-publish"} <= set(pinned)
+    assert all(len(shas) == 1 for shas in pinned.values()), pinned
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_may_read_the_sources_and_its_jobs_end(path: Path) -> None:
+    workflow = _read(path)
+    assert workflow["permissions"] == {"contents": "read"}
+    assert "group" in workflow["concurrency"]
+    for name, job in workflow["jobs"].items():
+        assert job["timeout-minutes"] <= 90, name
+        # Only the job that hands the wheel to PyPI has an identity, and it runs nothing of ours.
+        publishes = any("pypi-publish" in step.get("uses", "") for step in job["steps"])
+        assert job.get("permissions") == ({"id-token": "write"} if publishes else None), name
+        assert not (publishes and any("run" in step for step in job["steps"])), name
+        for step in job["steps"]:
+            if "checkout" in step.get("uses", ""):
+                assert step["with"]["persist-credentials"] is False, name
+
+
+def test_the_matrix_goes_from_the_lowest_supported_to_the_newest_that_was_tried() -> None:
+    python = metadata.metadata("hf-mps")["Requires-Python"]
+    (lowest,) = [line for line in metadata.requires("hf-mps") or () if line.startswith("torch>=")]
+    matrix = _read(GITHUB / "workflows" / "tests.yml")["jobs"]["versions"]["strategy"]["matrix"]
+    assert f">={matrix['python'][0]}" == python
+    assert matrix["torch"] == [versions.TRIED[0], versions.TRIED[-1]]
+    assert matrix["torch"][0].startswith(lowest.removeprefix("torch>="))
+
+
+def test_a_release_is_built_and_tried_before_it_is_published_from_a_tag() -> None:
+    workflow = _read(GITHUB / "workflows" / "release.yml")
+    assert workflow[True] == {"push": {"tags": ["v*"]}}  # YAML 1.1 reads the key `on` as true
+    assert workflow["jobs"]["publish"]["needs"] == "build"
+    assert "secrets." not in (GITHUB / "workflows" / "release.yml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
+def test_an_issue_form_asks_for_what_the_doctor_says(path: Path) -> None:
+    form = _read(path)
+    assert form["name"]
+    assert form["description"]
+    asked = [part["attributes"]["label"] for part in form["body"]]
+    assert any(label.startswith("hf-mps doctor") and label.endswith("--json") for label in asked)
+    assert len({part["id"] for part in form["body"]}) == len(asked)
+
+
+def test_dependabot_looks_after_the_pinned_actions() -> None:
+    ecosystems = [update["package-ecosystem"] for update in _read(GITHUB / "dependabot.yml")["updates"]]
+    assert ecosystems == ["github-actions", "pip"]
+
+
+def test_pre_commit_runs_the_tools_of_make_check_and_downloads_none() -> None:
+    (repository,) = _read(CHECKOUT / ".pre-commit-config.yaml")["repos"]
+    assert repository["repo"] == "local"
+    assert [hook["id"] for hook in repository["hooks"]] == ["ruff", "ruff-format", "mypy", "pages"]
+    assert all(hook["entry"].startswith(".venv/bin/") for hook in repository["hooks"])
+
+
+def test_the_citation_names_this_version() -> None:
+    citation = _read(CHECKOUT / "CITATION.cff")
+    assert citation["version"] == hf_mps.__version__
+    assert {"cff-version", "message", "title", "authors", "license"} <= set(citation)
