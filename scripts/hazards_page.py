@@ -20,7 +20,6 @@ from hf_mps.guards.sentinels import registry as sentinel_registry
 
 # A guard's folder -> the heading and the sentence above its guards, in the order of the page.
 GROUPS = {
-    "guards": ("Hazards", "Each with the guard that stands against it."),
     "numerics": ("Wrong numbers", "Metal's kernels compute something else than the CPU, mostly without an error."),
     "resume": ("Resume", "A run that was stopped goes on as another one than it would have been."),
     "platform": ("Platform", "What a Mac, its memory or a library on it does not have, or does otherwise."),
@@ -43,7 +42,7 @@ def lines() -> Iterator[str]:
     yield SUM.strip().format(guards=len(guards), sentinels=len(sentinels.NAMES))
     for folder, (title, sentence) in GROUPS.items():
         inside = [guard for guard in guards if type(guard).__module__.split(".")[-2] == folder]
-        yield from ("", f"## {title}", "", sentence) if inside else ()
+        yield from ("", f"## {title}", "", sentence)
         for guard in inside:
             yield from _guard(guard)
     yield from ("", "## Sentinels", "", "A sentinel looks at every training on the device, whatever its loop.", "")
