@@ -13,7 +13,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-RECIPES := tests/finetune tests/audit tests/memory_plan tests/parity
+RECIPES := tests/finetune tests/dryrun
 READY := $(VENV)/.ready
 BUILDER := .venv-build
 NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "hf_mps needs Python 3.10 or newer: make PYTHON=python3.12")'

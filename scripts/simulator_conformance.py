@@ -15,10 +15,11 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "simulator"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import measured_on
-from conformance import exceptions, runner
+
+from tests.simulator.conformance import exceptions, runner
 
 
 def main() -> int:

@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 from inline_snapshot.plugin import Builder, Custom, customize
 
-CHECKOUT = Path(__file__).resolve().parent.parent
+from tests import CHECKOUT
+
 ON_A_MAC = platform.system() == "Darwin"
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -130,6 +131,32 @@ def untouched(simulated: None) -> Iterator[None]:
     forget()
     yield
     forget()
+
+
+@pytest.fixture(scope="session")
+def mps() -> None:
+    """The simulated device is loaded in this process (on a Mac: the test is skipped, Metal is there)."""
+    import torch
+
+    from hf_mps import simulator
+
+    if simulator.loaded() is None:
+        if torch.backends.mps.is_built():
+            pytest.skip("this PyTorch has real Metal")
+        simulator.load("1")
+
+
+@pytest.fixture
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The simulator's two folders, empty and the test's own: what this machine has compiled or stored is not seen.
+
+    Returns the usual one (it is not made yet); the other is below tmp_path / "temporary".
+    """
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", None)
+    return tmp_path / "cache" / "hf_mps" / "simulator"
 
 
 @pytest.fixture(scope="session")

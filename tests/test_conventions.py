@@ -13,7 +13,7 @@ import yaml
 
 import hf_mps
 from hf_mps.doctor import versions
-from tests.conftest import CHECKOUT
+from tests import CHECKOUT
 
 GITHUB = CHECKOUT / ".github"
 WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))

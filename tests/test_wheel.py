@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import CHECKOUT
+from tests import CHECKOUT
 
 
 @pytest.fixture(scope="module")

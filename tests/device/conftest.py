@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from machines import Pretend
 
 from hf_mps.device import machine, probe
 from hf_mps.device.machine import Machine
 from hf_mps.device.probe import Readings
+from tests.device.machines import Pretend
 
 
 @pytest.fixture

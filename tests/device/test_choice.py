@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 import torch
 from inline_snapshot import snapshot
-from machines import LINUX, MAC, Pretend
 
 from hf_mps import device
 from hf_mps.core.errors import UserError
 from hf_mps.device import handed_down
+from tests.device.machines import LINUX, MAC, Pretend
 
 NO_METAL = (
     "this is Linux, not a Mac, and PyTorch 2.13.0 is built without Metal; "

@@ -8,10 +8,10 @@ import time
 
 import pytest
 import torch
-from machines import GIB, MAC
 
 from hf_mps.device import machine, memory
 from hf_mps.device.memory import Peak
+from tests.device.machines import GIB, MAC
 
 MIB = 2**20
 

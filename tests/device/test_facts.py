@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from inline_snapshot import snapshot
-from machines import GIB, MAC
 
 from hf_mps.core.errors import UserError
 from hf_mps.device import facts, machine
 from hf_mps.device.facts import Facts
+from tests.device.machines import GIB, MAC
 
 
 @pytest.fixture

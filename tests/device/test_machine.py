@@ -6,9 +6,9 @@ import platform
 import sys
 
 import pytest
-from machines import LINUX, MAC
 
 from hf_mps.device import machine
+from tests.device.machines import LINUX, MAC
 
 GIB = 2**30
 M2 = {

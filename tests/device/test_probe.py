@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from inline_snapshot import snapshot
-from machines import LINUX, MAC
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_mps.device import probe
 from hf_mps.device.machine import Machine
 from hf_mps.device.probe import Readings, verdict
+from tests.device.machines import LINUX, MAC
 
 TOO_MUCH = (
     "MPS backend out of memory (MPS allocated: 0 bytes, other allocations: 0 bytes, max allowed: 7.93 GB). "

@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 from inline_snapshot import snapshot
-from machines import LINUX, MAC, Pretend
 
 from hf_mps import device
 from hf_mps.core.errors import UserError
 from hf_mps.device import facts, machine, profiles
+from tests.device.machines import LINUX, MAC, Pretend
 
 CODE = "import hf_mps; print(hf_mps.device.simulated(), hf_mps.device.choose())"
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from machines import MAC, Pretend
 
 from hf_mps import device
 from hf_mps.core.errors import UserError
 from hf_mps.device import handed_down
+from tests.device.machines import MAC, Pretend
 
 VIRTUAL = dataclasses.replace(MAC, virtual=True)
 BELIEVED = "PyTorch finds Metal on Apple M2, macOS 15.6; not tried: "

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-# The operator samples and comparisons of the simulator's own tests.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "simulator"))
 
 
 @pytest.fixture(autouse=True)

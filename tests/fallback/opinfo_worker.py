@@ -6,18 +6,14 @@ A process of its own: one thread throughout, also in autograd's, or a loaded mac
 from __future__ import annotations
 
 import json
-import sys
 import warnings
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "simulator"))
 
 import torch
-from conformance import samples, worker
 from torch.testing._internal.common_methods_invocations import op_db
 
 from hf_mps.fallback import host_view, registration
 from hf_mps.fallback.accounting import ledger
+from tests.simulator.conformance import samples, worker
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool, torch.complex64)
 

@@ -6,14 +6,14 @@ import warnings
 
 import pytest
 import torch
-from calls import CALLS, Made
-from conformance.compare import outcome
 
 from hf_mps import fallback
 from hf_mps.fallback import MetalFallbackWarning
 from hf_mps.fallback.accounting import ledger
 from hf_mps.guards.releases import torch_release
 from hf_mps.operators.table import table
+from tests.fallback.calls import CALLS, Made
+from tests.simulator.conformance.compare import outcome
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.filterwarnings("ignore")

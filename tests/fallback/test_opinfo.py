@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hf_mps import fallback
 from hf_mps.guards.releases import torch_release
+from tests import CHECKOUT
 
 pytestmark = pytest.mark.slow
 
@@ -26,9 +26,14 @@ def report() -> dict[str, Any]:
     import sys
 
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_MPS_FALLBACK": "quiet"}
-    worker = Path(__file__).with_name("opinfo_worker.py")
     done = subprocess.run(
-        [sys.executable, str(worker)], env=env, capture_output=True, text=True, timeout=400, check=False
+        [sys.executable, "-m", "tests.fallback.opinfo_worker"],
+        cwd=CHECKOUT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
     )
     assert done.stdout, done.stderr[-2000:]
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -8,9 +8,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-import tiny
-from screens import Terminal
-from tiny import Command, Ended
+
+from tests.finetune import tiny
+from tests.finetune.terminals import Terminal
+from tests.finetune.tiny import Command, Ended
 
 # A picture of one pixel, for runs whose pictures nobody looks at.
 PIXEL = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mP4DwABAQEAHLCMmQAAAABJRU5ErkJggg==")

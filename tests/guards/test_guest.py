@@ -23,7 +23,7 @@ from hf_mps.guards import sentinels
 from hf_mps.guards.catalogue import NAMES
 from hf_mps.guards.sentinels import SentinelNotice
 from tests.guards import lightning_loops, loops
-from tests.guards.experiments import ends
+from tests.guards.experiments import failures
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def test_a_diverging_training_ends_as_stock_does_whatever_the_filter(given: bool
         warnings.simplefilter("ignore", SentinelNotice)
         run.train()
     assert run.state.global_step == 4
-    assert [math.isfinite(loss) for loss in ends.losses(run)] == [True, given, given, given]
+    assert [math.isfinite(loss) for loss in failures.losses(run)] == [True, given, given, given]
 
 
 def test_the_callbacks_of_a_trainer_are_stocks(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hf_mps.fallback.accounting import ledger
 from hf_mps.guards import GuardNotice
 from hf_mps.guards.resume.lightning_rng import KEY
 from tests.guards import lightning_loops, loops
-from tests.guards.experiments import ends
+from tests.guards.experiments import failures
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning", "ignore::UserWarning:pytorch_lightning")
 
@@ -63,9 +63,9 @@ def test_checkpoints_made_on_the_cpu_are_lightning_s_own(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", lightning_loops.NAMES)
 def test_a_float64_column_becomes_float32(name: str, tmp_path: Path) -> None:
     pl = lightning_loops.library(name)
-    rows = torch.utils.data.DataLoader(ends.with_floats())
+    rows = torch.utils.data.DataLoader(failures.with_floats())
     with pytest.warns(GuardNotice, match="float64 became float32, which Metal has: x "):
-        lightning_loops.trainer(pl, tmp_path, max_steps=1).fit(lightning_loops.module(pl, ends.OnFloats()), rows)
+        lightning_loops.trainer(pl, tmp_path, max_steps=1).fit(lightning_loops.module(pl, failures.OnFloats()), rows)
 
 
 class WithMode(nn.Module):

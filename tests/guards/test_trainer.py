@@ -21,7 +21,7 @@ from hf_mps.guards import GuardNotice, sentinels
 from hf_mps.guards.explicit_args import said
 from hf_mps.guards.sentinels import SentinelNotice
 from tests.guards import loops
-from tests.guards.experiments import ends
+from tests.guards.experiments import failures
 
 
 def test_a_loss_that_is_nan_is_told_and_the_line_says_where(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_a_filter_that_the_user_asked_for_stays(tmp_path: Path) -> None:
     run = loops.trainer(tmp_path, loops.Diverging(), logging_nan_inf_filter=True)
     run.train()
     assert run.args.logging_nan_inf_filter
-    assert np.isfinite(ends.losses(run)).all()
+    assert np.isfinite(failures.losses(run)).all()
 
 
 def of_pinning(train: Callable[[], object]) -> list[str]:
@@ -76,7 +76,7 @@ def test_a_loss_that_is_no_number_is_shown_for_the_steps_that_had_it(tmp_path: P
     run.add_callback(Reads())
     with sentinels.suspended():
         run.train()
-    assert [math.isfinite(loss) for loss in ends.losses(run)] == [True, False, True, True]
+    assert [math.isfinite(loss) for loss in failures.losses(run)] == [True, False, True, True]
     assert seen == [True] * 4  # what others read is what stands there
 
 
@@ -98,7 +98,7 @@ def test_what_the_user_said_is_known(kind: Any, tmp_path: Path, monkeypatch: pyt
 
 def test_a_float64_column_becomes_float32(tmp_path: Path) -> None:
     with pytest.warns(GuardNotice, match="float64 became float32, which Metal has: x "):
-        loops.trained(tmp_path, model=ends.OnFloats(), data=ends.with_floats())
+        loops.trained(tmp_path, model=failures.OnFloats(), data=failures.with_floats())
 
 
 def test_batches_of_an_accelerate_loop_too_whatever_their_shape() -> None:

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 import torch
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+from tests import CHECKOUT
+
 DRAW = random.Random(20261121)
 pytestmark = [
     pytest.mark.slow,

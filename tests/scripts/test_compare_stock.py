@@ -11,12 +11,11 @@ import datasets
 import numpy as np
 import pytest
 import sklearn  # noqa: F401  sets KMP_ variables when it is first imported, which no single test is to answer for
-import tiny
 
 from hf_mps.finetune.tasks.question_answering import Recipe
 from scripts import compare_stock, stock
-
-CHECKOUT = Path(__file__).resolve().parents[2]
+from tests import CHECKOUT
+from tests.finetune import tiny
 
 
 @pytest.fixture(scope="session")

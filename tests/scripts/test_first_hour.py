@@ -15,18 +15,17 @@ import typer.main
 from hf_mps.cli.main import app
 from hf_mps.finetune.recipe import resolve
 from hf_mps.simulator import strictness
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests import CHECKOUT
 
 
 def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, CHECKOUT / "scripts" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "scripts"))  # as Python has it that runs the script
+        patch.syspath_prepend(str(CHECKOUT / "scripts"))  # as Python has it that runs the script
         spec.loader.exec_module(module)
     return module
 
@@ -118,7 +117,7 @@ def test_one_file_has_every_step_and_none_is_overwritten(
 ) -> None:
     output = tmp_path / "mine.json"
     place = tmp_path / "talks.py"
-    place.write_text(f"print({str(ROOT)!r} + '/x')", encoding="utf-8")
+    place.write_text(f"print({str(CHECKOUT)!r} + '/x')", encoding="utf-8")
 
     def step(name: str, command: str) -> object:
         return first_hour.Step(name, "…", command, "…")

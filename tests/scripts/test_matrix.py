@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from inline_snapshot import snapshot
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "matrix.py"
+from tests import CHECKOUT
+
+SCRIPT = CHECKOUT / "scripts" / "matrix.py"
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,9 @@ from inline_snapshot import snapshot
 
 from hf_mps.device import machine
 from scripts import compare_stock, measured_on
+from tests import CHECKOUT
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+SCRIPTS = CHECKOUT / "scripts"
 BENCHMARKS = sorted([*SCRIPTS.glob("bench_*.py"), SCRIPTS / "check_plan.py", SCRIPTS / "simulator_conformance.py"])
 
 

@@ -10,7 +10,9 @@ from types import ModuleType
 import pytest
 from inline_snapshot import snapshot
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+from tests import CHECKOUT
+
+SCRIPTS = CHECKOUT / "scripts"
 
 
 @pytest.fixture

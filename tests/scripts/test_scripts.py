@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from inline_snapshot import snapshot
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+from tests import CHECKOUT
+
+SCRIPTS = CHECKOUT / "scripts"
 SHARED = SCRIPTS.parent.parent / "shared" / "data"
 
 

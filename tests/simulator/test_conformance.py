@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from conformance import exceptions, runner
-from conformance.compare import Outcome, difference, outcome
+
+from tests.simulator.conformance import exceptions, runner
+from tests.simulator.conformance.compare import Outcome, difference, outcome
 
 pytest.importorskip("expecttest", reason="PyTorch's operator samples import it")
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from conformance.compare import outcome
 from torch import nn
+
+from tests.simulator.conformance.compare import outcome
 
 pytestmark = pytest.mark.usefixtures("mps")
 

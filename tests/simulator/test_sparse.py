@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from conformance import sparse_calls
-from conformance.compare import Outcome, outcome
-from conformance.sparse_calls import KINDS, Tensors
 from torch import nn
 
 from hf_mps.fallback import registration
 from hf_mps.operators.table import SPARSE, table
+from tests.simulator.conformance import sparse_calls
+from tests.simulator.conformance.compare import Outcome, outcome
+from tests.simulator.conformance.sparse_calls import KINDS, Tensors
 
 pytestmark = [
     pytest.mark.usefixtures("mps"),

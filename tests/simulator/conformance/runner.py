@@ -10,10 +10,10 @@ import sys
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+from tests import CHECKOUT
+
 AGREED = ("same", "close", "both raise", "refused", "random")
 # Calls that no kernel of the device has to serve.
 APART = ("missing", "compressed")
@@ -55,7 +55,7 @@ class Worker:
         self._environment = {
             **os.environ,
             "HF_MPS_SIMULATE": profile,
-            "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+            "PYTHONPATH": os.pathsep.join([str(CHECKOUT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
             "OMP_NUM_THREADS": "1",
         }
         self._environment.pop("PYTORCH_ENABLE_MPS_FALLBACK", None)
@@ -65,7 +65,7 @@ class Worker:
 
     def start(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "conformance.worker"],
+            [sys.executable, "-m", "tests.simulator.conformance.worker"],
             env=self._environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -75,7 +75,9 @@ class Worker:
         assert self._process.stdout is not None
         first = self._process.stdout.readline()
         if not first:
-            raise RuntimeError("the conformance worker does not start; run python -m conformance.worker to see why")
+            raise RuntimeError(
+                "the conformance worker does not start; run python -m tests.simulator.conformance.worker to see why"
+            )
         self.operators = json.loads(first)["operators"]
 
     def check(self, number: int) -> dict[str, Any]:

@@ -1,0 +1,78 @@
+"""Gradient accumulation divides a loss once, whatever the model's head makes of the number of items."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_mps.finetune.loss import accumulation
+from tests.finetune import builders
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def accumulating(models: Path, folder: Path, architecture: str, task: str) -> Any:
+    import datasets
+
+    datasets.config.HF_DATASETS_CACHE = folder / "cache"
+    text = folder / "text.txt"
+    text.write_text("\n".join(builders.TEXTS * 4), encoding="utf-8")
+    data = {"files": {"train": str(text), "validation": str(text)}}
+    place = str(builders.model(models, architecture))
+    prepared = builders.prepare(task=task, model=place, data=data, max_length=24, speedups=False)
+    return builders.trainer(prepared, folder / "run", gradient_accumulation_steps=4, max_steps=1, eval_on_start=False)
+
+
+@pytest.fixture
+def _cache_as_before() -> Any:
+    import datasets
+
+    before = datasets.config.HF_DATASETS_CACHE
+    yield
+    datasets.config.HF_DATASETS_CACHE = before
+
+
+@pytest.mark.usefixtures("_cache_as_before")
+@pytest.mark.parametrize(("settled", "times"), [(False, 4), (True, 1)])
+def test_a_head_that_drops_the_number_of_items(models: Path, tmp_path: Path, settled: bool, times: int) -> None:
+    """RoBERTa's: four accumulation steps give four times the loss, until Trainer is told to divide it."""
+    trainer = accumulating(models, tmp_path, "roberta", "masked-lm")
+    if settled:
+        assert accumulation.settle(trainer) is True
+    trainer.train()
+    loss = next(entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
+    assert loss == pytest.approx(6.0 * times, rel=0.02)  # the logarithm of 400 words
+
+
+@pytest.mark.usefixtures("_cache_as_before")
+def test_a_head_that_knows_it_is_left_alone(models: Path, tmp_path: Path) -> None:
+    import torch
+
+    trainer = accumulating(models, tmp_path, "qwen3", "causal-lm")
+    trainer.model.train()
+    drawn = torch.get_rng_state()
+    assert accumulation.settle(trainer) is False
+    assert trainer.model_accepts_loss_kwargs
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert trainer.model.training
+
+
+@pytest.mark.usefixtures("_cache_as_before")
+@pytest.mark.parametrize(
+    ("architecture", "task", "counted"),
+    [("roberta", "masked-lm", False), ("qwen3", "causal-lm", True), ("gpt2", "causal-lm", True)],
+)
+def test_a_model_without_numbers_is_asked_by_what_it_computes(
+    models: Path, tmp_path: Path, architecture: str, task: str, counted: bool
+) -> None:
+    """`hf-mps plan` has no loss to compare: there a model counts that does anything with the number of items."""
+    trainer = accumulating(models, tmp_path, architecture, task)
+    inputs = trainer._prepare_inputs(trainer.data_collator([trainer.train_dataset[row] for row in range(2)]))
+    assert accumulation._differs(trainer.model, inputs) is counted
+    on_the_cpu = {name: one.cpu() for name, one in inputs.items()}
+    assert accumulation._looks(trainer.model.to("meta"), on_the_cpu) is counted

@@ -1,0 +1,127 @@
+"""What stands above a run and below it: the header with its reasons, and the closing table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inline_snapshot import snapshot
+
+from hf_mps.finetune.report import Expectation
+from hf_mps.finetune.report.screen import final_table, header
+from tests.finetune.terminals import Piped, Terminal
+
+HEADER = [
+    ("model", "google-bert/bert-base-cased", "the recipe's"),
+    ("data [1]", Path("my.csv"), ""),
+    ("device", "mps", "Metal answered the probe:\nan allocation and a matrix product came back right"),
+    ("steps", 345, "3 epochs of 115"),
+]
+
+
+def test_the_header_is_plain_aligned_lines_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    header(HEADER, title="finetune glue/mrpc")
+    assert capsys.readouterr().out == snapshot(
+        "finetune glue/mrpc\n"
+        "  model     google-bert/bert-base-cased  the recipe's\n"
+        "  data [1]  my.csv\n"
+        "  device    mps                          Metal answered the probe: an allocation and a matrix product came back right\n"  # noqa: E501
+        "  steps     345                          3 epochs of 115\n"
+    )
+
+
+def test_a_very_long_value_pushes_its_own_line_only() -> None:
+    out = Piped()
+    header([("model", "m" * 60, "given"), ("device", "mps", "probed")], stream=out)
+    assert out.lines() == ["hf_mps", f"  model   {'m' * 60}  given", "  device  mps  probed"]
+
+
+def test_the_header_is_boxed_on_a_terminal(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    header(HEADER, title="finetune glue/mrpc", stream=terminal)
+    assert terminal.lines() == snapshot(
+        [
+            "╭─ finetune glue/mrpc ─────────────────────────────────────────────────────────────────────────────╮",
+            "│ model     google-bert/bert-base-cased  the recipe's                                              │",
+            "│ data [1]  my.csv                                                                                 │",
+            "│ device    mps                          Metal answered the probe: an allocation and a matrix      │",
+            "│                                        product came back right                                   │",
+            "│ steps     345                          3 epochs of 115                                           │",
+            "╰──────────────────────────────────────────────────────────────────────────────────────────────────╯",
+            "",
+        ]
+    )
+
+
+def test_on_a_narrow_terminal_each_reason_follows_its_value(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "44")
+    header(HEADER[2:], title="run", stream=terminal)
+    assert terminal.lines() == snapshot(
+        [
+            "╭─ run ────────────────────────────────────╮",
+            "│ device  mps  Metal answered the probe:   │",
+            "│         an allocation and a matrix       │",
+            "│         product came back right          │",
+            "│ steps   345  3 epochs of 115             │",
+            "╰──────────────────────────────────────────╯",
+            "",
+        ]
+    )
+
+
+FINAL: dict[str, Any] = {
+    "baseline": {"f1": 0.8122, "accuracy": 0.6838},
+    "baseline_is": "always answers 1, the label of 67.4% of the training rows",
+    "expectation": Expectation("f1", 0.85, None, True),
+    "seconds": 192.3,
+    "samples_per_second": 57.24,
+    "peak_memory": 2_085_000_000,
+    "files": [Path("out/results.json"), Path("out/training.png")],
+}
+
+
+def test_the_closing_table_holds_metrics_against_the_baseline_cost_and_files() -> None:
+    out = Piped()
+    final_table({"f1": 0.8821, "accuracy": 0.8431, "loss": 0.41}, **FINAL, stream=out)
+    assert out.lines() == snapshot(
+        [
+            "metric    this run  baseline",
+            "f1          0.8821    0.8122",
+            "accuracy    0.8431    0.6838",
+            "loss        0.4100",
+            "baseline  always answers 1, the label of 67.4% of the training rows",
+            "expected  f1 at least 0.85: met",
+            "training  3 min 12 s, 57.2 samples/s, 1.94 GiB at peak",
+            "written   out/results.json",
+            "          out/training.png",
+        ]
+    )
+
+
+def test_the_closing_table_is_drawn_on_a_terminal_and_a_missed_expectation_is_red(terminal: Terminal) -> None:
+    missed = {**FINAL, "expectation": Expectation("f1", 0.9, 0.95, False)}
+    final_table({"f1": 0.8821}, **missed, stream=terminal)
+    assert terminal.lines()[:6] == snapshot(
+        [
+            "╭────────┬──────────┬──────────╮",
+            "│ metric │ this run │ baseline │",
+            "├────────┼──────────┼──────────┤",
+            "│ f1     │   0.8821 │   0.8122 │",
+            "╰────────┴──────────┴──────────╯",
+            "baseline  always answers 1, the label of 67.4% of the training rows",
+        ]
+    )
+    assert "\x1b[1;31mf1 at least 0.9 and at most 0.95: missed" in terminal.getvalue()
+
+
+def test_a_header_needs_neither_torch_nor_transformers(run_python: Callable[..., Any]) -> None:
+    program = (
+        "import sys; from hf_mps.finetune.report.screen import header; header([('a', 1, 'b')])\n"
+        "print([name for name in ('torch', 'transformers', 'rich', 'numpy') if name in sys.modules])"
+    )
+    done = run_python("-c", program, env={"HF_MPS": "0"})
+    assert done.stdout == "hf_mps\n  a  1  b\n[]\n", done.stderr

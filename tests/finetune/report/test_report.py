@@ -1,0 +1,132 @@
+"""A run's files: results.json to be read by programs, training.png by people, README.md by both."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers.modeling_utils  # first of all: importing it sets a variable, which no test may do
+
+from hf_mps.finetune import report
+from tests.finetune.records import a_record, history
+from tests.finetune.run_files import results
+
+pytestmark = pytest.mark.usefixtures("rendered")
+
+GUARD = {"name": "checkpoint-rng", "times": 1, "lines": ["the same numbers are drawn"], "issue": "pytorch#1"}
+
+
+def test_a_run_leaves_three_files_and_nothing_else(tmp_path: Path) -> None:
+    written = report.write(tmp_path / "out", a_record())
+    assert written == [tmp_path / "out" / name for name in ("results.json", "training.png", "README.md")]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["README.md", "results.json", "training.png"]
+
+
+def test_an_earlier_runs_files_are_replaced(tmp_path: Path) -> None:
+    report.write(tmp_path, a_record(name="first"))
+    report.write(tmp_path, a_record(name="second"))
+    assert results(tmp_path)["name"] == "second"
+    assert "# second\n" in (tmp_path / "README.md").read_text()
+
+
+def test_a_full_disk_surfaces_and_keeps_the_earlier_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report.write(tmp_path, a_record(name="first"))
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        report.write(tmp_path, a_record(name="second"))
+    assert results(tmp_path)["name"] == "first"
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_results_json_has_its_schema_and_every_number_of_the_run(tmp_path: Path) -> None:
+    record = a_record(fallback=[{"operator": "aten::_ctc_loss", "calls": 3}], guards=[GUARD])
+    report.write(tmp_path, record)
+    content = results(tmp_path)
+    assert content.pop("versions").keys() == {
+        "hf_mps", "torch", "transformers", "accelerate", "datasets", "python", "platform",
+    }  # fmt: skip
+    assert content.pop("log_history") == history()
+    assert content == {
+        "schema": 1,
+        "name": "glue/mrpc",
+        "recipe": {"model": "google-bert/bert-base-cased", "training": {"learning_rate": 2e-5, "seed": 42}},
+        "device": {"value": "mps", "reason": "Metal answered the probe"},
+        "simulated": False,
+        "choices": {
+            "precision": {"value": "float32", "reason": "bf16 | fp16 are emulated"},
+            "batch": {"value": 32, "reason": "the recipe's"},
+        },
+        "metrics": {"f1": 0.8821, "accuracy": 0.8431, "loss": 0.41},
+        "main_metric": "f1",
+        "greater_is_better": True,
+        "split": "validation",
+        "baseline": {
+            "what": "always answers 1, the label of 67.4% of the training rows",
+            "metrics": {"f1": 0.81, "accuracy": 0.68},
+        },
+        "expectation": {"metric": "f1", "low": 0.85, "high": None, "met": True},
+        "train_seconds": 192.3,
+        "samples_per_second": 57.24,
+        "peak_memory_bytes": 2_085_000_000,
+        "fallback": [{"operator": "aten::_ctc_loss", "calls": 3}],
+        "unexpected_fallback": [],
+        "predictions": None,
+        "pictures": [],
+        "guards": [GUARD],
+        "sentinels": [],
+    }
+
+
+def test_every_key_of_results_json_is_documented() -> None:
+    documented = re.findall(r"`(\w+)`", report.results.__doc__ or "")
+    assert set(report.results(a_record())) <= set(documented)
+
+
+def test_a_diverged_run_is_strict_json_with_nulls(tmp_path: Path) -> None:
+    diverged = a_record(
+        metrics={"f1": float("nan")}, log_history=[{"loss": float("nan"), "grad_norm": float("inf"), "step": 1}]
+    )
+    report.write(tmp_path, diverged)
+    assert results(tmp_path)["metrics"] == {"f1": None}
+    assert results(tmp_path)["log_history"] == [{"loss": None, "grad_norm": None, "step": 1}]
+
+
+def test_no_path_of_the_machine_but_the_users_own_stands_in_the_files(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints" / "minilm"
+    folder.mkdir(parents=True)
+    report.write(tmp_path / "out", a_record(model=str(folder), recipe={"model": "../minilm"}))
+    for name in ("results.json", "README.md"):
+        text = (tmp_path / "out" / name).read_text()
+        assert str(tmp_path) not in text
+        assert str(Path.home()) + "/" not in text
+
+
+def test_versions_are_those_installed() -> None:
+    import platform
+
+    import torch
+
+    import hf_mps
+
+    found = report.versions()
+    assert found["torch"] == torch.__version__
+    assert found["transformers"] == transformers.__version__
+    assert found["hf_mps"] == hf_mps.__version__
+    assert found["python"] == platform.python_version()
+
+
+def test_reading_the_record_needs_no_torch_and_no_matplotlib(run_python: Callable[..., Any]) -> None:
+    program = (
+        "import sys; from hf_mps.finetune import report; report.versions()\n"
+        "print([name for name in ('torch', 'matplotlib', 'huggingface_hub', 'yaml') if name in sys.modules])"
+    )
+    done = run_python("-c", program, env={"HF_MPS": "0"})
+    assert done.stdout == "[]\n", done.stderr

@@ -1,0 +1,187 @@
+"""A run that fails: one line, the exit code, nothing half-written, and the checkpoints that are kept named."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inline_snapshot import snapshot
+
+from hf_mps.finetune.run import failures
+from tests.finetune.tiny import Command, Ended
+from tests.masking import masked
+
+
+def leftovers(run: Path) -> list[str]:
+    """The names of what is no whole checkpoint and no whole file of a run."""
+    whole = {path.name for path in failures.checkpoints(run)}
+    found = [path for path in run.iterdir() if path.name.startswith((".", "checkpoint-"))] if run.exists() else []
+    return [path.name for path in found if path.name not in whole]
+
+
+def limited(size: int) -> str:
+    """A Python program that runs the recipe where no file may grow over `size` bytes: a write ends in EFBIG."""
+    return (
+        "import resource, runpy, sys; import torch, datasets, hf_mps.finetune.run.runner;"
+        "from hf_mps import device; from hf_mps.activation import activate; activate.activate(); device.choose();"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}));"
+        "sys.argv = ['finetune', *sys.argv[1:]]; runpy.run_module('hf_mps.finetune', run_name='__main__')"
+    )
+
+
+def environment(desk: Path) -> dict[str, str]:
+    """This process's variables with the desk's own cache."""
+    return {**os.environ, "HF_HOME": str(desk.parent / "home"), "OMP_NUM_THREADS": "1"}
+
+
+@contextmanager
+def small_disk(place: Path, size: str) -> Iterator[None]:
+    """A disk of `size` mounted at `place`; the test is skipped where that is not allowed."""
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False) if shutil.which("mount") else None
+    if mounted is None or mounted.returncode:
+        pytest.skip("needs the right to mount a small disk")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_ends_the_run_in_one_line(desk: Path, finetune: Command) -> None:
+    # The tiny model fits once with its optimizer, and not twice.
+    with small_disk(desk / "runs", "600k"):
+        _check_full_disk(desk, finetune("my.yaml", "training.num_train_epochs=6"))
+
+
+def test_a_full_cache_ends_the_run_in_one_line(desk: Path, finetune: Command) -> None:
+    with small_disk(desk.parent / "cache", "12k"):
+        ended = finetune("my.yaml")
+    assert ended.code == 1
+    assert masked(ended.err, cache=desk.parent / "cache") == snapshot(
+        "hf-mps: no space is left on the disk: <cache>; next: room there, or HF_HOME=FOLDER on another disk\n"
+    )
+    assert not (desk / "runs").exists()
+
+
+def _check_full_disk(desk: Path, ended: Ended) -> None:
+    assert ended.code == 1
+    assert ended.err.startswith("hf-mps: ")
+    assert "; kept: runs/my/checkpoint-6" in ended.err
+    assert ended.err.count("\n") == 1
+    run = desk / "runs" / "my"
+    assert (run / "checkpoint-6" / "model.safetensors").is_file()
+    assert leftovers(run) == []
+    assert not (run / "results.json").exists()
+    assert not (run / "config.json").exists()
+
+
+def test_a_file_that_cannot_be_written_whole_leaves_nothing_half_written(desk: Path) -> None:
+    # 20 kB: enough for Trainer's states, too little for the weights.
+    ended = subprocess.run(
+        [sys.executable, "-c", limited(20_000), "my.yaml"],
+        env=environment(desk),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert ended.stderr == snapshot("hf-mps: a file grew over the limit for one file; no checkpoint was written yet\n")
+    assert not (desk / "runs" / "my").exists()
+
+
+def test_ctrl_c_before_training_says_so(desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hf_mps.finetune.data import load
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(load, "load", interrupted)
+    ended = finetune("my.yaml")
+    assert (ended.code, ended.err) == (130, "hf-mps: interrupted\n")
+    assert not (desk / "runs").exists()
+
+
+def test_a_loss_that_is_no_number_stops_the_run(desk: Path, finetune: Command) -> None:
+    ended = finetune("my.yaml", "training.learning_rate=1e38", "training.max_grad_norm=0")
+    assert ended.code == 1
+    assert ended.err.startswith("hf-mps: loss is nan at step ")
+    assert "; next: a lower training.learning_rate (now 1e+38), or training.max_grad_norm=1; " in ended.err
+    assert ended.err.count("\n") == 1
+    assert not (desk / "runs/my/results.json").exists()
+
+
+def test_a_loss_that_is_not_logged_stops_the_run_before_a_checkpoint(
+    desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import Trainer
+
+    stock = Trainer.training_step
+
+    def diverging(trainer: Trainer, model: Any, *args: Any, **kwargs: Any) -> Any:
+        if trainer.state.global_step == 2:
+            next(model.parameters()).data.fill_(float("nan"))
+        return stock(trainer, model, *args, **kwargs)
+
+    monkeypatch.setattr(Trainer, "training_step", diverging)
+    steps = ("training.logging_steps=500", "training.save_strategy=steps", "training.save_steps=1")
+    ended = finetune("my.yaml", *steps, "training.load_best_model_at_end=false", "training.max_steps=6")
+    assert ended.code == 1
+    assert ended.err.startswith(
+        "hf-mps: the loss is nan at optimizer step 3; next: a lower training.learning_rate (now"
+    )
+    assert sorted(each.name for each in failures.checkpoints(desk / "runs/my")) == ["checkpoint-1", "checkpoint-2"]
+
+
+def test_a_fault_of_ours_is_not_hidden(desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hf_mps.finetune.data import load
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(load, "load", broken)
+    with pytest.raises(ZeroDivisionError):
+        finetune("my.yaml")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "x", "a.bin"), "no space is left on the disk: a.bin"),
+        (OSError(errno.EDQUOT, "x"), "the disk quota is used up"),
+        (Exception("I/O error: No space left on device (os error 28)"), "no space is left on the disk"),
+        (RuntimeError("unexpected pos 64 vs 0"), "a file could not be written whole, as on a full disk"),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)\nmore"), None),
+        (RuntimeError("Invalid buffer size: 9.75 GiB"), "out of memory: Invalid buffer size: 9.75 GiB"),
+        (
+            KeyError(
+                "The `metric_for_best_model` training argument is set to 'eval_NoAns_f1', which is not found in the"
+                " evaluation metrics."
+            ),
+            "no row of the evaluation gives NoAns_f1, which training.metric_for_best_model names",
+        ),
+        (
+            NotImplementedError("The operator 'aten::_ctc_loss' is not currently implemented for the MPS device. If"),
+            "the operator aten::_ctc_loss has no Metal kernel;"
+            " next: PYTORCH_ENABLE_MPS_FALLBACK=1 and the same command",
+        ),
+    ],
+)
+def test_what_the_machine_refuses_is_told_in_words(error: Exception, words: str | None) -> None:
+    assert failures.in_words(error) == (words or "out of memory: MPS backend out of memory (MPS allocated: 1 GB)")
+
+
+def test_an_error_wrapped_in_another_is_found() -> None:
+    outer = ValueError("could not save")
+    outer.__cause__ = OSError(errno.ENOSPC, "x")
+    assert failures.in_words(outer) == snapshot("no space is left on the disk")
+    assert failures.in_words(ValueError("something else")) is None

@@ -1,0 +1,79 @@
+"""`--plan`: all that a run would decide, with reasons, and nothing done."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inline_snapshot import snapshot
+
+from tests.finetune.run_files import results
+from tests.finetune.tiny import Command
+
+
+@pytest.fixture
+def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training of the recipe's own is a failure of the test."""
+    from hf_mps.finetune.run import train
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise AssertionError("trained")
+
+    monkeypatch.setattr(train, "train", refused)
+
+
+def test_a_plan_tells_every_choice_of_the_run_and_does_nothing(desk: Path, finetune: Command, untrained: None) -> None:
+    before = sorted(path.name for path in desk.iterdir())
+    ended = finetune("my.yaml", "--plan")
+    assert (ended.code, ended.err) == (0, "")
+    lines = ended.out.splitlines()
+    assert lines[0] == "hf_mps plan of my"
+    names = [line[2:].partition("  ")[0] for line in lines[1:]]
+    assert names[:7] == ["model", "data", "device", "precision", "batch", "lengths", "steps"]
+    assert {"optimizer", "output", "parameters", "memory", "operators"} <= set(names)
+    assert sorted(path.name for path in desk.iterdir()) == before
+
+
+def test_a_plan_as_json_has_what_a_program_wants(desk: Path, finetune: Command, untrained: None) -> None:
+    ended = finetune("my.yaml", "--plan", "--json", "training.gradient_accumulation_steps=2")
+    assert (ended.code, ended.err) == (0, "")
+    said = json.loads(ended.out)
+    assert said["choices"]["device"]["value"] == "mps"
+    assert said["simulated"] is True
+    assert "(simulated)" in said["choices"]["device"]["reason"]
+    assert said["choices"]["steps"] == {"value": 3, "reason": snapshot("1 epoch of 3, for 48 rows")}
+    assert said["recipe"]["training"]["gradient_accumulation_steps"] == 2
+    # Two layers of 32, 17 words, 64 positions, two parts, a pooler and the head: counted from the saved model.
+    from transformers import AutoModelForSequenceClassification
+
+    model = AutoModelForSequenceClassification.from_pretrained(desk / "model", num_labels=2)
+    assert said["parameters"] == {"trainable": model.num_parameters(), "frozen": 0}
+    assert said["buckets"] == sorted(said["buckets"])
+    assert all(choice["reason"] for choice in said["choices"].values())
+
+
+def test_the_plan_is_the_runs_own_header(desk: Path, finetune: Command) -> None:
+    said = json.loads(finetune("my.yaml", "--plan", "--json").out)["choices"]
+    assert finetune("my.yaml").code == 0
+    ran = results(desk / "runs/my")["choices"]
+    assert {name: said[name] for name in ran} == ran
+    assert set(said) - set(ran) == {"parameters", "memory", "operators"}
+
+
+def test_a_plan_refuses_what_a_run_would(finetune: Command, desk: Path) -> None:
+    ended = finetune("my.yaml", "--plan", "training.load_best_model_at_end=true", "training.save_strategy=no")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("hf-mps: training: transformers refuses it: --load_best_model_at_end requires")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--json",), "--json belongs to --plan; a run leaves results.json in its folder"),
+        (("--plan", "--smoke"), "--plan and --smoke are two things to ask for; give one of them"),
+    ],
+)
+def test_options_that_do_not_go_together(desk: Path, finetune: Command, words: tuple[str, ...], line: str) -> None:
+    assert finetune("my.yaml", *words) == (2, "", f"hf-mps: {line}\n")

@@ -1,0 +1,24 @@
+"""The quickstart as a person runs it: no network, the device mps, and a model that has learned something."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from inline_snapshot import snapshot
+
+from tests.finetune.run_files import results
+from tests.finetune.tiny import Command
+
+
+@pytest.mark.slow
+def test_the_quickstart_learns_on_mps(desk: Path, finetune: Command) -> None:
+    ended = finetune("quickstart")
+    assert (ended.code, ended.err) == (0, "")
+    said = results(desk / "runs/quickstart")
+    assert said["device"]["value"] == "mps"
+    assert said["device"]["reason"]
+    assert said["metrics"]["f1"] >= 0.85
+    assert said["baseline"]["metrics"]["f1"] == pytest.approx(0.7805, abs=1e-4)
+    assert said["baseline"]["what"] == snapshot("always answers 1, the label of 64.0% of the training rows")
+    assert said["expectation"] == {"metric": "f1", "low": 0.85, "high": 1.0, "met": True}

@@ -1,0 +1,96 @@
+"""What a training has reached is on the disk before anything is made of it, and no failure of that takes it away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inline_snapshot import snapshot
+
+from hf_mps.finetune.report import card, plot
+from tests.finetune.run_files import results
+from tests.finetune.tiny import Command
+
+
+def broken(*_: object, **__: object) -> Any:
+    raise ZeroDivisionError("a bug\nof ours")
+
+
+REST = "ZeroDivisionError: a bug; the model and results.json are there\n"
+
+
+@pytest.fixture
+def run(desk: Path, finetune: Command) -> Any:
+    """Run the recipe to a good end: its folder, and what came on stderr."""
+
+    def ended() -> tuple[Path, str]:
+        ended = finetune("my.yaml", "training.max_steps=2")
+        assert ended.code == 0
+        place = desk / "runs/my"
+        assert (place / "model.safetensors").is_file()
+        assert results(place)["metrics"].keys() == {"f1", "accuracy", "loss"}
+        assert finetune("my.yaml", "training.max_steps=2").out.startswith("runs/my holds this recipe's finished run")
+        return place, ended.err
+
+    return ended
+
+
+def test_a_picture_that_fails_costs_itself_alone(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plot, "draw", broken)
+    place, said = run()
+    assert said == f"hf-mps: training.png is left out: {REST}"
+    assert not (place / "training.png").exists()
+    assert "training.png" not in (place / "README.md").read_text(encoding="utf-8")
+    assert (place / "predictions.csv").is_file()
+
+
+def test_a_card_that_fails_costs_itself_alone(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(card, "card", broken)
+    place, said = run()
+    assert said == f"hf-mps: README.md is left out: {REST}"
+    assert (place / "training.png").is_file()
+
+
+def test_answers_that_fail_cost_themselves_alone(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import Trainer
+
+    monkeypatch.setattr(Trainer, "predict", broken)
+    place, said = run()
+    assert said == f"hf-mps: predictions.csv is left out: {REST}"
+    assert (results(place)["predictions"], results(place)["pictures"]) == (None, [])
+    assert "predictions.csv" not in (place / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_picture_of_the_answers_that_fails_costs_itself_alone(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hf_mps.finetune.tasks import text_classification
+
+    monkeypatch.setattr(text_classification, "_figures", broken)
+    place, said = run()
+    assert said == f"hf-mps: a picture of the predictions is left out: {REST}"
+    assert (results(place)["predictions"], results(place)["pictures"]) == ("predictions.csv", [])
+
+
+def test_a_score_that_fails_after_the_training_keeps_the_model(
+    desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hf_mps.finetune.run import train
+
+    monkeypatch.setattr(train, "_measured", broken)
+    with pytest.raises(ZeroDivisionError):
+        finetune("my.yaml", "training.save_strategy=no", "training.max_steps=2")
+    assert (desk / "runs/my/model.safetensors").is_file()
+
+
+def test_a_stop_after_the_training_tells_where_the_model_is(
+    desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hf_mps.finetune.run import train
+
+    def stopped(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "_measured", stopped)
+    ended = finetune("my.yaml", "training.save_strategy=no", "training.max_steps=2")
+    assert (ended.code, ended.err) == (130, snapshot("hf-mps: interrupted; the trained model is in runs/my\n"))
+    assert (desk / "runs/my/model.safetensors").is_file()

@@ -1,0 +1,234 @@
+"""A run that was stopped goes on from where it was, ends as an unbroken one, and never in another's folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inline_snapshot import snapshot
+
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.recipe import resolve as orders
+from hf_mps.finetune.run import failures, run_dir
+from tests.finetune import tiny
+from tests.finetune.run_files import results
+from tests.finetune.tiny import Command
+from tests.masking import masked
+
+Stop = Callable[[int, int], None]
+
+
+@pytest.fixture
+def stop(monkeypatch: pytest.MonkeyPatch) -> Stop:
+    """Send this process `number` in the middle of step `step` of the next training."""
+    from transformers import Trainer
+
+    training_step = Trainer.training_step
+
+    def at(step: int, number: int) -> None:
+        def stepped(self: Any, *arguments: Any, **settings: Any) -> Any:
+            loss = training_step(self, *arguments, **settings)
+            if self.state.global_step == step - 1:
+                monkeypatch.setattr(Trainer, "training_step", training_step)
+                os.kill(os.getpid(), number)
+            return loss
+
+        monkeypatch.setattr(Trainer, "training_step", stepped)
+
+    return at
+
+
+def history(run: Path) -> list[dict[str, Any]]:
+    """The losses and scores of a run, without timings."""
+    entries = results(run)["log_history"]
+    kept = ("step", "loss", "eval_loss", "eval_f1", "learning_rate")
+    return [{key: entry[key] for key in kept if key in entry} for entry in entries if "train_runtime" not in entry]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_run_saves_a_checkpoint_and_goes_on_to_the_same_end(
+    desk: Path, finetune: Command, stop: Stop, number: int, code: int
+) -> None:
+    words = ("my.yaml", "training.num_train_epochs=2", "training.logging_steps=1")
+    assert finetune(*words, "output_dir=whole").code == 0
+    stop(4, number)
+    ended = finetune(*words)
+    assert ended.code == code
+    told = [line for line in ended.err.splitlines() if line.startswith("hf-mps: interrupted")]
+    assert told == snapshot(
+        [
+            "hf-mps: interrupted at step 4; kept: runs/my/checkpoint-4; to go on: hf-mps finetune my.yaml"
+            " training.num_train_epochs=2 training.logging_steps=1"
+        ]
+    )
+    run = desk / "runs" / "my"
+    assert {path.name for path in run.iterdir()} == {"checkpoint-4", "recipe.yaml", "data.json"}
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    ended = finetune(*words)
+    assert (ended.code, ended.err) == (0, "")
+    assert "this recipe's run goes on from checkpoint-4" in ended.out
+    assert history(run) == history(desk / "whole")
+    assert not (desk / "runs" / "my-2").exists()
+
+
+def test_a_stop_during_an_evaluation_saves_too(desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.interrupt_evaluation(monkeypatch)
+    ended = finetune("my.yaml", "training.num_train_epochs=2")
+    assert ended.code == 130
+    assert "interrupted at step 6; kept: runs/my/checkpoint-6;" in ended.err
+    assert finetune("my.yaml", "training.num_train_epochs=2").code == 0
+    assert (desk / "runs/my/results.json").is_file()
+
+
+def test_a_second_signal_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hf_mps.finetune.run.interrupt import Interruption
+
+    with Interruption():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_a_handler_of_the_users_own_is_left_alone() -> None:
+    from hf_mps.finetune.run.interrupt import Interruption
+
+    def own(number: int, frame: object) -> None: ...
+
+    before = signal.signal(signal.SIGTERM, own)
+    try:
+        with Interruption():
+            assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_finished_run_is_told_of_and_not_repeated(desk: Path, finetune: Command) -> None:
+    assert finetune("my.yaml").code == 0
+    written = {path: path.stat().st_mtime_ns for path in (desk / "runs/my").rglob("*")}
+    score = results(desk / "runs/my")["metrics"]["f1"]
+    ended = finetune("my.yaml")
+    assert ended == (
+        0,
+        f"runs/my holds this recipe's finished run (f1 {score:.4f}); to train again beside it:"
+        " hf-mps finetune my.yaml --fresh\n",
+        "",
+    )
+    assert {path: path.stat().st_mtime_ns for path in (desk / "runs/my").rglob("*")} == written
+    # Another recipe's run goes beside it.
+    ended = finetune("my.yaml", "seed=9")
+    assert "runs/my holds another run, which stays as it is" in ended.out
+    assert (desk / "runs/my-2/results.json").is_file()
+    assert finetune("my.yaml", "seed=9").out.startswith("runs/my-2 holds this recipe's finished run")
+
+
+@pytest.mark.parametrize("named", [(), ("output_dir=runs/my",)])
+def test_an_unfinished_run_of_a_changed_recipe_is_refused_with_the_difference(
+    desk: Path, finetune: Command, stop: Stop, named: tuple[str, ...]
+) -> None:
+    stop(2, signal.SIGINT)
+    assert finetune("my.yaml", *named).code == 130
+    ended = finetune("my.yaml", "training.learning_rate=1e-3", "max_length=16", *named)
+    assert ended == (
+        2,
+        "",
+        snapshot(
+            "hf-mps: runs/my holds an unfinished run of a recipe that has changed since: training.learning_rate 0.005 →"
+            " 0.001, max_length not given → 16; next: the recipe as it was, or --fresh, which trains beside it in"
+            " runs/my-2\n"
+        ),
+    )
+    assert finetune("my.yaml", "training.learning_rate=1e-3", "--fresh", *named).code == 0
+    assert (desk / "runs/my-2/results.json").is_file()
+    assert {path.name for path in (desk / "runs/my").iterdir()} == {"checkpoint-2", "recipe.yaml", "data.json"}
+
+
+def test_the_stored_recipe_runs_by_itself(desk: Path, finetune: Command) -> None:
+    assert finetune("my.yaml", "seed=5").code == 0
+    stored = desk / "runs/my/recipe.yaml"
+    assert stored.read_text(encoding="utf-8").startswith(
+        "# The recipe of this run, as it was given: hf-mps finetune my.yaml seed=5\n"
+    )
+    assert orders.load(str(stored)).recipe.seed == 5
+    ended = finetune(str(stored))
+    assert (ended.code, ended.err) == (0, "")
+    metrics = [results(desk / f"runs/{name}")["metrics"] for name in ("my", "recipe")]
+    assert metrics[0] == metrics[1]
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(desk: Path, finetune: Command) -> None:
+    from hf_mps.finetune.run import stored_recipe as stored
+
+    run = desk / "runs/my"
+    (run / ".saving").mkdir(parents=True)
+    (run / ".saving" / "half").write_text("x", encoding="utf-8")
+    stored.store(run, orders.load("my.yaml"))
+    ended = finetune("my.yaml")
+    assert (ended.code, ended.err) == (0, "")
+    assert "this recipe's run left no checkpoint there and begins again" in ended.out
+    assert not list(run.glob(".*"))
+    assert failures.checkpoints(run)
+
+
+def test_a_torn_checkpoint_is_named_where_a_run_goes_on_from_the_one_before(desk: Path) -> None:
+    from hf_mps.finetune.run import stored_recipe as stored
+
+    run = desk / "runs/my"
+    for step in (2, 4):
+        (run / f"checkpoint-{step}").mkdir(parents=True)
+        (run / f"checkpoint-{step}" / failures.LAST).write_text("{}", encoding="utf-8")
+    order = orders.load("my.yaml")
+    stored.store(run, order)
+    assert run_dir.choose(order).reason == snapshot("this recipe's run goes on from checkpoint-4")
+    (run / "checkpoint-4" / "optimizer.pt").write_text("", encoding="utf-8")
+    place = run_dir.choose(order)
+    assert place.checkpoint == Path("runs/my/checkpoint-2")
+    torn = "checkpoint-4 is torn (optimizer.pt: it is empty)"
+    assert masked(place.reason, torn=torn) == snapshot("this recipe's run goes on from checkpoint-2: <torn>")
+    (run / "checkpoint-2" / failures.LAST).unlink()
+    assert masked(run_dir.choose(order).reason, torn=torn) == snapshot(
+        "this recipe's run left no checkpoint there and begins again: <torn>; checkpoint-2 is torn"
+        " (trainer_state.json is missing)"
+    )
+
+
+def test_two_runs_that_start_together_take_two_folders(desk: Path) -> None:
+    order = orders.load("my.yaml")
+    first, second = run_dir.choose(order), run_dir.choose(order)
+    assert first == second
+    with run_dir.claimed(first) as one, run_dir.claimed(second) as other:
+        assert (one, other) == (Path("runs/my"), Path("runs/my-2"))
+
+
+def test_a_run_that_is_going_on_is_not_gone_on_with(desk: Path) -> None:
+    named = orders.load("my.yaml", ["output_dir=mine"])
+    place = run_dir.choose(named)
+    with (
+        run_dir.claimed(place),
+        pytest.raises(UserError, match=r"^output_dir mine: a run is going on in it; next: "),
+        run_dir.claimed(place),
+    ):
+        pass
+
+
+def test_a_thread_other_than_the_main_one_sets_no_handler() -> None:
+    from hf_mps.finetune.run.interrupt import Interruption
+
+    seen: list[Any] = []
+
+    def inside() -> None:
+        with Interruption():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=inside)
+    thread.start()
+    thread.join()
+    assert seen == [signal.default_int_handler]

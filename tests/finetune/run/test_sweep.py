@@ -1,0 +1,169 @@
+"""`--sweep`: every combination once, compared over seeds, whatever one of them does."""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inline_snapshot import snapshot
+
+from hf_mps.finetune.run import sweep as sweeps
+from tests.finetune.tiny import Command
+
+SHORT = ("my.yaml", "training.max_steps=2")
+
+
+def said(place: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((place / "sweep.json").read_text(encoding="utf-8"))
+    return content
+
+
+def test_each_combination_runs_once_and_seeds_are_averaged(desk: Path, finetune: Command) -> None:
+    ended = finetune(*SHORT, "--sweep", "training.learning_rate=1e-3,1e-2", "seed=1,2")
+    assert (ended.code, ended.err) == (0, "")
+    place = desk / "runs/my-sweep"
+    folders = [f"learning_rate={rate},seed={seed}" for rate in ("1e-3", "1e-2") for seed in (1, 2)]
+    assert sorted(path.name for path in place.iterdir()) == sorted([*folders, "sweep.csv", "sweep.json"])
+    losses = {}
+    for name in folders:
+        results = json.loads((place / name / "results.json").read_text(encoding="utf-8"))
+        assert results["recipe"]["training"]["learning_rate"] == float(name.partition("=")[2].partition(",")[0])
+        losses[name] = results["metrics"]["loss"]
+    assert len(set(losses.values())) == 4
+    groups = said(place)["groups"]
+    assert [group["values"] for group in groups] == [
+        {"training.learning_rate": "1e-3"},
+        {"training.learning_rate": "1e-2"},
+    ]
+    for group, names in zip(groups, (folders[:2], folders[2:]), strict=True):
+        numbers = [losses[name] for name in names]
+        assert group["runs"] == 2
+        assert group["metrics"]["loss"]["mean"] == pytest.approx(sum(numbers) / 2)
+        assert group["metrics"]["loss"]["deviation"] == pytest.approx(statistics.stdev(numbers))
+        assert f"{sum(numbers) / 2:.4f} ± {statistics.stdev(numbers):.4f}" in ended.out
+    with (place / "sweep.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["training.learning_rate"], row["seed"], row["state"]) for row in rows] == [
+        (rate, seed, "finished") for rate in ("1e-3", "1e-2") for seed in ("1", "2")
+    ]
+    assert [float(row["loss"]) for row in rows] == [losses[name] for name in folders]
+    assert "hf_mps sweep of my: 4 runs (simulated)\n" in ended.out
+    assert {row["simulated"] for row in rows} == {"True"}
+    assert all(one["simulated"] is True for one in said(place)["runs"])
+
+    # The same call repeats nothing; one more value runs it alone.
+    written = {path: path.stat().st_mtime_ns for path in place.glob("*/results.json")}
+    ended = finetune(*SHORT, "--sweep", "training.learning_rate=1e-3,1e-2", "seed=1,2,3")
+    assert ended.code == 0
+    assert {path: path.stat().st_mtime_ns for path in written} == written
+    assert [group["runs"] for group in said(place)["groups"]] == [3, 3]
+
+
+def test_a_failed_run_does_not_stop_the_others(desk: Path, finetune: Command) -> None:
+    ended = finetune(*SHORT, "training.max_grad_norm=0", "--sweep", "training.learning_rate=1e38,1e-3")
+    assert ended.code == 1
+    assert ended.err.startswith("hf-mps: 1 of 2 runs failed, first training.learning_rate=1e38: loss is nan at step 2")
+    assert ended.err.count("\n") == 1
+    runs = said(desk / "runs/my-sweep")["runs"]
+    assert [run["state"] for run in runs] == ["failed", "finished"]
+    assert runs[0]["error"].startswith("loss is nan at step 2")
+    assert runs[1]["metrics"]["f1"] >= 0
+
+
+def test_a_sweep_that_was_stopped_goes_on(desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hf_mps.finetune.run import runner
+
+    train = runner.train
+
+    def stopped(order: Any, **settings: Any) -> Any:
+        if order.recipe.seed == 2:
+            raise runner.Interrupted("interrupted")
+        return train(order, **settings)
+
+    monkeypatch.setattr(runner, "train", stopped)
+    ended = finetune(*SHORT, "--sweep", "seed=1,2")
+    assert (ended.code, ended.err) == (
+        130,
+        snapshot(
+            "hf-mps: interrupted after 1 of 2 runs; to go on: hf-mps finetune my.yaml training.max_steps=2 --sweep"
+            " seed=1,2\n"
+        ),
+    )
+    assert [run["state"] for run in said(desk / "runs/my-sweep")["runs"]] == ["finished", "not run"]
+    monkeypatch.setattr(runner, "train", train)
+    ended = finetune(*SHORT, "--sweep", "seed=1,2")
+    assert ended.code == 0
+    assert "seed=1 holds this recipe's finished run" in ended.out
+    assert [run["state"] for run in said(desk / "runs/my-sweep")["runs"]] == ["finished", "finished"]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("seed",), None),
+        (("seed=",), "--sweep '' has an empty value between commas; allowed: VALUE,VALUE"),
+        (("seed=1,,2",), "--sweep '1,,2' has an empty value between commas; allowed: VALUE,VALUE"),
+        (("seed=1", "seed=2"), "--sweep seed is given twice; give it once"),
+        (("training.max_steps=1,2",), "--sweep training.max_steps is given twice; give it once"),
+        (("output_dir=a,b",), "--sweep output_dir: each run has a folder of its own below one; give output_dir=PATH"),
+        (("sed=1,2",), None),
+        (("seed=1,x",), "command line: seed is 'x'; allowed: a whole number"),
+    ],
+)
+def test_axes_that_cannot_be_are_refused_before_the_first_run(
+    desk: Path, finetune: Command, words: tuple[str, ...], line: str | None
+) -> None:
+    ended = finetune(*SHORT, "--sweep", *words)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.count("\n") == 1
+    assert line is None or ended.err == f"hf-mps: {line}\n"
+    assert not (desk / "runs").exists()
+
+
+def test_a_changed_recipe_is_refused_before_the_first_run(desk: Path, finetune: Command) -> None:
+    assert finetune(*SHORT, "--sweep", "seed=1").code == 0
+    ended = finetune("my.yaml", "training.max_steps=3", "--sweep", "seed=1")
+    assert (ended.code, ended.out) == (2, "")
+    assert "holds a finished run of a recipe that has changed since: training.max_steps 2 → 3" in ended.err
+    assert finetune("my.yaml", "training.max_steps=3", "--sweep", "seed=1", "--fresh").code == 0
+    assert (desk / "runs/my-sweep-2/seed=1/results.json").is_file()
+
+
+def test_a_sweep_of_other_values_leaves_the_first_ones_table_as_it_is(desk: Path, finetune: Command) -> None:
+    assert finetune(*SHORT, "--sweep", "seed=1").code == 0
+    kept = (desk / "runs/my-sweep/sweep.json").read_bytes()
+    other = ("--sweep", "training.learning_rate=1e-3")
+    assert finetune(*SHORT, *other).code == 0
+    assert (desk / "runs/my-sweep/sweep.json").read_bytes() == kept
+    assert [run["values"] for run in said(desk / "runs/my-sweep-2")["runs"]] == [{"training.learning_rate": "1e-3"}]
+    assert sweeps.plan(*SHORT[:1], SHORT[1:], ["seed=1,2"]).place == Path("runs/my-sweep")
+    assert sweeps.plan(*SHORT[:1], SHORT[1:], other[1:]).place == Path("runs/my-sweep-2")
+    ended = finetune(*SHORT, "output_dir=runs/my-sweep", *other)
+    assert ended == (
+        2,
+        "",
+        snapshot(
+            "hf-mps: output_dir runs/my-sweep holds a sweep of other values (seed=1); next: --fresh, or another"
+            " folder\n"
+        ),
+    )
+
+
+def test_a_value_with_commas_of_its_own_stays_whole(desk: Path) -> None:
+    sweep = sweeps.plan("my.yaml", [], ["metrics=[f1, accuracy],accuracy", 'data.columns.text="first",third'])
+    assert [one.values["metrics"] for one in sweep.runs] == ["[f1, accuracy]"] * 2 + ["accuracy"] * 2
+    assert sweep.runs[0].order.recipe.metrics == ["f1", "accuracy"]
+    assert len({one.place for one in sweep.runs}) == 4
+
+
+def test_the_words_behind_the_option_are_its_own() -> None:
+    from hf_mps.cli import finetune as command
+
+    typed = ["finetune", "a", "x=1", "--sweep", "seed=1,2", "y=3,4", "--fresh", "z=5"]
+    assert command.swept(typed) == [
+        *("finetune", "a", "x=1", "--sweep", "seed=1,2", "--sweep", "y=3,4", "--fresh", "z=5")
+    ]

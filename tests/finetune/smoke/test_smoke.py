@@ -1,0 +1,197 @@
+"""Every recipe, whole, on the device mps, in seconds: `--smoke` trains a tiny model of the recipe's architecture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inline_snapshot import snapshot
+
+from hf_mps.fallback.accounting import ledger as fallback_ledger
+from hf_mps.finetune import tasks
+from hf_mps.finetune.recipe import catalogue
+from hf_mps.finetune.recipe import resolve as orders
+from hf_mps.finetune.smoke import families
+from tests.finetune.run_files import results
+from tests.finetune.tiny import Command
+
+NAMES = [entry.name for entry in catalogue.entries()]
+COUNT = 28
+
+
+@pytest.fixture
+def own_cache(libraries: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder, and a cache that shows whether a run touches the user's."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    place = tmp_path / "desk"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    return tmp_path / "cache"
+
+
+def test_every_recipe_that_there_should_be_is_there() -> None:
+    root = catalogue.folder()
+    assert len(NAMES) == len([path for path in root.rglob("*") if path.suffix in catalogue.SUFFIXES]) == COUNT
+    assert {orders.load(name).recipe.task for name in NAMES} == set(tasks.names()), "a task without a recipe"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("rendered")
+def test_a_recipe_runs_from_end_to_end(
+    name: str, own_cache: Path, finetune: Command, capfd: pytest.CaptureFixture[str]
+) -> None:
+    order = orders.load(name)
+    ended = finetune(name, "--smoke", "output_dir=run")
+    assert ended.code == 0, ended.err
+    assert f"a tiny {families.find(order.recipe).name}" in ended.out
+    run = Path("run")
+    said: dict[str, Any] = results(run)
+    assert said["device"]["value"] == "mps"
+    assert said["expectation"] is None
+    assert said["choices"]["smoke"]["reason"].endswith("no score counts")
+    # No operator leaves the device but those that the recipe's header owns up to.
+    fell_back = {entry["operator"] for entry in said["fallback"]}
+    # Nothing else is said on stderr than, once, what those operators cost: a line, a table with its head, and a foot.
+    table = ended.err.splitlines()[: 3 + len(fell_back)] if fell_back else []
+    fallback_ledger.print_report()  # as at the end of the process
+    assert ended.err.splitlines() + capfd.readouterr().err.splitlines() == table
+    assert not table or table[0].startswith(f"hf-mps: {len(fell_back)} operators without a Metal kernel ran on the CPU")
+    assert fell_back <= set(order.recipe.fallback)
+    text = catalogue.find(name).path.read_text(encoding="utf-8")
+    header = "\n".join(line for line in text.splitlines() if line.startswith("#"))
+    assert all(operator in header for operator in order.recipe.fallback)
+    assert {"results.json", "training.png", "README.md"} <= {path.name for path in run.iterdir()}
+    for promised in (said["predictions"], *said["pictures"]):
+        assert promised is None or (run / promised).stat().st_size > 0
+    check_snippet(run)
+    assert not own_cache.exists(), "a smoke run left rows in the user's cache"
+    assert [path.name for path in Path().iterdir()] == ["run"]
+
+
+def check_snippet(run: Path) -> None:
+    """Run the lines of the model card that load the model, in a folder with the file that they may name."""
+    from PIL import Image
+
+    card = (run / "README.md").read_text(encoding="utf-8")
+    lines = card.partition("```python\n")[2].partition("\n```")[0]
+    assert '"."' in lines
+    Image.new("RGB", (40, 30)).save("photo.jpg")
+    names: dict[str, Any] = {}
+    exec(lines.replace('"."', repr(str(run))), names)
+    Path("photo.jpg").unlink()
+    # A pipeline holds its model; a SentenceTransformer and a model of transformers are torch modules themselves.
+    loaded = [getattr(value, "model", value) for value in names.values()]
+    models = [one for one in loaded if hasattr(one, "named_parameters") and not isinstance(one, type)]
+    assert sum(parameter.numel() for one in models for parameter in one.parameters()) > 0
+
+
+def test_a_smoke_run_leaves_nothing_where_no_folder_is_named(own_cache: Path, finetune: Command) -> None:
+    ended = finetune("glue/cola", "--smoke")
+    assert (ended.code, ended.err) == (0, "")
+    assert "--smoke: gone after the run" in ended.out
+    assert ended.out.splitlines()[-1] == snapshot(
+        "smoke run ended well; its files are gone (output_dir=PATH keeps them)"
+    )
+    assert "results.json" not in ended.out  # nor is a file named that nobody can open
+    assert list(Path().iterdir()) == []
+    assert not own_cache.exists()
+
+
+def test_the_command_lines_own_training_is_kept(own_cache: Path, finetune: Command) -> None:
+    assert finetune("glue/cola", "--smoke", "training.max_steps=2", "output_dir=run").code == 0
+    said = json.loads(Path("run/results.json").read_text(encoding="utf-8"))
+    assert said["choices"]["steps"] == {"value": 2, "reason": "max_steps in the recipe"}
+    assert said["choices"]["batch"]["reason"] == snapshot("--smoke, which takes a few short steps")
+    assert said["recipe"]["training"]["learning_rate"] == orders.load("glue/cola").recipe.training["learning_rate"]
+
+
+def test_a_smoke_run_takes_the_place_of_no_other_files(own_cache: Path, finetune: Command) -> None:
+    Path("run").mkdir()
+    Path("run/notes.txt").write_text("keep", encoding="utf-8")
+    ended = finetune("glue/cola", "--smoke", "output_dir=run")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("hf-mps: output_dir run is in use already")
+    assert [path.name for path in Path("run").iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("model", "family"),
+    [
+        ("google-bert/bert-base-cased", "bert"),
+        ("FacebookAI/roberta-base", "roberta"),
+        ("FacebookAI/xlm-roberta-base", "xlm-roberta"),
+        ("distilbert/distilbert-base-uncased", "distilbert"),
+        ("distilbert/distilroberta-base", "roberta"),
+        ("microsoft/deberta-v3-small", "deberta-v2"),
+        ("answerdotai/ModernBERT-base", "modernbert"),
+        ("sentence-transformers/all-MiniLM-L6-v2", "bert"),
+        ("sentence-transformers/all-mpnet-base-v2", "mpnet"),
+        ("Qwen/Qwen3-0.6B", "qwen3"),
+        ("Qwen/Qwen2.5-0.5B-Instruct", "qwen2"),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", "llama"),
+        ("openai-community/gpt2", "gpt2"),
+        ("distilbert/distilgpt2", "gpt2"),
+        ("google-t5/t5-small", "t5"),
+        ("google/mt5-small", "mt5"),
+        ("facebook/bart-base", "bart"),
+        ("Helsinki-NLP/opus-mt-en-ro", "marian"),
+        ("facebook/wav2vec2-base", "wav2vec2"),
+        ("google/vit-base-patch16-224-in21k", "vit"),
+        ("somebody/something", None),
+    ],
+)
+def test_the_architecture_is_known_by_the_models_name(model: str, family: str | None) -> None:
+    assert families.of(model) == family
+
+
+def test_a_model_that_no_rule_knows_is_refused_with_the_key_that_tells(own_cache: Path, finetune: Command) -> None:
+    ended = finetune("glue/cola", "--smoke", "model=somebody/something")
+    assert ended == (
+        2,
+        "",
+        snapshot(
+            "hf-mps: --smoke: no rule tells the architecture of somebody/something; next: model_type=NAME, as its"
+            " config.json has it\n"
+        ),
+    )
+    assert finetune("glue/cola", "--smoke", "model=somebody/something", "model_type=distilbert").code == 0
+    ended = finetune("glue/cola", "--smoke", "model_type=brt")
+    assert ended == (2, "", snapshot("hf-mps: --smoke: the installed transformers has no architecture 'brt'\n"))
+
+
+def test_a_folder_tells_its_architecture_itself(desk: Path, finetune: Command) -> None:
+    ended = finetune("my.yaml", "--smoke", "output_dir=run")
+    assert (ended.code, ended.err) == (0, "")
+    assert "a tiny bert" in ended.out
+
+
+# Those that no rule for names has, and whose sizes fit each other in ways of their own.
+OTHERS = ("convnext", "convnextv2", "segformer", "pvt", "mamba2", "xlnet", "mixtral", "rwkv")
+PICTURES = ("vit", "deit", "swin", "dinov2", "convnext", "convnextv2", "segformer", "pvt")
+
+
+@pytest.mark.parametrize("name", sorted({*OTHERS, *(name for _, name in families.NAMES)}))
+def test_a_tiny_model_of_every_architecture_loads(name: str, tmp_path: Path) -> None:
+    from transformers import AutoModel, AutoProcessor, AutoTokenizer
+
+    from hf_mps.finetune.smoke import tiny_model as model
+
+    sound = ("wav2vec2", "hubert", "wavlm")
+    reads: families.Input = "sound" if name in sound else "image" if name in PICTURES else "text"
+    family = families.Family(name, reads, families.WORDS.get(name, "bytes"), {})
+    model.write(family, tmp_path / "tiny", ["The cat sat on the mat.", "Where does Ada live?"], seed=1)
+    loaded = AutoModel.from_pretrained(tmp_path / "tiny")
+    assert loaded.config.model_type == name
+    assert loaded.num_parameters() < (200_000 if name not in OTHERS else 60_000_000)
+    if reads == "text":
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tiny")
+        ids = tokenizer("The cat", "Where?")["input_ids"]
+        assert len(tokenizer) <= loaded.config.vocab_size
+        assert "The cat" in tokenizer.decode(ids, skip_special_tokens=True)
+        assert max(ids) < len(tokenizer)
+    elif reads == "sound":
+        assert AutoProcessor.from_pretrained(tmp_path / "tiny").tokenizer("THE CAT")["input_ids"]

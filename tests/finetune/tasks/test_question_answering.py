@@ -1,0 +1,263 @@
+"""Question answering: windows that hold the answer, SQuAD's own scores, a model that finds it, on the device mps."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inline_snapshot import snapshot
+
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.data.rows import Rows
+from hf_mps.finetune.metrics import answers as scoring
+from hf_mps.finetune.text.spans import NOWHERE
+from hf_mps.finetune.text.windows import Cut, check, place
+from tests.finetune import tiny
+from tests.finetune.run_files import predictions, results
+from tests.finetune.tiny import Command
+
+RECIPE = """# Find the animal.
+task: question-answering
+model: model
+data:
+  files: {train: train.jsonl, validation: dev.jsonl}
+seed: 1
+max_length: 24
+doc_stride: 4
+training:
+  per_device_train_batch_size: 8
+  learning_rate: 1e-2
+  num_train_epochs: 6
+"""
+
+
+def rows(count: int, seed: int = 0, nothing: bool = False) -> list[dict[str, Any]]:
+    """Who was where? With `nothing`, the text of every third question does not tell."""
+    draw, made = random.Random(seed), []
+    for number in range(count):
+        animal, spot = draw.choice(tiny.ANIMALS), draw.choice(tiny.PLACES)
+        text = f"the {animal} was on the {spot}"
+        question, answer = draw.choice([("it is", animal), ("it was on", spot)])
+        truth: dict[str, list[Any]] = {"text": [answer], "answer_start": [text.index(answer)]}
+        if nothing and number % 3 == 0:
+            text, truth = text.replace(answer, "bad"), {"text": [], "answer_start": []}
+        made.append({"context": text, "question": question, "answers": truth})
+    return made
+
+
+@pytest.fixture
+def asking(desk: Path) -> Path:
+    """The desk with a recipe that asks, and its rows."""
+    tiny.write_jsonl(desk / "train.jsonl", rows(96))
+    tiny.write_jsonl(desk / "dev.jsonl", rows(24, seed=1))
+    (desk / "my.yaml").write_text(RECIPE, encoding="utf-8")
+    return desk
+
+
+@pytest.mark.usefixtures("rendered")
+def test_a_model_learns_to_answer_and_says_what_it_answered(asking: Path, finetune: Command) -> None:
+    ended = finetune("my.yaml")
+    assert (ended.code, ended.err) == (0, "")
+    said = results(asking / "runs/my")
+    assert said["device"]["value"] == "mps"
+    assert said["main_metric"] == "f1"
+    assert set(said["metrics"]) == {"exact_match", "f1", "loss"}
+    assert said["metrics"]["exact_match"] >= 75 > said["baseline"]["metrics"]["exact_match"] == 0
+    assert said["baseline"]["what"] == snapshot("always answers with the first sentence of the text")
+    assert said["choices"]["questions_without_answer"] == {
+        "value": False,
+        "reason": snapshot("0 of 96 training rows have no answer"),
+    }
+    assert said["fallback"] == []
+    lines = predictions(asking / "runs/my")
+    given = [json.loads(line) for line in (asking / "dev.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [line["question"] for line in lines] == [row["question"] for row in given]
+    assert [line["id"] for line in lines] == [str(number) for number in range(1, 25)]
+    for line, row in zip(lines, given, strict=True):
+        start = int(line["start"])
+        assert row["context"][start : start + len(line["prediction"])] == line["prediction"]
+        assert float(line["exact_match"]) == scoring.exact_match(line["prediction"], row["answers"]["text"])
+        assert 0 < float(line["probability"]) <= 1
+    share = 100 * sum(float(line["exact_match"]) for line in lines) / len(lines)
+    assert share == pytest.approx(said["metrics"]["exact_match"])
+    assert (asking / "runs/my/answers.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_questions_without_an_answer_are_learned_and_measured_apart(asking: Path, finetune: Command) -> None:
+    tiny.write_jsonl(asking / "train.jsonl", rows(96, nothing=True))
+    tiny.write_jsonl(asking / "dev.jsonl", rows(24, seed=1, nothing=True))
+    ended = finetune("my.yaml", "training.num_train_epochs=2")
+    assert (ended.code, ended.err) == (0, "")
+    said = results(asking / "runs/my")
+    numbers = {"exact", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"}
+    assert set(said["metrics"]) == {*numbers, "loss"}
+    assert said["baseline"]["metrics"]["NoAns_f1"] == 100
+    assert said["baseline"]["metrics"]["f1"] == pytest.approx(100 / 3)
+    assert {"null_score_diff"} <= set(predictions(asking / "runs/my")[0])
+    # Nothing but "no answer" where any null score passes.
+    assert finetune("my.yaml", "training.max_steps=1", "null_score_diff_threshold=-1000", "output_dir=all").code == 0
+    assert {line["prediction"] for line in predictions(asking / "all")} == {""}
+
+
+def test_squads_own_format_is_read_and_a_texts_questions_stay_together(asking: Path, finetune: Command) -> None:
+    made = rows(48)
+    texts = [made[at : at + 3] for at in range(0, 48, 3)]
+    paragraphs = [
+        {
+            "context": f"the {group[0]['context']} {number}",
+            "qas": [
+                {
+                    "id": f"{number}-{place}",
+                    "question": row["question"],
+                    "answers": [{"text": "the", "answer_start": 0}],
+                }
+                for place, row in enumerate(group)
+            ],
+        }
+        for number, group in enumerate(texts)
+    ]
+    squad = {"version": "1.1", "data": [{"title": "animals", "paragraphs": paragraphs}]}
+    (asking / "squad.json").write_text(json.dumps(squad), encoding="utf-8")
+    nested = ("data.files={train: squad.json}", "data.hold_out=0.25")
+    ended = finetune("my.yaml", *nested, "data.columns.id=id", "training.max_steps=1")
+    assert (ended.code, ended.err) == (0, "")
+    held = [line["id"].partition("-")[0] for line in predictions(asking / "runs/my")]
+    assert len(held) == 12
+    assert all(held.count(paragraph) == 3 for paragraph in held)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"answers": {"text": ["bird"], "answer_start": [0]}},
+            "train.jsonl: row 1: the text at answer_start 0 is 'the ', not 'bird'; allowed: the place of the answer in"
+            " the text, counted in characters from 0",
+        ),
+        ({"question": None}, "train.jsonl: row 1 has no question; allowed: a text in every row"),
+        (
+            {"question": "the " * 20},
+            "train.jsonl: row 1: the question has 20 tokens, which leaves 1 of 24 for the text; allowed: more than"
+            " doc_stride, 4; next: a larger max_length or a smaller doc_stride",
+        ),
+    ],
+)
+def test_a_row_that_cannot_be_asked_is_named(
+    asking: Path, finetune: Command, change: dict[str, Any], message: str
+) -> None:
+    lines = rows(12)
+    lines[0] |= change
+    tiny.write_jsonl(asking / "train.jsonl", lines)
+    ended = finetune("my.yaml")
+    assert (ended.code, ended.err) == (2, f"hf-mps: {message}\n")
+
+
+def test_a_question_without_an_answer_is_refused_where_the_recipe_says_that_there_are_none(
+    asking: Path, finetune: Command
+) -> None:
+    tiny.write_jsonl(asking / "dev.jsonl", rows(4, nothing=True))
+    ended = finetune("my.yaml", "version_2_with_negative=false")
+    message = "hf-mps: dev.jsonl: row 1 has no answer; allowed with version_2_with_negative=true\n"
+    assert (ended.code, ended.err) == (2, message)
+
+
+def test_a_metric_of_labels_is_refused(asking: Path, finetune: Command) -> None:
+    ended = finetune("my.yaml", "metrics=accuracy")
+    message = "hf-mps: metrics has 'accuracy', which question-answering does not compute; allowed: squad\n"
+    assert (ended.code, ended.err) == (2, message)
+
+
+def test_a_stride_as_long_as_the_window_is_refused_before_anything_is_loaded(asking: Path, finetune: Command) -> None:
+    ended = finetune("my.yaml", "doc_stride=24")
+    assert ended.code == 2
+    assert "has doc_stride 24; allowed: less than max_length, 24" in ended.err
+
+
+def dataset(lines: list[dict[str, Any]]) -> Rows:
+    from datasets import Dataset
+
+    return Rows(Dataset.from_list(lines), "here")
+
+
+@pytest.fixture(params=["right", "left"])
+def cut(asking: Path, request: pytest.FixtureRequest) -> Cut:
+    """How to cut, with the padding behind the text and, as in XLNet, before it: the text then comes first."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(asking / "model", padding_side=request.param)
+    return Cut(tokenizer, "tiny", longest=12, stride=3, negative=False)
+
+
+def test_a_long_text_is_cut_into_windows_that_overlap_and_know_where_the_answer_is(cut: Cut) -> None:
+    text = "the cat is good " * 6 + "the bird is bad"
+    start = text.index("bird")
+    made = cut.windows(
+        dataset([{"context": text, "question": "bad", "answers": {"text": ["bird"], "answer_start": [start]}}])
+    )
+    seen: set[tuple[int, int]] = set()
+    with_answer = 0
+    for one in made:
+        assert len(one["input_ids"]) <= 12
+        spans = [(a, b) for a, b in zip(one["starts"], one["ends"], strict=True) if a != NOWHERE]
+        seen |= set(spans)
+        first, last = one["start_positions"], one["end_positions"]
+        if first == last == one["null"]:
+            assert not any(a <= start < b for a, b in spans)
+        else:
+            with_answer += 1
+            assert text[one["starts"][first] : one["ends"][last]] == "bird"
+    assert "".join(text[a:b] for a, b in sorted(seen)) == text.replace(" ", "")
+    assert len(made) > 2
+    assert with_answer >= 1
+    parts = [[a for a in one["starts"] if a != NOWHERE] for one in made]
+    assert all(len(set(one) & set(other)) == 3 for one, other in itertools.pairwise(parts))
+    assert set(made["row"]) == {0}
+
+
+def test_answers_may_be_a_list_of_dicts_as_in_squads_files(cut: Cut) -> None:
+    row = {"context": "the cat is good", "question": "good", "answers": [{"text": "cat", "answer_start": 4}]}
+    lines = dataset([row])
+    check({"train": lines})
+    made = cut.windows(lines)
+    [one] = made
+    assert one["start_positions"] == one["end_positions"]
+    assert one["starts"][one["start_positions"]] == 4
+
+
+def test_another_answers_column_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^here: data.columns.answers names a column of .*; allowed: SQuAD's"):
+        check({"train": dataset([{"context": "a", "question": "b", "answers": "c"}])})
+
+
+def test_an_answer_that_begins_or_ends_inside_a_token_takes_the_whole_token() -> None:
+    starts, ends = [NOWHERE, 0, 4, 9, NOWHERE], [NOWHERE, 3, 8, 12, NOWHERE]
+    assert place(starts, ends, (5, 10)) == (2, 3)
+    assert place(starts, ends, (0, 3)) == (1, 1)
+    assert place(starts, ends, (3, 4)) == (1, 2)
+    assert place(starts, ends, (9, 13)) is None
+    assert place(starts, ends, None) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "truths", "exact", "f1"),
+    [
+        ("The Eiffel Tower!", ["eiffel tower"], 1.0, 1.0),
+        ("an  apple", ["Apple."], 1.0, 1.0),
+        ("theatre", ["the atre"], 0.0, 0.0),
+        ("in 1998", ["1998", "the year 1998"], 0.0, 2 / 3),
+        ("red and blue", ["blue and green", "red"], 0.0, 2 / 3),
+        ("cat cat", ["cat"], 0.0, 2 / 3),
+        ("Zürich", ["zürich,"], 1.0, 1.0),
+        ("U.S.", ["US"], 1.0, 1.0),
+        ("", ["cat"], 0.0, 0.0),
+        ("", [], 1.0, 1.0),
+        ("cat", [], 0.0, 0.0),
+    ],
+)
+def test_scores_are_squads_after_its_own_normalisation(answer: str, truths: list[str], exact: float, f1: float) -> None:
+    assert scoring.exact_match(answer, truths) == exact
+    assert scoring.f1(answer, truths) == pytest.approx(f1)

@@ -1,0 +1,131 @@
+"""The generated pages are what the code says, every page names things that exist, and all build into a site."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import sklearn  # noqa: F401  sets an environment variable when it is first imported, here and not in a test
+import torch  # noqa: F401  brings the layer, which has the names
+
+from hf_mps.cli.main import app
+from hf_mps.finetune import tasks
+from hf_mps.finetune.recipe import catalogue
+from tests import CHECKOUT
+
+SCRIPT = CHECKOUT / "scripts" / "docs.py"
+BESIDE = ("CONTRIBUTING.md", "README.md", "SECURITY.md")
+PAGES = [*sorted((CHECKOUT / "docs").glob("*.md")), *(CHECKOUT / name for name in BESIDE)]
+
+
+@pytest.fixture
+def docs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """The script as a module; what it writes goes to a folder of the test's own."""
+    spec = importlib.util.spec_from_file_location("docs", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.REAL = module.DOCS  # type: ignore[attr-defined]
+    monkeypatch.setattr(module, "DOCS", tmp_path / "docs")
+    return module
+
+
+def test_the_pages_are_what_the_code_says(docs: ModuleType) -> None:
+    for name, text in docs.pages().items():
+        written = (docs.REAL / name).read_text(encoding="utf-8")
+        assert written == text, f"docs/{name} is stale; next: python scripts/docs.py"
+
+
+def test_a_stale_page_fails_the_check_and_names_the_command(
+    docs: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert docs.main(["--check"]) == 1
+    first = "docs/commands.md, docs/first-hour.md, docs/hazards.md, docs/keys.md, docs/older-scripts.md"
+    pages = f"{first}, docs/patches.md, docs/recipes.md, docs/img/rooms.svg"
+    line = f"{pages}: not what the code says; next: python scripts/docs.py\n"
+    assert capsys.readouterr().err == line
+    assert docs.main([]) == 0
+    assert docs.main(["--check"]) == 0
+    with (docs.DOCS / "recipes.md").open("a", encoding="utf-8") as page:
+        page.write("mine\n")
+    assert docs.main(["--check"]) == 1
+    assert capsys.readouterr().err.startswith("docs/recipes.md: not what")
+
+
+def test_every_verb_recipe_and_task_is_in_them(docs: ModuleType) -> None:
+    import typer.main
+
+    pages = docs.pages()
+    for verb in typer.main.get_command(app).commands:  # type: ignore[attr-defined]
+        assert f"## hf-mps {verb}" in pages["commands.md"]
+    for entry in catalogue.entries():
+        assert f"\n## {entry.name}\n" in pages["recipes.md"]
+        assert entry.purpose in pages["recipes.md"]
+    for task in tasks.names():
+        assert f"\n## Keys of {task}\n" in pages["keys.md"]
+
+
+def test_every_guard_sentinel_variable_and_fault_is_in_them(docs: ModuleType) -> None:
+    from hf_mps.core import settings
+    from hf_mps.device import faults
+    from hf_mps.guards import catalogue as guards
+    from hf_mps.guards.sentinels import catalogue as sentinels
+
+    pages = docs.pages()
+    for name in guards.NAMES:
+        assert f"\n### {name}\n" in pages["hazards.md"]
+    for name in (*sentinels.NAMES, *faults.FAULTS):
+        assert f"\n| `{name}` |" in pages["hazards.md"]
+    for variable in settings.KNOWN:
+        assert f"\n| `{variable}` |" in pages["commands.md"]
+
+
+def test_the_pages_build_into_a_site_without_a_link_that_leads_nowhere(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    variables = {**os.environ, "HF_MPS": "0", "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=CHECKOUT, env=variables, capture_output=True, text=True, check=False)
+    assert (built.returncode, built.stdout + built.stderr) == (0, "")
+    assert (tmp_path / "site" / "hazards" / "index.html").is_file()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_names_no_folder_of_somebodys_machine(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert not re.search(r"(?<![\w.~])/(home|root|work|Users|tmp/bash)\b", text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_paths_of_the_project_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    named = set(
+        re.findall(r"(?<![\w./-])((?:hf_mps|scripts|tests|recipes|docs|\.github)/[\w./-]*\w/?)(?![\w*<{…])", text)
+    )
+    assert [name for name in sorted(named) if not (CHECKOUT / name).exists()] == []
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_the_links_of_a_page_beside_the_sources_lead_to_files(name: str) -> None:
+    links = re.findall(r"\]\((?!https?://|#)([^)#]+)", (CHECKOUT / name).read_text(encoding="utf-8"))
+    assert [link for link in links if not (CHECKOUT / link).is_file()] == []
+
+
+def test_what_older_scripts_say_is_listed_from_the_tables_of_the_shims(docs: ModuleType) -> None:
+    from hf_mps.compat import name_table, removed_arguments
+
+    page = docs.pages()["older-scripts.md"]
+    for name in (*removed_arguments.REMOVED, *(old.name for old in name_table.NAMES), *name_table.MODULES):
+        assert f"`{name}`" in page
+    for release, names in docs.older_page.RELEASES.items():
+        assert f"| {release} |" in page
+        for name in names:
+            module, _, last = name.rpartition(".")
+            if module.startswith(("transformers", "huggingface_hub", "datasets")):
+                assert getattr(importlib.import_module(module), last) is not None, name
