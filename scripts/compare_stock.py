@@ -180,18 +180,18 @@ def one(side: str, file: str, words: list[str], device: str) -> int:
     """Train one side in this process and write its metrics."""
     recipe, *overrides = words
     output = Path(file).parent / "run"
+    from hf_mps.finetune.recipe.resolve import load_recipe
+
     if side == "ours":
         from hf_mps.finetune.run import runner
 
-        quiet = ["training.save_strategy=no", "training.eval_strategy=no"]
-        results = runner.run(recipe, [*overrides, *quiet, f"output_dir={output}"])
+        quiet = {"training.save_strategy": "no", "training.eval_strategy": "no", "output_dir": str(output)}
+        results = runner.run(load_recipe(recipe, overrides).with_overrides(quiet))
         found = {**results["metrics"], **{name: results[name] for name in ("train_seconds", "simulated")}}
     else:
         import stock
 
-        from hf_mps.finetune.recipe import resolve
-
-        found = stock.train(resolve.load(recipe, overrides).recipe, output, cuda=device == "cuda")
+        found = stock.train(load_recipe(recipe, overrides).recipe, output, cuda=device == "cuda")
     Path(file).write_text(json.dumps({name: float(value) for name, value in found.items()}), encoding="utf-8")
     return 0
 

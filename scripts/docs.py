@@ -25,7 +25,8 @@ import rooms
 from hf_mps.cli.main import app
 from hf_mps.core import settings
 from hf_mps.finetune import tasks
-from hf_mps.finetune.recipe import catalogue, keys, resolve
+from hf_mps.finetune.recipe import catalogue, keys
+from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.recipe.schema import Recipe
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -112,7 +113,7 @@ def _recipes() -> Iterator[str]:
     yield ""
     rows = []
     for entry in catalogue.entries():
-        recipe = resolve.load(entry.name).recipe
+        recipe = load_recipe(entry.name).recipe
         rows.append((f"[{entry.name}](#{_anchor(entry.name)})", entry.purpose, recipe.task, f"`{recipe.model}`"))
     yield from _table(("recipe", "for", "task", "model"), rows)
     for entry in catalogue.entries():

@@ -89,23 +89,25 @@ def finetune(
             raise UserError("--json belongs to --plan; a run leaves results.json in its folder")
         if check_parity and asked:
             raise UserError(f"--check-parity belongs to a run, and {asked[0]} is another thing; leave one of them out")
-        words = overrides or []
+        from hf_mps.finetune.recipe.resolve import load_recipe
+
+        resolved = load_recipe(recipe, overrides or [])
         if check_parity:
             from hf_mps.dryrun import parity
 
-            parity.require(recipe, words)
+            parity.require(resolved)
         if plan:
             from hf_mps.dryrun import preview
 
-            preview.show(recipe, words, fresh=fresh, as_json=as_json)
+            preview.show(resolved, fresh=fresh, as_json=as_json)
         elif sweep:
             from hf_mps.finetune.run import sweep as sweeps
 
-            sweeps.run(recipe, words, sweep, fresh=fresh)
+            sweeps.run(resolved, sweep, fresh=fresh)
         else:
             from hf_mps.finetune.run import runner
 
-            runner.run(recipe, words, fresh=fresh, smoke=smoke)
+            runner.run(resolved, fresh=fresh, smoke=smoke)
 
     return work
 
@@ -183,11 +185,12 @@ def validate_recipes(
     """Tell everything that is wrong with recipes, with file and line. Exit code 2 where anything is."""
 
     def work() -> int:
-        from hf_mps.finetune.recipe import catalogue, resolve
+        from hf_mps.finetune.recipe import catalogue
+        from hf_mps.finetune.run import checks
 
         wrong = 0
         for name in recipe or [entry.name for entry in catalogue.entries()]:
-            problems = resolve.problems(name)
+            problems = checks.problems(name)
             told = [problem for problem in problems if not problem.unchecked]
             wrong += len(told)
             for problem in told:

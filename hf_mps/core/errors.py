@@ -6,7 +6,11 @@ import difflib
 import os
 import sys
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 from unicodedata import category
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MISUSE = 2
 FAILED = 1
@@ -49,6 +53,13 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` for the closest of `allowed`, or an empty string where none is near."""
     near = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
     return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def neighbour(path: Path) -> str:
+    """A clause for a path that is not there: the nearest name in its folder, or a word about the folder."""
+    if not path.parent.is_dir():
+        return f"; the folder {path.parent} is not there either"
+    return nearest(path.name, [other.name for other in path.parent.iterdir()])
 
 
 def first_line(error: BaseException) -> str:

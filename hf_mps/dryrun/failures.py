@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hf_mps.core.errors import RunError, UserError, first_line
-from hf_mps.finetune.recipe.resolve import Order
+from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.run import failures
 
 # A folder that nobody gave: what is said of it is told of what lies in it.
@@ -19,8 +19,8 @@ LOSS = str(Path(PACKAGE, "finetune", "loss", "chunked.py"))
 
 
 @contextmanager
-def told(order: Order) -> Iterator[None]:
-    """Raise UserError in place of an error that the code of the order's model made; every other one goes on."""
+def told(resolved: ResolvedRecipe) -> Iterator[None]:
+    """Raise UserError in place of an error that the code of the recipe's model made; every other one goes on."""
     try:
         yield
     except UserError as error:
@@ -28,9 +28,9 @@ def told(order: Order) -> Iterator[None]:
     except RunError:
         raise
     except Exception as error:
-        if failures.in_words(error) is not None or not _of_a_model(error):
+        if failures.describe(error) is not None or not _of_a_model(error):
             raise
-        recipe = order.recipe
+        recipe = resolved.recipe
         raise UserError(
             f"model {recipe.model}: it cannot take a step of the task {recipe.task}:"
             f" {type(error).__name__}: {first_line(error)}; next: --debug shows where"

@@ -4,33 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.dryrun import batch, known_configs
 from hf_mps.dryrun.resolve import Target
-from hf_mps.finetune import metrics, smoke, tasks
 from hf_mps.finetune.data import load
 from hf_mps.finetune.models import checkpoint
+from hf_mps.finetune.run.prepare import PreparedRun, prepare_run
+from hf_mps.finetune.smoke import smoke_recipe
 
 if TYPE_CHECKING:
     from hf_mps.dryrun.step import TrainingStep
+    from hf_mps.finetune.recipe.schema import Recipe
     from hf_mps.finetune.tasks._base import Prepared
 
 # sentence-transformers opens a whole model's folder, whose parts are then exchanged.
 OF_A_FOLDER = ("sentence-embeddings",)
 MADE_UP = Choice("made up", "a few rows of the task's own: it is their shapes that count")
+METAL = Choice("mps", "the step is looked at as a Mac's GPU would take it")
 
 
 @dataclass(frozen=True)
 class Parts:
-    """A recipe's parts before a trainer is made of them; `facts` say what stands in for what, and why."""
+    """A run before a trainer is made of it; `facts` say what stands in for what, and why."""
 
-    recipe: Any
-    prepared: Prepared
+    run: PreparedRun
     facts: dict[str, Choice[Any]]
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe that the rows and the model were prepared for."""
+        return self.run.resolved.recipe
+
+    @property
+    def prepared(self) -> Prepared:
+        """The task's part."""
+        return self.run.prepared
 
 
 @contextmanager
@@ -42,51 +54,51 @@ def weightless(target: Target, device: str = "meta") -> Iterator[Parts]:
     from hf_mps.dryrun.meta_model import Weightless
     from hf_mps.finetune.run.logging import errors_only, no_bars
 
-    weights = target.order.recipe.task in OF_A_FOLDER
-    with smoke.order(target.order, weights=weights) as small, no_bars(), errors_only():
-        size, told = known_configs.config(target.order.recipe)
-        recipe = small.recipe.model_copy(update={"training": target.order.recipe.training, **_framed(target, size)})
-        source = Weightless(target.order.recipe.model, small.recipe.model, local=True, size=size, device=device)
-        prepared = _prepare(recipe, source, "mps")
-        count = sum(parameter.numel() for parameter in prepared.model.parameters())
+    whole = target.resolved.recipe
+    with smoke_recipe(target.resolved, weights=whole.task in OF_A_FOLDER) as small, no_bars(), errors_only():
+        size, told = known_configs.config(whole)
+        recipe = small.recipe.model_copy(update={"training": whole.training, **_framed(target, size)})
+        source = Weightless(whole.model, small.recipe.model, local=True, size=size, device=device)
+        run = prepare_run(replace(small, recipe=recipe), source, device=METAL)
+        count = sum(parameter.numel() for parameter in run.prepared.model.parameters())
         model = Choice(f"{told.value}, {count / 1e6:,.1f} M parameters", told.reason)
-        yield Parts(recipe, prepared, {**target.facts, "model": model, "rows": MADE_UP})
+        yield Parts(run, {**target.facts, "model": model, "rows": MADE_UP})
 
 
 @contextmanager
-def with_weights(target: Target, device: str) -> Iterator[Parts]:
+def with_weights(target: Target, device: Choice[str]) -> Iterator[Parts]:
     """The parts of `target` with its own model and rows, or where those cannot be had, with small stand-ins.
 
     Raises UserError for what its task refuses.
     """
     from hf_mps.finetune.run.logging import errors_only, no_bars
 
-    order = target.order
+    recipe = target.resolved.recipe
     with no_bars(), errors_only():
         try:
-            load.check(order.recipe.data)
-            source = checkpoint.resolve(order.recipe.model)
+            load.check(recipe.data)
+            source = checkpoint.resolve(recipe.model)
             source.config()
-            prepared = _prepare(order.recipe, source, device)
+            run = prepare_run(target.resolved, source, device=device)
         except UserError as error:
             if not _out_of_reach(error):
                 raise
         else:
-            yield Parts(order.recipe, prepared, {**target.facts, "model": prepared.choices["model"]})
+            yield Parts(run, {**target.facts, "model": run.prepared.choices["model"]})
             return
         with small(target, device) as parts:
             yield parts
 
 
 @contextmanager
-def small(target: Target, device: str) -> Iterator[Parts]:
+def small(target: Target, device: Choice[str]) -> Iterator[Parts]:
     """The parts of a smoke run of `target`: a tiny model of the same architecture with random weights, made-up rows."""
     from hf_mps.finetune.run.logging import errors_only, no_bars
 
-    with smoke.order(target.order) as order, no_bars(), errors_only():
-        prepared = _prepare(order.recipe, checkpoint.resolve(order.recipe.model), device)
-        model = Choice(target.order.recipe.model, "a tiny model of the same architecture, with random weights")
-        yield Parts(order.recipe, prepared, {**target.facts, "model": model, "rows": MADE_UP})
+    with smoke_recipe(target.resolved) as tiny, no_bars(), errors_only():
+        run = prepare_run(tiny, checkpoint.resolve(tiny.recipe.model), device=device)
+        model = Choice(target.resolved.recipe.model, "a tiny model of the same architecture, with random weights")
+        yield Parts(run, {**target.facts, "model": model, "rows": MADE_UP})
 
 
 def step(
@@ -99,7 +111,7 @@ def step(
 
     # What the runner's own callbacks keep is real, and may meet the step's tensors.
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
-    made = make(parts.recipe, parts.prepared, device, fake=mode, changes=changes)
+    made = make(parts.run, device, fake=mode, changes=changes)
     made.facts = {**parts.facts, **made.facts}
     shape_batches(made, parts.prepared, **shape)
     return made
@@ -131,21 +143,13 @@ def shape_batches(
 
 def _framed(target: Target, config: Any) -> dict[str, int]:
     """The tokens of a row, where a recipe that is only the frame of a model says more than that has positions."""
-    said, positions = getattr(target.order.recipe, "max_length", None), getattr(config, "max_position_embeddings", None)
-    if "recipe" not in target.facts or not said or not positions or "max_length" in target.order.changed:
+    said, positions = (
+        getattr(target.resolved.recipe, "max_length", None),
+        getattr(config, "max_position_embeddings", None),
+    )
+    if "recipe" not in target.facts or not said or not positions or "max_length" in target.resolved.changed:
         return {}
     return {"max_length": positions} if 0 < positions < said else {}  # XLNet's -1 is no limit
-
-
-def _prepare(recipe: Any, source: checkpoint.Checkpoint, device: str) -> Prepared:
-    from transformers import set_seed
-
-    task = tasks.module(recipe.task)
-    set_seed(recipe.seed)
-    rows = load.load(recipe.data, recipe.seed)
-    with metrics.unmeasured():
-        found: Prepared = task.prepare(recipe, rows, source, device)
-    return found
 
 
 def _out_of_reach(error: UserError) -> bool:

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shlex
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core import settings, status
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.files import plain
-from hf_mps.finetune.data import load
-from hf_mps.finetune.models import checkpoint
-from hf_mps.finetune.recipe import resolve as orders
-from hf_mps.finetune.run import fingerprints, run_dir, runner
+from hf_mps.finetune.run import runner
+from hf_mps.finetune.run.prepare import locate, prepare_run
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.recipe.resolve import Order
+    from hf_mps.finetune.recipe.resolve import ResolvedRecipe
     from hf_mps.finetune.tasks._base import Prepared
 
 UNKNOWN = "not known"
 
 
-def show(name: str, overrides: Sequence[str] = (), *, fresh: bool = False, as_json: bool = False) -> dict[str, Any]:
+def show(resolved: ResolvedRecipe, *, fresh: bool = False, as_json: bool = False) -> dict[str, Any]:
     """Print the plan of a run as its header would have it, or as JSON, and return what the JSON says.
 
     - `name`, `recipe`: as in results.json
@@ -35,27 +31,23 @@ def show(name: str, overrides: Sequence[str] = (), *, fresh: bool = False, as_js
     Raises UserError for what a run would refuse.
     """
     settings.refuse_unknown()
-    order = orders.load(name, overrides)
-    load.check(order.recipe.data)
-    source = checkpoint.resolve(order.recipe.model)
-    place = run_dir.choose(order, fresh=fresh)
+    source, run_dir = locate(resolved, fresh=fresh)
     from hf_mps.activation import activate
     from hf_mps.device import simulated
-    from hf_mps.finetune.run import train
     from hf_mps.finetune.run.logging import no_bars
+    from hf_mps.finetune.run.train import training_arguments
 
     with status.shown("loading PyTorch, the rows and the model …"), no_bars():
         activate.activate()
-        device, prepared, rows = runner.prepare(order, source)
-        run_dir.refuse_other_rows(place, fingerprints.of(rows) if place.checkpoint is not None else {})
-        planned = runner.plan(order, device, prepared, place.path, place)
-        train.arguments(planned.plan, prepared)
-        found = _foreseen(order, prepared, device.value)
-    plan = dataclasses.replace(planned.plan, choices=planned.plan.choices | found)
+        run = prepare_run(resolved, source, run_dir)
+        device, prepared = run.device, run.prepared
+        plan = run.plan(Choice(run_dir.path, run_dir.reason))
+        training_arguments(plan, prepared)
+        plan.choices.update(_foreseen(resolved, prepared, device.value))
     trainable, frozen = _parameters(prepared.model)
     content = {
-        "name": order.name,
-        "recipe": order.recipe.model_dump(exclude_none=True),
+        "name": resolved.name,
+        "recipe": resolved.recipe.model_dump(exclude_none=True),
         "simulated": simulated(device.value),
         "choices": plan.shown(),
         "parameters": {"trainable": trainable, "frozen": frozen},
@@ -65,19 +57,19 @@ def show(name: str, overrides: Sequence[str] = (), *, fresh: bool = False, as_js
     if as_json:
         print(json.dumps(result, indent=2, ensure_ascii=False))
     else:
-        runner.header(order, plan, verb="plan of")
+        runner.header(resolved, plan, verb="plan of")
     return result
 
 
-def _foreseen(order: Order, prepared: Prepared, device: str) -> dict[str, Choice[Any]]:
+def _foreseen(resolved: ResolvedRecipe, prepared: Prepared, device: str) -> dict[str, Choice[Any]]:
     """What a run will need that only shows once it runs."""
     status.now("tracing a training step …")
     trainable, frozen = _parameters(prepared.model)
     share = f"{trainable / max(1, trainable + frozen):.1%} of {type(prepared.model).__name__}'s are trained"
     return {
         "parameters": Choice(f"{trainable:,} trainable, {frozen:,} frozen", share),
-        "memory": _memory(order, device),
-        "operators": _operators(order),
+        "memory": _memory(resolved, device),
+        "operators": _operators(resolved),
     }
 
 
@@ -89,7 +81,7 @@ def _parameters(model: Any) -> tuple[int, int]:
     return counts[0], counts[1]
 
 
-def _memory(order: Order, device: str) -> Choice[Any]:
+def _memory(resolved: ResolvedRecipe, device: str) -> Choice[Any]:
     """The peak of a training step, and on a Mac's GPU whether this Mac has room for it."""
     from hf_mps.dryrun import metal, prepare
     from hf_mps.dryrun.memory.machine import present
@@ -98,11 +90,11 @@ def _memory(order: Order, device: str) -> Choice[Any]:
     from hf_mps.dryrun.resolve import Target
 
     try:
-        with prepare.weightless(Target(order.name, order, order.words)) as parts:
+        with prepare.weightless(Target(resolved.name, resolved)) as parts:
             found = Tracer(parts, metal.present())()
     except Exception as error:  # whatever a step does that a trace cannot follow: the rest of the plan stands
         return _not_known(error)
-    reason = f"estimated from a traced step; what it is made of: {_command('plan', order)}"
+    reason = f"estimated from a traced step; what it is made of: {_command('plan', resolved)}"
     if device == "mps":
         machine = present()
         share = f"{found.bytes / machine.comfortable:.0%} of what {machine.name} may use"
@@ -118,22 +110,22 @@ def _not_known(error: Exception) -> Choice[Any]:
     return Choice(UNKNOWN, told)
 
 
-def _command(verb: str, order: Order) -> str:
-    return shlex.join(["hf-mps", verb, *order.words])
+def _command(verb: str, resolved: ResolvedRecipe) -> str:
+    return shlex.join(["hf-mps", verb, *resolved.words])
 
 
-def _operators(order: Order) -> Choice[Any]:
+def _operators(resolved: ResolvedRecipe) -> Choice[Any]:
     """The operators of a training step that have no Metal kernel; those that the recipe names are marked."""
     from hf_mps.dryrun.audit import audit
     from hf_mps.dryrun.resolve import Target
 
     try:
-        found = audit(Target(order.name, order, order.words))
+        found = audit(Target(resolved.name, resolved))
     except Exception as error:
         return _not_known(error)
     lacking = [
-        f"{entry.operator} (as the recipe names it)" if entry.operator in order.recipe.fallback else entry.operator
+        f"{entry.operator} (as the recipe names it)" if entry.operator in resolved.recipe.fallback else entry.operator
         for entry in found.found
     ]
-    reason = f"of {len(found.entries)} in a training step; with their places: {_command('audit', order)}"
+    reason = f"of {len(found.entries)} in a training step; with their places: {_command('audit', resolved)}"
     return Choice(f"without a Metal kernel: {', '.join(lacking)}" if lacking else "all have a Metal kernel", reason)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,21 @@ from hf_mps.core.errors import UserError, nearest
 from hf_mps.finetune import tasks
 from hf_mps.finetune.models import checkpoint
 from hf_mps.finetune.recipe import catalogue
-from hf_mps.finetune.recipe import resolve as order
-from hf_mps.finetune.recipe.resolve import Order
+from hf_mps.finetune.recipe.resolve import ResolvedRecipe, load_recipe
+from hf_mps.finetune.recipe.yaml import read_yaml
 
 
 @dataclass(frozen=True)
 class Target:
-    """A recipe to look at. `name` is what the user called it; `words` lead back to it: the recipe and its overrides."""
+    """A recipe to look at. `name` is what the user called it; `facts` say what stands in for what."""
 
     name: str
-    order: Order
-    words: tuple[str, ...]
+    resolved: ResolvedRecipe
     facts: dict[str, Choice[Any]] = field(default_factory=dict)
+
+    def varied(self, values: Mapping[str, Any]) -> Target:
+        """The same target with other values of dotted keys. Raises UserError for what the recipe refuses."""
+        return replace(self, resolved=self.resolved.with_overrides(values))
 
 
 def find(name: str, overrides: Sequence[str] = (), task: str | None = None) -> Target:
@@ -36,7 +39,7 @@ def find(name: str, overrides: Sequence[str] = (), task: str | None = None) -> T
         raise UserError(f"'{wrong[0]}' is no KEY=VALUE; a script to look at stands behind --")
     if task is None:
         try:
-            return Target(name, order.load(name, overrides), (name, *overrides))
+            return Target(name, load_recipe(name, overrides))
         except UserError as error:
             if "is not a recipe" in str(error) and ("/" in name or Path(name).is_dir()):
                 raise UserError(f"{error}; for a model, say what it is to learn: --task TASK") from error
@@ -44,16 +47,12 @@ def find(name: str, overrides: Sequence[str] = (), task: str | None = None) -> T
     if task not in tasks.names():
         allowed = ", ".join(tasks.names())
         raise UserError(f"--task {task} is no task; allowed: {allowed}{nearest(task, tasks.names())}")
-    frame = next((each for each in catalogue.entries() if order.read(each.path).values.get("task") == task), None)
+    frame = next((each for each in catalogue.entries() if read_yaml(each.path).values.get("task") == task), None)
     if frame is None:
         raise UserError(f"--task {task}: no recipe that comes with hf_mps has it; next: a YAML file of your own")
     checkpoint.resolve(name)
-    words = (frame.name, f"model={name}", *overrides)
-    told = Choice(frame.name, f"rows, lengths and settings as in this recipe, the task's own; the model is {name}")
-    return Target(name, order.load(frame.name, words[1:]), words, {"recipe": told})
-
-
-def varied(target: Target, overrides: Sequence[str]) -> Target:
-    """The same target with further overrides. Raises UserError for what the recipe refuses."""
-    words = (*target.words, *overrides)
-    return Target(target.name, order.load(words[0], words[1:]), words, target.facts)
+    resolved = load_recipe(frame.name, overrides)
+    if "model" in resolved.overrides:
+        raise UserError("command line: model is given twice; give it once")
+    reason = f"rows, lengths and settings as in this recipe, the task's own; the model is {name}"
+    return Target(name, resolved.with_overrides({"model": name}), {"recipe": Choice(frame.name, reason)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from transformers import TrainerCallback
 from hf_mps import guards
 from hf_mps.core.choice import Choice
 from hf_mps.dryrun.modules import BETWEEN, CLIPPING, FORWARD, OPTIMIZER, Places
+from hf_mps.finetune.run.prepare import PreparedRun
 from hf_mps.finetune.smoke.fake import Answers
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.guards import sentinels
@@ -144,33 +145,33 @@ class _Caller(TrainerCallback):  # type: ignore[misc]
 
 
 def make(
-    recipe: Any, prepared: Prepared, device: Choice[str], *, fake: Any = None, changes: Mapping[str, Any] | None = None
+    run: PreparedRun, device: Choice[str], *, fake: Any = None, changes: Mapping[str, Any] | None = None
 ) -> TrainingStep:
-    """The training step of `prepared` on `device`: the runner's own plan and trainer, without their files and logs.
+    """The training step of `run` on `device`: the runner's own plan and trainer, without their files and logs.
 
     `fake` is a FakeTensorMode whose tensors the model gets; `changes` are further training arguments. The batches are
     left to be given (`batches`). Raises UserError for what the runner refuses.
     """
-    from hf_mps.finetune.run import plan, train
     from hf_mps.finetune.run.callbacks import Stopwatch
+    from hf_mps.finetune.run.train import make_trainer
 
     folder = Path(tempfile.gettempdir()) / "hf-mps-target"  # named for Trainer, which writes nothing there
-    plan_ = plan.decide(recipe, prepared, device, Choice(folder, "nothing is written"))
-    arguments = plan_.arguments | QUIET | dict(changes or {})
+    plan, prepared = run.plan(Choice(folder, "nothing is written"), device), run.prepared
+    arguments = plan.arguments | QUIET | dict(changes or {})
     for name in ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"):
         arguments.pop(name, None)
-    made = plan.Plan(plan_.device, plan_.choices, arguments)
+    plan = replace(plan, arguments=arguments)
     if fake is None:
-        trainer = train.make(made, prepared, Stopwatch(), None)
+        trainer = make_trainer(plan, prepared, Stopwatch(), None)
     else:
         from hf_mps.dryrun.meta_model import place, stay
 
         models = models_of(prepared)
         stay(models)
         with torch.device("meta"):  # it may add adapters to the model
-            trainer = train.make(made, prepared, Stopwatch(), None)
+            trainer = make_trainer(plan, prepared, Stopwatch(), None)
         place([trainer.model, *models], fake, device.value)
-    return TrainingStep(trainer, [], Places(), fake, {"precision": plan_.choices["precision"]})
+    return TrainingStep(trainer, [], Places(), fake, {"precision": plan.choices["precision"]})
 
 
 QUIET = {

@@ -13,7 +13,7 @@ import torch
 import typer.main
 
 from hf_mps.cli.main import app
-from hf_mps.finetune.recipe import resolve
+from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.simulator import strictness
 from tests import CHECKOUT
 
@@ -82,7 +82,7 @@ def test_every_command_is_one_that_can_be_typed(capsys: pytest.CaptureFixture[st
             assert importlib.util.find_spec(f"{words[2]}.__main__") is not None
             context = verbs[verb].make_context(verb, list(rest), resilient_parsing=False)
             if verb != "doctor":
-                resolve.load(next(word for word in rest if not word.startswith("-")), [])
+                load_recipe(next(word for word in rest if not word.startswith("-")), [])
             assert context is not None
         elif words[1].endswith(".py"):
             assert Path(words[1]).is_file()

@@ -26,7 +26,7 @@ def audit(target: Target, torch_table: Path | None = None) -> Audit:
     from hf_mps.operators.support import OperatorSupport
 
     device, release = metal.present(), OperatorSupport(torch_table)
-    with told(target.order):
+    with told(target.resolved):
         return _audit(target, device, release)
 
 
@@ -44,7 +44,7 @@ def _audit(target: Target, device: Choice[str], release: Any) -> Audit:
             if not needs_numbers(error):
                 raise
             why = f"{type(error).__name__}: {first_line(error)}"
-    with prepare.small(target, device.value) as parts:
+    with prepare.small(target, device) as parts:
         step = prepare.step(parts, device, fake=False)
         seen = operators(step)
         told = Choice("real", f"a small real step; fake tensors cannot run this one: {why}")

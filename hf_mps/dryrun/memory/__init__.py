@@ -28,7 +28,7 @@ def estimate(
     device = metal.present()
     from hf_mps.dryrun.memory.tracer import Tracer
 
-    with told(target.order), prepare.weightless(target) as parts:
+    with told(target.resolved), prepare.weightless(target) as parts:
         return Tracer(parts, device, length, also)()
 
 
@@ -47,7 +47,7 @@ def plan(target: Target, machine: Machine | None = None, *, length: int | None =
     from hf_mps.dryrun.memory.tracer import Tracer, largest
 
     machine = machine or machines.present()
-    with told(target.order), prepare.weightless(target) as parts:
+    with told(target.resolved), prepare.weightless(target) as parts:
         tracer = Tracer(parts, device, length)
         found = tracer()
         most = largest(lambda rows: tracer(rows).bytes, machine.comfortable, found.rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,6 +9,7 @@ if TYPE_CHECKING:
     from hf_mps.dryrun.parity.compare import Parity
     from hf_mps.dryrun.resolve import Target
     from hf_mps.dryrun.step import TrainingStep
+    from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 
 STEPS = 3
 
@@ -28,7 +28,7 @@ def parity(target: Target, steps: int = STEPS, rows: int | None = None) -> tuple
     from hf_mps.dryrun.parity.run import IN_FLOAT32, NO_DROPOUT, Weights, course
 
     reference = Choice("cpu", "the reference, in float32")
-    with prepare.with_weights(target, device.value) as parts:
+    with prepare.with_weights(target, device) as parts:
         # One set of rows and weights for both: a tokenizer that is trained on the spot comes out otherwise each time.
         start = Weights(parts.prepared)
         made: list[TrainingStep] = []
@@ -45,7 +45,7 @@ def parity(target: Target, steps: int = STEPS, rows: int | None = None) -> tuple
     return compare(wanted, found, str(facts["precision"].value), again), facts
 
 
-def require(recipe: str, overrides: Sequence[str]) -> None:
+def require(resolved: ResolvedRecipe) -> None:
     """Before a training: print the verdict in a line. Raises RunError where the devices differ.
 
     Raises UserError where the run's device is not Metal, or nothing can be compared.
@@ -55,12 +55,12 @@ def require(recipe: str, overrides: Sequence[str]) -> None:
     from hf_mps.core.errors import RunError, UserError
     from hf_mps.device import choose
     from hf_mps.dryrun.parity.report import verdict
-    from hf_mps.dryrun.resolve import find
+    from hf_mps.dryrun.resolve import Target
 
     chosen = choose()
     if chosen.value != "mps":
         raise UserError(f"--check-parity compares Metal with the CPU, and the device is {chosen}; leave it out")
-    found, _ = parity(find(recipe, overrides))
+    found, _ = parity(Target(resolved.name, resolved))
     print(f"parity: {verdict(found)}", flush=True)
     if not found.same:
-        raise RunError(f"nothing was trained; the whole comparison: hf-mps parity {' '.join((recipe, *overrides))}")
+        raise RunError(f"nothing was trained; the whole comparison: hf-mps parity {' '.join(resolved.words)}")

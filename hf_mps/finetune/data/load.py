@@ -12,10 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_mps.core.errors import UserError, brief, nearest
+from hf_mps.core.errors import UserError, brief, nearest, neighbour
 from hf_mps.finetune.data import formats, sources
 from hf_mps.finetune.data.rows import Rows
-from hf_mps.finetune.recipe import paths
 from hf_mps.finetune.recipe import schema as recipes
 
 if TYPE_CHECKING:
@@ -46,14 +45,14 @@ def check(data: recipes.Data) -> None:
             if said and kind not in kinds:
                 raise UserError(f"data.files.{split}: {name}: {told}; allowed: {formats.allowed(kinds)}")
         if not path.is_file():
-            raise UserError(f"data.files.{split}: {name}: there is no such file{paths.neighbour(path)}")
+            raise UserError(f"data.files.{split}: {name}: there is no such file{neighbour(path)}")
         if path.stat().st_size == 0:
             raise UserError(f"data.files.{split}: {name}: the file is empty; allowed: at least one row")
         formats.refuse_disguised(path, name)
     if data.folder:
         path = Path(data.folder).expanduser()
         if not path.is_dir():
-            raise UserError(f"data.folder: {data.folder}: there is no such folder{paths.neighbour(path)}")
+            raise UserError(f"data.folder: {data.folder}: there is no such folder{neighbour(path)}")
         for split in wanted(data):
             sources.split_folder(data, split)
 

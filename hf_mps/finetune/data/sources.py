@@ -228,7 +228,7 @@ def _root(error: BaseException) -> BaseException:
 
 def _raise_machine_failure(error: Exception) -> None:
     """Let a full disk and the like through: no fault of the data."""
-    from hf_mps.finetune.run.failures import in_words
+    from hf_mps.finetune.run.failures import describe
 
-    if in_words(error) is not None and not isinstance(error, FileNotFoundError):
+    if describe(error) is not None and not isinstance(error, FileNotFoundError):
         raise error

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core import extras
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.run.plan import BATCH
+from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.text import buckets
 from hf_mps.finetune.text.lengths import SHAPES, Lengths
 from hf_mps.finetune.text.padding import IGNORED, PadUp
@@ -175,7 +175,7 @@ def durations(recipe: Recipe, counts: Sequence[int], others: Sequence[int], hop:
     longest = max([*counts, *others])
     if not recipe.speedups:
         return Choice(Durations(longest, "longest", hop=hop, rate=rate), f"speedups is false in the recipe; {told}")
-    batch = recipe.training.get("per_device_train_batch_size") or BATCH
+    batch = recipe.training.get("per_device_train_batch_size") or DEFAULT_BATCH
     alike = buckets.grouped(buckets.decide(recipe, counts, batch))
     found = best(counts, top=longest, limit=longest, batch=1 if alike else batch, most=SHAPES, step=1)
     listed = Durations(longest, "list", found, hop=hop, rate=rate)

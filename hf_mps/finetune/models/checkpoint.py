@@ -207,6 +207,6 @@ def _vocabularies(folder: Path) -> list[Path]:
 
 def _disk_or_memory(error: Exception) -> bool:
     """Whether the machine failed and not the checkpoint: those errors are the run's, told elsewhere."""
-    from hf_mps.finetune.run.failures import in_words
+    from hf_mps.finetune.run.failures import describe
 
-    return in_words(error) is not None
+    return describe(error) is not None

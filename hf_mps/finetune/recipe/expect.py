@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, nearest
 from hf_mps.finetune import tasks
 from hf_mps.finetune.metrics import catalogue, tags
-from hf_mps.finetune.recipe.resolve import Order
 from hf_mps.finetune.recipe.schema import Recipe
-from hf_mps.finetune.report import Expectation
 
 # What the command line may change without making another run of it than the one that the promise was given for.
 HARMLESS = (
@@ -27,22 +26,37 @@ HARMLESS = (
 )
 
 
-def applies(order: Order) -> Choice[bool]:
-    """Whether the recipe's promise holds for this run: not for one whose model, data or training was changed."""
-    changed = [key for key in order.changed if not key.startswith(HARMLESS)]
-    stated = any(key.partition(".")[0] == "expect" for key in order.changed)
-    if not order.recipe.expect:
+@dataclass(frozen=True)
+class Expectation:
+    """The range that the recipe promised for one metric, and whether the run kept it. Either bound may be None."""
+
+    metric: str
+    low: float | None
+    high: float | None
+    met: bool
+
+    def __str__(self) -> str:
+        bounds = [f"at least {self.low:g}"] if self.low is not None else []
+        bounds += [f"at most {self.high:g}"] if self.high is not None else []
+        return f"{self.metric} {' and '.join(bounds)}: {'met' if self.met else 'missed'}"
+
+
+def applies(recipe: Recipe, changed: Sequence[str]) -> Choice[bool]:
+    """Whether the recipe's promise holds for a run with these keys `changed`: not where model, data or training are."""
+    others = [key for key in changed if not key.startswith(HARMLESS)]
+    stated = any(key.partition(".")[0] == "expect" for key in changed)
+    if not recipe.expect:
         return Choice(False, "the recipe promises nothing")
-    if changed and not stated:
-        return Choice(False, f"not checked: it is for the recipe as written, and this run changes {', '.join(changed)}")
+    if others and not stated:
+        return Choice(False, f"not checked: it is for the recipe as written, and this run changes {', '.join(others)}")
     return Choice(True, "given with this run" if stated else "the recipe's own")
 
 
-def in_words(order: Order) -> str:
-    """The ranges as one phrase: `f1 0.85 to 1`, `accuracy at least 0.7`."""
+def ranges(recipe: Recipe) -> str:
+    """What the recipe promises, as one phrase: `f1 0.85 to 1`, `accuracy at least 0.7`."""
     parts = []
-    for metric in order.recipe.expect:
-        low, high = _bounds(order, metric)
+    for metric in recipe.expect:
+        low, high = _bounds(recipe, metric)
         parts.append(f"{metric} {low:g} to {high:g}" if high is not None else f"{metric} at least {low:g}")
     return ", ".join(parts)
 
@@ -52,7 +66,7 @@ def refuse_unknown(recipe: Recipe, changed: Sequence[str] = ()) -> None:
 
     For a recipe whose rows nobody has read: where those decide which metrics there are, every known number passes.
     """
-    for metric in recipe.expect if applies(Order("", recipe, tuple(changed))).value else ():
+    for metric in recipe.expect if applies(recipe, changed).value else ():
         if instead := _instead(metric, recipe):
             raise UserError(f"expect.{metric} is not measured; {instead}")
 
@@ -88,27 +102,27 @@ def _may_be(name: str, known: Collection[str], recipe: Recipe) -> bool:
     return bare in known or of_a_kind
 
 
-def refuse_unmeasured(order: Order, measured: Collection[str]) -> None:
+def refuse_unmeasured(recipe: Recipe, changed: Sequence[str], measured: Collection[str]) -> None:
     """Raise UserError for a metric in `expect` that the run does not measure."""
-    for metric in order.recipe.expect if applies(order).value else ():
+    for metric in recipe.expect if applies(recipe, changed).value else ():
         if metric not in measured:
             raise UserError(
                 f"expect.{metric} is not measured; allowed: {', '.join(measured)}{nearest(metric, measured)}"
             )
 
 
-def judge(order: Order, metrics: Mapping[str, float]) -> Expectation | None:
+def judge(recipe: Recipe, changed: Sequence[str], metrics: Mapping[str, float]) -> Expectation | None:
     """The promise that was missed, or else the first one; None where none applies."""
-    if not applies(order).value:
+    if not applies(recipe, changed).value:
         return None
     outcomes = []
-    for metric in order.recipe.expect:
-        low, high = _bounds(order, metric)
+    for metric in recipe.expect:
+        low, high = _bounds(recipe, metric)
         kept = metrics[metric] >= low and (high is None or metrics[metric] <= high)
         outcomes.append(Expectation(metric, low, high, kept))
     return next((outcome for outcome in outcomes if not outcome.met), outcomes[0])
 
 
-def _bounds(order: Order, metric: str) -> tuple[float, float | None]:
-    bounds = order.recipe.expect[metric]
+def _bounds(recipe: Recipe, metric: str) -> tuple[float, float | None]:
+    bounds = recipe.expect[metric]
     return (bounds[0], bounds[1]) if isinstance(bounds, list) else (bounds, None)

@@ -30,6 +30,11 @@ class Field:
     annotation: str
     values: tuple[str, ...] = ()
 
+    @property
+    def types(self) -> list[str]:
+        """The names on the top level of its annotation."""
+        return types(ast.parse(self.annotation, mode="eval").body)
+
 
 @lru_cache(maxsize=8)
 def fields(source: Source = TRAINING_ARGUMENTS) -> dict[str, Field]:
@@ -43,10 +48,10 @@ def fields(source: Source = TRAINING_ARGUMENTS) -> dict[str, Field]:
     if source[1] not in classes:
         raise UserError(f"{path} holds no {source[1]}; next: pip install --upgrade hf-mps")
     body = classes[source[1]]
-    found: dict[str, Field] = {}
+    by_name: dict[str, Field] = {}
     for base in body.bases:
         if (above := _base(base, source[0], tree, classes)) is not None:
-            found |= fields(above)
+            by_name |= fields(above)
     enums = _enums(tree) | _enums(ast.parse(_file(UTILITIES).read_text(encoding="utf-8")))
     for node in body.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
@@ -54,8 +59,8 @@ def fields(source: Source = TRAINING_ARGUMENTS) -> dict[str, Field]:
             if "ClassVar" in names:
                 continue
             values = [value for name in names for value in enums.get(name, ())] or _choices(node.value)
-            found[node.target.id] = Field(node.target.id, ast.unparse(node.annotation), tuple(values))
-    return found
+            by_name[node.target.id] = Field(node.target.id, ast.unparse(node.annotation), tuple(values))
+    return by_name
 
 
 def types(annotation: ast.expr) -> list[str]:

@@ -12,8 +12,9 @@ from pydantic.fields import FieldInfo
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune import tasks
-from hf_mps.finetune.recipe import catalogue, training_section, yaml
+from hf_mps.finetune.recipe import catalogue, training_section
 from hf_mps.finetune.recipe.fields import TRAINING_ARGUMENTS
+from hf_mps.finetune.recipe.yaml import read_yaml
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def training(task: str) -> list[Key]:
     source = getattr(module, "ARGUMENTS", None) or TRAINING_ARGUMENTS
     refused = training_section.ELSEWHERE | dict(getattr(module, "SETTLED", None) or {})
     return [
-        Key(f"training.{name}", ", ".join(field.values) or training_section.in_words(field), "")
+        Key(f"training.{name}", training_section.allowed(field), "")
         for name, field in training_section.fields(source).items()
         if name not in refused
     ]
@@ -52,7 +53,7 @@ def of_recipe(recipe: str) -> list[Key]:
 
     Raises UserError where there is neither such a recipe nor such a task.
     """
-    task = recipe if recipe in tasks.names() else yaml.read(catalogue.find(recipe).path).values.get("task")
+    task = recipe if recipe in tasks.names() else read_yaml(catalogue.find(recipe).path).values.get("task")
     if task not in tasks.names():
         raise UserError(f"{recipe} has no task")
     return [*of_task(task), *training(task)]

@@ -51,15 +51,15 @@ class Problem:
         return ": ".join(filter(None, (self.where, f"{self.key} {self.text}".strip())))
 
 
-def in_words(error: ValidationError, kind: type[BaseModel], said: Document) -> list[tuple[str, str]]:
+def clauses(error: ValidationError, kind: type[BaseModel], document: Document) -> list[tuple[str, str]]:
     """The dotted key and a clause of each mistake; a value that fits none of several types is one mistake."""
-    found: dict[str, list[str]] = {}
+    by_key: dict[str, list[str]] = {}
     for details in error.errors():
-        found.setdefault(_key(details, kind, said), []).append(_clause(details, kind, said))
-    return [(key, _merged(clauses)) for key, clauses in found.items()]
+        by_key.setdefault(_key(details, kind, document), []).append(_clause(details, kind, document))
+    return [(key, _merged(clauses)) for key, clauses in by_key.items()]
 
 
-def _key(details: ErrorDetails, kind: type[BaseModel], said: Document) -> str:
+def _key(details: ErrorDetails, kind: type[BaseModel], document: Document) -> str:
     parts = [str(part) for part in details["loc"] if part != "[key]"]
     if len(parts) > 1 and TRIED.fullmatch(parts[-1]):
         parts.pop()
@@ -74,11 +74,11 @@ def _merged(clauses: list[str]) -> str:
     return " or ".join([first, *more]) if allowed else first
 
 
-def _clause(details: ErrorDetails, kind: type[BaseModel], said: Document) -> str:
+def _clause(details: ErrorDetails, kind: type[BaseModel], document: Document) -> str:
     location, came = details["loc"], details.get("input")
     if details["type"] == "extra_forbidden":
         allowed = _keys(kind, location[:-1])
-        if location[:-1] == ("data",) and said.where(f"data.{location[-1]}") == "command line":
+        if location[:-1] == ("data",) and document.where(f"data.{location[-1]}") == "command line":
             allowed += _short(kind)
         return f"is not a key here; allowed: {', '.join(allowed)}{nearest(str(location[-1]), allowed)}"
     if details["type"] == "missing":

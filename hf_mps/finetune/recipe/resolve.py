@@ -1,186 +1,121 @@
-"""A recipe as a person gave it, made ready to run: file and command line laid over each other, every mistake found."""
+"""A recipe as a person gave it, ready to run: file and overrides laid over each other, every mistake found."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, nearest
 from hf_mps.finetune import tasks
-from hf_mps.finetune.recipe import catalogue, paths, training_section, yaml
-from hf_mps.finetune.recipe.problems import SHORT, Problem, in_words
-from hf_mps.finetune.recipe.schema import SOURCES, Recipe
-from hf_mps.finetune.recipe.yaml import Document, Values
-
-# What the rows' source brings with it: dropped where the command line names another. A folder's columns have names of
-# their own too, those of the task.
-OF_A_SOURCE = ("rows", "labels", "hold_out")
-HELD_OUT = 0.1
+from hf_mps.finetune.recipe import catalogue, overrides, training_section
+from hf_mps.finetune.recipe.overrides import Overrides
+from hf_mps.finetune.recipe.problems import Problem, clauses
+from hf_mps.finetune.recipe.schema import Recipe, map_paths
+from hf_mps.finetune.recipe.yaml import Document, read_yaml
 
 
 @dataclass(frozen=True)
-class Order:
-    """A recipe ready to run: validated, with the name it goes by and the dotted keys that the command line changed.
+class ResolvedRecipe:
+    """A validated recipe, with the name it goes by and the overrides that are in it, by their dotted keys.
 
-    `words` are the command line's own: the recipe and its overrides, as they were typed. `smoke` says what a smoke run
-    has in place of the recipe's model, None for a real run.
+    `given` is what the person called it, a name or a file; `document` is what its file says. `smoke` says what a smoke
+    run has in place of the recipe's model, None for a real run.
     """
 
     name: str
     recipe: Recipe
-    changed: tuple[str, ...]
-    words: tuple[str, ...] = ()
+    given: str
+    document: Document = field(repr=False)
+    overrides: Overrides = field(default_factory=dict)
     smoke: Choice[str] | None = None
 
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """The dotted keys that are not what the file says."""
+        return tuple(sorted(self.overrides))
 
-def load(name: str, overrides: Sequence[str] = ()) -> Order:
-    """Find the recipe called `name` (or the YAML file of that path), lay `overrides` over it and validate it.
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words of a command line that name this recipe: those that were typed, and those of later overrides."""
+        return (self.given, *(override.word for override in self.overrides.values()))
+
+    def with_overrides(self, values: Mapping[str, Any]) -> ResolvedRecipe:
+        """This recipe with other `values` by their dotted keys, validated anew; they win over earlier overrides.
+
+        A value may be what `parse` made of a word. Raises UserError for what the recipe refuses.
+        """
+        further = overrides.of_values(values)
+        every = {key: override for key, override in self.overrides.items() if key not in further} | further
+        recipe = validate(overrides.lay(self.document, every))
+        return dataclasses.replace(self, recipe=recipe, overrides=every)
+
+    def parse(self, words: Sequence[str]) -> Overrides:
+        """Further words of a command line as overrides of this recipe, not yet validated. Raises UserError."""
+        return overrides.parse(words, self.document.values.get("task"))
+
+    def in_full(self, key: str) -> str:
+        """The dotted key that a person means by `key`: `data.files.train` by `data.train`."""
+        return overrides.in_full(key, self.document.values.get("task"))
+
+
+def load_recipe(name: str, words: Sequence[str] = ()) -> ResolvedRecipe:
+    """Find the recipe called `name` (or the YAML file of that path), lay the overrides `words` over it and validate it.
 
     Raises UserError, which says the file and line or the command line, the dotted key, what came and what is allowed.
     """
     entry = catalogue.find(name)
-    said = read(entry.path, overrides)
-    return Order(entry.name, validate(said), tuple(sorted(said.overridden)), (name, *overrides))
+    document = read(entry.path)
+    typed = overrides.parse(words, document.values.get("task"))
+    return ResolvedRecipe(entry.name, validate(overrides.lay(document, typed)), name, document, typed)
 
 
-def problems(name: str, overrides: Sequence[str] = ()) -> list[Problem]:
-    """Everything that is wrong with the recipe called `name` and `overrides`, each told with file and line.
+def read(path: Path, *, lenient: bool = False) -> Document:
+    """What the file at `path` says, its paths relative to it. Raises UserError where it is malformed.
 
-    More than a run would tell at first: keys said twice, files and folders that are not there. Where a library is not
-    installed, what it alone could tell is left `unchecked`. Imports no torch.
+    With `lenient` a key said twice in the file is left in the document's `twice`. Paths of a command line stay with the
+    user's folder.
     """
-    try:
-        path = catalogue.find(name).path
-        said = read(path, overrides, lenient=True)
-    except UserError as error:
-        return [Problem("", "", str(error))]
-    found = [Problem(f"{path}:{line}", "", words) for line, words in said.twice]
-    recipe, wrong = examine(said)
-    found += wrong
-    for key, check in _checks(recipe, said).items() if recipe is not None else ():
-        try:
-            check()
-        except UserError as error:
-            found.append(Problem(said.where(key), "", str(error)))
-    return [one for place, one in enumerate(found) if one.text not in [before.text for before in found[:place]]]
+    document = read_yaml(path, lenient=lenient)
+    map_paths(document.values, lambda name: path.parent / Path(name).expanduser())
+    return document
 
 
-def _checks(recipe: Recipe, said: Document) -> dict[str, Callable[[], object]]:
-    """What a run refuses of a valid recipe before it reads a row, by the key that is to blame."""
-    from hf_mps.finetune.data import load as data
-    from hf_mps.finetune.models import checkpoint
-    from hf_mps.finetune.recipe import expect
-    from hf_mps.finetune.run import checks as refusals
-    from hf_mps.finetune.text import chat
-
-    checks: dict[str, Callable[[], object]] = {
-        "model": lambda: checkpoint.resolve(recipe.model),
-        "model_type": lambda: refusals.refuse_another_type(recipe.model_type, checkpoint.resolve(recipe.model)),
-        "data": lambda: data.check(recipe.data),
-        "expect": lambda: expect.refuse_unknown(recipe, sorted(said.overridden)),
-        "training.metric_for_best_model": lambda: expect.refuse_unknown_best(recipe),
-        "early_stopping_patience": lambda: refusals.refuse_early_stopping(
-            recipe.training, recipe.early_stopping_patience
-        ),
-    }
-    if (template := getattr(recipe, "chat_template", None)) not in (None, paths.PLAIN):
-        checks["chat_template"] = lambda: chat.written(template)
-    return checks
-
-
-def read(path: Path, overrides: Sequence[str] = (), *, lenient: bool = False) -> Document:
-    """What the file at `path` says with `overrides` laid over it. Raises UserError where either is malformed.
-
-    With `lenient` a key said twice in the file is left in the document's `twice`.
-    """
-    said = yaml.read(path, lenient=lenient)
-    # Paths of the file are relative to it; those of the command line stay with the user's folder.
-    paths.changed(said.values, lambda name: path.parent / Path(name).expanduser())
-    overrides = [_in_full(argument, said) for argument in overrides]
-    if isinstance(said.values.get("data"), dict):
-        _replace_source(said.values["data"], overrides)
-    yaml.override(said, overrides)
-    return said
-
-
-def validate(said: Document) -> Recipe:
-    """The recipe that `said` holds, in the class of its task. Raises UserError: the first problem, the others' keys."""
-    recipe, found = examine(said)
-    if recipe is None or found:
-        more = f" (also wrong: {', '.join(problem.key for problem in found[1:])})" if found[1:] else ""
-        raise UserError(f"{found[0]}{more}")
+def validate(document: Document) -> Recipe:
+    """The recipe that `document` holds, in its task's class. Raises UserError: the first problem, the others' keys."""
+    recipe, problems = examine(document)
+    if recipe is None or problems:
+        more = f" (also wrong: {', '.join(problem.key for problem in problems[1:])})" if problems[1:] else ""
+        raise UserError(f"{problems[0]}{more}")
     return recipe
 
 
-def examine(said: Document) -> tuple[Recipe | None, list[Problem]]:
-    """The recipe that `said` holds, or None, and everything that is wrong with it, in the order of its class's keys."""
+def examine(document: Document) -> tuple[Recipe | None, list[Problem]]:
+    """The recipe that `document` holds, or None, and everything that is wrong with it, in the order of its keys."""
+    names, named = tasks.names(), document.values.get("task")
+    if not isinstance(named, str) or named not in names:
+        came = "is missing" if named is None else f"is {named!r}"
+        wrong = f"task {came}; allowed: {', '.join(names)}{nearest(str(named), names)}"
+        return None, [Problem(document.where("task"), "", wrong)]
+    task = tasks.module(named)
+    recipe, wrong_keys = None, []
     try:
-        task = tasks.module(_task(said))
-    except UserError as error:
-        return None, [Problem(said.where("task"), "", str(error))]
-    recipe, problems = None, []
-    try:
-        recipe = task.Recipe.model_validate(said.values)
+        recipe = task.Recipe.model_validate(document.values)
     except ValidationError as error:
-        problems = in_words(error, task.Recipe, said)
-    training = said.values.get("training")
-    if isinstance(training, dict):
+        wrong_keys = clauses(error, task.Recipe, document)
+    unchecked = []
+    if isinstance(training := document.values.get("training"), dict):
         source, settled = getattr(task, "ARGUMENTS", None), getattr(task, "SETTLED", None)
         try:
             fields = {str(key): value for key, value in training.items()}
-            wrong = training_section.problems(fields, source, settled, task=said.values["task"])
+            wrong_fields = training_section.problems(fields, source, settled, task=named)
+            wrong_keys += [(f"training.{key}", text) for key, text in wrong_fields]
         except UserError as error:  # the library whose arguments they are is not installed
-            unchecked = Problem(said.where("training"), "training", f"cannot be checked: {error}", unchecked=True)
-            return recipe, [*(Problem(said.where(key), key, text) for key, text in problems), unchecked]
-        problems += [(f"training.{key}", text) for key, text in wrong]
-    return recipe, [Problem(said.where(key), key, text) for key, text in problems]
-
-
-def _task(said: Document) -> str:
-    """The task that `said` names. Raises UserError without a place, where there is no such task."""
-    names, task = tasks.names(), said.values.get("task")
-    if not isinstance(task, str) or task not in names:
-        came = "is missing" if task is None else f"is {task!r}"
-        raise UserError(f"task {came}; allowed: {', '.join(names)}{nearest(str(task), names)}")
-    return task
-
-
-def _in_full(argument: str, said: Document) -> str:
-    """An override with the short names of one's own data in full: `data.train=` is a file, `data.text=` a column.
-
-    A key that the task's `data` has itself is never read as a column.
-    """
-    key, equals, value = argument.partition("=")
-    section, _, last = key.partition(".")
-    if section != "data" or "." in last or not equals or said.values.get("task") not in tasks.names():
-        return argument
-    known = tasks.module(said.values["task"]).Recipe.model_fields["data"].annotation.model_fields
-    if last in known:
-        return argument
-    if last in SHORT:
-        return f"data.files.{last}={value}"
-    if "columns" in known and last in known["columns"].annotation.model_fields:
-        return f"data.columns.{last}={value}"
-    return argument
-
-
-def _replace_source(data: Values, overrides: Sequence[str]) -> None:
-    """Drop the recipe's source of data, and what belongs to it alone, where the command line names another.
-
-    A training file alone is split: a tenth of its rows becomes the validation split.
-    """
-    keys = {argument.partition("=")[0] for argument in overrides}
-    for source in SOURCES:
-        if not any(key == f"data.{source}" or key.startswith(f"data.{source}.") for key in keys):
-            continue
-        others = [other for other in SOURCES if other != source and other in data]
-        for other in others:
-            for key in (other, *SOURCES[other], *OF_A_SOURCE, *(("columns",) if source == "folder" else ())):
-                data.pop(key, None)
-    given = {key for key in keys if key.startswith("data.files")}
-    if given == {"data.files.train"} and "validation" not in (data.get("files") or {}):
-        data.setdefault("hold_out", HELD_OUT)
+            text = f"cannot be checked: {error}"
+            unchecked = [Problem(document.where("training"), "training", text, unchecked=True)]
+    return recipe, [*(Problem(document.where(key), key, text) for key, text in wrong_keys), *unchecked]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -23,6 +24,8 @@ SPLIT = re.compile(r"[a-z][a-z0-9_]*")
 # A file's or folder's name on APFS, ext4 and their kind.
 LONGEST = 255
 OPERATOR = re.compile(r"\w+::\w+(\.\w+)?")
+# What `chat_template` says instead of a file.
+PLAIN_TEMPLATE = "plain"
 
 
 class Section(BaseModel):
@@ -218,3 +221,23 @@ class Recipe(Section):
             if isinstance(bounds, list) and (len(bounds) != 2 or bounds[0] > bounds[1]):
                 raise ValueError(f"has {metric}: {bounds}; allowed: its least value, or [low, high]")
         return value
+
+
+def map_paths(values: dict[str, Any], change: Callable[[str], Path]) -> None:
+    """Put `change` of every path in its place in `values`, a recipe's plain values, validated or not.
+
+    A `model` is a path where that folder is there; otherwise it is a name on the hub or of a package.
+    """
+
+    def put(section: dict[str, Any], key: str, change: Callable[[str], Path | str]) -> None:
+        if isinstance(said := section.get(key), str):
+            section[key] = str(change(said))
+
+    put(values, "chat_template", lambda said: said if said == PLAIN_TEMPLATE else change(said))
+    put(values, "model", lambda said: folder if (folder := change(said)).is_dir() else said)
+    if isinstance(data := values.get("data"), dict):
+        put(data, "folder", change)
+        for split in data["files"] if isinstance(data.get("files"), dict) else ():
+            put(data["files"], split, change)
+    if isinstance(training := values.get("training"), dict):
+        put(training, "resume_from_checkpoint", change)

@@ -1,4 +1,4 @@
-"""A recipe's YAML as plain values, with the line of every key, and the overrides of a command line laid over it."""
+"""A recipe's YAML as plain values, with the line of every key."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 class Document:
     """What a recipe says before it is validated: the values, and where each dotted key was said.
 
-    `path` is None for a recipe given on the command line alone; `overridden` holds the dotted keys of the command line.
+    `path` is None for a recipe without a file; `overridden` holds the dotted keys of the command line.
     """
 
     values: Values
     path: Path | None = None
     lines: dict[str, int] = field(default_factory=dict)
-    overridden: set[str] = field(default_factory=set)
+    overridden: frozenset[str] = frozenset()
     twice: list[tuple[int, str]] = field(default_factory=list)
     """Keys said again, of which YAML keeps the last: the line, and the whole sentence."""
 
@@ -70,30 +70,29 @@ class Document:
                 return "command line"
             if around in self.lines:
                 return f"{self.path}:{self.lines[around]}"
-        if any(said.startswith(f"{key}.") for said in self.overridden):  # a section that the command line began
+        if any(other.startswith(f"{key}.") for other in self.overridden):  # a section that the command line began
             return "command line"
         return str(self.path) if self.path else "command line"
 
 
-def read(path: Path, *, lenient: bool = False) -> Document:
+def read_yaml(path: Path, *, lenient: bool = False) -> Document:
     """Read the recipe at `path`. Raises UserError for a file that cannot be read, is no YAML or says a key twice.
 
-    With `lenient` keys said twice are left in `twice` for the caller to tell.
+    With `lenient` keys given twice are left in `twice` for the caller to tell.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from error
     try:
-        _refuse_odd(text)
-        node = yaml.compose(text, Loader=_Loader)
+        values = plain(text)
         lines: dict[str, int] = {}
         twice: list[tuple[int, str]] = []
-        if node is not None:
-            _walk(node, "", lines, twice)
-        values = yaml.load(text, Loader=_Loader)
+        _walk(yaml.compose(text, Loader=_Loader), "", lines, twice)
     except yaml.YAMLError as error:
-        raise UserError(f"{path}{_line(error)}: is not valid YAML: {_problem(error)}") from error
+        mark = getattr(error, "problem_mark", None)
+        place = f"{path}:{mark.line + 1}" if mark is not None else str(path)
+        raise UserError(f"{place}: is not valid YAML: {problem(error)}") from error
     if not isinstance(values, dict):
         raise UserError(f"{path}: a recipe is a mapping of keys to values, this file holds {_kind(values)}")
     if twice and not lenient:
@@ -102,55 +101,10 @@ def read(path: Path, *, lenient: bool = False) -> Document:
     return Document(values, path, lines, twice=twice)
 
 
-def override(document: Document, arguments: Sequence[str]) -> None:
-    """Lay `key=value` arguments over `document`: dotted keys, split at the first "=", values read as flow YAML.
-
-    Raises UserError for an argument without "=", a key said twice, a value that is no YAML, a key below a plain value.
-    """
-    for argument in arguments:
-        key, equals, text = argument.partition("=")
-        if not equals or not all(key.split(".")):
-            raise UserError(
-                f"'{argument}' is not an override; allowed: key=value, for example training.learning_rate=2e-5"
-            )
-        if key in document.overridden:
-            raise UserError(f"command line: {key} is given twice; give it once")
-        if key.count(".") > DEEPEST:
-            raise UserError(f"command line: '{key[:40]}…' has {key.count('.'):,} dots; allowed: up to {DEEPEST}")
-        _put(document.values, key, _value(key, text))
-        document.overridden.add(key)
-        # What the file said at this key, and below it, is not there any more.
-        document.lines = {
-            said: line for said, line in document.lines.items() if said != key and not said.startswith(f"{key}.")
-        }
-
-
-def _value(key: str, text: str) -> Any:
-    """What `text` says as YAML. A mapping stands in braces: `translate English to German: ` is a text."""
-    try:
-        _refuse_odd(text)
-        value = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        shown = text if len(text) <= SHOWN else f"{text[:10]}…"
-        raise UserError(f"command line: {key}: '{shown}' is not valid YAML: {_problem(error)}") from error
-    return text if isinstance(value, dict) and not text.lstrip().startswith("{") else value
-
-
-def _put(values: Values, key: str, value: Any) -> None:
-    """Set the dotted `key`, making the sections on the way to it."""
-    *sections, last = key.split(".")
-    here = values
-    for depth, section in enumerate(sections):
-        inner = here.setdefault(section, {})
-        if inner is None:
-            inner = here[section] = {}
-        if not isinstance(inner, dict):
-            above = ".".join(sections[: depth + 1])
-            raise UserError(
-                f"command line: {key}: {above} is a value here ({inner!r}), not a section with keys of its own"
-            )
-        here = inner
-    here[last] = value
+def plain(text: str) -> Any:
+    """What `text` says as YAML 1.2: dicts, lists, text, numbers, true, false and None. Raises yaml.YAMLError."""
+    _refuse_odd(text)
+    return yaml.load(text, Loader=_Loader)
 
 
 def _refuse_odd(text: str) -> None:
@@ -183,7 +137,7 @@ def _odd(event: Any, open_anchors: Sequence[str | None]) -> str:
     return ""
 
 
-def _walk(node: yaml.Node, prefix: str, lines: dict[str, int], twice: list[tuple[int, str]]) -> None:
+def _walk(node: yaml.Node | None, prefix: str, lines: dict[str, int], twice: list[tuple[int, str]]) -> None:
     """Note the line of every key below `node`, and each key said again, because YAML would drop the first silently."""
     if not isinstance(node, yaml.MappingNode):
         return
@@ -196,12 +150,8 @@ def _walk(node: yaml.Node, prefix: str, lines: dict[str, int], twice: list[tuple
         _walk(value_node, f"{key}.", lines, twice)
 
 
-def _line(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    return f":{mark.line + 1}" if mark is not None else ""
-
-
-def _problem(error: yaml.YAMLError) -> str:
+def problem(error: yaml.YAMLError) -> str:
+    """What is wrong with a text that is no YAML, in a clause."""
     return str(getattr(error, "problem", None) or error).splitlines()[0]
 
 

@@ -13,25 +13,11 @@ from typing import Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.files import plain
 from hf_mps.finetune.metrics import Baseline
+from hf_mps.finetune.recipe.expect import Expectation
 
 SCHEMA = 1
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 PACKAGES = ("hf-mps", "torch", "transformers", "accelerate", "datasets")
-
-
-@dataclass(frozen=True)
-class Expectation:
-    """The range that the recipe promised for one metric, and whether the run kept it. Either bound may be None."""
-
-    metric: str
-    low: float | None
-    high: float | None
-    met: bool
-
-    def __str__(self) -> str:
-        bounds = [f"at least {self.low:g}"] if self.low is not None else []
-        bounds += [f"at most {self.high:g}"] if self.high is not None else []
-        return f"{self.metric} {' and '.join(bounds)}: {'met' if self.met else 'missed'}"
 
 
 @dataclass

@@ -1,16 +1,21 @@
-"""Options of `training` that this run would ignore or cannot do, refused before anything is made."""
+"""What a run refuses of a valid recipe before anything is made: options that it would ignore or cannot honour."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from hf_mps.core.errors import UserError, nearest
+from hf_mps.finetune.models import checkpoint
 from hf_mps.finetune.models.checkpoint import Checkpoint
+from hf_mps.finetune.recipe import catalogue, expect, overrides
+from hf_mps.finetune.recipe.problems import Problem
+from hf_mps.finetune.recipe.resolve import examine, read
+from hf_mps.finetune.recipe.schema import PLAIN_TEMPLATE, Recipe
 from hf_mps.guards.platform.cuda_optimizer import reason_against
 
 # The folders that Hugging Face's libraries keep rows and models in, where the environment names them.
@@ -20,35 +25,78 @@ CACHES = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE")
 PIP = {"azure_ml": "azureml-mlflow mlflow", "comet_ml": "comet-ml", "kubeflow": "kubeflow-trainer"}
 
 
-def refuse_impossible(said: dict[str, Any], device_type: str) -> None:
+def problems(name: str, words: Sequence[str] = ()) -> list[Problem]:
+    """Everything that is wrong with the recipe called `name` and the overrides `words`, each with file and line.
+
+    More than a run would name at first: keys said twice, files and folders that are not there. Where a library is not
+    installed, what it alone could tell is left `unchecked`. Imports no torch.
+    """
+    try:
+        path = catalogue.find(name).path
+        document = read(path, lenient=True)
+        document = overrides.lay(document, overrides.parse(words, document.values.get("task")))
+    except UserError as error:
+        return [Problem("", "", str(error))]
+    recipe, wrong = examine(document)
+    every = [*(Problem(f"{path}:{line}", "", text) for line, text in document.twice), *wrong]
+    for key, check in _of_recipe(recipe, sorted(document.overridden)).items() if recipe is not None else ():
+        try:
+            check()
+        except UserError as error:
+            every.append(Problem(document.where(key), "", str(error)))
+    first: dict[str, Problem] = {}
+    for problem in every:
+        first.setdefault(problem.text, problem)
+    return list(first.values())
+
+
+def _of_recipe(recipe: Recipe, changed: Sequence[str]) -> dict[str, Callable[[], object]]:
+    """What needs neither rows nor a device to be refused, by the key that is to blame."""
+    from hf_mps.finetune.data import load
+    from hf_mps.finetune.text import chat
+
+    checks: dict[str, Callable[[], object]] = {
+        "model": lambda: checkpoint.resolve(recipe.model),
+        "model_type": lambda: refuse_another_type(recipe.model_type, checkpoint.resolve(recipe.model)),
+        "data": lambda: load.check(recipe.data),
+        "expect": lambda: expect.refuse_unknown(recipe, changed),
+        "training.metric_for_best_model": lambda: expect.refuse_unknown_best(recipe),
+        "early_stopping_patience": lambda: refuse_early_stopping(recipe.training, recipe.early_stopping_patience),
+    }
+    if (template := getattr(recipe, "chat_template", None)) not in (None, PLAIN_TEMPLATE):
+        checks["chat_template"] = lambda: chat.written(template)
+    return checks
+
+
+def refuse_impossible(training: dict[str, Any], device_type: str) -> None:
     """Raise UserError for an option of `training` that the present device would ignore or cannot do."""
     where = f"the device is {device_type}"
-    if said.get("tf32") and device_type != "cuda":
+    if training.get("tf32") and device_type != "cuda":
         raise UserError(f"training.tf32: it is a mode of NVIDIA's tensor cores and {where}; leave it out")
-    if said.get("use_liger_kernel") and device_type != "cuda":
+    if training.get("use_liger_kernel") and device_type != "cuda":
         raise UserError(f"training.use_liger_kernel: its kernels are for CUDA and {where}; leave it out")
-    if said.get("dataloader_pin_memory") and device_type != "cuda":
+    if training.get("dataloader_pin_memory") and device_type != "cuda":
         raise UserError(
             f"training.dataloader_pin_memory: only CUDA copies from pinned memory and {where}; leave it out"
         )
-    resumed = said.get("resume_from_checkpoint")
+    resumed = training.get("resume_from_checkpoint")
     if resumed is not None and not (Path(resumed).expanduser() / "trainer_state.json").is_file():
         raise UserError(
             f"training.resume_from_checkpoint: {resumed} is no whole checkpoint; allowed: a run's checkpoint-N folder"
         )
-    optimizer = str(said.get("optim", ""))
+    optimizer = str(training.get("optim", ""))
     against = reason_against(optimizer) if device_type == "mps" else ""
     if against:
         raise UserError(f"training.optim={optimizer}: {against}; allowed: adamw_torch, sgd, adafactor, …")
-    _refuse_trackers(said.get("report_to"))
+    _refuse_trackers(training.get("report_to"))
 
 
-def refuse_early_stopping(said: dict[str, Any], patience: int | None) -> None:
+def refuse_early_stopping(training: dict[str, Any], patience: int | None) -> None:
     """Raise UserError for an `early_stopping_patience` that the training's own options leave without effect."""
     if patience is None:
         return
     for key, value in (("eval_strategy", "no"), ("save_strategy", "no"), ("load_best_model_at_end", False)):
-        if said.get(key) == value:
+        if training.get(key) == value:
             words = f"training.{key}={str(value).lower()}"
             raise UserError(
                 f"early_stopping_patience: it compares evaluations and keeps the best checkpoint, and {words};"
@@ -56,19 +104,19 @@ def refuse_early_stopping(said: dict[str, Any], patience: int | None) -> None:
             )
 
 
-def refuse_another_type(said: str | None, source: Checkpoint) -> None:
+def refuse_another_type(model_type: str | None, source: Checkpoint) -> None:
     """Raise UserError for a recipe's `model_type` that is not what the checkpoint's own configuration says.
 
     Reads the configuration of a folder; that of a hub id is the hub's.
     """
-    if said is None or not source.local:
+    if model_type is None or not source.local:
         return
     try:
         own = json.loads((Path(source.place) / "config.json").read_text(encoding="utf-8")).get("model_type")
     except (OSError, ValueError, AttributeError):
         return  # told, with the reason, where the model is loaded
-    if own is not None and own != said:
-        raise UserError(f"model_type is {said}, and {source.said} holds a {own}; leave model_type out")
+    if own is not None and own != model_type:
+        raise UserError(f"model_type is {model_type}, and {source.said} holds a {own}; leave model_type out")
 
 
 def refuse_unknown_operators(named: Sequence[str]) -> None:
@@ -100,15 +148,15 @@ def refuse_caches() -> None:
 
 def _refuse_trackers(asked: Any) -> None:
     """Raise UserError for a tracker that Trainer does not know, or whose package is not installed."""
-    wanted = [asked] if isinstance(asked, str) else list(asked or ())
-    if wanted in ([], ["none"], ["all"]):
+    trackers = [asked] if isinstance(asked, str) else list(asked or ())
+    if trackers in ([], ["none"], ["all"]):
         return
     from transformers.integrations import integration_utils as theirs
 
     known = sorted(theirs.INTEGRATION_TO_CALLBACK)
     # Flyte's is the one that the library's own list of what is installed leaves out.
     installed = {*theirs.get_available_reporting_integrations(), "flyte"}
-    for name in wanted:
+    for name in trackers:
         if name not in known:
             allowed = f"none, all, {', '.join(known)}"
             raise UserError(f"training.report_to is '{name}'; allowed: {allowed}{nearest(name, known)}")

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hf_mps.core.checkpoint_files import torn
 from hf_mps.device import memory
 
 RESULTS = "results.json"
@@ -23,14 +22,12 @@ FULL = {
 # torch.save's C++ writer and safetensors' Rust wrap the system's error; these are the words that are left of it.
 WRITER = ("PytorchStreamWriter failed", "unexpected pos ")
 MEMORY = (*memory.REFUSALS, "out of memory", "not enough memory: you tried to allocate")
-LAST = "trainer_state.json"
-"""The file that Trainer writes last of all into a checkpoint."""
 # Trainer, after an evaluation: SQuAD 2.0 has no NoAns_f1 where every question has an answer.
 NO_NUMBER = re.compile(r"metric_for_best_model` training argument is set to '(?:eval_)?([^']+)'")
 NO_KERNEL = re.compile(r"The operator '([\w:.]+)' is not currently implemented for the MPS device")
 
 
-def in_words(error: BaseException) -> str | None:
+def describe(error: BaseException) -> str | None:
     """One clause for a failure of the machine, or None where the error is of another kind."""
     for cause in _chain(error):
         text = str(cause)
@@ -62,7 +59,7 @@ def costs_itself_alone(part: str) -> Iterator[None]:
         yield
     except Exception as error:
         text = str(error).strip()
-        words = in_words(error) or f"{type(error).__name__}{f': {text.splitlines()[0]}' if text else ''}"
+        words = describe(error) or f"{type(error).__name__}{f': {text.splitlines()[0]}' if text else ''}"
         print(f"hf-mps: {part} is left out: {words}; the model and {RESULTS} are there", file=sys.stderr)
 
 
@@ -78,28 +75,6 @@ def place_of_cache(error: BaseException) -> str:
     cache = Path(datasets.config.HF_DATASETS_CACHE)
     named = any(getattr(cause, "filename", None) for cause in _chain(error))
     return f"{'' if named else f': {cache}'}; next: room there, or HF_HOME=FOLDER on another disk"
-
-
-def checkpoints(output_dir: Path) -> list[Path]:
-    """The whole checkpoints below `output_dir`, oldest first."""
-    return [path for path in _numbered(output_dir) if torn(path, LAST) is None]
-
-
-def skipped(output_dir: Path) -> str:
-    """In a clause, the torn checkpoints that are newer than every whole one, or an empty string."""
-    clauses = []
-    for path in reversed(_numbered(output_dir)):
-        wrong = torn(path, LAST)
-        if wrong is None:
-            break
-        clauses.append(f"{path.name} is torn ({wrong})")
-    return "; ".join(clauses)
-
-
-def _numbered(output_dir: Path) -> list[Path]:
-    """Trainer's checkpoint folders, oldest first."""
-    found = [path for path in output_dir.glob("checkpoint-*") if path.name.rpartition("-")[2].isdigit()]
-    return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -69,15 +69,15 @@ def _difference(split: str, before: Mapping[str, Any] | None, now: Mapping[str, 
 
 def _read(output: Path) -> dict[str, Any]:
     try:
-        said = json.loads((output / FILE).read_text(encoding="utf-8"))
+        stored = json.loads((output / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return stored if isinstance(stored, dict) else {}
 
 
 def _files(data: Data) -> dict[str, str]:
     """The digest of each local file, by its split."""
-    found = {}
+    digests = {}
     for split, name in (data.files or {}).items():
         path = Path(name).expanduser()
         if path.is_file():
@@ -85,8 +85,8 @@ def _files(data: Data) -> dict[str, str]:
             with path.open("rb") as file:
                 while block := file.read(CHUNK):
                     digest.update(block)
-            found[split] = digest.hexdigest()
-    return found
+            digests[split] = digest.hexdigest()
+    return digests
 
 
 def _digest(rows: Rows) -> str:

@@ -17,11 +17,11 @@ WITHOUT_KWARGS = ("constant", "constant_with_warmup")
 WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")
 
 
-def refuse_unusable(args: Any, model: Any, steps: int, said: Mapping[str, Any]) -> None:
-    """Raise UserError for an optimizer or a learning rate's schedule that cannot be made, or ignores what `said` sets.
+def refuse_unusable(args: Any, model: Any, steps: int, training: Mapping[str, Any]) -> None:
+    """Raise UserError for an optimizer or a schedule that cannot be made, or that ignores what `training` sets.
 
-    `args` are the training arguments of a run of `steps` steps, `said` the recipe's own `training`. Nothing is left on
-    `model`, which low-rank optimizers look for their layers in.
+    `args` are the training arguments of a run of `steps` steps, `training` is the recipe's own section. `model`, which
+    low-rank optimizers look for their layers in, stays as it is.
     """
     name, schedule = _word(args.optim), _word(args.lr_scheduler_type)
     given = args.optim_args
@@ -32,7 +32,7 @@ def refuse_unusable(args: Any, model: Any, steps: int, said: Mapping[str, Any]) 
         optimizer = _optimizer(args, model)
     except Exception as error:  # whatever the optimizer's own package raises for what it is given
         raise _refused(called, error) from error
-    _refuse_ignored(args, model, name, schedule, said)
+    _refuse_ignored(args, model, name, schedule, training)
     options = args.lr_scheduler_kwargs
     called = f"training.lr_scheduler_type={schedule}" + (f" with lr_scheduler_kwargs {options}" if options else "")
     try:
@@ -83,20 +83,20 @@ def _wrong_rate(schedule: Any, steps: int) -> str:
     return ""
 
 
-def _refuse_ignored(args: Any, model: Any, name: str, schedule: str, said: Mapping[str, Any]) -> None:
+def _refuse_ignored(args: Any, model: Any, name: str, schedule: str, training: Mapping[str, Any]) -> None:
     """Raise UserError for an option that the optimizer or the schedule never reads."""
     with_it = f"with training.optim={name}"
-    adam = [key for key in ("adam_beta1", "adam_beta2", "adam_epsilon") if said.get(key) is not None]
+    adam = [key for key in ("adam_beta1", "adam_beta2", "adam_epsilon") if training.get(key) is not None]
     if adam and name in ("sgd", "adagrad", "rmsprop", "adafactor"):
         raise UserError(f"training.{adam[0]} does nothing {with_it}; leave it out")
-    if said.get("optim_target_modules") is not None and not name.startswith(LOW_RANK):
+    if training.get("optim_target_modules") is not None and not name.startswith(LOW_RANK):
         raise UserError(f"training.optim_target_modules does nothing {with_it}; it is for GaLore and Apollo")
     for part in (args.optim_args or "").split(",") if name in PLAIN else ():
         if part and _settings(args, model, without=part) == _settings(args, model):
             raise UserError(f"training.optim_args has {part.partition('=')[0]}, which does nothing {with_it}")
     if args.lr_scheduler_kwargs and schedule in WITHOUT_KWARGS:
         raise UserError(f"training.lr_scheduler_kwargs does nothing with training.lr_scheduler_type={schedule}")
-    if said.get("warmup_steps") and schedule in WITHOUT_WARMUP:
+    if training.get("warmup_steps") and schedule in WITHOUT_WARMUP:
         none = "training.warmup_steps=0 is none"
         instead = f"constant_with_warmup has one, and {none}" if schedule == "constant" else none
         raise UserError(f"training.warmup_steps does nothing with training.lr_scheduler_type={schedule}; {instead}")

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import UserError
+from hf_mps.core.errors import UserError, nearest
+from hf_mps.finetune.metrics.catalogue import LOWER_IS_BETTER
 from hf_mps.finetune.recipe.schema import Recipe
-from hf_mps.finetune.run import best as best_metric
-from hf_mps.finetune.run.checks import refuse_early_stopping, refuse_impossible
+from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.tasks._base import Prepared
-from hf_mps.finetune.text import buckets as batches
+from hf_mps.finetune.text import buckets
 
 SAID = "the recipe says so"
-BATCH = 32
+LOSS = "loss"
 ROWS_SHOWN = 50
 # The rows that a person reads first.
 FIRST = ("smoke", "model", "data", "device", "precision", "batch", "lengths", "steps")
@@ -36,7 +37,7 @@ class Plan:
         return {name: every[name] for name in (*FIRST, *every) if name in every}
 
 
-def device(recipe: Recipe) -> Choice[str]:
+def choose_device(recipe: Recipe) -> Choice[str]:
     """The device of a run: the layer's choice, or the CPU where the recipe says `use_cpu`. Imports torch.
 
     Raises UserError where HF_MPS_DEVICE and the recipe contradict each other.
@@ -58,145 +59,197 @@ def decide(recipe: Recipe, prepared: Prepared, chosen: Choice[str], output: Choi
 
     Raises UserError for an option that the device cannot honour.
     """
-    said = prepared.arguments_defaults | {key: value for key, value in recipe.training.items() if value is not None}
-    refuse_impossible(said, chosen.value)
-    refuse_early_stopping(said, recipe.early_stopping_patience)
+    training = prepared.arguments_defaults | {key: value for key, value in recipe.training.items() if value is not None}
     choices: dict[str, Choice[Any]] = dict(prepared.choices)
-    choices["precision"], mixed = _precision(said, chosen.value)
+    choices["precision"], mixed = _precision(training, chosen.value)
     size = "per_device_train_batch_size"
     own = "the task's own" if size in prepared.arguments_defaults else "the size that Hugging Face's GLUE examples use"
-    batch = Choice(said.get(size, BATCH), _why(recipe.training, size, own))
-    accumulation = said.get("gradient_accumulation_steps", 1)
+    batch = Choice(training.get(size, DEFAULT_BATCH), _why(recipe.training, size, own))
+    accumulation = training.get("gradient_accumulation_steps", 1)
     whole = f"; {accumulation} of them make a step of {batch.value * accumulation} rows" if accumulation > 1 else ""
     choices["batch"] = Choice(batch.value, batch.reason + whole)
     # A task whose trainer draws its batches itself says how.
-    choices["sampling"] = choices.get("sampling") or batches.decide(recipe, prepared.token_counts, batch.value)
-    steps = _steps(said, len(prepared.train), batch.value, accumulation)
+    choices["sampling"] = choices.get("sampling") or buckets.decide(recipe, prepared.token_counts, batch.value)
+    steps = _steps(training, len(prepared.train), batch.value, accumulation)
     choices["steps"] = steps
     defaults = {
         **mixed,
         "per_device_train_batch_size": batch.value,
-        "per_device_eval_batch_size": max(batch.value, BATCH),
-        **_cadence(said, steps.value, choices),
-        **_kept_model(said, prepared, recipe.early_stopping_patience, choices),
-        **_device_settings(said, chosen.value, prepared, choices),
+        "per_device_eval_batch_size": max(batch.value, DEFAULT_BATCH),
+        **_cadence(training, steps.value, choices),
+        **_kept_model(training, prepared, recipe.early_stopping_patience, choices),
+        **_device_settings(training, chosen.value, prepared, choices),
         "report_to": "none",
     }
-    choices["optimizer"] = _optimizer(said)
+    choices["optimizer"] = _optimizer(training)
     choices["seed"] = Choice(recipe.seed, "the recipe's seed, for weights, order of the rows and dropout")
     ours = {"output_dir": str(output.value), "seed": recipe.seed, "disable_tqdm": True}
     ours["use_cpu"] = chosen.value == "cpu"
     choices["output"] = Choice(str(output.value), output.reason)
-    return Plan(chosen, choices, defaults | said | ours)
+    return Plan(chosen, choices, defaults | training | ours)
 
 
-def _why(said: dict[str, Any], key: str, reason: str) -> str:
-    return SAID if key in said else reason
+def _why(training: dict[str, Any], key: str, reason: str) -> str:
+    return SAID if key in training else reason
 
 
-def _precision(said: dict[str, Any], device_type: str) -> tuple[Choice[str], dict[str, Any]]:
+def _precision(training: dict[str, Any], device_type: str) -> tuple[Choice[str], dict[str, Any]]:
     """fp32, bf16 or fp16, with the arguments that say so to Trainer."""
     from hf_mps.device import precision
 
-    asked = [name for name in ("bf16", "fp16") if said.get(name)]
+    asked = [name for name in ("bf16", "fp16") if training.get(name)]
     if len(asked) == 2:
         raise UserError("training.bf16 and training.fp16 are both true; give one of them")
     for name in ("bf16", "fp16"):
-        if said.get(name) or said.get(f"{name}_full_eval"):
+        if training.get(name) or training.get(f"{name}_full_eval"):
             try:
                 found = precision.requested(name, device_type)
             except UserError as error:
                 raise UserError(f"training.{name}: {error}; leave it out") from error
     if asked:
         return Choice(asked[0], found.reason), {}
-    if "bf16" in said or "fp16" in said:
+    if "bf16" in training or "fp16" in training:
         return Choice("fp32", SAID), {}
     default = precision.default(device_type)
     return default, {default.value: True} if default.value != "fp32" else {}
 
 
-def _steps(said: dict[str, Any], rows: int, batch: int, accumulation: int) -> Choice[int]:
+def _steps(training: dict[str, Any], rows: int, batch: int, accumulation: int) -> Choice[int]:
     """The number of optimizer steps, as Trainer counts them. Raises UserError where no batch is left to train on."""
-    if said.get("dataloader_drop_last") and rows < batch:
+    if training.get("dataloader_drop_last") and rows < batch:
         raise UserError(
             f"training.dataloader_drop_last leaves nothing to train on: {rows} rows make no batch of {batch}; leave it"
             " out, or give a smaller training.per_device_train_batch_size"
         )
-    if said.get("max_steps", -1) > 0:
-        return Choice(said["max_steps"], "max_steps in the recipe")
-    epochs = said.get("num_train_epochs", 3)
-    batches = rows // batch if said.get("dataloader_drop_last") else math.ceil(rows / batch)
+    if training.get("max_steps", -1) > 0:
+        return Choice(training["max_steps"], "max_steps in the recipe")
+    epochs = training.get("num_train_epochs", 3)
+    batches = rows // batch if training.get("dataloader_drop_last") else math.ceil(rows / batch)
     each = max(1, math.ceil(batches / accumulation))
     return Choice(math.ceil(epochs * each), f"{epochs:g} epoch{'s' * (epochs != 1)} of {each}, for {rows} rows")
 
 
-def _cadence(said: dict[str, Any], steps: int, choices: dict[str, Choice[Any]]) -> dict[str, Any]:
+def _cadence(training: dict[str, Any], steps: int, choices: dict[str, Choice[Any]]) -> dict[str, Any]:
     """When to report, to evaluate and to keep a checkpoint."""
     every = next(n * 10**power for power in range(9) for n in (1, 2, 5) if n * 10**power * ROWS_SHOWN >= steps)
     settled = {"logging_steps": every, "eval_strategy": "epoch", "save_strategy": "epoch", "save_total_limit": 2}
-    if "save_total_limit" not in said and said.get("save_strategy") == "no":
+    if "save_total_limit" not in training and training.get("save_strategy") == "no":
         del settled["save_total_limit"]
     choices["evaluation"] = Choice(
-        said.get("eval_strategy", "epoch"), _why(said, "eval_strategy", "the default: after each epoch")
+        training.get("eval_strategy", "epoch"), _why(training, "eval_strategy", "the default: after each epoch")
     )
-    kept = said.get("save_strategy", "epoch")
-    limit = said.get("save_total_limit", 2)
+    kept = training.get("save_strategy", "epoch")
+    limit = training.get("save_total_limit", 2)
     choices["checkpoints"] = Choice(
-        kept, _why(said, "save_strategy", f"the default: after each epoch, the newest {limit} kept")
+        kept, _why(training, "save_strategy", f"the default: after each epoch, the newest {limit} kept")
     )
     # The filter replaces a NaN loss by the mean of the others, and waits for the device at every step to do so.
     settled["logging_nan_inf_filter"] = False
     reason = "a NaN loss stops the run, and no step waits for the device to look for one"
     choices["logging_nan_inf_filter"] = Choice(
-        said.get("logging_nan_inf_filter", False), _why(said, "logging_nan_inf_filter", reason)
+        training.get("logging_nan_inf_filter", False), _why(training, "logging_nan_inf_filter", reason)
     )
     return settled
 
 
 def _kept_model(
-    said: dict[str, Any], prepared: Prepared, patience: int | None, choices: dict[str, Choice[Any]]
+    training: dict[str, Any], prepared: Prepared, patience: int | None, choices: dict[str, Choice[Any]]
 ) -> dict[str, Any]:
     """Which weights end up in the output folder, and by what the best ones are told."""
-    metric, greater = best_metric.settle(said, prepared)
-    best = said.get("load_best_model_at_end", patience is not None)
+    metric, greater = best_metric(training, prepared)
+    best = training.get("load_best_model_at_end", patience is not None)
     if patience is not None:
         choices["early_stopping"] = Choice(f"after {patience} evaluations without a better {metric}", SAID)
     if best:
-        reason = SAID if "load_best_model_at_end" in said else "early_stopping_patience in the recipe: the best so far"
+        reason = (
+            SAID if "load_best_model_at_end" in training else "early_stopping_patience in the recipe: the best so far"
+        )
         choices["kept_model"] = Choice(f"best by {metric}", reason)
     else:
         reason = "the default: the validation rows pick nothing, so their score is fair"
-        choices["kept_model"] = Choice("last", _why(said, "load_best_model_at_end", reason))
+        choices["kept_model"] = Choice("last", _why(training, "load_best_model_at_end", reason))
     settled: dict[str, Any] = {"load_best_model_at_end": True} if best else {}
     if patience is not None:  # a run that goes on has as much patience left as it had
         settled["restore_callback_states_from_checkpoint"] = True
-    if best or said.get("save_strategy") == "best" or "metric_for_best_model" in said:
+    if best or training.get("save_strategy") == "best" or "metric_for_best_model" in training:
         # Trainer takes every number but a loss for better the greater it is, an error rate too.
         settled |= {"metric_for_best_model": metric, "greater_is_better": greater}
-        settled |= best_metric.plateau(said, metric, greater)
+        settled |= _plateau(training, metric, greater)
     return settled
 
 
+def best_metric(training: Mapping[str, Any], prepared: Prepared) -> tuple[str, bool]:
+    """The number that tells the best weights, without `eval_`, and whether a greater one is better.
+
+    That is the recipe's `metric_for_best_model`, else the task's first metric. Raises UserError for a name that no
+    evaluation during the training has, and for a `greater_is_better` that turns the number's sense around.
+    """
+    asked = training.get("metric_for_best_model")
+    name = prepared.metrics.main if asked is None else str(asked).removeprefix("eval_")
+    known = list(dict.fromkeys((*prepared.metrics.reported, LOSS)))
+    if name not in known:
+        raise UserError(
+            f"training.metric_for_best_model is '{asked}'; allowed: {', '.join(known)}{_further(name, prepared)}"
+            f"{nearest(name, known)}"
+        )
+    greater = name != LOSS and name not in LOWER_IS_BETTER
+    wanted = training.get("greater_is_better")
+    if wanted is not None and wanted != greater:
+        sense = "greater" if greater else "smaller"
+        raise UserError(
+            f"training.greater_is_better is {str(wanted).lower()}, and {name} is better the {sense} it is; leave it out"
+        )
+    return name, greater
+
+
+def _further(name: str, prepared: Prepared) -> str:
+    """What to say of a number of a split that is measured once alone."""
+    split = next((split for split in prepared.further if name.startswith(f"{split}_")), None)
+    return f"; {split} is measured once, after the training" if split is not None else ""
+
+
+def _plateau(training: Mapping[str, Any], name: str, greater: bool) -> dict[str, Any]:
+    """Trainer's keywords for a schedule that waits for `name` to get better: PyTorch's own waits for less of it.
+
+    Empty for another schedule. Raises UserError where the recipe's `lr_scheduler_kwargs` would have it wait for worse.
+    """
+    given = training.get("lr_scheduler_kwargs")
+    if training.get("lr_scheduler_type") != "reduce_lr_on_plateau":
+        return {}
+    mode = "max" if greater else "min"
+    if given is None:
+        return {"lr_scheduler_kwargs": {"mode": mode}}
+    if isinstance(given, dict) and given.get("mode", "min") != mode:
+        sense = "greater" if greater else "smaller"
+        came = f"mode {given['mode']}" if "mode" in given else "no mode (PyTorch takes min)"
+        raise UserError(
+            f"training.lr_scheduler_kwargs has {came}, and {name} is better the {sense} it is; allowed: mode: {mode}"
+        )
+    return {}
+
+
 def _device_settings(
-    said: dict[str, Any], device_type: str, prepared: Prepared, choices: dict[str, Choice[Any]]
+    training: dict[str, Any], device_type: str, prepared: Prepared, choices: dict[str, Choice[Any]]
 ) -> dict[str, Any]:
     """The data loader's settings that depend on the device."""
     pinned = device_type == "cuda"
     reason = "CUDA copies faster from pinned memory" if pinned else f"{device_type} cannot use pinned memory"
     choices["pin_memory"] = Choice(
-        said.get("dataloader_pin_memory", pinned), _why(said, "dataloader_pin_memory", reason)
+        training.get("dataloader_pin_memory", pinned), _why(training, "dataloader_pin_memory", reason)
     )
     reason = "the training process prepares its rows itself; training.dataloader_num_workers=2 has others do it ahead"
     if prepared.token_counts is not None:
         reason = "tokenised rows are read from memory-mapped files, faster than from another process"
-    choices["workers"] = Choice(said.get("dataloader_num_workers", 0), _why(said, "dataloader_num_workers", reason))
+    choices["workers"] = Choice(
+        training.get("dataloader_num_workers", 0), _why(training, "dataloader_num_workers", reason)
+    )
     return {"dataloader_pin_memory": pinned, "dataloader_num_workers": 0}
 
 
-def _optimizer(said: dict[str, Any]) -> Choice[str]:
-    rate = said.get("learning_rate", 5e-5)
-    if "optim" in said:
-        return Choice(said["optim"], f"{SAID}; learning rate {rate:g}")
+def _optimizer(training: dict[str, Any]) -> Choice[str]:
+    rate = training.get("learning_rate", 5e-5)
+    if "optim" in training:
+        return Choice(training["optim"], f"{SAID}; learning rate {rate:g}")
     from transformers import TrainingArguments
 
     return Choice(str(TrainingArguments.default_optim), f"Trainer's default; learning rate {rate:g}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hf_mps import guards
 from hf_mps.device import simulated
 from hf_mps.finetune.recipe import expect
-from hf_mps.finetune.recipe.resolve import Order
+from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import RunRecord
 from hf_mps.guards import sentinels
 from hf_mps.integrations.trainer_logs import of_training
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 NOT_METRICS = ("epoch", "step", "runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 
 
-def make(order: Order, plan: Plan, prepared: Prepared, trained: Trained) -> RunRecord:
+def make_record(resolved: ResolvedRecipe, plan: Plan, prepared: Prepared, trained: Trained) -> RunRecord:
     """The record of a run whose training ended as `trained`."""
     trainer, watch = trained.trainer, trained.watch
     metrics = {name.removeprefix("eval_"): value for name, value in trained.measured.items()}
     metrics = {name: value for name, value in metrics.items() if not name.endswith(NOT_METRICS)}
-    order_of_report = sorted(metrics, key=lambda name: (name != prepared.metrics.main, name == "loss"))
-    metrics = {name: metrics[name] for name in order_of_report}
-    recipe = order.recipe
+    reported = sorted(metrics, key=lambda name: (name != prepared.metrics.main, name == "loss"))
+    metrics = {name: metrics[name] for name in reported}
+    recipe = resolved.recipe
     fell_back = of_training(trainer)
     fallback = fell_back.as_dict()["operators"] if fell_back else []
     steps = trainer.state.global_step - watch.first_step
     # The last batch of an epoch may be short: rows seen are counted in epochs, and Trainer's epoch is a fraction.
     epochs = (trainer.state.epoch or 0.0) * steps / max(1, trainer.state.global_step)
     return RunRecord(
-        name=order.name,
+        name=resolved.name,
         recipe=recipe.model_dump(exclude_none=True),
         device=plan.device,
         simulated=simulated(plan.device.value),
@@ -52,11 +52,11 @@ def make(order: Order, plan: Plan, prepared: Prepared, trained: Trained) -> RunR
         unexpected_fallback=[one["operator"] for one in fallback if one["operator"] not in recipe.fallback],
         guards=guards.acted(),
         sentinels=sentinels.found(),
-        expectation=expect.judge(order, metrics),
-        model=order.smoke.value if order.smoke else recipe.model,
+        expectation=expect.judge(recipe, resolved.changed, metrics),
+        model=resolved.smoke.value if resolved.smoke else recipe.model,
         dataset=recipe.data.hub,
         dataset_config=recipe.data.config,
-        dataset_name=_dataset_words(order),
+        dataset_name=_dataset_words(resolved),
         pipeline_tag=prepared.pipeline_tag,
         auto_class=prepared.auto_class,
         snippet=prepared.snippet,
@@ -70,9 +70,9 @@ def _peak(trained: Trained) -> int:
     return max([trained.peak, *logged])
 
 
-def _dataset_words(order: Order) -> str:
-    data = order.recipe.data
-    if order.smoke:
+def _dataset_words(resolved: ResolvedRecipe) -> str:
+    data = resolved.recipe.data
+    if resolved.smoke:
         return "made-up rows"
     if data.generated:
         return f"generated {data.generated}"

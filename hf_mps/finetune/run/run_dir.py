@@ -1,32 +1,53 @@
-"""Where a run writes: a folder of its own, never one that holds another run, held against a second run of the same."""
+"""Where a run writes: a folder of its own, never one that holds another run, locked against a second run of the same.
+
+The recipe and a digest of the rows lie in it from the start: they tell whether a later call asks for the same run.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
+import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from hf_mps.core.checkpoint_files import sweep
+import yaml
+
+from hf_mps.core.checkpoint_files import sweep, torn
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.recipe.resolve import Order
-from hf_mps.finetune.run import fingerprints, stored_recipe
-from hf_mps.finetune.run.failures import RESULTS, checkpoints, skipped
+from hf_mps.core.files import plain, write_atomic
+from hf_mps.finetune.recipe import training_section
+from hf_mps.finetune.recipe.resolve import ResolvedRecipe
+from hf_mps.finetune.recipe.schema import map_paths
+from hf_mps.finetune.recipe.yaml import read_yaml
+from hf_mps.finetune.run import fingerprints
+from hf_mps.finetune.run.failures import RESULTS
 
 RUNS = Path("runs")
 STAGING = ".saving"
+RECIPE = "recipe.yaml"
 # What a run leaves before its first step.
-OURS = (stored_recipe.FILE, fingerprints.FILE)
+OURS = (RECIPE, fingerprints.FILE)
 # What makes a folder a model to `from_pretrained`, by kind of model: moved in last of all.
-LAST = ("config.json", "adapter_config.json", "modules.json")
+MODEL_FILES = ("config.json", "adapter_config.json", "modules.json")
+STATE = "trainer_state.json"
+"""The file that Trainer writes last of all into a checkpoint."""
+# What may differ without making another run of it: where it lies, what it promises, who is told of it.
+FREE = ("output_dir", "expect", "training.report_to", "training.run_name")
 
 
 @dataclass(frozen=True)
-class Place:
-    """The folder of a run and why it is this one; `checkpoint` is where an unfinished run of the same goes on from."""
+class RunDir:
+    """The folder of a run and why it is this one; `checkpoint` is where an unfinished run of the same goes on from.
+
+    `named`: the user's own word, or a folder that no other will do for; `finished`: it holds this run's results.
+    """
 
     path: Path
     reason: str
@@ -34,120 +55,204 @@ class Place:
     checkpoint: Path | None = None
     finished: bool = False
 
+    @classmethod
+    def choose(cls, resolved: ResolvedRecipe, *, fresh: bool = False) -> RunDir:
+        """The folder for a run of a recipe: that of the same recipe's run where there is one, else one not used yet.
 
-def choose(order: Order, *, fresh: bool = False) -> Place:
-    """The folder for a run of `order`: that of the same recipe's run where there is one, otherwise one not used yet.
+        By default that is `runs/NAME`, with a number behind where a run of another recipe lies there. `fresh` never
+        goes on with a run. Raises UserError for a folder that the user named and that holds anything else, and for an
+        unfinished run of a recipe that has changed since.
+        """
+        named = resolved.recipe.output_dir
+        first = Path(named).expanduser() if named is not None else RUNS / resolved.name
+        there = [path for path in (numbered(first) if named is None else [first]) if _used(path)]
+        if fresh:
+            reason = f"--fresh: beside {first}" if there else "--fresh"
+            return cls(next_free(first) if there else first, reason, named is not None)
+        for path in reversed(there):
+            differs = differences(path, resolved)
+            if differs == [] and (path / RESULTS).exists():
+                differs = fingerprints.changed_files(path, resolved.recipe.data)
+            if differs == []:
+                return cls._same(path, named is not None)
+            unfinished = differs is not None and not (path / RESULTS).exists()
+            if unfinished or (named is not None and differs):
+                raise UserError(_changed(path, differs or []))
+        if named is not None and there:
+            way_on = f"output_dir={next_free(first)}"
+            raise UserError(
+                f"output_dir {first} is in use already, and a run never writes over another; next: {way_on}"
+            )
+        if there:
+            return cls(next_free(first), f"{first} holds another run, which stays as it is", named=False)
+        reason = "output_dir in the recipe" if named else "the default: runs/ and the recipe's name"
+        return cls(first, reason, bool(named))
 
-    By default that is `runs/NAME`, with a number behind where a run of another recipe lies there. `fresh` never goes on
-    with a run. Raises UserError for a folder that the user named and that holds anything else, and for an unfinished
-    run of a recipe that has changed since.
-    """
-    named = order.recipe.output_dir
-    first = Path(named).expanduser() if named is not None else RUNS / order.name
-    there = [path for path in (numbered(first) if named is None else [first]) if _used(path)]
-    if fresh:
-        reason = f"--fresh: beside {first}" if there else "--fresh"
-        return Place(beside(first) if there else first, reason, named is not None)
-    for path in reversed(there):
-        differs = stored_recipe.differences(path, order)
-        if differs == [] and (path / RESULTS).exists():
-            differs = fingerprints.changed_files(path, order.recipe.data)
-        if differs == []:
-            return _same(path, named is not None)
-        unfinished = differs is not None and not (path / RESULTS).exists()
-        if unfinished or (named is not None and differs):
-            raise UserError(_changed(path, differs or []))
-    if named is not None and there:
-        raise UserError(_in_use(first))
-    if there:
-        return Place(beside(first), f"{first} holds another run, which stays as it is", named=False)
-    return Place(
-        first, "output_dir in the recipe" if named else "the default: runs/ and the recipe's name", bool(named)
-    )
+    @classmethod
+    def _same(cls, path: Path, named: bool) -> RunDir:
+        """The folder of a run of the same recipe: finished, to be gone on with, or killed before a checkpoint."""
+        if (path / RESULTS).exists():
+            return cls(path, "this recipe's finished run", named, finished=True)
+        whole, torn_ones = checkpoints(path), _torn_since(path)
+        because = f": {torn_ones}" if torn_ones else ""
+        if whole:
+            return cls(path, f"this recipe's run goes on from {whole[-1].name}{because}", named, whole[-1])
+        return cls(path, f"this recipe's run left no checkpoint there and begins again{because}", True)
 
+    def refuse_other_rows(self, splits: fingerprints.Splits) -> None:
+        """Raise UserError where the run that would be gone on with was on other rows than `splits`."""
+        others = fingerprints.differences(self.path, splits) if self.checkpoint is not None else []
+        if others:
+            raise UserError(
+                f"{self.path} holds an unfinished run on other rows: {', '.join(others)}; next: the rows as they were,"
+                f" or --fresh, which trains beside it in {next_free(self.path)}"
+            )
 
-def refuse_other_rows(place: Place, splits: fingerprints.Splits) -> None:
-    """Raise UserError where the run in `place` that would be gone on with was on other rows than `splits`."""
-    told = fingerprints.differences(place.path, splits) if place.checkpoint is not None else []
-    if told:
-        raise UserError(
-            f"{place.path} holds an unfinished run on other rows: {', '.join(told)}; next: the rows as they were, or"
-            f" --fresh, which trains beside it in {beside(place.path)}"
-        )
+    @contextmanager
+    def lock(self) -> Iterator[RunDir]:
+        """Make the folder, with the hidden one for files in the making, and hold it while the context lasts.
 
-
-@contextmanager
-def claimed(place: Place) -> Iterator[Path]:
-    """Make the folder of `place`, with the hidden one for files in the making, and hold it while the context lasts.
-
-    Another run may have taken it in between: the default steps aside, a folder that the user named is refused, and so
-    is an unfinished run that goes on elsewhere. Raises UserError for that, and where the folder cannot be made.
-    """
-    path = place.path
-    while True:
+        Another run may have taken it in between: the default steps aside (the run's folder is the one that is given),
+        a folder that the user named is refused, and so is an unfinished run that goes on elsewhere. Raises UserError
+        for that, and where the folder cannot be made.
+        """
+        taken, path = self, self.path
+        while True:
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+                descriptor = _lock(path)
+                if descriptor is not None and (self.named or self.checkpoint or not _used(path)):
+                    taken = dataclasses.replace(self, path=path)
+                    sweep(path)
+                    shutil.rmtree(taken.staging, ignore_errors=True)  # of a run that was killed
+                    taken.staging.mkdir()
+                    break
+            except OSError as error:
+                raise UserError(
+                    f"output_dir {path}: cannot be made: {error.strerror}; next: another output_dir"
+                ) from error
+            if descriptor is not None:
+                os.close(descriptor)
+            if self.named or self.checkpoint:
+                raise UserError(f"output_dir {path}: a run is going on in it; next: --fresh, or another output_dir")
+            path = next_free(path)
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            lock = _lock(path)
-            if lock is not None and (place.named or place.checkpoint or not _used(path)):
-                sweep(path)
-                shutil.rmtree(staging(path), ignore_errors=True)  # of a run that was killed
-                staging(path).mkdir()
-                break
-        except OSError as error:
-            raise UserError(f"output_dir {path}: cannot be made: {error.strerror}; next: another output_dir") from error
-        if lock is not None:
-            os.close(lock)
-        if place.named or place.checkpoint:
-            raise UserError(f"output_dir {path}: a run is going on in it; next: --fresh, or another output_dir")
-        path = beside(path)
+            yield taken
+        finally:
+            os.close(descriptor)
+
+    @property
+    def staging(self) -> Path:
+        """The hidden folder inside the run's own, for files that are moved out once they are whole."""
+        return self.path / STAGING
+
+    def publish(self) -> None:
+        """Move every file of the staging folder into the run's own, the configuration last: a model begins with it."""
+        for file in sorted(self.staging.iterdir(), key=lambda path: (path.name in MODEL_FILES, path.name)):
+            file.replace(self.path / file.name)
+        self.staging.rmdir()
+
+    def holds_model(self) -> bool:
+        """Whether a trained model was published into the folder."""
+        return any((self.path / name).is_file() for name in MODEL_FILES)
+
+    def results(self) -> dict[str, Any]:
+        """What the results.json of a finished run says."""
+        results: dict[str, Any] = json.loads((self.path / RESULTS).read_text(encoding="utf-8"))
+        return results
+
+    def clean(self) -> list[Path]:
+        """Remove what a stopped run left half-written, and a folder that is empty then; return whole checkpoints."""
+        sweep(self.path)
+        whole = checkpoints(self.path)
+        for path in self.path.glob("checkpoint-*"):
+            if path not in whole:
+                shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(self.staging, ignore_errors=True)
+        if self.path.is_dir() and {path.name for path in self.path.iterdir()} <= {*OURS}:
+            for name in OURS:
+                (self.path / name).unlink(missing_ok=True)
+            self.path.rmdir()
+        return whole
+
+
+def store(output: Path, resolved: ResolvedRecipe) -> Path:
+    """Write a run's recipe, the command line's words in it, as a recipe that runs by itself; return its path."""
+    head = f"# The recipe of this run, as it was given: hf-mps finetune {shlex.join(resolved.words)}\n"
+    text = yaml.safe_dump(stored_values(resolved), sort_keys=False, allow_unicode=True, width=120)
+    return write_atomic(output / RECIPE, head + text)
+
+
+def stored_values(resolved: ResolvedRecipe) -> dict[str, Any]:
+    """Every key of a recipe that is not at its default, with its paths from the root of the disk."""
+    values: dict[str, Any] = plain(resolved.recipe.model_dump(exclude_none=True, exclude_defaults=True))
+    values.pop("output_dir", None)
+    map_paths(values, lambda name: Path(name).expanduser().resolve())
+    return values
+
+
+def differences(output: Path, resolved: ResolvedRecipe) -> list[str] | None:
+    """What a recipe says otherwise than the run in `output`, as `seed 1 → 2`; None where no recipe is read there."""
     try:
-        yield path
-    finally:
-        os.close(lock)
+        values = read_yaml(output / RECIPE).values
+        if isinstance(training := values.get("training"), dict):
+            values["training"] = training_section.installed(training)  # of a run with another transformers
+    except UserError:
+        return None
+    before, now = dict(_flat(values)), dict(_flat(stored_values(resolved)))
+    return [
+        f"{key} {_shown(before.get(key))} → {_shown(now.get(key))}"
+        for key in dict.fromkeys([*before, *now])
+        if before.get(key) != now.get(key) and not key.startswith(FREE)
+    ]
 
 
-def staging(output: Path) -> Path:
-    """The hidden folder inside a run's own, for files that are moved out once they are whole."""
-    return output / STAGING
+def checkpoints(output: Path) -> list[Path]:
+    """The whole checkpoints below `output`, oldest first."""
+    return [path for path in _every_checkpoint(output) if torn(path, STATE) is None]
 
 
-def publish(output: Path) -> None:
-    """Move every file of the staging folder into the run's own, the configuration last: a model begins with it."""
-    staged = staging(output)
-    for file in sorted(staged.iterdir(), key=lambda path: (path.name in LAST, path.name)):
-        file.replace(output / file.name)
-    staged.rmdir()
+def numbered(path: Path) -> list[Path]:
+    """The folder itself, NAME-2, NAME-3, … as far as they are there."""
+    there = [path]
+    while (following := path.with_name(f"{path.name}-{len(there) + 1}")).exists():
+        there.append(following)
+    return there
 
 
-def holds_model(output: Path) -> bool:
-    """Whether a trained model was published into a run's folder."""
-    return any((output / name).is_file() for name in LAST)
+def next_free(path: Path) -> Path:
+    """The first of NAME-2, NAME-3, … that is not there."""
+    return path.with_name(f"{path.name}-{len(numbered(path)) + 1}")
 
 
-def tidy(output: Path) -> list[Path]:
-    """Remove what a stopped run left half-written, and the folder where nothing is left; return whole checkpoints."""
-    sweep(output)
-    whole = checkpoints(output)
-    for path in output.glob("checkpoint-*"):
-        if path not in whole:
-            shutil.rmtree(path, ignore_errors=True)
-    shutil.rmtree(staging(output), ignore_errors=True)
-    if output.is_dir() and {path.name for path in output.iterdir()} <= {*OURS}:
-        for name in OURS:
-            (output / name).unlink(missing_ok=True)
-        output.rmdir()
-    return whole
+def _every_checkpoint(output: Path) -> list[Path]:
+    """Trainer's checkpoint folders, oldest first."""
+    folders = [path for path in output.glob("checkpoint-*") if path.name.rpartition("-")[2].isdigit()]
+    return sorted(folders, key=lambda path: int(path.name.rpartition("-")[2]))
 
 
-def _same(path: Path, named: bool) -> Place:
-    """The folder of a run of the same recipe: finished, to be gone on with, or killed before its first checkpoint."""
-    if (path / RESULTS).exists():
-        return Place(path, "this recipe's finished run", named, finished=True)
-    whole, torn = checkpoints(path), skipped(path)
-    because = f": {torn}" if torn else ""
-    if whole:
-        return Place(path, f"this recipe's run goes on from {whole[-1].name}{because}", named, whole[-1])
-    return Place(path, f"this recipe's run left no checkpoint there and begins again{because}", True)
+def _torn_since(output: Path) -> str:
+    """In a clause, the torn checkpoints that are newer than every whole one, or an empty string."""
+    clauses = []
+    for path in reversed(_every_checkpoint(output)):
+        wrong = torn(path, STATE)
+        if wrong is None:
+            break
+        clauses.append(f"{path.name} is torn ({wrong})")
+    return "; ".join(clauses)
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each plain value under its dotted key."""
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _shown(value: Any) -> str:
+    return "not given" if value is None else str(value)
 
 
 def _lock(path: Path) -> int | None:
@@ -167,28 +272,8 @@ def _used(path: Path) -> bool:
     return path.exists() and (not path.is_dir() or any(path.iterdir()))
 
 
-def _in_use(path: Path) -> str:
-    return f"output_dir {path} is in use already, and a run never writes over another; next: output_dir={beside(path)}"
-
-
 def _changed(path: Path, differs: list[str]) -> str:
     shown = ", ".join(differs[:4]) + (f", … {len(differs)} in all" if len(differs) > 4 else "")
     state = "a finished" if (path / RESULTS).exists() else "an unfinished"
-    way_on = f"the recipe as it was, or --fresh, which trains beside it in {beside(path)}"
+    way_on = f"the recipe as it was, or --fresh, which trains beside it in {next_free(path)}"
     return f"{path} holds {state} run of a recipe that has changed since: {shown}; next: {way_on}"
-
-
-def numbered(path: Path) -> list[Path]:
-    """The folder itself, NAME-2, NAME-3, … as far as they are there."""
-    found = [path]
-    while (there := path.with_name(f"{path.name}-{len(found) + 1}")).exists():
-        found.append(there)
-    return found
-
-
-def beside(path: Path) -> Path:
-    """The first of NAME-2, NAME-3, … that is not there."""
-    number = 2
-    while (there := path.with_name(f"{path.name}-{number}")).exists():
-        number += 1
-    return there

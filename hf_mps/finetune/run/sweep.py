@@ -16,17 +16,17 @@ from typing import Any
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.files import write_atomic, write_json
 from hf_mps.device.machine import SIMULATED
-from hf_mps.finetune.recipe import resolve as orders
-from hf_mps.finetune.recipe.resolve import Order
-from hf_mps.finetune.report import screen
-from hf_mps.finetune.run import failures, predictions, run_dir, runner
+from hf_mps.finetune.recipe.resolve import ResolvedRecipe
+from hf_mps.finetune.report import predictions, screen
+from hf_mps.finetune.run import failures, runner
+from hf_mps.finetune.run.run_dir import RUNS, RunDir, next_free, numbered
 
 SEED = "seed"
 TABLE = "sweep.json"
 
 
 @dataclass
-class One:
+class SweepRun:
     """A run of a sweep: its values by key, as they were typed, its folder, and how it ended.
 
     `metrics` are those of results.json, empty where the run failed; `error` is the line that tells why. `seconds` are
@@ -34,7 +34,7 @@ class One:
     """
 
     values: dict[str, str]
-    order: Order
+    resolved: ResolvedRecipe
     place: Path
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: float | None = None
@@ -54,32 +54,32 @@ class Sweep:
     name: str
     place: Path
     words: tuple[str, ...]
-    runs: list[One]
+    runs: list[SweepRun]
     main_metric: str = ""
     greater_is_better: bool = True
 
-    def groups(self) -> list[tuple[dict[str, str], list[One]]]:
+    def groups(self) -> list[tuple[dict[str, str], list[SweepRun]]]:
         """The runs that differ by their seed alone, together; those that failed are left out."""
-        found: dict[tuple[tuple[str, str], ...], list[One]] = {}
+        found: dict[tuple[tuple[str, str], ...], list[SweepRun]] = {}
         for one in self.runs:
             alike = found.setdefault(tuple((key, value) for key, value in one.values.items() if key != SEED), [])
             alike += [one] if one.metrics else []
         return [(dict(key), runs) for key, runs in found.items()]
 
 
-def run(name: str, overrides: Sequence[str], axes: Sequence[str], *, fresh: bool = False) -> Sweep:
-    """Run the recipe once for each combination of `axes` (`seed=1,2,3`), and return what came of it.
+def run(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = False) -> Sweep:
+    """Run a recipe once for each combination of `axes` (`seed=1,2,3`), and return what came of it.
 
     Runs lie in `runs/NAME-sweep/VALUES` (or below output_dir), with sweep.csv and sweep.json beside them. The same
     values, or more, go on with the sweep that lies there; other ones leave its table as it is and lie beside it. One
     run's failure does not stop the others. Raises UserError, before the first run, for axes and recipes that cannot be;
     RunError at the end where a run failed.
     """
-    sweep = plan(name, overrides, axes, fresh=fresh)
+    sweep = plan(resolved, axes, fresh=fresh)
     for number, one in enumerate(sweep.runs, start=1):
         print(f"run {number} of {len(sweep.runs)}: {one.words}")
-        with _told(sweep, one):
-            _keep(sweep, one, runner.train(one.order))
+        with _noted(sweep, one):
+            _keep(sweep, one, runner.train(one.resolved))
         write(sweep)
         _free_memory()
     _table(sweep)
@@ -89,50 +89,49 @@ def run(name: str, overrides: Sequence[str], axes: Sequence[str], *, fresh: bool
     return sweep
 
 
-def plan(name: str, overrides: Sequence[str], axes: Sequence[str], *, fresh: bool = False) -> Sweep:
+def plan(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = False) -> Sweep:
     """The runs of a sweep, each validated, none begun. Raises UserError for the first that could not be."""
-    settled = {word.partition("=")[0] for word in overrides}
+    given = set(resolved.overrides)
     values: dict[str, list[str]] = {}
     for axis in axes:
         key, equals, text = axis.partition("=")
         if not equals or not key:
             raise UserError(f"--sweep '{axis}' names no values; allowed: KEY=VALUE,VALUE, for example seed=1,2,3")
-        if key in values or key in settled:
+        if resolved.in_full(key) in given:
             raise UserError(f"--sweep {key} is given twice; give it once")
         if key == "output_dir":
             raise UserError("--sweep output_dir: each run has a folder of its own below one; give output_dir=PATH")
+        given.add(resolved.in_full(key))
         values[key] = list(dict.fromkeys(_split(text)))
-    whole = orders.load(name, overrides)
     every = [dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values())]
-    base = _base(whole, every, fresh=fresh)
+    base = _base(resolved, every, fresh=fresh)
     runs = []
     for chosen in every:
-        words = [word for word in overrides if not word.startswith("output_dir=")]
-        words += [f"{key}={value}" for key, value in chosen.items()]
         place = base / _name(chosen)
-        order = orders.load(name, [*words, f"output_dir={json.dumps(str(place))}"])
-        run_dir.choose(order)  # refuses a folder that holds the run of another recipe
-        runs.append(One(chosen, order, place))
-    return Sweep(whole.name, base, (name, *overrides, "--sweep", *axes), runs)
+        typed = resolved.parse([f"{key}={value}" for key, value in chosen.items()])
+        one = resolved.with_overrides({**typed, "output_dir": str(place)})
+        RunDir.choose(one)  # refuses a folder that holds the run of another recipe
+        runs.append(SweepRun(chosen, one, place))
+    return Sweep(resolved.name, base, (*resolved.words, "--sweep", *axes), runs)
 
 
-def _base(order: Order, every: Sequence[dict[str, str]], *, fresh: bool) -> Path:
+def _base(resolved: ResolvedRecipe, every: Sequence[dict[str, str]], *, fresh: bool) -> Path:
     """The folder of a sweep over the combinations `every`: that of one which they go on with, or one not used yet.
 
     Raises UserError for a folder that the user named and that holds another sweep.
     """
-    named = order.recipe.output_dir
-    first = Path(named).expanduser() if named else run_dir.RUNS / f"{order.name}-sweep"
+    named = resolved.recipe.output_dir
+    first = Path(named).expanduser() if named else RUNS / f"{resolved.name}-sweep"
     if not first.exists():
         return first
-    there = [] if fresh else [first] if named else reversed(run_dir.numbered(first))
+    there = [] if fresh else [first] if named else reversed(numbered(first))
     for path in there:
         if all(values in every for values in _swept(path)):
             return path
     if named and not fresh:
         shown = "; ".join(" ".join(f"{key}={value}" for key, value in values.items()) for values in _swept(first)[:4])
         raise UserError(f"output_dir {first} holds a sweep of other values ({shown}); next: --fresh, or another folder")
-    return run_dir.beside(first)
+    return next_free(first)
 
 
 def _swept(path: Path) -> list[dict[str, str]]:
@@ -172,7 +171,7 @@ def write(sweep: Sweep) -> list[Path]:
 
 
 @contextmanager
-def _told(sweep: Sweep, one: One) -> Iterator[None]:
+def _noted(sweep: Sweep, one: SweepRun) -> Iterator[None]:
     """Note a run's failure and let the next one begin; a Ctrl-C ends the sweep with the command that goes on."""
     try:
         yield
@@ -190,13 +189,13 @@ def _told(sweep: Sweep, one: One) -> Iterator[None]:
         print(f"run failed: {error}")
 
 
-def _keep(sweep: Sweep, one: One, results: dict[str, Any]) -> None:
+def _keep(sweep: Sweep, one: SweepRun, results: dict[str, Any]) -> None:
     one.metrics, one.seconds = dict(results["metrics"]), results["train_seconds"]
     one.simulated = results.get("simulated")  # an earlier release left it out
     sweep.main_metric, sweep.greater_is_better = results["main_metric"], results["greater_is_better"]
 
 
-def _state(one: One) -> str:
+def _state(one: SweepRun) -> str:
     return "failed" if one.error else "finished" if one.metrics else "not run"
 
 
@@ -204,7 +203,7 @@ def _metrics(sweep: Sweep) -> list[str]:
     return list(dict.fromkeys(name for one in sweep.runs for name in one.metrics))
 
 
-def _spread(runs: Sequence[One], name: str) -> dict[str, float | None]:
+def _spread(runs: Sequence[SweepRun], name: str) -> dict[str, float | None]:
     """Mean and standard deviation (of a sample, n - 1) of a metric; None where there are too few numbers."""
     numbers = [one.metrics[name] for one in runs if one.metrics.get(name) is not None]
     deviation = statistics.stdev(numbers) if len(numbers) > 1 else None
@@ -230,7 +229,7 @@ def _table(sweep: Sweep) -> None:
     screen.comparison(title, heads, rows, [str(path) for path in write(sweep)])
 
 
-def _cell(runs: Sequence[One], name: str) -> str:
+def _cell(runs: Sequence[SweepRun], name: str) -> str:
     found = _spread(runs, name)
     if found["mean"] is None:
         return "failed"

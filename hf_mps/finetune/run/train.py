@@ -33,7 +33,7 @@ class Trained:
     peak: int
 
 
-def train(
+def train_and_measure(
     plan: Plan,
     prepared: Prepared,
     trainer: Any,
@@ -72,7 +72,7 @@ def train(
     return Trained(trainer, measured, _running(trainer, watch), peak.result.value)
 
 
-def make(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int | None) -> Any:
+def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int | None) -> Any:
     """The trainer of a plan. Raises UserError for arguments that transformers refuses."""
     from transformers import EarlyStoppingCallback, Trainer
 
@@ -82,7 +82,7 @@ def make(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int | None)
     callbacks: list[Any] = [watch, FiniteLoss()]
     if patience is not None:
         callbacks.append(EarlyStoppingCallback(early_stopping_patience=patience))
-    args = arguments(plan, prepared)
+    args = training_arguments(plan, prepared)
     try:
         trainer = (prepared.trainer or Trainer)(
             model=prepared.model,
@@ -107,7 +107,7 @@ def make(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int | None)
     return trainer
 
 
-def arguments(plan: Plan, prepared: Prepared) -> Any:
+def training_arguments(plan: Plan, prepared: Prepared) -> Any:
     """The training arguments of a plan. Raises UserError for what transformers, or the optimizer's package, refuses."""
     from transformers import TrainingArguments
 

@@ -17,7 +17,8 @@ from typing import Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune import tasks
-from hf_mps.finetune.recipe.resolve import OF_A_SOURCE, Order
+from hf_mps.finetune.recipe.overrides import OF_A_SOURCE
+from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.recipe.schema import SOURCES
 from hf_mps.finetune.smoke import families
 
@@ -46,8 +47,8 @@ DROPPED = ("num_train_epochs", "eval_steps", "eval_delay", "save_steps", "warmup
 
 
 @contextmanager
-def order(whole: Order, *, weights: bool = True) -> Iterator[Order]:
-    """The order of a smoke run of `whole`, with its model and rows in a folder that lasts as long as the context.
+def smoke_recipe(whole: ResolvedRecipe, *, weights: bool = True) -> Iterator[ResolvedRecipe]:
+    """The recipe of a smoke run of `whole`, with its model and rows in a folder that lasts as long as the context.
 
     Without `weights` that folder holds the tiny model's tokenizer or processor alone, for a model from elsewhere.
     Raises UserError where the recipe's task makes up no rows, or no rule says which architecture its model is.
@@ -78,7 +79,7 @@ def order(whole: Order, *, weights: bool = True) -> Iterator[Order]:
         )
 
 
-def reasons(small: Order, choices: dict[str, Choice[Any]]) -> None:
+def reasons(small: ResolvedRecipe, choices: dict[str, Choice[Any]]) -> None:
     """Let `choices` say --smoke where a smoke run, and neither recipe nor command line, settled them."""
     for name, key in SETTLED.items():
         if name in choices and f"training.{key}" not in small.changed:
@@ -87,7 +88,7 @@ def reasons(small: Order, choices: dict[str, Choice[Any]]) -> None:
         choices["output"] = Choice(choices["output"].value, "--smoke: gone after the run")
 
 
-def kept(small: Order) -> bool:
+def kept(small: ResolvedRecipe) -> bool:
     """Whether the files of a smoke run stay: those in an `output_dir` that the recipe or command line names."""
     return Path(small.recipe.output_dir or "") != Path(small.recipe.model).with_name("run")
 
@@ -103,7 +104,7 @@ def texts(value: Any) -> Iterator[str]:
             yield from texts(item)
 
 
-def _values(whole: Order, files: dict[str, str], folder: Path) -> dict[str, Any]:
+def _values(whole: ResolvedRecipe, files: dict[str, str], folder: Path) -> dict[str, Any]:
     """The recipe's keys with the smoke run's model, files and training in place of its own."""
     values = whole.recipe.model_dump(exclude_none=True, exclude_defaults=True)
     data = {key: value for key, value in values["data"].items() if key not in SOURCES}

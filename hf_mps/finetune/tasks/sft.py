@@ -13,7 +13,7 @@ from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.metrics.chosen import choose
 from hf_mps.finetune.models import generated, language
 from hf_mps.finetune.recipe import schema as recipes
-from hf_mps.finetune.run import plan
+from hf_mps.finetune.recipe import training_section
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import chat, conversations, lengths, packing, tokens
 from hf_mps.finetune.text.padding import IGNORED
@@ -68,7 +68,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     if packed.value:
         train = packing.Packed(train, trained, loaded.longest, loaded.tokenizer.pad_token_id)
         trained = [loaded.longest] * len(train)
-        defaults["per_device_train_batch_size"] = train.batch(plan.BATCH)
+        defaults["per_device_train_batch_size"] = train.batch(training_section.DEFAULT_BATCH)
     others = [count for some in counts.values() for count in some]
     length = lengths.decide(
         recipe,

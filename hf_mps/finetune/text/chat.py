@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import UserError
-from hf_mps.finetune.recipe import paths
+from hf_mps.core.errors import UserError, neighbour
+from hf_mps.finetune.recipe.schema import PLAIN_TEMPLATE
 from hf_mps.finetune.text.blocks import frame
 
 Message = Mapping[str, str]
@@ -63,7 +63,7 @@ def template(tokenizer: Any, said: str | None) -> Choice[str]:
             "it marks the assistant's words" if _marked(tokenizer) else "the assistant's words are found in its text"
         )
         return Choice("the tokenizer's own", marked)
-    if said not in (None, paths.PLAIN):
+    if said not in (None, PLAIN_TEMPLATE):
         tokenizer.chat_template = written(str(said))
         return Choice(str(said), "chat_template in the recipe")
     if tokenizer.eos_token is None:
@@ -74,7 +74,7 @@ def template(tokenizer: Any, said: str | None) -> Choice[str]:
     begun = tokenizer.bos_token_id is not None and frame(tokenizer).before == (tokenizer.bos_token_id,)
     tokenizer.chat_template = "{{ bos_token }}" * begun + PLAIN
     reason = "chat_template in the recipe" if said else "the tokenizer has none; Alpaca's headings in plain words"
-    return Choice(paths.PLAIN, reason)
+    return Choice(PLAIN_TEMPLATE, reason)
 
 
 def written(said: str) -> str:
@@ -83,11 +83,11 @@ def written(said: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        told = f"there is no such file{paths.neighbour(path)}"
-        raise UserError(f"chat_template: {said}: {told}; allowed: {paths.PLAIN}, a Jinja file") from error
+        told = f"there is no such file{neighbour(path)}"
+        raise UserError(f"chat_template: {said}: {told}; allowed: {PLAIN_TEMPLATE}, a Jinja file") from error
     except (OSError, UnicodeDecodeError) as error:
         why = "cannot be read: " + (getattr(error, "strerror", None) or "it is not UTF-8 text")
-        raise UserError(f"chat_template: {said}: {why}; allowed: {paths.PLAIN}, a Jinja file") from error
+        raise UserError(f"chat_template: {said}: {why}; allowed: {PLAIN_TEMPLATE}, a Jinja file") from error
 
 
 def messages(raw: Any) -> list[dict[str, str]]:

@@ -24,7 +24,7 @@ from pydantic import Field, model_validator
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.recipe import schema as recipes
-from hf_mps.finetune.run.plan import BATCH
+from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.text import buckets
 from hf_mps.finetune.text.padding import PadUp, fills
 from hf_mps.finetune.text.shapes import best
@@ -126,7 +126,7 @@ def decide(
     longest: int,
     *,
     others: Iterable[int] = (),
-    batch: int = BATCH,
+    batch: int = DEFAULT_BATCH,
     grouped: bool | None = None,
     most: int = SHAPES,
     step: int = STEP,

@@ -30,7 +30,7 @@ def mrpc() -> Audit:
 def booked(name: str) -> set[str]:
     """What the ledger books when a small step of the recipe really runs on the device."""
     device = metal.present()
-    with prepare.small(find(name), device.value) as parts:
+    with prepare.small(find(name), device) as parts:
         step = prepare.step(parts, device, fake=False)
         fallback.reset()
         step.run(1)

@@ -129,14 +129,12 @@ def test_a_csv_without_a_header_has_numbers_for_columns(tmp_path: Path) -> None:
 
 
 def test_a_column_is_named_by_its_number_on_the_command_line() -> None:
-    from hf_mps.finetune.recipe import resolve
+    from hf_mps.finetune.recipe.resolve import load_recipe
 
-    said = resolve.load(
-        "text-classification", ["data.train=ag.csv", "data.header=false", "data.text=2", "data.label=0"]
-    )
+    said = load_recipe("text-classification", ["data.train=ag.csv", "data.header=false", "data.text=2", "data.label=0"])
     assert said.recipe.data.columns.roles() == {"text": "2", "label": "0"}
     words = ["data.train=a.csv", "data.header=false", "data.context=1", "data.start=null", "data.label=0"]
-    said = resolve.load("multiple-choice/swag", [*words, "data.columns.choices=[2, 3]"])
+    said = load_recipe("multiple-choice/swag", [*words, "data.columns.choices=[2, 3]"])
     assert said.recipe.data.columns.roles() == {"context": "1", "choice_0": "2", "choice_1": "3", "label": "0"}
 
 

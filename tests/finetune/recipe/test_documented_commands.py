@@ -11,7 +11,7 @@ import pytest
 
 from hf_mps.cli import finetune
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.recipe import resolve
+from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.run import sweep
 from tests import CHECKOUT
 
@@ -77,9 +77,9 @@ def test_a_shown_command_is_taken_or_refused_as_the_page_says(shown: str, refusa
     name, *overrides = positional
     if refusal:
         with pytest.raises(UserError) as error:
-            resolve.load(name, overrides)
+            load_recipe(name, overrides)
         assert str(error.value) == refusal
     elif axes:
-        assert sweep.plan(name, overrides, axes).runs
+        assert sweep.plan(load_recipe(name, overrides), axes).runs
     else:
-        resolve.load(name, overrides)
+        load_recipe(name, overrides)

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from hf_mps.core.errors import BREAKING, UserError
 from hf_mps.finetune import tasks
-from hf_mps.finetune.recipe import catalogue, keys, training_section
-from hf_mps.finetune.recipe import resolve as orders
-from hf_mps.finetune.recipe import yaml as document
+from hf_mps.finetune.recipe import catalogue, keys, overrides, training_section
+from hf_mps.finetune.recipe.resolve import load_recipe
+from hf_mps.finetune.recipe.yaml import read_yaml
+from hf_mps.finetune.run import checks
 
 RECIPES = [entry.name for entry in catalogue.entries()]
 KNOWN = sorted({key.name for task in tasks.names() for key in keys.of_recipe(task)})
@@ -68,16 +69,16 @@ def arguments_name(key: str) -> str:
     return f"training.{next(iter(training_section.installed({field: None})))}" if dot and section == "training" else key
 
 
-def taken_or_refused(name: str, overrides: list[str]) -> None:
+def taken_or_refused(name: str, words: list[str]) -> None:
     try:
-        order = orders.load(name, overrides)
+        resolved = load_recipe(name, words)
     except UserError as error:
         one_line(error)
         return
     # Nothing is ignored or changed on the way: the recipe holds each value that was given, where it was given.
-    said = orders.read(catalogue.find(name).path, overrides)
+    said = overrides.lay(resolved.document, resolved.overrides)
     for key in said.overridden:
-        given, taken = at(said.values, key), at(order.recipe.model_dump(), arguments_name(key))
+        given, taken = at(said.values, key), at(resolved.recipe.model_dump(), arguments_name(key))
         if isinstance(given, dict) and isinstance(taken, dict):  # a section, whose other keys have their defaults
             taken = {name: value for name, value in taken.items() if name in given}
         assert given is None or taken in (given, [given]) or given != given, (key, given, taken)
@@ -123,6 +124,6 @@ def test_a_recipe_with_a_piece_lost_or_put_in_is_taken_or_refused_in_one_line(
     path.write_bytes(text[:cut] + put + text[cut + drop :])
     taken_or_refused(str(path), [])
     with contextlib.suppress(UserError):
-        document.read(Path(path), lenient=True)
-    for line in map(str, orders.problems(str(path))):
+        read_yaml(Path(path), lenient=True)
+    for line in map(str, checks.problems(str(path))):
         assert not any(category(letter) in BREAKING for letter in line), repr(line)

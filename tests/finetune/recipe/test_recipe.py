@@ -13,8 +13,8 @@ from inline_snapshot import snapshot
 from hf_mps.core.errors import UserError
 from hf_mps.finetune import tasks
 from hf_mps.finetune.recipe import catalogue
-from hf_mps.finetune.recipe import resolve as orders
-from hf_mps.finetune.run import stored_recipe
+from hf_mps.finetune.recipe.resolve import load_recipe
+from hf_mps.finetune.run import checks, run_dir
 from tests.masking import masked
 
 PLAIN = {
@@ -35,7 +35,7 @@ def write(folder: Path, content: Any) -> str:
 def refused(folder: Path, content: Any, *overrides: str) -> str:
     """The one line that refuses a recipe, with its folder taken out."""
     with pytest.raises(UserError) as error:
-        orders.load(write(folder, content), overrides)
+        load_recipe(write(folder, content), overrides)
     text = str(error.value)
     assert "\n" not in text
     return text.replace(f"{folder}/", "")
@@ -45,7 +45,7 @@ def test_every_recipe_that_comes_with_the_project_is_valid() -> None:
     names = [entry.name for entry in catalogue.entries()]
     assert {"quickstart", "glue/mrpc"} <= set(names)
     for name in names:
-        assert orders.load(name).name == name
+        assert load_recipe(name).name == name
 
 
 def test_every_recipe_opens_with_purpose_expectation_command_override_and_hardware() -> None:
@@ -61,19 +61,34 @@ def test_every_recipe_opens_with_purpose_expectation_command_override_and_hardwa
             assert word in text, entry.name
 
 
+def test_other_values_make_another_recipe_of_the_same_file(tmp_path: Path) -> None:
+    first = load_recipe(write(tmp_path, PLAIN), ["seed=3", "data.train=own.csv"])
+    second = first.with_overrides({"seed": 4, "output_dir": "a b, c", "training.bf16": True})
+    assert (first.recipe.seed, second.recipe.seed, second.recipe.output_dir) == (3, 4, "a b, c")
+    assert first.changed == ("data.files.train", "seed")
+    assert second.changed == ("data.files.train", "output_dir", "seed", "training.bf16")
+    assert second.words[1:] == ("data.train=own.csv", "seed=4", 'output_dir="a b, c"', "training.bf16=true")
+    assert load_recipe(second.given, second.words[1:]).recipe == second.recipe
+    with pytest.raises(UserError, match=r"^command line: seed is 'x'; allowed: a whole number$"):
+        first.with_overrides({"seed": "x"})
+    with pytest.raises(UserError, match=r"^command line: seed\.a: seed is a value here \(4\), not a section"):
+        second.with_overrides({"seed.a": 1})
+
+
 def test_mrpc_is_as_hugging_face_documents_it() -> None:
-    order = orders.load("glue/mrpc").recipe
-    assert (order.model, order.data.hub, order.data.config) == ("google-bert/bert-base-cased", "nyu-mll/glue", "mrpc")
-    assert order.max_length == 128  # type: ignore[attr-defined]
-    assert order.training == {"per_device_train_batch_size": 32, "learning_rate": 2e-5, "num_train_epochs": 3}
+    recipe = load_recipe("glue/mrpc").recipe
+    assert recipe.model == "google-bert/bert-base-cased"
+    assert (recipe.data.hub, recipe.data.config) == ("nyu-mll/glue", "mrpc")
+    assert recipe.max_length == 128  # type: ignore[attr-defined]
+    assert recipe.training == {"per_device_train_batch_size": 32, "learning_rate": 2e-5, "num_train_epochs": 3}
 
 
 def test_a_recipe_is_found_by_name_or_by_path_and_the_nearest_name_is_offered() -> None:
     for wrong, near in (("glue/mrcp", "glue/mrpc"), ("mrpc", "glue/mrpc"), ("quikstart", "quickstart")):
         with pytest.raises(UserError, match=f"^'{wrong}' is not a recipe; allowed: .*; did you mean '{near}'\\?$"):
-            orders.load(wrong)
+            load_recipe(wrong)
     with pytest.raises(UserError, match=r"^no/such.yaml: there is no such recipe file; next: hf-mps recipes list$"):
-        orders.load("no/such.yaml")
+        load_recipe("no/such.yaml")
 
 
 def test_an_unknown_key_is_refused_with_file_line_and_nearest_name(tmp_path: Path) -> None:
@@ -120,7 +135,7 @@ def test_a_value_of_the_wrong_kind_is_told_in_words_of_yaml(tmp_path: Path, over
 
 
 def test_a_text_with_a_colon_is_a_text_and_a_mapping_stands_in_braces(tmp_path: Path) -> None:
-    assert orders.read(Path(write(tmp_path, PLAIN)), ["model=translate: "]).values["model"] == ("translate: ")
+    assert load_recipe(write(tmp_path, PLAIN), ["model=translate: "]).recipe.model == "translate: "
     assert refused(tmp_path, PLAIN, "training=max_steps: 3") == snapshot(
         "command line: training is 'max_steps: 3'; allowed: a section of keys, such as {a: b}"
     )
@@ -216,23 +231,23 @@ def test_data_has_exactly_one_source(tmp_path: Path, data: dict[str, Any], probl
 
 @pytest.mark.parametrize("name", [entry.name for entry in catalogue.entries()])
 def test_two_roles_never_share_a_column_whatever_the_task(name: str) -> None:
-    roles = orders.load(name).recipe.data.columns.roles()
+    roles = load_recipe(name).recipe.data.columns.roles()
     first, *others = [role for role in roles if not role.startswith("choice_")]
     for other in others:
         with pytest.raises(UserError, match=rf"names one column for two roles \(.*{re.escape(roles[first])}.*\)"):
-            orders.load(name, [f"data.columns.{other}={roles[first]}"])
+            load_recipe(name, [f"data.columns.{other}={roles[first]}"])
 
 
 def test_values_are_yaml_1_2(tmp_path: Path) -> None:
     overrides = ("training.learning_rate=2e-5", "training.eval_strategy=no", "training.weight_decay=1E-2", "seed=010")
-    order = orders.load(write(tmp_path, PLAIN), overrides)
-    assert order.recipe.training == {"learning_rate": 2e-5, "eval_strategy": "no", "weight_decay": 0.01}
-    assert order.recipe.seed == 10
+    resolved = load_recipe(write(tmp_path, PLAIN), overrides)
+    assert resolved.recipe.training == {"learning_rate": 2e-5, "eval_strategy": "no", "weight_decay": 0.01}
+    assert resolved.recipe.seed == 10
 
 
 def test_an_override_is_split_at_the_first_equals_sign(tmp_path: Path) -> None:
-    order = orders.load(write(tmp_path, PLAIN), ["training.optim_args=a=1,b=2"])
-    assert order.recipe.training["optim_args"] == "a=1,b=2"
+    resolved = load_recipe(write(tmp_path, PLAIN), ["training.optim_args=a=1,b=2"])
+    assert resolved.recipe.training["optim_args"] == "a=1,b=2"
 
 
 @pytest.mark.parametrize(
@@ -256,28 +271,28 @@ def test_an_override_given_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_files_on_the_command_line_take_the_place_of_a_hub_data_set() -> None:
-    order = orders.load("glue/mrpc", ["data.files.train=a.csv", "data.files.validation=b.csv"])
-    assert (order.recipe.data.hub, order.recipe.data.config, order.recipe.data.splits) == (None, None, None)
-    assert order.recipe.data.files == {"train": "a.csv", "validation": "b.csv"}
-    assert order.recipe.data.columns.text == "sentence1"  # type: ignore[attr-defined]
+    resolved = load_recipe("glue/mrpc", ["data.files.train=a.csv", "data.files.validation=b.csv"])
+    assert (resolved.recipe.data.hub, resolved.recipe.data.config, resolved.recipe.data.splits) == (None, None, None)
+    assert resolved.recipe.data.files == {"train": "a.csv", "validation": "b.csv"}
+    assert resolved.recipe.data.columns.text == "sentence1"  # type: ignore[attr-defined]
 
 
 def test_row_limits_go_with_the_data_that_they_were_for() -> None:
-    order = orders.load("quickstart", ["data.hub=some/data"])
-    assert order.recipe.data.rows.train is None
+    resolved = load_recipe("quickstart", ["data.hub=some/data"])
+    assert resolved.recipe.data.rows.train is None
 
 
 def test_a_folder_of_ones_own_brings_the_tasks_own_names_of_columns() -> None:
-    assert orders.load("image-classification").recipe.data.columns.label == "labels"  # type: ignore[attr-defined]
-    order = orders.load("image-classification", ["data.folder=photos"])
-    assert order.recipe.data.columns.label == "label"  # type: ignore[attr-defined]
-    order = orders.load("image-classification", ["data.folder=photos", "data.label=kind"])
-    assert order.recipe.data.columns.label == "kind"  # type: ignore[attr-defined]
+    assert load_recipe("image-classification").recipe.data.columns.label == "labels"  # type: ignore[attr-defined]
+    resolved = load_recipe("image-classification", ["data.folder=photos"])
+    assert resolved.recipe.data.columns.label == "label"  # type: ignore[attr-defined]
+    resolved = load_recipe("image-classification", ["data.folder=photos", "data.label=kind"])
+    assert resolved.recipe.data.columns.label == "kind"  # type: ignore[attr-defined]
 
 
 def test_paths_in_a_file_are_relative_to_it_and_those_of_the_command_line_are_not(tmp_path: Path) -> None:
-    order = orders.load(write(tmp_path, PLAIN), ["data.files.validation=own.csv"])
-    assert order.recipe.data.files == {"train": str(tmp_path / "train.csv"), "validation": "own.csv"}
+    resolved = load_recipe(write(tmp_path, PLAIN), ["data.files.validation=own.csv"])
+    assert resolved.recipe.data.files == {"train": str(tmp_path / "train.csv"), "validation": "own.csv"}
 
 
 CHAT = {"task": "sft", "model": "some/model", "data": {"folder": "rows", "columns": {"messages": "messages"}}}
@@ -288,9 +303,9 @@ CHAT = {"task": "sft", "model": "some/model", "data": {"folder": "rows", "column
     [("mine.jinja", "{folder}/mine.jinja"), ("plain", "plain"), ("/over/there.jinja", "/over/there.jinja")],
 )
 def test_a_chat_template_in_a_file_is_relative_to_it(tmp_path: Path, said: str, found: str) -> None:
-    written = orders.load(write(tmp_path, {**CHAT, "chat_template": said})).recipe
+    written = load_recipe(write(tmp_path, {**CHAT, "chat_template": said})).recipe
     assert written.chat_template == found.format(folder=tmp_path)  # type: ignore[attr-defined]
-    typed = orders.load(write(tmp_path, CHAT), [f"chat_template={said}"]).recipe
+    typed = load_recipe(write(tmp_path, CHAT), [f"chat_template={said}"]).recipe
     assert typed.chat_template == said  # type: ignore[attr-defined]
 
 
@@ -302,8 +317,8 @@ def test_every_path_of_a_recipe_is_kept_whole_in_its_runs_folder(
     content = {**CHAT, "model": "weights", "chat_template": "~/mine.jinja"}
     content["training"] = {"resume_from_checkpoint": "old/checkpoint-3"}
     monkeypatch.chdir(tmp_path)
-    order = orders.load(write(Path("recipes"), content))
-    assert stored_recipe.resolved(order) == {
+    resolved = load_recipe(write(Path("recipes"), content))
+    assert run_dir.stored_values(resolved) == {
         "task": "sft",
         "model": str(tmp_path / "recipes/weights"),
         "data": {"folder": str(tmp_path / "recipes/rows"), "columns": {"messages": "messages"}},
@@ -317,7 +332,7 @@ def test_validation_tells_of_a_chat_template_that_is_not_there(tmp_path: Path) -
     (tmp_path / "rows/val").mkdir()
     (tmp_path / "mine.jinja").touch()
     path = write(tmp_path, {**CHAT, "chat_template": "mein.jinja"})
-    assert [masked(str(problem), recipe=path, folder=tmp_path) for problem in orders.problems(path)] == [
+    assert [masked(str(problem), recipe=path, folder=tmp_path) for problem in checks.problems(path)] == [
         snapshot(
             "<recipe>:1: chat_template: <folder>/mein.jinja: there is no such file; did you mean 'mine.jinja'?;"
             " allowed: plain, a Jinja file"

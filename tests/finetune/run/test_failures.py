@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from inline_snapshot import snapshot
 
-from hf_mps.finetune.run import failures
+from hf_mps.finetune.run import failures, run_dir
 from tests.finetune.tiny import Command, Ended
 from tests.masking import masked
 
 
 def leftovers(run: Path) -> list[str]:
     """The names of what is no whole checkpoint and no whole file of a run."""
-    whole = {path.name for path in failures.checkpoints(run)}
+    whole = {path.name for path in run_dir.checkpoints(run)}
     found = [path for path in run.iterdir() if path.name.startswith((".", "checkpoint-"))] if run.exists() else []
     return [path.name for path in found if path.name not in whole]
 
@@ -139,7 +139,7 @@ def test_a_loss_that_is_not_logged_stops_the_run_before_a_checkpoint(
     assert ended.err.startswith(
         "hf-mps: the loss is nan at optimizer step 3; next: a lower training.learning_rate (now"
     )
-    assert sorted(each.name for each in failures.checkpoints(desk / "runs/my")) == ["checkpoint-1", "checkpoint-2"]
+    assert sorted(each.name for each in run_dir.checkpoints(desk / "runs/my")) == ["checkpoint-1", "checkpoint-2"]
 
 
 def test_a_fault_of_ours_is_not_hidden(desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,12 +176,12 @@ def test_a_fault_of_ours_is_not_hidden(desk: Path, finetune: Command, monkeypatc
         ),
     ],
 )
-def test_what_the_machine_refuses_is_told_in_words(error: Exception, words: str | None) -> None:
-    assert failures.in_words(error) == (words or "out of memory: MPS backend out of memory (MPS allocated: 1 GB)")
+def test_what_the_machine_refuses_is_told_describe(error: Exception, words: str | None) -> None:
+    assert failures.describe(error) == (words or "out of memory: MPS backend out of memory (MPS allocated: 1 GB)")
 
 
 def test_an_error_wrapped_in_another_is_found() -> None:
     outer = ValueError("could not save")
     outer.__cause__ = OSError(errno.ENOSPC, "x")
-    assert failures.in_words(outer) == snapshot("no space is left on the disk")
-    assert failures.in_words(ValueError("something else")) is None
+    assert failures.describe(outer) == snapshot("no space is left on the disk")
+    assert failures.describe(ValueError("something else")) is None

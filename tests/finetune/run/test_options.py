@@ -199,11 +199,11 @@ def test_a_schedule_that_waits_for_a_score_waits_for_more_of_it(desk: Path, fine
 
 def test_an_error_rate_is_better_the_smaller_it_is(desk: Path) -> None:
     from hf_mps.finetune.metrics import chosen
-    from hf_mps.finetune.run import best
+    from hf_mps.finetune.run.plan import best_metric
 
     asked: Any = SimpleNamespace(metrics=chosen.choose(None, ("wer", "cer"), "speech-recognition"), further={})
-    assert best.settle({"metric_for_best_model": "cer"}, asked) == ("cer", False)
-    assert best.settle({}, asked) == ("wer", False)
+    assert best_metric({"metric_for_best_model": "cer"}, asked) == ("cer", False)
+    assert best_metric({}, asked) == ("wer", False)
 
 
 @pytest.mark.parametrize("word", ["optim=sgd training.optim_args=momentum=0.9,nesterov=true", "optim=adafactor"])

@@ -21,7 +21,7 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any, **__: Any) -> None:
         raise AssertionError("trained")
 
-    monkeypatch.setattr(train, "train", refused)
+    monkeypatch.setattr(train, "train_and_measure", refused)
 
 
 def test_a_plan_tells_every_choice_of_the_run_and_does_nothing(desk: Path, finetune: Command, untrained: None) -> None:

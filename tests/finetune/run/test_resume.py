@@ -14,8 +14,9 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.recipe import resolve as orders
-from hf_mps.finetune.run import failures, run_dir
+from hf_mps.finetune.recipe.resolve import load_recipe
+from hf_mps.finetune.run import run_dir
+from hf_mps.finetune.run.run_dir import RunDir
 from tests.finetune import tiny
 from tests.finetune.run_files import results
 from tests.finetune.tiny import Command
@@ -157,7 +158,7 @@ def test_the_stored_recipe_runs_by_itself(desk: Path, finetune: Command) -> None
     assert stored.read_text(encoding="utf-8").startswith(
         "# The recipe of this run, as it was given: hf-mps finetune my.yaml seed=5\n"
     )
-    assert orders.load(str(stored)).recipe.seed == 5
+    assert load_recipe(str(stored)).recipe.seed == 5
     ended = finetune(str(stored))
     assert (ended.code, ended.err) == (0, "")
     metrics = [results(desk / f"runs/{name}")["metrics"] for name in ("my", "recipe")]
@@ -165,56 +166,52 @@ def test_the_stored_recipe_runs_by_itself(desk: Path, finetune: Command) -> None
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(desk: Path, finetune: Command) -> None:
-    from hf_mps.finetune.run import stored_recipe as stored
-
     run = desk / "runs/my"
     (run / ".saving").mkdir(parents=True)
     (run / ".saving" / "half").write_text("x", encoding="utf-8")
-    stored.store(run, orders.load("my.yaml"))
+    run_dir.store(run, load_recipe("my.yaml"))
     ended = finetune("my.yaml")
     assert (ended.code, ended.err) == (0, "")
     assert "this recipe's run left no checkpoint there and begins again" in ended.out
     assert not list(run.glob(".*"))
-    assert failures.checkpoints(run)
+    assert run_dir.checkpoints(run)
 
 
 def test_a_torn_checkpoint_is_named_where_a_run_goes_on_from_the_one_before(desk: Path) -> None:
-    from hf_mps.finetune.run import stored_recipe as stored
-
     run = desk / "runs/my"
     for step in (2, 4):
         (run / f"checkpoint-{step}").mkdir(parents=True)
-        (run / f"checkpoint-{step}" / failures.LAST).write_text("{}", encoding="utf-8")
-    order = orders.load("my.yaml")
-    stored.store(run, order)
-    assert run_dir.choose(order).reason == snapshot("this recipe's run goes on from checkpoint-4")
+        (run / f"checkpoint-{step}" / run_dir.STATE).write_text("{}", encoding="utf-8")
+    resolved = load_recipe("my.yaml")
+    run_dir.store(run, resolved)
+    assert RunDir.choose(resolved).reason == snapshot("this recipe's run goes on from checkpoint-4")
     (run / "checkpoint-4" / "optimizer.pt").write_text("", encoding="utf-8")
-    place = run_dir.choose(order)
+    place = RunDir.choose(resolved)
     assert place.checkpoint == Path("runs/my/checkpoint-2")
     torn = "checkpoint-4 is torn (optimizer.pt: it is empty)"
     assert masked(place.reason, torn=torn) == snapshot("this recipe's run goes on from checkpoint-2: <torn>")
-    (run / "checkpoint-2" / failures.LAST).unlink()
-    assert masked(run_dir.choose(order).reason, torn=torn) == snapshot(
+    (run / "checkpoint-2" / run_dir.STATE).unlink()
+    assert masked(RunDir.choose(resolved).reason, torn=torn) == snapshot(
         "this recipe's run left no checkpoint there and begins again: <torn>; checkpoint-2 is torn"
         " (trainer_state.json is missing)"
     )
 
 
 def test_two_runs_that_start_together_take_two_folders(desk: Path) -> None:
-    order = orders.load("my.yaml")
-    first, second = run_dir.choose(order), run_dir.choose(order)
+    resolved = load_recipe("my.yaml")
+    first, second = RunDir.choose(resolved), RunDir.choose(resolved)
     assert first == second
-    with run_dir.claimed(first) as one, run_dir.claimed(second) as other:
-        assert (one, other) == (Path("runs/my"), Path("runs/my-2"))
+    with first.lock() as one, second.lock() as other:
+        assert (one.path, other.path) == (Path("runs/my"), Path("runs/my-2"))
 
 
 def test_a_run_that_is_going_on_is_not_gone_on_with(desk: Path) -> None:
-    named = orders.load("my.yaml", ["output_dir=mine"])
-    place = run_dir.choose(named)
+    named = load_recipe("my.yaml", ["output_dir=mine"])
+    place = RunDir.choose(named)
     with (
-        run_dir.claimed(place),
+        place.lock(),
         pytest.raises(UserError, match=r"^output_dir mine: a run is going on in it; next: "),
-        run_dir.claimed(place),
+        place.lock(),
     ):
         pass
 

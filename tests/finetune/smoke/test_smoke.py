@@ -12,7 +12,7 @@ from inline_snapshot import snapshot
 from hf_mps.fallback.accounting import ledger as fallback_ledger
 from hf_mps.finetune import tasks
 from hf_mps.finetune.recipe import catalogue
-from hf_mps.finetune.recipe import resolve as orders
+from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.smoke import families
 from tests.finetune.run_files import results
 from tests.finetune.tiny import Command
@@ -36,7 +36,7 @@ def own_cache(libraries: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_every_recipe_that_there_should_be_is_there() -> None:
     root = catalogue.folder()
     assert len(NAMES) == len([path for path in root.rglob("*") if path.suffix in catalogue.SUFFIXES]) == COUNT
-    assert {orders.load(name).recipe.task for name in NAMES} == set(tasks.names()), "a task without a recipe"
+    assert {load_recipe(name).recipe.task for name in NAMES} == set(tasks.names()), "a task without a recipe"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -44,10 +44,10 @@ def test_every_recipe_that_there_should_be_is_there() -> None:
 def test_a_recipe_runs_from_end_to_end(
     name: str, own_cache: Path, finetune: Command, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    order = orders.load(name)
+    resolved = load_recipe(name)
     ended = finetune(name, "--smoke", "output_dir=run")
     assert ended.code == 0, ended.err
-    assert f"a tiny {families.find(order.recipe).name}" in ended.out
+    assert f"a tiny {families.find(resolved.recipe).name}" in ended.out
     run = Path("run")
     said: dict[str, Any] = results(run)
     assert said["device"]["value"] == "mps"
@@ -60,10 +60,10 @@ def test_a_recipe_runs_from_end_to_end(
     fallback_ledger.print_report()  # as at the end of the process
     assert ended.err.splitlines() + capfd.readouterr().err.splitlines() == table
     assert not table or table[0].startswith(f"hf-mps: {len(fell_back)} operators without a Metal kernel ran on the CPU")
-    assert fell_back <= set(order.recipe.fallback)
+    assert fell_back <= set(resolved.recipe.fallback)
     text = catalogue.find(name).path.read_text(encoding="utf-8")
     header = "\n".join(line for line in text.splitlines() if line.startswith("#"))
-    assert all(operator in header for operator in order.recipe.fallback)
+    assert all(operator in header for operator in resolved.recipe.fallback)
     assert {"results.json", "training.png", "README.md"} <= {path.name for path in run.iterdir()}
     for promised in (said["predictions"], *said["pictures"]):
         assert promised is None or (run / promised).stat().st_size > 0
@@ -106,7 +106,7 @@ def test_the_command_lines_own_training_is_kept(own_cache: Path, finetune: Comma
     said = json.loads(Path("run/results.json").read_text(encoding="utf-8"))
     assert said["choices"]["steps"] == {"value": 2, "reason": "max_steps in the recipe"}
     assert said["choices"]["batch"]["reason"] == snapshot("--smoke, which takes a few short steps")
-    assert said["recipe"]["training"]["learning_rate"] == orders.load("glue/cola").recipe.training["learning_rate"]
+    assert said["recipe"]["training"]["learning_rate"] == load_recipe("glue/cola").recipe.training["learning_rate"]
 
 
 def test_a_smoke_run_takes_the_place_of_no_other_files(own_cache: Path, finetune: Command) -> None:

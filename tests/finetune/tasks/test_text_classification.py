@@ -124,10 +124,10 @@ def test_splits_that_number_their_classes_otherwise_are_refused(desk: Path, fine
 def test_texts_are_cut_to_max_length_with_their_special_tokens(desk: Path, finetune: Command) -> None:
     from hf_mps.finetune.data import load
     from hf_mps.finetune.models import checkpoint
-    from hf_mps.finetune.recipe import resolve
+    from hf_mps.finetune.recipe.resolve import load_recipe
     from hf_mps.finetune.tasks import text_classification
 
-    made = resolve.load("my.yaml", ["max_length=7"])
+    made = load_recipe("my.yaml", ["max_length=7"])
     rows = load.load(made.recipe.data, 1)
     prepared = text_classification.prepare(made.recipe, rows, checkpoint.resolve("model"), "mps")
     assert {len(row) for row in prepared.train["input_ids"]} == {7}

@@ -1,0 +1,142 @@
+"""The overrides of a recipe: `key=value` words of a command line, read once, and laid over what the file says."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import yaml
+
+from hf_mps.core.errors import UserError
+from hf_mps.finetune import tasks
+from hf_mps.finetune.recipe.problems import SHORT
+from hf_mps.finetune.recipe.schema import SOURCES
+from hf_mps.finetune.recipe.yaml import DEEPEST, SHOWN, Document, Values, plain, problem
+
+# What the rows' source brings with it: dropped where an override names another. A folder's columns have names of
+# their own too, those of the task.
+OF_A_SOURCE = ("rows", "labels", "hold_out")
+HELD_OUT = 0.1
+
+
+class Override(NamedTuple):
+    """A value for a dotted key, and the word of a command line that says so."""
+
+    value: Any
+    word: str
+
+
+Overrides = dict[str, Override]
+"""Overrides by their dotted keys, in full and in the order in which they were given."""
+
+
+def parse(words: Iterable[str], task: Any) -> Overrides:
+    """The overrides that `words` say: dotted keys, split at the first "=", values read as flow YAML.
+
+    `task` is what the recipe names so: its class knows the short names of data. Raises UserError for a word without
+    "=", a key given twice, a value that is no YAML.
+    """
+    parsed: Overrides = {}
+    for word in words:
+        short, equals, text = word.partition("=")
+        if not equals or not all(short.split(".")):
+            raise UserError(f"'{word}' is not an override; allowed: key=value, for example training.learning_rate=2e-5")
+        key = in_full(short, task)
+        if key in parsed:
+            raise UserError(f"command line: {key} is given twice; give it once")
+        if key.count(".") > DEEPEST:
+            raise UserError(f"command line: '{key[:40]}…' has {key.count('.'):,} dots; allowed: up to {DEEPEST}")
+        parsed[key] = Override(_value(key, text), word)
+    return parsed
+
+
+def of_values(values: Mapping[str, Any]) -> Overrides:
+    """Overrides of plain values by their dotted keys, each with the word that would say it on a command line.
+
+    A value that is an override already stays what it is.
+    """
+    return {
+        key: value if isinstance(value, Override) else Override(value, f"{key}={json.dumps(value)}")
+        for key, value in values.items()
+    }
+
+
+def lay(document: Document, overrides: Overrides) -> Document:
+    """A document that says what `document` does, with `overrides` laid over it; `document` stays as it is.
+
+    Raises UserError for a key below a plain value.
+    """
+    laid = dataclasses.replace(document, values=copy.deepcopy(document.values), overridden=frozenset(overrides))
+    if isinstance(laid.values.get("data"), dict):
+        _replace_source(laid.values["data"], overrides)
+    for key, override in overrides.items():
+        _put(laid.values, key, override.value)
+    # What the file says at these keys, and below them, is not there any more.
+    gone = {line for line in laid.lines for key in overrides if line == key or line.startswith(f"{key}.")}
+    laid.lines = {key: line for key, line in laid.lines.items() if key not in gone}
+    return laid
+
+
+def in_full(key: str, task: Any) -> str:
+    """The dotted key of a short name of one's own data: `data.train` is a file, `data.text` a column.
+
+    A key that the task's `data` has itself is never read as a column.
+    """
+    section, _, last = key.partition(".")
+    if section != "data" or "." in last or task not in tasks.names():
+        return key
+    known = tasks.module(task).Recipe.model_fields["data"].annotation.model_fields
+    if last in known:
+        return key
+    if last in SHORT:
+        return f"data.files.{last}"
+    if "columns" in known and last in known["columns"].annotation.model_fields:
+        return f"data.columns.{last}"
+    return key
+
+
+def _value(key: str, text: str) -> Any:
+    """What `text` says as YAML. A mapping stands in braces: `translate English to German: ` is a text."""
+    try:
+        value = plain(text)
+    except yaml.YAMLError as error:
+        shown = text if len(text) <= SHOWN else f"{text[:10]}…"
+        raise UserError(f"command line: {key}: '{shown}' is not valid YAML: {problem(error)}") from error
+    return text if isinstance(value, dict) and not text.lstrip().startswith("{") else value
+
+
+def _put(values: Values, key: str, value: Any) -> None:
+    """Set the dotted `key`, making the sections on the way to it."""
+    *sections, last = key.split(".")
+    here = values
+    for depth, section in enumerate(sections):
+        inner = here.setdefault(section, {})
+        if inner is None:
+            inner = here[section] = {}
+        if not isinstance(inner, dict):
+            above = ".".join(sections[: depth + 1])
+            raise UserError(
+                f"command line: {key}: {above} is a value here ({inner!r}), not a section with keys of its own"
+            )
+        here = inner
+    here[last] = copy.deepcopy(value)
+
+
+def _replace_source(data: Values, keys: Iterable[str]) -> None:
+    """Drop the recipe's source of data, and what belongs to it alone, where the overrides' `keys` name another.
+
+    A training file alone is split: a tenth of its rows becomes the validation split.
+    """
+    keys = list(keys)
+    for source in SOURCES:
+        if not any(key == f"data.{source}" or key.startswith(f"data.{source}.") for key in keys):
+            continue
+        for other in [other for other in SOURCES if other != source and other in data]:
+            for key in (other, *SOURCES[other], *OF_A_SOURCE, *(("columns",) if source == "folder" else ())):
+                data.pop(key, None)
+    given = {key for key in keys if key.startswith("data.files")}
+    if given == {"data.files.train"} and "validation" not in (data.get("files") or {}):
+        data.setdefault("hold_out", HELD_OUT)
