@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_mps.core import source_digest
+
 if TYPE_CHECKING:
     import pyarrow
     from datasets import Dataset
 
-# Part of every digest: raise it whenever a reader makes other rows of the same file.
-READERS = 1
 # Rows of one table: enough for Arrow to be fast, few enough to be held as Python objects.
 ROWS = 10_000
 BLOCK = 1 << 20
@@ -26,12 +26,12 @@ Tables = Iterator["pyarrow.Table"]
 def kept(path: Path, said: Sequence[Any], make: Callable[[], Tables]) -> Dataset:
     """The rows of the file `path` as `make` reads them, which is called where nobody has read this content so before.
 
-    `said` is all that `make` depends on beside the file's content, as plain values. Raises OSError for a full disk, and
-    what `make` raises; neither leaves a file behind.
+    `said` is all that `make` depends on beside its code and the file's content, as plain values. Raises OSError for a
+    full disk, and what `make` raises; neither leaves a file behind.
     """
     from datasets import Dataset, config
 
-    digest = _digest(path, said)
+    digest = _digest(path, (source_digest.digest(make), *said))
     place = Path(config.HF_DATASETS_CACHE) / "hf_mps" / digest / "rows.arrow"
     if not place.is_file():
         _write(place, make())
@@ -42,7 +42,7 @@ def kept(path: Path, said: Sequence[Any], make: Callable[[], Tables]) -> Dataset
 
 
 def _digest(path: Path, said: Sequence[Any]) -> str:
-    found = hashlib.sha256(repr((READERS, *said)).encode())
+    found = hashlib.sha256(repr(said).encode())
     with path.open("rb") as file:
         while block := file.read(BLOCK):
             found.update(block)

@@ -39,8 +39,6 @@ SETTLED = {
 METRICS = ("rewards/accuracies", "rewards/margins")
 # TRL's default for all weights; adapters take ten times that (TRL's documentation, "Training adapters").
 RATE, RATE_OF_ADAPTERS = 1e-6, 1e-5
-# Part of every cache key: raise it whenever `_tokenised` makes other features from the same rows.
-FEATURES = 1
 IDS = ("prompt_ids", "chosen_ids", "rejected_ids")
 
 
@@ -154,7 +152,7 @@ def _tokenised(rows: Rows, loaded: Loaded) -> Dataset:
         return kept
 
     kinds = Features({name: List(Value("int32")) for name in IDS})
-    key = ("dpo", FEATURES, loaded.longest)
+    key = ("dpo", loaded.longest)
     features = tokens.mapped(rows, encode, content=loaded.content, key=key, features=kinds)
     if len(features) == 0:
         raise UserError(f"{rows.where}: every prompt is {loaded.longest} tokens or longer; give a longer max_length")

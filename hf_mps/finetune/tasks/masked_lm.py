@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from hf_mps.core import source_digest
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.metrics.chosen import choose
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForMaskedLM"
-# Part of every cache key: raise it whenever `_masked_once` makes other gaps from the same blocks.
-FEATURES = 1
 
 
 class Recipe(lengths.Padded):
@@ -118,7 +117,7 @@ def _masked_once(recipe: Recipe, features: Dataset, loaded: language.Loaded) -> 
         made = [draw([{"input_ids": ids}]) for ids in batch["input_ids"]]
         return {name: [one[name][0].tolist() for one in made] for name in ("input_ids", "labels")}
 
-    said = ("gaps", FEATURES, recipe.mlm_probability, recipe.seed, loaded.content)
+    said = ("gaps", source_digest.digest(gaps), recipe.mlm_probability, recipe.seed, loaded.content)
     return features.map(
         gaps,
         batched=True,

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForMultipleChoice"
-# Part of every cache key: raise it whenever `_tokenised` makes other features from the same rows.
-FEATURES = 1
 
 
 class Columns(recipes.Columns):
@@ -215,7 +213,7 @@ def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int) -> Datase
         rows,
         encode,
         content=content,
-        key=("multiple-choice", FEATURES, longest, roles, starts),
+        key=("multiple-choice", longest, roles, starts),
         features=Features({**{name: List(List(Value("int32"))) for name in inputs}, "labels": Value("int64")}),
     )
 

@@ -39,8 +39,6 @@ SETTLED = {
     "router_mapping": "a recipe trains one encoder for all texts; leave it out",
     "warmup_ratio": "it was removed in transformers 5; in its place: warmup_steps, of which a part of 1 is a share",
 }
-# Part of every cache key: raise it whenever `_encoded` makes other features from the same rows.
-FEATURES = 2
 
 Loss = Literal["CosineSimilarityLoss", "CoSENTLoss", "MultipleNegativesRankingLoss"]
 SCORED: tuple[Loss, ...] = ("CosineSimilarityLoss", "CoSENTLoss")
@@ -241,7 +239,7 @@ def _encoded(rows: Rows, tokenizer: Any, longest: int, roles: Sequence[str], spa
         rows,
         encode,
         content=tokens.digest(tokenizer),
-        key=("sentence-embeddings", FEATURES, longest, roles, span),
+        key=("sentence-embeddings", longest, roles, span),
         # float32: Metal refuses the float64 that a plain Python float would become.
         features=Features({**kinds, **({"score": Value("float32")} if has_score else {})}),
     )

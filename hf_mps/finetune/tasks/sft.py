@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from hf_mps.finetune.models.language import Loaded
 
 METRICS = ("perplexity", "accuracy")
-# Part of every cache key: raise it whenever `_tokenised` makes other features from the same rows.
-FEATURES = 1
 ASK = "Say it in other words: "
 
 
@@ -136,7 +134,7 @@ def _tokenised(rows: Rows, loaded: Loaded) -> Dataset:
                 kept["labels"].append([one if said else IGNORED for one, said in zip(ids, words, strict=True)])
         return kept
 
-    key = ("sft", FEATURES, longest)
+    key = ("sft", longest)
     features = tokens.mapped(rows, encode, content=loaded.content, key=key, features=language.labelled())
     if len(features) == 0:
         raise UserError(

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForCTC"
-# Part of every cache key: raise it whenever `_encoded` makes other features from the same rows.
-FEATURES = 1
 
 
 class Columns(recipes.Columns):
@@ -187,7 +185,7 @@ def _encoded(rows: Rows, spelling: letters.Spelling, rate: int) -> Any:
         rows,
         encode,
         content=tokens.digest(spelling.tokenizer),
-        key=("speech-recognition", FEATURES, spelling.case, spelling.ignored, rate),
+        key=("speech-recognition", spelling.case, spelling.ignored, rate),
         features=Features({"labels": List(Value("int32")), "samples": Value("int64")}),
     )
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
-# Part of every cache key: raise it whenever `_tokenised` makes other features from the same rows.
-FEATURES = 2
 
 
 class Columns(recipes.Columns):
@@ -150,7 +148,7 @@ def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, found: la
         rows,
         encode,
         content=content,
-        key=("text-classification", FEATURES, longest, roles, found.names, found.keys),
+        key=("text-classification", longest, roles, found.names, found.keys),
         features=Features({**{name: List(Value("int32")) for name in inputs}, "labels": label}),
     )
 

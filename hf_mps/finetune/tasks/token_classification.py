@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForTokenClassification"
-# Part of every cache key: raise it whenever `_tokenised` makes other features from the same rows.
-FEATURES = 1
 SNIPPET = """from transformers import pipeline
 
 tagger = pipeline("token-classification", model=".", aggregation_strategy="simple")
@@ -156,7 +154,7 @@ def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, found: wo
         rows,
         encode,
         content=content,
-        key=("token-classification", FEATURES, longest, found.names, found.keys),
+        key=("token-classification", longest, found.names, found.keys),
         features=Features(
             {name: List(Value("int32")) for name in (*inputs, "words_seen")} | {"labels": List(Value("int64"))}
         ),

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from hf_mps.finetune.models.language import Loaded
     from hf_mps.finetune.text.lengths import Lengths
 
-# Part of every cache key: raise it whenever `make` makes other blocks from the same rows.
-FEATURES = 1
 # Rows joined at a time. Each such piece ends in one short block, so nothing of a text is left out.
 JOINED = 10_000
 
@@ -80,7 +78,7 @@ def make(data: Data, rows: Rows, loaded: Loaded, around: Frame) -> Dataset:
         rows,
         encode,
         content=loaded.content,
-        key=("blocks", FEATURES, longest, between, around.before, around.after),
+        key=("blocks", longest, between, around.before, around.after),
         features=Features({"input_ids": List(Value("int32"))}),
         batch_size=JOINED,
     )

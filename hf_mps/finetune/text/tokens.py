@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hf_mps.core import source_digest
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 
@@ -25,8 +26,7 @@ NOTED = 0.1
 def digest(tokenizer: Any) -> str:
     """A digest of all that a tokenizer does, to be taken before its first call and handed to `mapped`.
 
-    The fingerprint that `Dataset.map` would take by itself is of the tokenizer's pickle, which changes with every call
-    (it remembers padding and truncation), so that nothing would be found again.
+    Padding and truncation, which a tokenizer remembers from its last call, are part of it: hence before the first.
     """
     from datasets.fingerprint import Hasher
 
@@ -46,10 +46,10 @@ def mapped(
 ) -> Dataset:
     """`encode(batch, indices)` over the rows, by batches, in place of their columns; made once and then found again.
 
-    What `encode` returns must depend on nothing but the rows, the tokenizer (`content`, from `digest`) and `key`, which
-    holds the task's name, a version that its author raises when the features change, and every setting that `encode`
-    reads, as plain values. `features` says the columns' types outright (or they are guessed from the first batch, where
-    a column without a value has none). `settings` are further arguments of `datasets.Dataset.map`.
+    What `encode` returns must depend on nothing but the rows, the tokenizer (`content`, from `digest`), its own code,
+    which is looked at here, and `key`, which holds the task's name and every setting that `encode` reads, as plain
+    values. `features` says the columns' types outright (or they are guessed from the first batch, where a column
+    without a value has none). `settings` are further arguments of `datasets.Dataset.map`.
     """
     from datasets.fingerprint import Hasher
 
@@ -59,7 +59,7 @@ def mapped(
         with_indices=True,
         remove_columns=rows.dataset.column_names,
         features=features,
-        new_fingerprint=Hasher.hash((rows.dataset._fingerprint, content, *key)),
+        new_fingerprint=Hasher.hash((rows.dataset._fingerprint, content, source_digest.digest(encode), *key)),
         **settings,
     )
 

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
     from hf_mps.finetune.data.rows import Rows
 
-# Part of every cache key: raise it whenever `Cut.windows` makes other features from the same rows.
-FEATURES = 1
-
 
 @dataclass(frozen=True)
 class Cut:
@@ -54,7 +51,7 @@ class Cut:
             rows,
             lambda batch, indices: self._encode(rows, batch, indices),
             content=self.content,
-            key=("question-answering", FEATURES, self.longest, self.stride, self.tokenizer.padding_side),
+            key=("question-answering", self.longest, self.stride, self.tokenizer.padding_side),
             features=Features(
                 {**{name: List(Value("int32")) for name in lists}, **{name: Value("int64") for name in numbers}}
             ),

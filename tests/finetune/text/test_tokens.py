@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,3 +111,56 @@ def test_a_tokenizer_without_a_padding_token_is_lent_its_end_token(tokenizer: An
     lent = tokens.lend_pad_token(tokenizer, config)["pad_token"]
     assert (lent.value, config.pad_token_id) == ("[SEP]", tokenizer.convert_tokens_to_ids("[SEP]"))
     assert lent.reason == snapshot("the tokenizer has none of its own; the end token takes its place")
+
+
+# A task in miniature, which counts its calls in a file; its features depend on another file's code.
+TASK = """
+from pathlib import Path
+
+from datasets import Dataset
+from lab import helper
+from transformers import AutoTokenizer
+
+from hf_mps.finetune.data.rows import Rows
+from hf_mps.finetune.text import tokens
+
+
+def sizes():
+    tokenizer = AutoTokenizer.from_pretrained("model")
+
+    def encode(batch, indices):
+        with Path("calls").open("a") as file:
+            file.write("x")
+        return {"sizes": [helper.size(ids) for ids in tokenizer(batch["text"])["input_ids"]]}
+
+    rows = Rows(Dataset.from_csv("rows.csv"), "rows.csv")
+    return tokens.mapped(rows, encode, content=tokens.digest(tokenizer), key=("miniature",))["sizes"][:]
+"""
+
+
+def test_features_are_made_anew_by_other_code_or_another_tokenizer_and_by_nothing_else(
+    tokenizer: Any, desk: Path, tmp_path: Path, run_python: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run() -> tuple[list[int], int]:
+        """The features as a new process would make them, and how often they were made up to now."""
+        for name in ("lab", "lab.task", "lab.helper"):
+            sys.modules.pop(name, None)
+        made = importlib.import_module("lab.task").sizes()
+        return made, len((desk / "calls").read_text(encoding="utf-8"))
+
+    monkeypatch.syspath_prepend(str(desk))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (desk / "lab").mkdir()
+    (desk / "rows.csv").write_text("text\nthe cat\nthe dog is good\n", encoding="utf-8")
+    for name, text in (("__init__", ""), ("task", TASK), ("helper", "def size(ids):\n    return len(ids)\n")):
+        (desk / "lab" / f"{name}.py").write_text(text, encoding="utf-8")
+    assert run() == ([4, 6], 1)
+    assert run() == ([4, 6], 1)
+    cache = {"HF_DATASETS_CACHE": str(tmp_path / "cache")}
+    ended = run_python("-c", "from lab.task import sizes; print(sizes())", cwd=desk, env=cache)
+    assert (ended.stdout, (desk / "calls").read_text(encoding="utf-8")) == ("[4, 6]\n", "x"), ended.stderr
+    (desk / "lab/helper.py").write_text("def size(ids):\n    return 10 * len(ids)\n", encoding="utf-8")
+    assert run() == ([40, 60], 2)
+    tokenizer.add_tokens(["wolf"])
+    tokenizer.save_pretrained(desk / "model")
+    assert run() == ([40, 60], 3)
