@@ -29,7 +29,7 @@ def test_a_recipe_is_one_yaml_file_that_is_found_validated_and_listed(
     (tmp_path / "support" / "tickets.yaml").write_text(RECIPE, encoding="utf-8")
     monkeypatch.setattr(catalogue, "folder", lambda: tmp_path)
     assert main(["recipes", "list"]) == 0
-    assert capsys.readouterr().out.split() == "support/tickets Fine-tune BERT to sort tickets into queues".split()
+    assert " ".join(capsys.readouterr().out.split()) == "support/tickets Fine-tune BERT to sort tickets into queues"
     assert load_recipe("support/tickets", ["data.columns.text=subject"]).recipe.data.columns.text == "subject"
     assert main(["finetune", "support/tickets", "data.columns.txt=subject", "--plan"]) == 2
     assert "data.columns.txt" in capsys.readouterr().err
