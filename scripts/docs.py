@@ -122,6 +122,10 @@ def _recipes() -> Iterator[str]:
 
 
 def _keys() -> Iterator[str]:
+    yield "A recipe of your own is a YAML file: `hf-mps recipes copy text-classification` writes one to be changed,"
+    yield "`hf-mps finetune FILE.yaml` runs it, and `KEY=VALUE` behind it changes a key for one run. A key that nobody"
+    yield "knows, or a value of another kind, is refused in one line with the place in the file."
+    yield ""
     yield from (f"Every recipe has these keys; `training` holds fields of {_arguments()}.", "")
     common = {key.name: key for key in keys.of_class(Recipe)}
     yield from _key_table(common.values())
