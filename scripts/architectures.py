@@ -82,16 +82,16 @@ def architectures() -> dict[str, str]:
 def row(name: str, task: str, folder: Path) -> Row:
     """Plan and audit the architecture from a configuration in `folder`, both in one step."""
     from hf_mps.core.errors import RunError, UserError
-    from hf_mps.dryrun import audit, memory
-    from hf_mps.dryrun.audit.record import Record
+    from hf_mps.dryrun import memory
+    from hf_mps.dryrun.audit.record import OperatorRecorder, audit_of
     from hf_mps.dryrun.resolve import find
     from hf_mps.operators.support import OperatorSupport
 
-    records: list[Record] = []
+    recorders: list[OperatorRecorder] = []
 
-    def record(step: Any) -> Record:
-        records.append(Record(step.where))
-        return records[0]
+    def record(step: Any) -> OperatorRecorder:
+        recorders.append(OperatorRecorder(step.where))
+        return recorders[0]
 
     try:
         shape = [f"training.per_device_train_batch_size={ROWS}", "training.gradient_accumulation_steps=1"]
@@ -100,7 +100,7 @@ def row(name: str, task: str, folder: Path) -> Row:
         peak = memory.estimate(target, length=length, also=record).bytes
     except (UserError, RunError) as error:
         return Row(name, task, f"exit {error.exit_code}", str(error).replace(f"{folder}/", "").replace("|", "\\|"))
-    missing = [f"`{entry.operator}`" for entry in audit.result(name, records[0], OperatorSupport(), {}).found]
+    missing = [f"`{entry.operator}`" for entry in audit_of(name, recorders[0], OperatorSupport(), {}).findings]
     return Row(name, task, f"{peak / 2**20:.1f} MiB", ", ".join(missing) or "none")
 
 

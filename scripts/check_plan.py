@@ -16,7 +16,7 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hf_mps.dryrun.memory.options import BF16, CHECKPOINTING
+from hf_mps.dryrun.memory.report import BF16, CHECKPOINTING
 
 SIZES: dict[str, dict[str, Any]] = {
     "bert": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024},

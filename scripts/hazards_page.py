@@ -9,10 +9,10 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
+from hf_mps.doctor.known import KNOWN, Known
 from packaging.specifiers import SpecifierSet
 
 from hf_mps.device.faults import FAULTS, Fault
-from hf_mps.doctor.known import KNOWN, Known
 from hf_mps.guards import catalogue, registry
 from hf_mps.guards.base import Guard
 from hf_mps.guards.sentinels import catalogue as sentinels

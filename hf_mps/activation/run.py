@@ -1,6 +1,6 @@
 """hf-mps run SCRIPT …: a script as plain Python runs it, with the layer on and its command line understood.
 
-    hf-mps run script.py --flag value            python -m hf_mps.activation.run script.py --flag value
+    hf-mps run script.py --flag value            python -m hf_mps run script.py --flag value
     hf-mps run -m package.module --flag value    hf-mps run torchrun … / accelerate launch … script.py --flag value
 
 For environments where PyTorch's autoload is off (TORCH_DEVICE_BACKEND_AUTOLOAD=0) and for launchers; elsewhere a plain
@@ -45,10 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     targets: list[Target] = []
 
-    def prepare() -> None:
-        targets.append(_prepare(given))
+    def choose() -> None:
+        targets.append(prepare(given))
 
-    code = run_command(prepare)
+    code = run_command(choose)
     return code or _execute(targets[0])
 
 
@@ -68,7 +68,11 @@ def target(argv: Sequence[str]) -> Target:
     return Target(words[0], tuple(words[1:]))
 
 
-def _prepare(given: list[str]) -> Target:
+def prepare(argv: Sequence[str]) -> Target:
+    """Switch the layer on and return what the command line `argv` asks for; imports torch.
+
+    Raises UserError where that is nothing that runs, and for what a launcher refuses.
+    """
     import torch  # noqa: F401  PyTorch's autoload, where it is on, switches the layer on from here
 
     from hf_mps import autoload
@@ -77,15 +81,15 @@ def _prepare(given: list[str]) -> Target:
 
     if not is_on():
         autoload.switch_on()
-    found = launch.target(given) if launch.is_launcher(given) else target(given)
-    if not found.module and not Path(found.name).exists():
-        raise UserError(f"no file {found.name} in {Path.cwd()}; {USAGE}")
-    return found
+    asked = launch.target(argv) if launch.is_launcher(argv) else target(argv)
+    if not asked.module and not Path(asked.name).exists():
+        raise UserError(f"no file {asked.name} in {Path.cwd()}; {USAGE}")
+    return asked
 
 
 def _execute(target: Target) -> int:
     try:
-        _module(target) if target.module else _script(target)
+        start(target)
     except SystemExit:
         raise
     except BaseException as error:
@@ -95,6 +99,11 @@ def _execute(target: Target) -> int:
         sys.excepthook = _shown
         raise
     return 0
+
+
+def start(target: Target) -> None:
+    """Run the target in this process, as `__main__` with its own command line; what it raises passes."""
+    _module(target) if target.module else _script(target)
 
 
 def _script(target: Target) -> None:
@@ -151,7 +160,3 @@ def _own(traceback: TracebackType | None) -> TracebackType | None:
 
 def _shown(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
     """The hook for an error that was shown already."""
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,16 +1,19 @@
-"""The command line of `hf-mps audit`."""
+"""`hf-mps audit`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hf_mps.cli.options import Debug, Json, Task
+from hf_mps.cli.options import Debug, Json, Task, deferred
+from hf_mps.core import status
+from hf_mps.core.errors import UserError
+from hf_mps.dryrun import render
 
 
+@deferred
 def audit(
     words: Annotated[
         list[str],
@@ -28,16 +31,23 @@ def audit(
     github: Annotated[bool, typer.Option("--github", help="Print GitHub annotations.")] = False,
     badge: Annotated[bool, typer.Option("--badge", help="Print a badge line for a README.")] = False,
     debug: Debug = False,
-) -> Callable[[], None]:
+) -> None:
     """Say which operators of a training step have a Metal kernel, without a Mac and without weights.
 
     Forward, loss, backward, clipping and optimizer. Exit code 0 where all run on Metal, 1 where the CPU takes some or
     Metal refuses some.
     """
+    from hf_mps.dryrun import audit as audits
+    from hf_mps.dryrun.resolve import find
 
-    def work() -> None:
-        from hf_mps.dryrun.audit import verb
+    form = render.form(json=json, github=github, badge=badge)
+    if audits.is_command(words):
+        if task is not None:
+            raise UserError("--task belongs to a model, and a script has its own; leave it out")
+        result = audits.audit_script(words, torch_table)
+    else:
+        with status.shown("tracing a training step …"):
+            result = audits.audit(find(words[0], words[1:], task), torch_table)
+    from hf_mps.dryrun.audit.report import report
 
-        verb.run(words, task, torch_table, every=every, json=json, github=github, badge=badge)
-
-    return work
+    render.show(report(result, every=every), form)

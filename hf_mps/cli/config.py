@@ -1,15 +1,16 @@
-"""The command line of `hf-mps config`."""
+"""`hf-mps config`: Accelerate's configuration file for a Mac."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hf_mps.cli.options import Debug
+from hf_mps.cli.options import Debug, deferred
 
 
+@deferred
 def config(
     config_file: Annotated[
         str | None,
@@ -19,15 +20,15 @@ def config(
     check: Annotated[bool, typer.Option("--check", help="Change nothing; exit 1 where a repair is due.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Ask nothing and print one JSON object.")] = False,
     debug: Debug = False,
-) -> Callable[[], None]:
+) -> None:
     """Write or repair Accelerate's configuration for this Mac.
 
     Shows what changes and why, and keeps a backup; a file that it does not understand stays as it is.
     """
+    from hf_mps.doctor.accelerate_config import file, wizard
 
-    def work() -> None:
-        from hf_mps.doctor import accelerate_config
-
-        accelerate_config.run(config_file, yes=yes, check=check, json=json)
-
-    return work
+    path = Path(config_file).expanduser() if config_file else file.default_place()
+    if check:
+        wizard.check(path, json=json)
+    else:
+        wizard.run(path, yes=yes or json, json=json)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,40 +14,42 @@ from hf_mps.cli.config import config
 from hf_mps.cli.doctor import doctor
 from hf_mps.cli.options import Debug, Version
 from hf_mps.cli.parity import parity
-from hf_mps.cli.plan import plan as memory_plan
+from hf_mps.cli.plan import plan
 from hf_mps.core.errors import UserError, run_command
 
-Work = Callable[[], int | None]
-
-# Each command hands back its work instead of doing it: the parser would turn a Ctrl-C into an error of its own.
 app = typer.Typer(no_args_is_help=True, help="Hugging Face training on a Mac's GPU.")
 
 
 def main(argv: Sequence[str] | None = None, *, program: str = "hf-mps") -> int:
-    """Run the command line `argv` (default: the process's own) and return its exit code; see `hf_mps.core.errors`."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    if given[:1] == ["run"] and given[1:] not in ([], ["--help"]):
+    """Run the command line `argv` (default: the process's own) and return its exit code; see `hf_mps.core.errors`.
+
+    A `program` that ends in a verb's name (`python -m hf_mps.finetune`) is that verb: its help and errors name it so.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["run"] and words[1:] not in ([], ["--help"]):
         from hf_mps.activation import run
 
         # Past the parser: every word behind the script is the script's, and so are its errors.
-        return run.main(given[1:])
+        return run.main(words[1:])
     codes: list[int] = []
 
     def verb() -> None:
-        work = _parse(finetune.swept(given), program)
+        work = _parse(finetune.swept(words), program)
         codes.append(int((work() if callable(work) else work) or 0))
 
-    return run_command(verb, debug="--debug" in given) or sum(codes)
+    return run_command(verb, debug="--debug" in words) or sum(codes)
 
 
-def _parse(argv: list[str], program: str) -> Work | int | None:
+def _parse(argv: list[str], program: str) -> Callable[[], int | None] | int | None:
     """The work that `argv` asks for, or an exit code where the parser did it all. Raises UserError for misuse."""
-    # `python -m hf_mps.finetune` is one verb: its help and errors are to name it as it was called.
-    verb = argv[:1] if program != "hf-mps" else []
-    commands = typer.main.get_command(app)
-    parser = commands.commands[verb[0]] if verb else commands  # type: ignore[attr-defined]
+    verb = [word for word in argv[:1] if program.endswith(f".{word}")]
+    parser: Any = typer.main.get_command(app)
+    if verb:
+        parser = parser.commands[verb[0]]
     try:
-        result: Work | int | None = parser.main(args=argv[len(verb) :], prog_name=program, standalone_mode=False)
+        work: Callable[[], int | None] | int | None = parser.main(
+            args=argv[len(verb) :], prog_name=program, standalone_mode=False
+        )
     except Exception as error:
         # typer ships a click of its own since 0.26 and used the other before: both know a usage error by this method.
         words = getattr(error, "format_message", None)
@@ -58,7 +60,7 @@ def _parse(argv: list[str], program: str) -> Work | int | None:
             return 2
         first = " ".join(words().split()).rstrip(".")
         raise UserError(f"{first}; next: {program} --help") from error
-    return result
+    return work
 
 
 @app.callback()
@@ -74,7 +76,7 @@ def run(
     words: Annotated[
         list[str], typer.Argument(metavar="[-m MODULE | SCRIPT | torchrun … | accelerate launch …] [ARGUMENT]...")
     ],
-) -> Work:
+) -> None:
     """Run a training script with hf_mps on, as plain Python runs it.
 
     Needed where PyTorch does not load hf_mps itself (TORCH_DEVICE_BACKEND_AUTOLOAD=0) and for launchers.
@@ -86,7 +88,7 @@ app.command()(audit)
 app.command()(config)
 app.command()(doctor)
 app.command()(parity)
-app.command("plan")(memory_plan)
+app.command()(plan)
 app.add_typer(finetune.recipes, name="recipes")
 
 

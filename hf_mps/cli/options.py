@@ -1,8 +1,10 @@
-"""Options that several verbs have."""
+"""What the verbs share: options, and how the parser calls them."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import functools
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
@@ -27,3 +29,16 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the recipe with other values.")
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show a failure's whole traceback.")]
+
+
+def deferred(verb: Callable[..., int | None]) -> Callable[..., Callable[[], int | None]]:
+    """The command that the parser calls in place of `verb`: it returns the call, and `main` makes it.
+
+    The parser turns a Ctrl-C within a command, and a reader that went away, into errors and exit codes of its own.
+    """
+
+    @functools.wraps(verb)
+    def command(*args: Any, **kwargs: Any) -> Callable[[], int | None]:
+        return functools.partial(verb, *args, **kwargs)
+
+    return command

@@ -1,15 +1,17 @@
-"""The command line of `hf-mps parity`."""
+"""`hf-mps parity`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
-from hf_mps.cli.options import Debug, Json, Overrides, Target, Task
+from hf_mps.cli.options import Debug, Json, Overrides, Target, Task, deferred
+from hf_mps.core import status
+from hf_mps.dryrun import render
 
 
+@deferred
 def parity(
     target: Target,
     overrides: Overrides = None,
@@ -18,24 +20,17 @@ def parity(
     rows: Annotated[int | None, typer.Option("--rows", min=1, help="Rows of a batch. Default: the recipe's.")] = None,
     json: Json = False,
     debug: Debug = False,
-) -> Callable[[], None]:
+) -> None:
     """Train the same seeded steps on the CPU and on Metal, and say whether they agree, or which module first does not.
 
     Exit code 0 where they agree within the tolerance of the precision and what two runs on the device differ by, 1
     where they do not.
     """
+    from hf_mps.dryrun.parity import parity as compare
+    from hf_mps.dryrun.resolve import find
 
-    def work() -> None:
-        from hf_mps.core import status
-        from hf_mps.core.errors import RunError
-        from hf_mps.dryrun.parity import parity as compare
-        from hf_mps.dryrun.parity import report
-        from hf_mps.dryrun.resolve import find
+    with status.shown("training the same steps on the CPU and on the device …"):
+        result, facts = compare(find(target, overrides or [], task), steps, rows)
+    from hf_mps.dryrun.parity.compare import report
 
-        with status.shown("training the same steps on the CPU and on the device …"):
-            found, facts = compare(find(target, overrides or [], task), steps, rows)
-        print(report.for_programs(target, found, facts) if json else report.for_people(target, found, facts))
-        if not found.same:
-            raise RunError(f"parity: {report.verdict(found)}")
-
-    return work
+    render.show(report(target, result, facts), render.form(json=json))

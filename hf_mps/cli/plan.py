@@ -1,15 +1,17 @@
-"""The command line of `hf-mps plan`."""
+"""`hf-mps plan`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
-from hf_mps.cli.options import Debug, Json, Overrides, Target, Task
+from hf_mps.cli.options import Debug, Json, Overrides, Target, Task, deferred
+from hf_mps.core import status
+from hf_mps.dryrun import render
 
 
+@deferred
 def plan(
     target: Target,
     overrides: Overrides = None,
@@ -22,25 +24,18 @@ def plan(
     ] = None,
     json: Json = False,
     debug: Debug = False,
-) -> Callable[[], None]:
+) -> None:
     """Say whether a training fits into a Mac's memory, from a trace of one step, and what would make it fit.
 
     Exit code 0 where it fits, 1 where macOS would swap or PyTorch would refuse.
     """
+    from hf_mps.dryrun import memory as plans
+    from hf_mps.dryrun.memory.machine import named
+    from hf_mps.dryrun.resolve import find
 
-    def work() -> None:
-        from hf_mps.core import status
-        from hf_mps.core.errors import RunError
-        from hf_mps.dryrun.memory import machine, report
-        from hf_mps.dryrun.memory import plan as make
-        from hf_mps.dryrun.resolve import find
+    machine = named(memory) if memory is not None else None
+    with status.shown("tracing a training step …"):
+        result = plans.plan(find(target, overrides or [], task), machine, length=length)
+    from hf_mps.dryrun.memory.report import report
 
-        named = machine.named(memory) if memory is not None else None
-        with status.shown("tracing a training step …"):
-            found = make(find(target, overrides or [], task), named, length=length)
-        print(report.for_programs(found) if json else report.for_people(found))
-        if found.verdict != "fits":
-            size = report.gib(found.estimate.bytes)
-            raise RunError(f"plan: {size} {found.verdict} on {found.machine.name}")
-
-    return work
+    render.show(report(result), render.form(json=json))

@@ -5,23 +5,30 @@ Every finding that is not well ends in a command or a link.
 
 from __future__ import annotations
 
-from hf_mps.core.errors import RunError
-from hf_mps.doctor.finding import Finding
+from typing import TYPE_CHECKING
+
+from hf_mps.core.errors import RunError, UserError
+
+if TYPE_CHECKING:
+    from hf_mps.doctor.findings import Finding
 
 SECTIONS = ("machine", "metal", "memory", "versions", "environment", "guards")
 
 
 def examine() -> dict[str, list[Finding]]:
     """Look at everything, section by section; imports torch and uses the device. Never raises for what it finds."""
-    from hf_mps.activation import activate
-    from hf_mps.doctor import environment, guards, machine, memory, metal, versions
+    from hf_mps.activation.activate import activate
+    from hf_mps.doctor import environment, guards, machine, metal, versions
 
-    # What switches the layer on may itself refuse a variable: the environment's section says so.
-    refused = _refusal(activate.activate)
+    refused = ""
+    try:
+        activate()
+    except UserError as error:  # a variable: the environment's section tells
+        refused = str(error)
     return {
         "machine": machine.examine(),
         "metal": metal.examine(),
-        "memory": memory.examine(),
+        "memory": machine.examine_memory(),
         "versions": versions.examine(),
         "environment": environment.examine(refused),
         "guards": guards.examine(),
@@ -34,30 +41,18 @@ def run(*, trials: bool = False, json: bool = False) -> None:
     Raises RunError (exit 1), which counts the problems, where there is one.
     """
     from hf_mps.core import status
-    from hf_mps.doctor import report
 
-    tried = None
+    outcomes = None
     with status.shown("looking at this machine …"):
-        found = examine()
-    if trials:
-        from hf_mps.doctor import trials as room
+        sections = examine()
+    from hf_mps.doctor import findings, guards
 
+    if trials:
         with status.shown("trying the device for every fault that a guard knows …"):
-            tried = room.run()
-        found["trials"] = room.findings(tried)
-    report.print_report(found, tried, json=json)
-    problems = [finding for findings in found.values() for finding in findings if finding.state == "problem"]
+            outcomes = guards.try_all()
+        sections["trials"] = guards.examine_trials(outcomes)
+    findings.show(sections, outcomes, json=json)
+    problems = [finding for section in sections.values() for finding in section if finding.state == "problem"]
     if problems:
         names = ", ".join(dict.fromkeys(finding.name for finding in problems))
         raise RunError(f"doctor: {len(problems)} to mend: {names}; next: {problems[0].next}")
-
-
-def _refusal(work: object) -> str:
-    from hf_mps.core.errors import UserError
-
-    try:
-        assert callable(work)
-        work()
-    except UserError as error:
-        return str(error)
-    return ""

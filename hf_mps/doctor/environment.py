@@ -7,7 +7,7 @@ from importlib import metadata
 
 from hf_mps.core import settings
 from hf_mps.core.errors import UserError, nearest
-from hf_mps.doctor.finding import Finding, note, ok, problem
+from hf_mps.doctor.findings import Finding, note, ok, problem
 
 # What PyTorch's Metal backend reads: https://docs.pytorch.org/docs/stable/mps_environment_variables.html
 METAL_VARIABLES = (
@@ -140,17 +140,14 @@ def _config() -> Finding:
     """Accelerate's configuration in its default place: CPU-only, retired, or well."""
     from hf_mps.doctor.accelerate_config import file, repairs
 
-    path = file.default_place()
-    name = "accelerate config"
+    name, path = "accelerate config", file.default_place()
     try:
         existing = file.read(path)
     except UserError as error:
         says, _, advice = str(error).rpartition("; next: ")
         return note(name, says, advice)
     if existing is None:
-        return ok(name, "none; Accelerate asks the machine itself, and takes Metal")
-    found = repairs.find(existing.values)
-    if found:
-        words = "; ".join(f"{each}: {each.reason}" for each in found)
-        return problem(name, f"{path}: {words}", "hf-mps config")
+        return ok(name, repairs.NO_FILE)
+    if found := repairs.find(existing.values):
+        return problem(name, f"{path}: {repairs.reasons(found)}", "hf-mps config")
     return ok(name, f"{path}: nothing to repair")

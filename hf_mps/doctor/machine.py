@@ -1,4 +1,4 @@
-"""The machine: which Mac, which Python, which macOS, the command-line tools."""
+"""The machine: which Mac, which Python, which macOS, the command-line tools, its memory and swap."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ import platform
 import subprocess
 import sys
 
-from hf_mps.device import machine as machines
+from hf_mps.device import choice, machine, memory
 from hf_mps.device.probe import OLDEST_MACOS, oldest_macos
-from hf_mps.doctor.finding import Finding, note, ok, problem
+from hf_mps.doctor.findings import Finding, note, ok, problem
+from hf_mps.finetune.report.screen.numbers import memory as words
 
 
 def examine() -> list[Finding]:
     """Apple silicon, AMD or no Mac; native or translated Python; macOS; the command-line tools."""
-    here = machines.present()
-    found = [_simulated(here, machines.real())] if here.simulated else []
+    here = machine.present()
+    found = [_simulated(here, machine.real())] if here.simulated else []
     found += [_computer(here), _python(here)]
     if here.mac:
         found += [_macos(here), _tools()]
     return found
 
 
-def _simulated(here: machines.Machine, real: machines.Machine) -> Finding:
+def _simulated(here: machine.Machine, real: machine.Machine) -> Finding:
     """What everything below is to be read with."""
     says = f"this is {real.system} on {real.chip}, which simulates {here.chip.removesuffix(here.label)} and its Metal"
     return note("simulated", says, "unset HF_MPS_SIMULATE shows this machine as it is")
 
 
-def _computer(here: machines.Machine) -> Finding:
+def _computer(here: machine.Machine) -> Finding:
     if not here.mac:
         return problem(
             "computer",
@@ -46,7 +47,7 @@ def _computer(here: machines.Machine) -> Finding:
     return ok("computer", f"a Mac with Apple silicon: {here.chip}{virtual}")
 
 
-def _python(here: machines.Machine) -> Finding:
+def _python(here: machine.Machine) -> Finding:
     version = f"Python {platform.python_version()} at {sys.executable}"
     if here.rosetta:
         return problem(
@@ -58,7 +59,7 @@ def _python(here: machines.Machine) -> Finding:
     return ok("python", f"{version}, {processor}: native" if here.mac else f"{version}, {processor}")
 
 
-def _macos(here: machines.Machine) -> Finding:
+def _macos(here: machine.Machine) -> Finding:
     import torch
 
     wanted = oldest_macos(str(torch.__version__))
@@ -90,3 +91,32 @@ def tools() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return asked.stdout.strip() or None if asked.returncode == 0 else None
+
+
+def examine_memory() -> list[Finding]:
+    """Memory in all and free, the recommended maximum of the device, swap in use."""
+    import psutil
+
+    now, swap = psutil.virtual_memory(), psutil.swap_memory()
+    here = machine.present()
+    total = here.memory or now.total
+    found = [_free(total, min(total, now.available), here.label)]
+    if choice.metal().value:
+        recommended = memory.recommended("mps")
+        assert recommended is not None
+        says = f"a process should hold at most {words(recommended)} on the GPU; PyTorch refuses at 1.7 times that"
+        found.append(ok("recommended", f"{says}{here.label}; beside live memory {memory.DRIVER}"))
+    if swap.used > 0.1 * total:
+        found.append(
+            note("swap", f"{words(swap.used)} are swapped out already: training slows down many times", "top -o mem")
+        )
+    else:
+        found.append(ok("swap", f"{words(swap.used)} in use"))
+    return found
+
+
+def _free(total: int, available: int, label: str) -> Finding:
+    says = f"{words(total)} in all{label}, {words(available)} free for programs"
+    if available < 0.25 * total:
+        return note("memory", f"{says}: a training will be pushed into swap early", "top -o mem")
+    return ok("memory", says)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hf_mps.core.errors import UserError
 from hf_mps.device import choice, facts, machine, probe
-from hf_mps.doctor.finding import Finding, note, ok, problem
+from hf_mps.doctor.findings import Finding, note, ok, problem
 
 APPLE = "https://developer.apple.com/metal/pytorch/"
 

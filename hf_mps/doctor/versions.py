@@ -9,8 +9,9 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from hf_mps.device import machine
-from hf_mps.doctor.finding import Finding, note, ok, problem
-from hf_mps.doctor.known import FIRST_FAMILIES, KNOWN, Known
+from hf_mps.doctor.findings import Finding, note, ok, problem
+from hf_mps.guards import known_faults
+from hf_mps.guards.known_faults import FIRST_FAMILIES, KnownFault
 
 OPTIONAL = ("lightning", "peft", "trl", "sentence-transformers", "safetensors", "tokenizers", "huggingface-hub")
 TRIED = ("2.8.0", "2.13.0", "2.14.1")
@@ -23,12 +24,14 @@ def examine() -> list[Finding]:
     """Every package of the stack with its version; what does not fit; the known problems of these versions."""
     needed = [Requirement(line) for line in metadata.requires("hf-mps") or ()]
     wanted = {each.name: each for each in needed if each.marker is None}
-    found = [_installed(name, wanted.get(name)) for name in (*wanted, *OPTIONAL)]
-    return [each for each in (*found, _newer()) if each is not None] + [_shown(each) for each in known_here()]
+    packages = [_installed(name, wanted.get(name)) for name in (*wanted, *OPTIONAL)]
+    return [finding for finding in (*packages, _newer()) if finding is not None] + [
+        _known(*each) for each in known_faults.here()
+    ]
 
 
 def _installed(name: str, wanted: Requirement | None) -> Finding | None:
-    version = _version(name)
+    version = known_faults.version(name)
     if version is None:
         return problem(name, "not installed", f"pip install '{wanted}'") if wanted else None
     if wanted and not wanted.specifier.contains(version, prereleases=True):
@@ -49,7 +52,7 @@ def _torch(version: str) -> Finding:
 
 def _newer() -> Finding | None:
     """For owners of the first two generations, why another release is the better cure than a guard."""
-    version, chip = _version("torch"), machine.present().chip
+    version, chip = known_faults.version("torch"), machine.present().chip
     if version is None or not chip.startswith(FIRST_FAMILIES) or Version(version) >= Version(RIGHT_ON_THE_FIRST):
         return None
     says = (
@@ -60,36 +63,15 @@ def _newer() -> Finding | None:
     return note("newer torch", says, f"pip install --upgrade 'torch>={RIGHT_ON_THE_FIRST}'")
 
 
-def known_here() -> list[Known]:
-    """The known problems of the installed versions on this machine."""
-    here = machine.present()
-    found = []
-    for each in KNOWN:
-        version = _version(each.package)
-        if version is None or (each.package == "torch" and not here.mac):
-            continue
-        if each.concerns(version, here.chip if here.mac else "Apple", here.macos):
-            found.append(each)
-    return found
+def _known(fault: KnownFault, version: str) -> Finding:
+    return note("known problem", f"{fault.package} {version}: {fault.says}{_cured(fault, version)}", fault.link)
 
 
-def _shown(known: Known) -> Finding:
-    version = _version(known.package) or ""
-    return note("known problem", f"{known.package} {version}: {known.says}{_cured(known, version)}", known.link)
-
-
-def _cured(known: Known, version: str) -> str:
-    """In brackets what cures a problem here, or from which release on something would."""
+def _cured(fault: KnownFault, version: str) -> str:
+    """In brackets what cures a fault here, or from which release on something would."""
     from hf_mps.guards import catalogue, registry
 
-    releases = registry.get(known.guard).cures if known.guard in catalogue.NAMES else ""
-    if not known.guard or SpecifierSet(releases).contains(version, prereleases=True):
-        return f" (cured here by {known.guard})" if known.guard else ""
-    return f" ({known.guard} cures it with torch{releases})"
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+    releases = registry.get(fault.guard).cures if fault.guard in catalogue.NAMES else ""
+    if not fault.guard or SpecifierSet(releases).contains(version, prereleases=True):
+        return f" (cured here by {fault.guard})" if fault.guard else ""
+    return f" ({fault.guard} cures it with torch{releases})"

@@ -86,7 +86,7 @@ def _memory(resolved: ResolvedRecipe, device: str) -> Choice[Any]:
     from hf_mps.dryrun import metal, prepare
     from hf_mps.dryrun.memory.machine import present
     from hf_mps.dryrun.memory.report import gib
-    from hf_mps.dryrun.memory.tracer import Tracer
+    from hf_mps.dryrun.memory.trace import Tracer
     from hf_mps.dryrun.resolve import Target
 
     try:
@@ -125,7 +125,7 @@ def _operators(resolved: ResolvedRecipe) -> Choice[Any]:
         return _not_known(error)
     lacking = [
         f"{entry.operator} (as the recipe names it)" if entry.operator in resolved.recipe.fallback else entry.operator
-        for entry in found.found
+        for entry in found.findings
     ]
     reason = f"of {len(found.entries)} in a training step; with their places: {_command('audit', resolved)}"
     return Choice(f"without a Metal kernel: {', '.join(lacking)}" if lacking else "all have a Metal kernel", reason)

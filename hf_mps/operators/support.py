@@ -18,7 +18,7 @@ KINDS: dict[Kind, str] = {
     "refused": "a dtype that Metal does not have: it ends in an error",
     "unknown": "that release of PyTorch has no such operator",
 }
-FOUND: tuple[Kind, ...] = ("fallback", "refused")
+FINDINGS: tuple[Kind, ...] = ("fallback", "refused")
 # What PyTorch calls only while a dispatch mode looks on (areAnyTensorSubclassLike in aten/src/ATen/native/LossCTC.cpp),
 # and what it calls otherwise: the same kernels, with lengths in a list.
 SEEN_AS = {

@@ -29,7 +29,7 @@ print(sys.modules["__main__"].__dict__ is globals(), helper.value)
 def both(run_python, script: Path, *arguments: str) -> list[tuple[int, str, str]]:
     """What plain Python and what `run` make of a script: exit code, stdout, stderr."""
     plain = run_python(script.name, *arguments, env=OFF)
-    ours = run_python("-m", "hf_mps.activation.run", script.name, *arguments, env=OFF)
+    ours = run_python("-m", "hf_mps", "run", script.name, *arguments, env=OFF)
     return [(done.returncode, done.stdout, done.stderr) for done in (plain, ours)]
 
 
@@ -66,7 +66,7 @@ def test_a_script_ends_as_under_plain_python(run_python, tmp_path: Path, body: s
 def test_a_killing_signal_is_the_process_s_own(run_python, tmp_path: Path) -> None:
     (tmp_path / "sleep.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
     with subprocess.Popen(
-        [sys.executable, "-m", "hf_mps.activation.run", "sleep.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "hf_mps", "run", "sleep.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -80,7 +80,7 @@ def test_without_autoload_the_layer_is_on_before_the_first_line(run_python, tmp_
         "print(is_on(), torch.ones(2, device='mps').device, load_metric('accuracy').compute(predictions=[1],"
         " references=[1]))\n"
     )
-    done = run_python("-m", "hf_mps.activation.run", "early.py", env=BARE)
+    done = run_python("-m", "hf_mps", "run", "early.py", env=BARE)
     assert done.stdout == snapshot("True mps:0 {'accuracy': 1.0}\n"), done.stderr
     assert "hf-mps: datasets.load_metric: accuracy is computed here, with evaluate's interface" in done.stderr
 
@@ -93,12 +93,12 @@ def test_a_module_runs_as_with_python_m(run_python, tmp_path: Path) -> None:
         "import sys\nprint(__name__, __spec__.name, __package__, sys.argv, sys.path[0])\nassert len(sys.argv) == 2\n"
     )
     plain = run_python("-m", "package.train", "--x", env=OFF)
-    ours = run_python("-m", "hf_mps.activation.run", "-m", "package.train", "--x", env=OFF)
+    ours = run_python("-m", "hf_mps", "run", "-m", "package.train", "--x", env=OFF)
     assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout)
-    wrong = run_python("-m", "hf_mps.activation.run", "-m", "package.train", env=OFF)
+    wrong = run_python("-m", "hf_mps", "run", "-m", "package.train", env=OFF)
     assert wrong.returncode == 1
     assert wrong.stderr.splitlines()[1].startswith(f'  File "{package / "train.py"}"')
-    missing = run_python("-m", "hf_mps.activation.run", "-m", "no_such_module", env=OFF)
+    missing = run_python("-m", "hf_mps", "run", "-m", "no_such_module", env=OFF)
     assert (missing.returncode, missing.stderr) == (2, snapshot("hf-mps: no module named no_such_module\n"))
 
 
@@ -168,7 +168,8 @@ def test_accelerate_launch_passes_its_settings_on(run_python, tmp_path: Path) ->
     (tmp_path / "loop.py").write_text(PRECISION)
     done = run_python(
         "-m",
-        "hf_mps.activation.run",
+        "hf_mps",
+        "run",
         "accelerate",
         "launch",
         "--mixed_precision",
@@ -184,7 +185,7 @@ def test_accelerate_launch_passes_its_settings_on(run_python, tmp_path: Path) ->
 def test_off_metal_the_launcher_itself_takes_over(run_python, tmp_path: Path) -> None:
     (tmp_path / "look.py").write_text("import os, sys\nprint(os.environ['WORLD_SIZE'], sys.argv)\n")
     done = run_python(
-        "-m", "hf_mps.activation.run", "torchrun", "--nproc_per_node=1", "look.py", "--x", env={"HF_MPS_DEVICE": "cpu"}
+        "-m", "hf_mps", "run", "torchrun", "--nproc_per_node=1", "look.py", "--x", env={"HF_MPS_DEVICE": "cpu"}
     )
     assert done.stdout == "1 ['look.py', '--x']\n", done.stderr
     assert "torchrun itself starts the script, as the device is not Metal: cpu (HF_MPS_DEVICE=cpu" in done.stderr

@@ -16,10 +16,10 @@ from inline_snapshot import snapshot
 from hf_mps import device, doctor
 from hf_mps.cli.main import main
 from hf_mps.device import machine, probe
-from hf_mps.doctor import environment, guards, memory, metal
+from hf_mps.doctor import environment, guards, metal
 from hf_mps.doctor import machine as machines
 from hf_mps.doctor.accelerate_config import file
-from hf_mps.doctor.finding import Finding
+from hf_mps.doctor.findings import Finding
 from hf_mps.guards.registry import GUARDS
 
 GIB = 2**30
@@ -119,7 +119,7 @@ def test_a_simulated_mac_is_told_from_a_real_one(simulated: None, capsys: pytest
 def test_a_real_mac_is_not_called_simulated(pretend: Pretend, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend()
     monkeypatch.setattr(torch.backends.mps, "get_name", lambda: "Apple M2")
-    found = [*machines.examine(), *metal.examine(), *memory.examine()]
+    found = [*machines.examine(), *metal.examine(), *machines.examine_memory()]
     assert not [each for each in found if "simulated" in each.name + each.says]
 
 
@@ -275,7 +275,7 @@ def test_memory_and_swap(monkeypatch: pytest.MonkeyPatch, pretend: Pretend) -> N
     now, swap = psutil.virtual_memory(), psutil.swap_memory()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: now._replace(available=2 * GIB))
     monkeypatch.setattr(psutil, "swap_memory", lambda: swap._replace(used=3 * GIB))
-    found = memory.examine()
+    found = machines.examine_memory()
     assert named(found, "memory").says == snapshot(
         "16.00 GiB in all, 2.00 GiB free for programs: a training will be pushed into swap early"
     )
@@ -382,6 +382,6 @@ def test_guards_that_failed_or_were_switched_off(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_variable_that_nobody_knows_is_the_first_thing_said(run_python) -> None:
-    ended = run_python("-m", "hf_mps.doctor", env={"HF_MPS_DEVISE": "mps"})
+    ended = run_python("-m", "hf_mps", "doctor", env={"HF_MPS_DEVISE": "mps"})
     assert ended.returncode == 1
     assert "HF_MPS_DEVISE is no variable of hf_mps" in ended.stdout + ended.stderr

@@ -13,8 +13,8 @@ from inline_snapshot import snapshot
 from hf_mps import doctor
 from hf_mps.cli.main import main
 from hf_mps.device import machine
-from hf_mps.doctor import trials
-from hf_mps.doctor.trials import Trial
+from hf_mps.doctor import guards
+from hf_mps.doctor.guards import Trial
 from hf_mps.guards import registry
 from hf_mps.guards.catalogue import NAMES
 from hf_mps.guards.releases import torch_release
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("simulated")
 @pytest.fixture(scope="module")
 def told() -> dict[str, Trial]:
     """The trials of this machine, made once: they import torch and the layer anew."""
-    return {each.name: each for each in trials.run()}
+    return {each.name: each for each in guards.try_all()}
 
 
 def test_every_guard_against_a_fault_of_the_device_is_there(told: dict[str, Trial]) -> None:
@@ -61,7 +61,7 @@ def test_a_chip_that_is_said_to_be_right_is_tried_all_the_same(monkeypatch: pyte
         for state in (strictness.on, strictness.off):
             with state(fault), strictness.off("many-rows-bias", "large-k-batched"):
                 found = guard.tried()
-                assert found.reason.startswith(trials.TRIED)
+                assert found.reason.startswith(guards.TRIED)
                 assert found.value is (state is strictness.on), name
 
 
@@ -78,7 +78,7 @@ FOUND = [
 
 def test_what_is_not_as_the_list_has_it_stands_out_and_what_ends_a_process_is_a_problem() -> None:
     assert [each.news for each in FOUND] == [False, False, True, True, False, True, True]
-    found = {each.name: each for each in trials.findings(FOUND)}
+    found = {each.name: each for each in guards.examine_trials(FOUND)}
     assert {name: each.state for name, each in found.items()} == {
         "large-k": "note",
         "linear-bias": "ok",
@@ -111,18 +111,18 @@ for name in sys.argv[1:]:
 def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process in place of Python with the trials."""
     (tmp_path / "child.py").write_text(CHILD, encoding="utf-8")
-    real = trials.subprocess.Popen
+    real = guards.subprocess.Popen
 
     def start(command: list[str], **kwargs: object):
         return real([sys.executable, str(tmp_path / "child.py"), *command[3:]], **kwargs)
 
-    monkeypatch.setattr(trials.subprocess, "Popen", start)
+    monkeypatch.setattr(guards.subprocess, "Popen", start)
 
 
 @pytest.mark.usefixtures("child")
 def test_a_trial_that_aborts_costs_itself_alone_and_its_last_words_are_kept() -> None:
     names = ["large-k", "linear-bias", "lstm-dropout"]
-    found = trials.run(names)
+    found = guards.try_all(names)
     assert [(each.name, each.verdict) for each in found] == [
         ("large-k", "right"),
         ("linear-bias", "ended"),
@@ -138,7 +138,7 @@ def test_json_has_each_trial_as_values_and_the_report_as_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "examine", lambda: {"machine": []})
-    monkeypatch.setattr(trials, "_concerned", lambda: ["large-k", "lstm-dropout"])
+    monkeypatch.setattr(guards, "_concerned", lambda: ["large-k", "lstm-dropout"])
     assert main(["doctor", "--trials", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [(each["name"], each["verdict"], each["seconds"]) for each in told["trials"]] == [
@@ -157,7 +157,7 @@ def test_a_trial_that_raises_says_so_and_the_next_goes_on(
         raise RuntimeError("MPS backend out of memory (MPS allocated: 1.00 GiB)\nat MPSAllocator.mm")
 
     monkeypatch.setattr(registry.get("fp16-fused-adam"), "trial", fails)
-    trials.main(["fp16-fused-adam", "layernorm-frozen"])
+    guards.main(["fp16-fused-adam", "layernorm-frozen"])
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [each.get("verdict", each.get("begins")) for each in told] == [
         "fp16-fused-adam",
@@ -170,5 +170,5 @@ def test_a_trial_that_raises_says_so_and_the_next_goes_on(
 
 def test_without_metal_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_MPS_DEVICE", "cpu")
-    assert trials.run() == []
+    assert guards.try_all() == []
     assert torch.backends.mps.is_built()

@@ -13,10 +13,10 @@ from packaging.version import Version
 
 from hf_mps.device import faults, machine
 from hf_mps.doctor import versions
-from hf_mps.doctor.finding import Finding
-from hf_mps.doctor.known import KNOWN
+from hf_mps.doctor.findings import Finding
 from hf_mps.guards import registry
 from hf_mps.guards.catalogue import NAMES
+from hf_mps.guards.known_faults import KNOWN
 
 RELEASES = [f"2.{minor}.0" for minor in range(8, 16)] + ["2.12.1", "2.14.1"]
 Having = Callable[..., None]

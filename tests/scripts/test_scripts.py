@@ -138,7 +138,7 @@ def test_flags_of_every_year_are_translated_under_hf_mps_run(train, tmp_path: Pa
     said, results = train(
         "run_glue.py",
         *(*OLD, *TRAINER[:-2], *words("--max_steps 24 --learning_rate 5e-3"), *generated(tmp_path)),
-        launcher=("-m", "hf_mps.activation.run"),
+        launcher=("-m", "hf_mps", "run"),
         TORCH_DEVICE_BACKEND_AUTOLOAD="0",
     )
     for line in (

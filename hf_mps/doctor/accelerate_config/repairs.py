@@ -9,6 +9,11 @@ from hf_mps.doctor.accelerate_config.file import Values
 
 # YAML 1.1 reads a bare NO as false.
 BARE_NO = {"distributed_type": "NO", "mixed_precision": "no"}
+NO_FILE = "none; Accelerate asks the machine itself, and takes Metal"
+ON_THE_CPU = (
+    "it sends Accelerate to the CPU while TrainingArguments stays on mps; `accelerate config default` "
+    "writes it on a Mac (accelerate#3453)"
+)
 
 
 @dataclass(frozen=True)
@@ -28,31 +33,24 @@ def find(values: Values, *, on_metal: bool = True) -> list[Repair]:
     """What is to be changed in `values`; with `on_metal` False a CPU-only file is the user's word and stays."""
     found = []
     if values.get("use_cpu") and on_metal:
-        found.append(
-            Repair(
-                "use_cpu",
-                values["use_cpu"],
-                False,
-                "it sends Accelerate to the CPU while TrainingArguments stays on mps; `accelerate config default` "
-                "writes it on a Mac (accelerate#3453)",
-            )
-        )
+        found.append(Repair("use_cpu", values["use_cpu"], False, ON_THE_CPU))
     if values.get("distributed_type") == "MPS":
-        found.append(
-            Repair("distributed_type", "MPS", "NO", "accelerate retired the type; mps is taken by itself without one")
-        )
+        reason = "accelerate retired the type; mps is taken by itself without one"
+        found.append(Repair("distributed_type", "MPS", "NO", reason))
     for key in ("use_mps_device", "mps"):
         if key in values:
             found.append(Repair(key, values[key], None, "accelerate knows no such key any more; mps is the default"))
     found += _older(values)
     processes = values.get("num_processes")
     if processes not in (None, 1, -1):
-        found.append(
-            Repair(
-                "num_processes", processes, 1, "there is one Metal device, and each process would train the whole model"
-            )
-        )
+        reason = "there is one Metal device, and each process would train the whole model"
+        found.append(Repair("num_processes", processes, 1, reason))
     return found + _precision(values, on_metal)
+
+
+def reasons(found: list[Repair]) -> str:
+    """The repairs and their reasons in one line."""
+    return "; ".join(f"{repair}: {repair.reason}" for repair in found)
 
 
 def apply(values: Values, found: list[Repair]) -> Values:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json as jsons
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import UserError
+from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.files import plain
 from hf_mps.doctor.accelerate_config import file, repairs
 from hf_mps.doctor.accelerate_config.file import Existing, Values
@@ -18,8 +19,61 @@ PRECISIONS = ("no", "bf16", "fp16")
 SHOWN_AS = {"fp32": "no"}
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What `hf-mps config` found in the file at `path` and did with it."""
+
+    path: Path
+    existing: Existing | None
+    repairs: list[Repair]
+    choices: dict[str, Choice[Any]] = field(default_factory=dict)
+    written: bool = False
+    backup: Path | None = None
+
+    def print_json(self) -> None:
+        """Print it as one JSON object."""
+        from hf_mps.device import simulated
+
+        values = {
+            "config_file": self.path,
+            "existed": self.existing is not None,
+            "simulated": simulated(),
+            "repairs": self.repairs,
+            "choices": self.choices,
+            "written": self.written,
+            "backup": self.backup,
+        }
+        print(jsons.dumps(plain(values), indent=2))
+
+    def print(self) -> None:
+        """Print for people what was done, and what to type next."""
+        if self.written:
+            print(f"written: {self.path}" + (f"; the old one is {self.backup}" if self.backup else ""))
+        else:
+            print(f"{self.path}: nothing to repair")
+        where = "" if self.path == file.default_place() else f" --config_file {self.path}"
+        print(f"next: accelerate test{where}, then accelerate launch{where} script.py")
+
+
+def check(path: Path, *, json: bool = False) -> None:
+    """Look at the file and change nothing. Raises RunError (exit 1) where something is to be repaired.
+
+    Raises UserError for a file that is not understood.
+    """
+    existing = file.read(path)
+    found = repairs.find(existing.values) if existing is not None else []
+    if json:
+        Outcome(path, existing, found).print_json()
+    elif existing is None:
+        print(f"{path}: there is {repairs.NO_FILE}")
+    elif not found:
+        print(f"{path}: nothing to repair")
+    if found:
+        raise RunError(f"{path}: {repairs.reasons(found)}; next: hf-mps config --config_file {path}")
+
+
 def run(path: Path, *, yes: bool, json: bool = False) -> None:
-    """Settle every key, show what changes, write the file and say what to type next.
+    """Settle every key, show what changes, write the file and say what to type next; `yes` takes every default.
 
     Raises UserError where there is no Metal to configure for, where the file is not understood, and where a question
     would have to be asked of nobody.
@@ -32,49 +86,15 @@ def run(path: Path, *, yes: bool, json: bool = False) -> None:
         print(*facts, sep="\n")
     choices = _settle(existing, yes=yes)
     values, found = _values(existing, choices)
-    if existing is not None and values == repairs.apply(existing.values, []) and not found:
-        _end(path, existing, found, None, written=False, json=json)
-        return
-    if not json:
-        _show(path, existing, values, choices, found)
-    if not yes and not _confirm("Write it?", default=True):
-        print(f"{path} stays as it is")
-        return
-    backup = file.write(path, values)
-    _end(path, existing, found, backup, written=True, json=json, choices=choices)
-
-
-def print_json(
-    path: Path,
-    existing: Existing | None,
-    found: list[Repair],
-    *,
-    written: bool,
-    backup: Path | None = None,
-    choices: dict[str, Choice[Any]] | None = None,
-) -> None:
-    """Print what was found and done as one JSON object."""
-    from hf_mps.device import simulated
-
-    print(
-        jsons.dumps(
-            plain(
-                {
-                    "config_file": path,
-                    "existed": existing is not None,
-                    "simulated": simulated(),
-                    "repairs": [
-                        {"key": each.key, "came": each.came, "value": each.value, "reason": each.reason}
-                        for each in found
-                    ],
-                    "choices": choices or {},
-                    "written": written,
-                    "backup": backup,
-                }
-            ),
-            indent=2,
-        )
-    )
+    outcome = Outcome(path, existing, found)
+    if existing is None or values != repairs.apply(existing.values, []) or found:
+        if not json:
+            _show(path, existing, values, choices, found)
+        if not yes and not _confirm("Write it?", default=True):
+            print(f"{path} stays as it is")
+            return
+        outcome = Outcome(path, existing, found, choices, written=True, backup=file.write(path, values))
+    outcome.print_json() if json else outcome.print()
 
 
 def _metal_or_refuse() -> list[str]:
@@ -150,27 +170,6 @@ def _show(
         if key in values:
             reason = f"    # {reasons[key]}" if key in reasons else ""
             print(f"  + {key}: {jsons.dumps(new)}{reason}")
-
-
-def _end(
-    path: Path,
-    existing: Existing | None,
-    found: list[Repair],
-    backup: Path | None,
-    *,
-    written: bool,
-    json: bool,
-    choices: dict[str, Choice[Any]] | None = None,
-) -> None:
-    if json:
-        print_json(path, existing, found, written=written, backup=backup, choices=choices)
-        return
-    if not written:
-        print(f"{path}: nothing to repair")
-    else:
-        print(f"written: {path}" + (f"; the old one is {backup}" if backup else ""))
-    where = "" if path == file.default_place() else f" --config_file {path}"
-    print(f"next: accelerate test{where}, then accelerate launch{where} script.py")
 
 
 def _confirm(question: str, *, default: bool) -> bool:

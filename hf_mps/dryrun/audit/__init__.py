@@ -2,90 +2,118 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import first_line
+from hf_mps.core.errors import RunError, UserError, first_line
 
 if TYPE_CHECKING:
-    from hf_mps.dryrun.audit.record import Record
-    from hf_mps.dryrun.audit.report import Audit
+    from hf_mps.dryrun.audit.record import Audit, OperatorRecorder
+    from hf_mps.dryrun.modules import Places
     from hf_mps.dryrun.resolve import Target
-    from hf_mps.dryrun.step import TrainingStep
+    from hf_mps.operators.support import OperatorSupport
+
+FAKE = Choice("fake", "shapes and dtypes in real size, without numbers and memory")
+OF_A_SCRIPT = Choice("real", "the script's own, from its start to the end of its first optimizer step")
 
 
 def audit(target: Target, torch_table: Path | None = None) -> Audit:
     """Look at one training step of `target`, in real size with fake tensors; where those cannot run, a small real one.
 
-    Imports torch and makes a simulated device where there is no Metal. Raises UserError for what cannot be looked at.
+    `torch_table` is another release's native_functions.yaml. Imports torch and makes a simulated device where there is
+    no Metal. Raises UserError for what cannot be looked at.
     """
     from hf_mps.dryrun import metal
+
+    device = metal.present()
     from hf_mps.dryrun.failures import told
     from hf_mps.operators.support import OperatorSupport
 
-    device, release = metal.present(), OperatorSupport(torch_table)
+    release = OperatorSupport(torch_table)
     with told(target.resolved):
         return _audit(target, device, release)
 
 
-def _audit(target: Target, device: Choice[str], release: Any) -> Audit:
+def _audit(target: Target, device: Choice[str], release: OperatorSupport) -> Audit:
     from hf_mps.dryrun import prepare
+    from hf_mps.dryrun.audit.record import OperatorRecorder, audit_of
     from hf_mps.finetune.smoke.fake import needs_numbers
 
-    facts: dict[str, Choice[Any]] = {"device": device}
+    def audited(parts: prepare.Parts, tensors: Choice[str]) -> Audit:
+        step = prepare.step(parts, device, fake=tensors is FAKE)
+        recorder = OperatorRecorder(step.where)
+        step.run(1, watch=recorder)
+        return audit_of(target.name, recorder, release, {"device": device, **step.facts, "tensors": tensors})
+
     with prepare.weightless(target) as parts:
         try:
-            step = prepare.step(parts, device, fake=True)
-            seen = operators(step)
-            return result(target.name, seen, release, facts | step.facts | {"tensors": FAKE})
+            return audited(parts, FAKE)
         except Exception as error:
             if not needs_numbers(error):
                 raise
             why = f"{type(error).__name__}: {first_line(error)}"
     with prepare.small(target, device) as parts:
-        step = prepare.step(parts, device, fake=False)
-        seen = operators(step)
-        told = Choice("real", f"a small real step; fake tensors cannot run this one: {why}")
-        return result(target.name, seen, release, facts | step.facts | {"tensors": told})
+        return audited(parts, Choice("real", f"a small real step; fake tensors cannot run this one: {why}"))
 
 
-FAKE = Choice("fake", "shapes and dtypes in real size, without numbers and memory")
+def is_command(words: Sequence[str]) -> bool:
+    """Whether some words begin as a script's command line does: python, a .py file, -m, a launcher."""
+    first = words[0].rpartition("/")[2] if words else ""
+    return first.startswith(("python", "-m", "torchrun", "accelerate")) or first.endswith(".py")
 
 
-def operators(step: TrainingStep) -> Record:
-    """Take one step and return what was recorded of it."""
-    from hf_mps.dryrun.audit.record import Record
+def audit_script(words: Sequence[str], torch_table: Path | None = None) -> Audit:
+    """Run the script of the command line `words` until its first optimizer step; what it called on the device.
 
-    record = Record(step.where)
-    step.run(1, watch=record)
-    return record
+    What came before the step (moving the model, an evaluation) counts as well. The script's own files and words stay
+    what they are. Raises UserError for a command that names no script, RunError where it ends without a step.
+    """
+    from hf_mps.dryrun import metal
+
+    device = metal.present()  # before anything else imports torch
+    from hf_mps.dryrun.audit.record import OperatorRecorder, audit_of
+    from hf_mps.dryrun.modules import Places
+    from hf_mps.operators.support import OperatorSupport
+
+    release, where = OperatorSupport(torch_table), Places()
+    recorder = OperatorRecorder(where)
+    _run(words, where, recorder)
+    return audit_of(" ".join(words), recorder, release, {"device": device, "tensors": OF_A_SCRIPT})
 
 
-def result(target: str, record: Record, release: Any, facts: Mapping[str, Choice[Any]]) -> Audit:
-    """The audit of what was recorded, what Metal lacks first."""
-    import torch
+class _Stepped(BaseException):
+    """The first optimizer step is taken. It is no Exception, which a script might catch."""
 
-    from hf_mps.dryrun.audit.report import Audit, Entry, link
-    from hf_mps.operators.support import FOUND
 
-    merged: dict[str, dict[tuple[str, str], int]] = {}
-    dtypes: dict[str, set[Any]] = {}
-    for seen in record.seen.values():
-        name = release.kernel_owner(seen.name)
-        # The out= form stands for its operator where it is the one that Metal lacks.
-        name = name if release.kind(name) == "fallback" else seen.name
-        places = merged.setdefault(name, {})
-        for place, calls in seen.places.items():
-            places[place] = places.get(place, 0) + calls
-        dtypes.setdefault(name, set()).update(seen.dtypes)
-    entries = []
-    for name, places in merged.items():
-        refused = [dtype for dtype in dtypes[name] if dtype in (torch.float64, torch.complex128)]
-        kind = release.kind(name, map(str, refused))
-        named = tuple(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes[name]))
-        ordered = sorted(((*place, calls) for place, calls in places.items()), key=lambda each: -each[2])
-        entries.append(Entry(name, kind, sum(places.values()), named, tuple(ordered), link(kind)))
-    entries.sort(key=lambda entry: (entry.kind not in FOUND, -entry.calls, entry.operator))
-    return Audit(target, tuple(entries), facts)
+def _run(words: Sequence[str], where: Places, recorder: OperatorRecorder) -> None:
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    from hf_mps.activation import run
+    from hf_mps.dryrun.modules import BETWEEN, OPTIMIZER
+
+    script = run.prepare(words)
+
+    def before(*_: Any) -> None:
+        where.phase = OPTIMIZER
+
+    def after(*_: Any) -> None:
+        where.phase = BETWEEN
+        raise _Stepped
+
+    hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+    try:
+        with where, recorder:
+            run.start(script)
+    except _Stepped:
+        return
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        line = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise RunError(f"the script ended before its first optimizer step: {line}") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    raise RunError("the script ended and took no optimizer step; next: a command that trains")

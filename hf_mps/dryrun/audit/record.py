@@ -1,8 +1,9 @@
-"""Notes every operator that a training step calls on the device, below autograd: how often, where, in which dtypes."""
+"""Records every operator that a training step calls on the device, and what Metal makes of each: the audit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,45 +11,48 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hf_mps.core.choice import Choice
 from hf_mps.dryrun.modules import Places, family
-from hf_mps.operators.support import NO_OPERATORS, SEEN_AS
+from hf_mps.fallback.warnings import TRACKER
+from hf_mps.operators.support import FINDINGS, NO_OPERATORS, SEEN_AS, Kind, OperatorSupport
+
+# Where a finding is tracked, or what mends it.
+LINKS = {"fallback": TRACKER, "refused": "Metal has no float64; next: convert it before it reaches the device"}
+PLACES_SHOWN = 3
+LACKING = (torch.float64, torch.complex128)
+"""The dtypes that no Metal kernel takes."""
 
 
 @dataclass
-class Seen:
-    """What one operator ("aten::add.Tensor") did: calls for each (phase, module), and dtypes on the device."""
+class OperatorCalls:
+    """The calls of one operator ("aten::add.Tensor") for each (phase, module), and their dtypes on the device."""
 
     name: str
     places: dict[tuple[str, str], int] = field(default_factory=dict)
     dtypes: set[torch.dtype] = field(default_factory=set)
 
-    @property
-    def calls(self) -> int:
-        """Calls of all places together."""
-        return sum(self.places.values())
 
+class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Enter it around a step; `seen` maps each operator's name to its calls.
 
-class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Enter it around a step; `seen` maps each operator's name to what it did.
-
-    What a composite kernel calls inside, in C++, is not seen; of a structured operator's forms that is known from the
-    table (`hf_mps.operators.table.Table.kernel_owners`).
+    It does not see what a composite kernel calls inside, in C++; of a structured operator's forms the table knows that
+    (`OperatorSupport.kernel_owner`).
     """
 
     def __init__(self, where: Places, device: str = "mps") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: dict[str, Seen] = {}
+        self.seen: dict[str, OperatorCalls] = {}
         self._where, self._device = where, device
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = SEEN_AS.get(func.name(), func.name())
-        if not name.startswith(NO_OPERATORS):
-            # What a call without arguments made, or moved here, counts as the device's too.
-            found = [each.dtype for each in self._on_device((args, kwargs, result))]
-            if found:
-                self._note(name, found)
+        if name.startswith(NO_OPERATORS):
+            return result
+        # What a call without arguments made, or moved here, counts as the device's too.
+        if dtypes := [tensor.dtype for tensor in self._on_device((args, kwargs, result))]:
+            self._note(name, dtypes)
         return result
 
     def _on_device(self, tree: Any) -> Iterator[torch.Tensor]:
@@ -57,8 +61,70 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 yield leaf
 
     def _note(self, name: str, dtypes: list[torch.dtype]) -> None:
-        seen = self.seen.setdefault(name, Seen(name))
+        seen = self.seen.setdefault(name, OperatorCalls(name))
         phase, module = self._where.here()
         place = (phase, family(module))
         seen.places[place] = seen.places.get(place, 0) + 1
         seen.dtypes.update(dtypes)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One operator: `places` are (phase, module, calls), the most calls first."""
+
+    operator: str
+    kind: Kind
+    calls: int
+    dtypes: tuple[str, ...]
+    places: tuple[tuple[str, str, int], ...]
+
+    @property
+    def link(self) -> str | None:
+        """Where its absence is tracked, or what mends it; None for what runs on Metal."""
+        return LINKS.get(self.kind)
+
+    @property
+    def where(self) -> str:
+        """The places in words: `forward: bert.encoder.layer.*.output`."""
+        shown = [f"{phase}: {module}" if module else phase for phase, module, _ in self.places[:PLACES_SHOWN]]
+        more = len(self.places) - len(shown)
+        return "; ".join(shown) + (f"; {more} more" if more > 0 else "")
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Every operator of a training step of `target`. `facts` say how it was looked at, each with its reason."""
+
+    target: str
+    entries: tuple[Entry, ...]
+    facts: Mapping[str, Choice[Any]]
+
+    def of(self, *kinds: Kind) -> list[Entry]:
+        """The entries of some kinds."""
+        return [entry for entry in self.entries if entry.kind in kinds]
+
+    @property
+    def findings(self) -> list[Entry]:
+        """What falls back or is refused."""
+        return self.of(*FINDINGS)
+
+
+def audit_of(
+    target: str, recorder: OperatorRecorder, support: OperatorSupport, facts: Mapping[str, Choice[Any]]
+) -> Audit:
+    """The audit of what was recorded, what Metal lacks first."""
+    places: dict[str, Counter[tuple[str, str]]] = {}
+    dtypes: dict[str, set[torch.dtype]] = {}
+    for seen in recorder.seen.values():
+        owner = support.kernel_owner(seen.name)
+        # The out= form stands for its operator where it is the one that Metal lacks.
+        name = owner if support.kind(owner) == "fallback" else seen.name
+        places.setdefault(name, Counter()).update(seen.places)
+        dtypes.setdefault(name, set()).update(seen.dtypes)
+    entries = []
+    for name, calls in places.items():
+        kind = support.kind(name, [str(dtype) for dtype in dtypes[name] if dtype in LACKING])
+        names = tuple(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes[name]))
+        entries.append(Entry(name, kind, calls.total(), names, tuple((*at, n) for at, n in calls.most_common())))
+    entries.sort(key=lambda entry: (entry.kind not in FINDINGS, -entry.calls, entry.operator))
+    return Audit(target, tuple(entries), facts)

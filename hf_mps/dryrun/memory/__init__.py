@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hf_mps.dryrun.memory.machine import Machine
     from hf_mps.dryrun.memory.report import MemoryPlan
-    from hf_mps.dryrun.memory.tracer import Estimate
+    from hf_mps.dryrun.memory.trace import Estimate
     from hf_mps.dryrun.resolve import Target
     from hf_mps.dryrun.step import TrainingStep
 
@@ -18,15 +18,16 @@ def estimate(
 ) -> Estimate:
     """The peak of one training step of `target`, with batches of `length` tokens (default: what rows are cut to).
 
-    `also` is asked for a further dispatch mode that looks on, `hf_mps.dryrun.audit.record.Record` for instance.
+    `also` is asked for a further dispatch mode that looks on, such as `hf_mps.dryrun.audit.record.OperatorRecorder`.
     Imports torch and makes a simulated device where there is no Metal. Raises UserError for what cannot be looked at,
     RunError where the step reads values, which fake tensors do not have.
     """
-    from hf_mps.dryrun import metal, prepare
-    from hf_mps.dryrun.failures import told
+    from hf_mps.dryrun import metal
 
     device = metal.present()
-    from hf_mps.dryrun.memory.tracer import Tracer
+    from hf_mps.dryrun import prepare
+    from hf_mps.dryrun.failures import told
+    from hf_mps.dryrun.memory.trace import Tracer
 
     with told(target.resolved), prepare.weightless(target) as parts:
         return Tracer(parts, device, length, also)()
@@ -37,20 +38,20 @@ def plan(target: Target, machine: Machine | None = None, *, length: int | None =
 
     Raises as `estimate` does.
     """
-    from hf_mps.dryrun import metal, prepare
-    from hf_mps.dryrun.failures import told
+    from hf_mps.dryrun import metal
 
     device = metal.present()
-    from hf_mps.dryrun.memory import machine as machines
-    from hf_mps.dryrun.memory.options import ranked
-    from hf_mps.dryrun.memory.report import MemoryPlan
-    from hf_mps.dryrun.memory.tracer import Tracer, largest
+    from hf_mps.dryrun import prepare
+    from hf_mps.dryrun.failures import told
+    from hf_mps.dryrun.memory.machine import present
+    from hf_mps.dryrun.memory.report import MemoryPlan, ranked
+    from hf_mps.dryrun.memory.trace import Tracer, largest
 
-    machine = machine or machines.present()
+    machine = machine or present()
     with told(target.resolved), prepare.weightless(target) as parts:
         tracer = Tracer(parts, device, length)
-        found = tracer()
-        most = largest(lambda rows: tracer(rows).bytes, machine.comfortable, found.rows)
-    fits = machine.verdict(found.bytes) == "fits"
+        estimate = tracer()
+        most = largest(lambda rows: tracer(rows).bytes, machine.comfortable, estimate.rows)
+    fits = machine.verdict(estimate.bytes) == "fits"
     options = () if fits else tuple(ranked(target, machine, device, length))
-    return MemoryPlan(target.name, machine, found, most, options, {"device": device, **found.facts})
+    return MemoryPlan(target.name, machine, estimate, most, options, {"device": device, **estimate.facts})

@@ -1,21 +1,50 @@
-"""A memory plan for people and for programs."""
+"""A memory plan: does a training fit a machine, what other settings would make it fit, and the report of both."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.core.files import plain
 from hf_mps.device.memory import DRIVER
+from hf_mps.dryrun import prepare
 from hf_mps.dryrun.memory.machine import GIB, Machine
-from hf_mps.dryrun.memory.options import Option
-from hf_mps.dryrun.memory.trace import PARTS
-from hf_mps.dryrun.memory.tracer import Estimate
+from hf_mps.dryrun.memory.trace import PARTS, Estimate, Tracer, largest
+from hf_mps.dryrun.render import Report
+from hf_mps.finetune.recipe import training_section
+from hf_mps.finetune.recipe.overrides import of_values
 
-SHOWN = 3
+if TYPE_CHECKING:
+    from hf_mps.dryrun.resolve import Target
+
+CHECKPOINTING = {f"training.{training_section.checkpointing()}": True}
+BF16 = {"training.bf16": True}
+LORA: dict[str, Any] = {"lora": {}}
+# From the least change to the greatest. What each costs: accumulation and checkpointing give the same gradients (but
+# for dropout's draws); checkpointing runs each forward pass twice; adapters train other weights than the recipe says.
+WAYS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({}, "the same gradients, in smaller pieces"),
+    (CHECKPOINTING, "the same gradients; the forward pass runs twice, so a step takes about a third longer"),
+    (BF16, "matrix products and what they keep in half precision; weights stay float32"),
+    (CHECKPOINTING | BF16, "both: the forward pass runs twice, in half precision"),
+    (LORA, "adapters train in place of all weights: no gradients and moments for the others"),
+    (LORA | CHECKPOINTING, "adapters train in place of all weights, and the forward pass runs twice"),
+    (LORA | CHECKPOINTING | BF16, "adapters, a forward pass that runs twice, in half precision"),
+)
 BESIDE = f"live memory, of tensors alone: {DRIVER}; Python and PyTorch hold some hundred megabytes more"
+
+
+@dataclass(frozen=True)
+class Option:
+    """Overrides, as a command line has them, that make the step fit: `estimate` with them, `largest` batch in rows."""
+
+    overrides: tuple[str, ...]
+    reason: str
+    estimate: Estimate
+    largest: int
 
 
 @dataclass(frozen=True)
@@ -34,59 +63,105 @@ class MemoryPlan:
         """fits, swaps or "does not fit"."""
         return self.machine.verdict(self.estimate.bytes)
 
-    def as_dict(self) -> dict[str, Any]:
-        """The plan in JSON's types, sizes in bytes."""
-        from hf_mps.core.files import plain
-        from hf_mps.device import simulated
 
-        return {
-            "target": self.target,
-            "simulated": simulated(),
-            "facts": plain(dict(self.facts)),
-            "machine": {**plain(self.machine), "comfortable": self.machine.comfortable},
-            "verdict": self.verdict,
-            "estimate": _estimate(self.estimate),
-            "largest_batch": self.largest,
+def ranked(target: Target, machine: Machine, device: Choice[str], length: int | None) -> Iterator[Option]:
+    """Every way that makes the step fit, the least change first; a way that the recipe goes already is left out.
+
+    Each keeps the number of rows in an optimizer step, with accumulation where it must.
+    """
+    for changes, reason in WAYS:
+        if not _changes(target, changes):
+            continue
+        try:
+            with prepare.weightless(target.varied(changes)) as parts:
+                option = _option(Tracer(parts, device, length), machine, changes, reason)
+        except UserError:  # the model has no such layers, the chip no such precision
+            continue
+        if option is not None:
+            yield option
+
+
+def _option(tracer: Tracer, machine: Machine, changes: dict[str, Any], reason: str) -> Option | None:
+    asked, limit = tracer.rows, machine.comfortable
+    most = largest(lambda rows: tracer(rows).bytes, limit, asked)
+    if most == 0:
+        return None
+    if most >= asked:
+        return Option(_words(changes), reason, tracer(asked), most)
+    rows = max(number for number in range(1, most + 1) if asked % number == 0)
+    smaller = {
+        "training.per_device_train_batch_size": rows,
+        "training.gradient_accumulation_steps": tracer.accumulation * (asked // rows),
+    }
+    return Option(_words(changes | smaller), reason, tracer(rows), most)
+
+
+def _words(changes: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(override.word for override in of_values(changes).values())
+
+
+def _changes(target: Target, changes: dict[str, Any]) -> bool:
+    """Whether each of the changes is one, the user's own words say nothing of it, and the recipe's task knows it."""
+    recipe, training = target.resolved.recipe, target.resolved.recipe.training
+    if changes.keys() & target.resolved.overrides.keys():
+        return False
+    if CHECKPOINTING.keys() <= changes.keys() and training.get(training_section.checkpointing()):
+        return False
+    if "training.bf16" in changes and (training.get("bf16") or training.get("fp16")):
+        return False
+    return "lora" not in changes or ("lora" in type(recipe).model_fields and getattr(recipe, "lora", None) is None)
+
+
+def report(plan: MemoryPlan) -> Report:
+    """The peak with its parts, what the machine has, the largest batch, and what would make it fit; sizes in bytes."""
+    machine, estimate = plan.machine, plan.estimate
+    step = (
+        f"{estimate.accumulation} of them make an optimizer step" if estimate.accumulation > 1 else "an optimizer step"
+    )
+    limits = f"{gib(machine.recommended)} recommended for one process, {gib(machine.memory)} in all"
+    return Report(
+        "plan",
+        plan.target,
+        plan.facts,
+        list(_lines(plan)),
+        {
+            "machine": {**plain(machine), "comfortable": machine.comfortable},
+            "verdict": plan.verdict,
+            "estimate": _values(estimate),
+            "largest_batch": plan.largest,
             "options": [
                 {
-                    "overrides": list(each.overrides),
-                    "reason": each.reason,
-                    "largest_batch": each.largest,
-                    "estimate": _estimate(each.estimate),
+                    "overrides": option.overrides,
+                    "reason": option.reason,
+                    "largest_batch": option.largest,
+                    "estimate": _values(option.estimate),
                 }
-                for each in self.options
+                for option in plan.options
             ],
-        }
+        },
+        table_facts={
+            "batch": Choice(_shape(estimate, estimate.rows), step),
+            "machine": Choice(machine.name, f"{limits}; above {gib(machine.comfortable)} macOS begins to swap"),
+        },
+        names=tuple(PARTS),
+        problem="" if plan.verdict == "fits" else f"{gib(estimate.bytes)} {plan.verdict} on {machine.name}",
+    )
 
 
-def for_programs(plan: MemoryPlan) -> str:
-    """One JSON object, sizes in bytes."""
-    return json.dumps(plan.as_dict(), indent=2)
-
-
-def for_people(plan: MemoryPlan) -> str:
-    """The peak with its parts, what the machine has, the largest batch, and what would make it fit."""
-    machine, found = plan.machine, plan.estimate
-    facts = {**plan.facts, "batch": Choice(_shape(found, found.rows), _step(found))}
-    told = f"{gib(machine.recommended)} recommended for one process, {gib(machine.memory)} in all"
-    facts["machine"] = Choice(machine.name, f"{told}; above {gib(machine.comfortable)} macOS begins to swap")
-    width = max(len(name) for name in (*facts, *PARTS))
-    lines = [f"hf-mps plan {plan.target}"]
-    lines += [f"  {name:<{width}}  {choice.value}  {choice.reason}" for name, choice in facts.items()]
-    share, peak = found.bytes / machine.comfortable, f"peak {gib(found.bytes)} of live memory"
-    lines += ["", f"{peak}, {plan.verdict}: {share:.0%} of what may be used; at {found.where}"]
-    for part, what in PARTS.items():
-        if size := found.parts.get(part):
-            lines.append(f"  {part:<{width}}  {gib(size):>9}  {what}")
-    lines.append(f"  {BESIDE}")
-    most = _shape(found, plan.largest) if plan.largest else "none: one row alone is too much"
-    lines += ["", f"largest batch that fits: {most}"]
+def _lines(plan: MemoryPlan) -> Iterator[str | tuple[str, ...]]:
+    estimate, share = plan.estimate, plan.estimate.bytes / plan.machine.comfortable
+    peak = f"peak {gib(estimate.bytes)} of live memory, {plan.verdict}"
+    yield from ("", f"{peak}: {share:.0%} of what may be used; at {estimate.where}")
+    yield from (
+        (part, f"{gib(estimate.parts[part]):>9}", what) for part, what in PARTS.items() if estimate.parts.get(part)
+    )
+    most = _shape(estimate, plan.largest) if plan.largest else "none: one row alone is too much"
+    yield from (f"  {BESIDE}", "", f"largest batch that fits: {most}")
     if plan.options:
-        lines += ["", "what would make it fit, the least change first:"]
-        for number, option in enumerate(plan.options, 1):
-            lines.append(f"  {number}. {' '.join(option.overrides)}")
-            lines.append(f"     peak {gib(option.estimate.bytes)}; {option.reason}; up to {option.largest} rows")
-    return "\n".join(lines)
+        yield from ("", "what would make it fit, the least change first:")
+    for number, option in enumerate(plan.options, 1):
+        yield f"  {number}. {' '.join(option.overrides)}"
+        yield f"     peak {gib(option.estimate.bytes)}; {option.reason}; up to {option.largest} rows"
 
 
 def gib(size: int) -> str:
@@ -94,21 +169,9 @@ def gib(size: int) -> str:
     return f"{size / GIB:.2f} GiB" if size >= GIB / 100 else f"{size / 2**20:.2f} MiB"
 
 
-def _shape(found: Estimate, rows: int) -> str:
-    return f"{rows} rows {found.width}".rstrip()
+def _shape(estimate: Estimate, rows: int) -> str:
+    return f"{rows} rows {estimate.width}".rstrip()
 
 
-def _step(found: Estimate) -> str:
-    many = found.accumulation > 1
-    return f"{found.accumulation} of them make an optimizer step" if many else "an optimizer step"
-
-
-def _estimate(found: Estimate) -> dict[str, Any]:
-    return {
-        "rows": found.rows,
-        "length": found.length,
-        "accumulation": found.accumulation,
-        "bytes": found.bytes,
-        "parts": dict(found.parts),
-        "where": found.where,
-    }
+def _values(estimate: Estimate) -> dict[str, Any]:
+    return {name: getattr(estimate, name) for name in ("rows", "length", "accumulation", "bytes", "parts", "where")}

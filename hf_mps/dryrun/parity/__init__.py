@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import RunError, UserError
+
 if TYPE_CHECKING:
-    from hf_mps.core.choice import Choice
     from hf_mps.dryrun.parity.compare import Parity
     from hf_mps.dryrun.resolve import Target
     from hf_mps.dryrun.step import TrainingStep
     from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 
 STEPS = 3
+REFERENCE = Choice("cpu", "the reference, in float32")
 
 
 def parity(target: Target, steps: int = STEPS, rows: int | None = None) -> tuple[Parity, dict[str, Choice[Any]]]:
@@ -20,29 +23,28 @@ def parity(target: Target, steps: int = STEPS, rows: int | None = None) -> tuple
     The recipe's own model and rows where they can be had, small stand-ins otherwise. Imports torch. Raises UserError
     for what cannot be run.
     """
-    from hf_mps.dryrun import metal, prepare
+    from hf_mps.dryrun import metal
 
     device = metal.present()
-    from hf_mps.core.choice import Choice
+    from hf_mps.dryrun import prepare
     from hf_mps.dryrun.parity.compare import compare, once_or_twice
-    from hf_mps.dryrun.parity.run import IN_FLOAT32, NO_DROPOUT, Weights, course
+    from hf_mps.dryrun.parity.run import IN_FLOAT32, NO_DROPOUT, Weights, trace
 
-    reference = Choice("cpu", "the reference, in float32")
     with prepare.with_weights(target, device) as parts:
         # One set of rows and weights for both: a tokenizer that is trained on the spot comes out otherwise each time.
-        start = Weights(parts.prepared)
-        made: list[TrainingStep] = []
+        start, seed = Weights(parts.prepared), parts.recipe.seed
+        facts: dict[str, Choice[Any]] = {}
 
         def make(where: Choice[str], changes: dict[str, Any]) -> TrainingStep:
             start.restore()
-            made.append(prepare.step(parts, where, fake=False, changes=changes, rows=rows, steps=steps))
-            return made[-1]
+            step = prepare.step(parts, where, fake=False, changes=changes, rows=rows, steps=steps)
+            facts.update(step.facts)
+            return step
 
-        seed = parts.recipe.seed
-        wanted = course(lambda: make(reference, IN_FLOAT32), "cpu", steps, seed)
-        found, again = once_or_twice(wanted, lambda: course(lambda: make(device, {}), "mps", steps, seed))
-    facts = {"device": device, **made[-1].facts, "dropout": NO_DROPOUT}
-    return compare(wanted, found, str(facts["precision"].value), again), facts
+        reference = trace(lambda: make(REFERENCE, IN_FLOAT32), "cpu", steps, seed)
+        metal_trace, again = once_or_twice(reference, lambda: trace(lambda: make(device, {}), "mps", steps, seed))
+    facts = {"device": device, **facts, "dropout": NO_DROPOUT}
+    return compare(reference, metal_trace, str(facts["precision"].value), again), facts
 
 
 def require(resolved: ResolvedRecipe) -> None:
@@ -52,15 +54,14 @@ def require(resolved: ResolvedRecipe) -> None:
     """
     import torch  # noqa: F401  its autoload brings the device, where there is one
 
-    from hf_mps.core.errors import RunError, UserError
     from hf_mps.device import choose
-    from hf_mps.dryrun.parity.report import verdict
+    from hf_mps.dryrun.parity.compare import verdict
     from hf_mps.dryrun.resolve import Target
 
     chosen = choose()
     if chosen.value != "mps":
         raise UserError(f"--check-parity compares Metal with the CPU, and the device is {chosen}; leave it out")
-    found, _ = parity(Target(resolved.name, resolved))
-    print(f"parity: {verdict(found)}", flush=True)
-    if not found.same:
+    result, _ = parity(Target(resolved.name, resolved))
+    print(f"parity: {verdict(result)}", flush=True)
+    if not result.same:
         raise RunError(f"nothing was trained; the whole comparison: hf-mps parity {' '.join(resolved.words)}")

@@ -1,4 +1,4 @@
-"""What happens in a training step, module by module, in order: what goes in, forward, backward, update."""
+"""The trace of some training steps, module by module, in order: what goes in, forward, backward, update."""
 
 from __future__ import annotations
 
@@ -11,15 +11,48 @@ from typing import Any
 
 import torch
 
-from hf_mps.dryrun.parity.digest import Digest, digest
-
 INPUT, FORWARD, BACKWARD, GRADIENT, UPDATE = "input", "forward", "backward", "gradient", "update"
 # (step, what, module, which): `which` is an argument's or parameter's name, or the number of the call.
 Key = tuple[int, str, str, str]
 
 
+SAMPLES = 4096
+
+
+@dataclass(frozen=True)
+class Digest:
+    """`norm` over all values, `values` at most SAMPLES of them, evenly spread, as float64 on the CPU."""
+
+    norm: float
+    values: Any
+
+    def rel_error(self, other: Digest, floor: float = 0.0) -> float:
+        """The relative error of `other`: the larger of norm's and values', by this one's size, at least `floor`.
+
+        Infinite where the shapes differ, or one holds a NaN or an infinity and the other does not.
+        """
+        if self.values.shape != other.values.shape:
+            return float("inf")
+        both = self.values.isfinite() & other.values.isfinite()
+        if not bool((self.values.isfinite() == other.values.isfinite()).all()):
+            return float("inf")
+        ours, theirs = self.values[both], other.values[both]
+        spread = float((ours - theirs).norm() / max(float(ours.norm()), floor, 1e-30))
+        whole = abs(self.norm - other.norm) / max(self.norm, floor, 1e-30)
+        return max(spread, whole) if whole == whole else spread
+
+
+def digest(tensor: Any) -> Digest:
+    """The digest of a tensor on any device; waits for the device."""
+    flat = tensor.detach().reshape(-1)
+    count = flat.numel()
+    some = flat if count <= SAMPLES else flat[torch.arange(SAMPLES, device=flat.device) * (count - 1) // (SAMPLES - 1)]
+    norm = float(torch.linalg.vector_norm(flat.float())) if count else 0.0
+    return Digest(norm, some.to("cpu").double())
+
+
 @dataclass
-class Course:
+class Trace:
     """A run over some steps: `events` in the order in which they came, losses and gradient norms by step.
 
     `failure` is what ended it early, in one line.
@@ -33,10 +66,10 @@ class Course:
 
 
 class Recorder:
-    """Fills a Course while `model` trains; enter it around the steps, and tell it of each backward pass and step."""
+    """Fills a Trace while `model` trains; enter it around the steps, and tell it of each backward pass and step."""
 
-    def __init__(self, model: torch.nn.Module, course: Course) -> None:
-        self._model, self._course = model, course
+    def __init__(self, model: torch.nn.Module, trace: Trace) -> None:
+        self._model, self._trace = model, trace
         self._names = {module: name or type(model).__name__ for name, module in model.named_modules()}
         self._owners = {name: name.rpartition(".") for name, parameter in model.named_parameters()}
         self._step, self._calls, self._batch = 1, dict[str, int](), list[float]()
@@ -65,9 +98,9 @@ class Recorder:
 
     def about_to_step(self) -> None:
         """All batches of an optimizer step are done: its loss, and the norm of its gradients as they stand."""
-        self._course.losses.append(sum(self._batch))
+        self._trace.losses.append(sum(self._batch))
         squares = [float(p.grad.float().norm()) ** 2 for p in self._model.parameters() if p.grad is not None]
-        self._course.norms.append(math.sqrt(sum(squares)))
+        self._trace.norms.append(math.sqrt(sum(squares)))
 
     def step_done(self, number: int) -> None:
         """An optimizer step is done: what it changed."""
@@ -82,7 +115,7 @@ class Recorder:
         return {name: digest(p) for name, p in self._model.named_parameters() if p.requires_grad}
 
     def _note(self, what: str, module: str, which: str, found: Digest) -> None:
-        self._course.events[(self._step, what, module or type(self._model).__name__, which)] = found
+        self._trace.events[(self._step, what, module or type(self._model).__name__, which)] = found
 
     def _entered(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         name = self._names[module]

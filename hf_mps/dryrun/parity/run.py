@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.dryrun.parity.events import Course, Recorder
+from hf_mps.dryrun.parity.events import Recorder, Trace
 
 if TYPE_CHECKING:
     from hf_mps.dryrun.step import TrainingStep
@@ -42,18 +42,18 @@ class Weights:
         return [each for model in models_of(prepared) for each in (*model.parameters(), *model.buffers())]
 
 
-def course(make: Callable[[], TrainingStep], device: str, steps: int, seed: int) -> Course:
-    """Take the steps that `make` gives, on `device`, and return what happened.
+def trace(make: Callable[[], TrainingStep], device: str, steps: int, seed: int) -> Trace:
+    """Take `steps` steps of what `make` gives, on `device`, and return their trace.
 
-    `make` is called with the random numbers of `seed`. A failure on the way ends the course and stands in it.
+    `make` is called with the random numbers of `seed`. A failure on the way ends the trace and stands in it.
     """
     from transformers import set_seed
 
     set_seed(seed)
     step = make()
     without_dropout(step.model)
-    made = Course(device)
-    recorder = Recorder(step.model, made)
+    result = Trace(device)
+    recorder = Recorder(step.model, result)
     accelerator = step.trainer.accelerator
     if accelerator.scaler is not None:
         import torch
@@ -71,8 +71,8 @@ def course(make: Callable[[], TrainingStep], device: str, steps: int, seed: int)
         try:
             step.run(steps, after_backward=backward_done, after_step=recorder.step_done)
         except (RuntimeError, NotImplementedError, TypeError) as error:
-            made.failure = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
-    return made
+            result.failure = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+    return result
 
 
 def without_dropout(model: Any) -> None:

@@ -75,12 +75,12 @@ def on_metal(inputs: Any) -> bool:
 
 
 def _known_faults() -> str:
-    """What the doctor knows of torch's compiler in the installed release, in brackets; empty for nothing."""
-    from hf_mps.doctor import versions
+    """The known faults of torch's compiler in the installed release, in brackets; empty for none."""
+    from hf_mps.guards import known_faults
 
     subject = "torch.compile "
-    known = [each for each in versions.known_here() if each.says.startswith(subject) and not each.guard]
-    words = [f"{each.says.removeprefix(subject)} (pytorch#{each.link.rpartition('/')[2]})" for each in known]
+    known = [fault for fault, _ in known_faults.here() if fault.says.startswith(subject) and not fault.guard]
+    words = [f"{fault.says.removeprefix(subject)} (pytorch#{fault.link.rpartition('/')[2]})" for fault in known]
     return f" and in this torch {', '.join(words)}" if words else ""
 
 

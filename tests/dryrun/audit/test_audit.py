@@ -12,8 +12,10 @@ from inline_snapshot import snapshot
 from hf_mps import fallback
 from hf_mps.cli.main import main
 from hf_mps.dryrun import metal, prepare
-from hf_mps.dryrun.audit import audit, report
-from hf_mps.dryrun.audit.report import Audit
+from hf_mps.dryrun.audit import audit
+from hf_mps.dryrun.audit.record import Audit, Entry
+from hf_mps.dryrun.audit.report import report
+from hf_mps.dryrun.render import render
 from hf_mps.dryrun.resolve import find
 from hf_mps.finetune.recipe import catalogue
 from hf_mps.operators.support import OperatorSupport
@@ -40,7 +42,7 @@ def booked(name: str) -> set[str]:
 
 
 def test_bert_on_mrpc_falls_back_nowhere(mrpc: Audit) -> None:
-    assert mrpc.found == []
+    assert mrpc.findings == []
     assert mrpc.facts["tensors"].value == "fake"
     assert mrpc.facts["model"].value == "google-bert/bert-base-cased, 108.3 M parameters"
     assert 50 < len(mrpc.entries) < 120
@@ -68,7 +70,7 @@ def test_its_list_is_what_the_ledger_books_of_a_real_step(name: str) -> None:
 
 @pytest.mark.slow
 def test_a_ctc_model_names_the_loss_and_its_backward_with_their_places() -> None:
-    found = {entry.operator: entry for entry in audit(find(CTC)).found}
+    found = {entry.operator: entry for entry in audit(find(CTC)).findings}
     assert set(found) == {"aten::_ctc_loss", "aten::_ctc_loss_backward"}
     assert found["aten::_ctc_loss"].where == "loss: Wav2Vec2ForCTC"
     assert found["aten::_ctc_loss_backward"].where == "backward: Wav2Vec2ForCTC"
@@ -148,26 +150,30 @@ def test_json_holds_every_operator(capsys: pytest.CaptureFixture[str]) -> None:
     assert softmax["places"][0]["module"].endswith("attention.self")
 
 
-def entry(operator: str, kind: Any, calls: int = 2) -> report.Entry:
-    return report.Entry(operator, kind, calls, ("float32",), (("forward", "model", calls),), report.link(kind))
+def entry(operator: str, kind: Any, calls: int = 2) -> Entry:
+    return Entry(operator, kind, calls, ("float32",), (("forward", "model", calls),))
+
+
+def shown(audit: Audit, form: Any) -> str:
+    return render(report(audit), form)
 
 
 def test_the_badge_counts(mrpc: Audit) -> None:
     def line(words: str, colour: str) -> str:
         return f"![Metal: {words}](https://img.shields.io/badge/Metal-{words.replace(' ', '_')}-{colour})"
 
-    assert report.badge(mrpc) == line("runs on Metal", "brightgreen")
+    assert shown(mrpc, "badge") == line("runs on Metal", "brightgreen")
     one = Audit("x", (entry("aten::mode", "fallback"), entry("aten::add.Tensor", "native")), {})
-    assert report.badge(one) == line("1 fallback", "yellow")
-    assert report.badge(Audit("x", (*one.entries, entry("aten::mul", "refused")), {})) == line("1 refused", "red")
+    assert shown(one, "badge") == line("1 fallback", "yellow")
+    assert shown(Audit("x", (*one.entries, entry("aten::mul", "refused")), {}), "badge") == line("1 refused", "red")
 
 
 def test_annotations_are_escaped_and_refusals_are_errors() -> None:
     found = Audit("a,b: 100%", (entry("aten::mul", "refused"),), {})
-    assert report.for_github(found) == snapshot(
+    assert shown(found, "github") == snapshot(
         "::error title=hf-mps audit a%2Cb%3A 100%25::aten::mul: a dtype that Metal does not have; 2 calls "
         "(forward: model); Metal has no float64; next: convert it before it reaches the device"
     )
-    assert report.for_github(Audit("x", (entry("aten::add", "native"),), {})) == snapshot(
+    assert shown(Audit("x", (entry("aten::add", "native"),), {}), "github") == snapshot(
         "::notice title=hf-mps audit x::all 1 operators run on Metal"
     )

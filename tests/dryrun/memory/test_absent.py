@@ -39,7 +39,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_step_is_planned_and_audited_without_them(recipe: str, bare: None) -> None:
     target = find(recipe, [ROWS])
     assert estimate(target).bytes > 0
-    assert {entry.operator for entry in audit(target).found} <= {"aten::_ctc_loss", "aten::_ctc_loss_backward"}
+    assert {entry.operator for entry in audit(target).findings} <= {"aten::_ctc_loss", "aten::_ctc_loss_backward"}
 
 
 @pytest.mark.parametrize(

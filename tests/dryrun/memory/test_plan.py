@@ -14,9 +14,10 @@ from hf_mps.cli.main import main
 from hf_mps.core.errors import UserError
 from hf_mps.dryrun import metal
 from hf_mps.dryrun.memory import estimate, machine, plan, trace
-from hf_mps.dryrun.memory.report import MemoryPlan, for_people
-from hf_mps.dryrun.memory.tracer import Estimate, largest
+from hf_mps.dryrun.memory.report import MemoryPlan, report
+from hf_mps.dryrun.memory.trace import Estimate, largest
 from hf_mps.dryrun.modules import Places
+from hf_mps.dryrun.render import render
 from hf_mps.dryrun.resolve import find
 from scripts import check_plan
 from scripts.check_plan import CHECKPOINTING, CLASSIFY, CONTINUE, LORA, Pair
@@ -130,7 +131,7 @@ def tight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_plan_says_that_it_counts_live_memory_and_what_a_mac_s_driver_adds() -> None:
     found = Estimate(8, 128, 1, 6 * GIB, {}, "at backward: embeddings")
-    text = for_people(MemoryPlan("mine.yaml", machine.named("8gb"), found, largest=4))
+    text = render(report(MemoryPlan("mine.yaml", machine.named("8gb"), found, largest=4)))
     assert "\npeak 6.00 GiB of live memory, swaps: 118%" in text
     assert "live memory, of tensors alone: a Mac's driver holds 0.6 to 0.9 GiB more in heaps that are not full" in text
 
@@ -164,7 +165,7 @@ check_plan.SIZES["llama"] = dict(vocab_size=32000, hidden_size=4096, intermediat
 target = targets.find(str(check_plan.recipe(check_plan.Pair("llama", check_plan.CONTINUE, 1, 512), Path("."))))
 found = plan.estimate(target)
 seen = audit.audit(target)
-print(seen.facts["model"].value, found.bytes, len(seen.found))
+print(seen.facts["model"].value, found.bytes, len(seen.findings))
 """
     # Linux counts what a process held before its exec into its peak: a small one starts the one that is measured.
     peak = (

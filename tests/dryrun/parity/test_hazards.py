@@ -59,7 +59,7 @@ def test_the_module_that_a_fault_makes_wrong_is_named(name: str, tmp_path: Path)
     assert not found.same
     assert found.divergence is not None
     assert (found.divergence.step, found.divergence.what, found.divergence.module) == (step, what, module)
-    assert found.divergence.off > found.tolerance.value
+    assert found.divergence.rel_error > found.tolerance.value
 
 
 @pytest.mark.parametrize("name", FOUND)
@@ -67,7 +67,7 @@ def test_without_the_fault_nothing_differs(name: str, tmp_path: Path) -> None:
     found = FOUND[name][0](tmp_path)
     assert found.same, found
     assert found.divergence is None
-    assert all(step.off < found.tolerance.value for step in found.steps)
+    assert all(step.rel_error < found.tolerance.value for step in found.steps)
 
 
 def test_a_fault_that_a_guard_mends_is_not_found(tmp_path: Path) -> None:

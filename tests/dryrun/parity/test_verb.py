@@ -11,19 +11,17 @@ from inline_snapshot import snapshot
 
 from hf_mps import guards
 from hf_mps.cli.main import main
-from hf_mps.dryrun.parity.compare import TOLERANCES, Divergence, Parity, Step, compare
-from hf_mps.dryrun.parity.digest import digest
-from hf_mps.dryrun.parity.events import FORWARD, GRADIENT, Course
-from hf_mps.dryrun.parity.report import verdict
+from hf_mps.dryrun.parity.compare import TOLERANCES, Divergence, Parity, Step, compare, verdict
+from hf_mps.dryrun.parity.events import FORWARD, GRADIENT, Trace, digest
 from hf_mps.finetune.recipe import catalogue
 from tests import hazards
 
 
-def course(device: str, *, weight: float = 1.0, noise: float = 0.0) -> Course:
+def trace(device: str, *, weight: float = 1.0, noise: float = 0.0) -> Trace:
     """Two modules forward and a gradient each; `weight` scales the second one's results, `noise` a tiny gradient."""
     import torch
 
-    made = Course(device, losses=[1.0], norms=[2.0])
+    made = Trace(device, losses=[1.0], norms=[2.0])
     made.events[(1, FORWARD, "first", "call 1")] = digest(torch.ones(8))
     made.events[(1, FORWARD, "second", "call 1")] = digest(torch.ones(8) * weight)
     made.events[(1, GRADIENT, "second", "weight")] = digest(torch.ones(8))
@@ -32,7 +30,7 @@ def course(device: str, *, weight: float = 1.0, noise: float = 0.0) -> Course:
 
 
 def test_the_first_module_that_differs_is_named_and_the_size_of_it() -> None:
-    found = compare(course("cpu"), course("mps", weight=1.5))
+    found = compare(trace("cpu"), trace("mps", weight=1.5))
     assert found.divergence == Divergence(1, FORWARD, "second", "call 1", pytest.approx(0.5))
     assert verdict(found) == snapshot(
         "different, first at step 1, forward: second (call 1), off by 0.5 (mps is simulated)"
@@ -40,14 +38,14 @@ def test_the_first_module_that_differs_is_named_and_the_size_of_it() -> None:
 
 
 def test_a_gradient_that_is_rounding_beside_the_others_is_not_compared_by_itself() -> None:
-    assert compare(course("cpu"), course("mps", noise=1e-7)).same
-    assert not compare(course("cpu"), course("mps", noise=1e-2)).same
+    assert compare(trace("cpu"), trace("mps", noise=1e-7)).same
+    assert not compare(trace("cpu"), trace("mps", noise=1e-2)).same
 
 
 def test_a_nan_on_one_device_is_a_difference() -> None:
-    found = compare(course("cpu"), course("mps", weight=float("nan")))
+    found = compare(trace("cpu"), trace("mps", weight=float("nan")))
     assert found.divergence is not None
-    assert found.divergence.off == float("inf")
+    assert found.divergence.rel_error == float("inf")
 
 
 def test_a_loss_that_is_off_is_told_where_no_module_is() -> None:
