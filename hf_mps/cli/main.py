@@ -90,7 +90,3 @@ app.command()(doctor)
 app.command()(parity)
 app.command()(plan)
 app.add_typer(finetune.recipes, name="recipes")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
