@@ -16,7 +16,7 @@ from hf_mps import guards
 from hf_mps.core.choice import Choice
 from hf_mps.dryrun.modules import BETWEEN, CLIPPING, FORWARD, OPTIMIZER, Places
 from hf_mps.finetune.run.prepare import PreparedRun
-from hf_mps.finetune.smoke.fake import Answers
+from hf_mps.finetune.smoke.fake import FakeScalars
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.guards import sentinels
 from hf_mps.guards.catalogue import NAMES
@@ -105,7 +105,7 @@ class TrainingStep:
             stack.enter_context(guards.suspended(*off))
             stack.enter_context(sentinels.suspended())
             stack.enter_context(self.fake)
-            stack.enter_context(Answers(self.numbers))
+            stack.enter_context(FakeScalars(self.numbers))
             yield
 
 

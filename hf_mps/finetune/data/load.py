@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core.errors import UserError, brief, nearest, neighbour
 from hf_mps.finetune.data import formats, sources
 from hf_mps.finetune.data.rows import Rows
-from hf_mps.finetune.recipe import schema as recipes
+from hf_mps.finetune.recipe import schema
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -30,7 +30,7 @@ READ = ("text", "text_pair", "negative", "source", "target", "context", "questio
 TABLES = ("csv", "tsv", "xlsx")
 
 
-def check(data: recipes.Data) -> None:
+def check(data: schema.Data) -> None:
     """Refuse files that are not there or of an unknown kind, before anything heavy is imported. Raises UserError."""
     for split, name in (data.files or {}).items():
         path = Path(name).expanduser()
@@ -57,7 +57,7 @@ def check(data: recipes.Data) -> None:
             sources.split_folder(data, split)
 
 
-def wanted(data: recipes.Data) -> list[str]:
+def wanted(data: schema.Data) -> list[str]:
     """The splits that are read from the source: `train`, `validation` unless it is held out, and any further one."""
     named = (data.files if data.files else data.splits) or {}
     held = ("validation",) if data.hold_out else ()
@@ -71,7 +71,7 @@ def refuse_unread(rows: Mapping[str, Rows], read: Collection[str], task: str) ->
             raise UserError(f"data names a split {split}, which {task} does not measure; allowed: {', '.join(SPLITS)}")
 
 
-def load(data: recipes.Data, seed: int) -> dict[str, Rows]:
+def load(data: schema.Data, seed: int) -> dict[str, Rows]:
     """Return the rows of `train`, `validation` and any further split, with its columns renamed to their roles.
 
     Columns keep their types: lists and dicts of JSON, Parquet and the hub arrive as they are, and `translation.en`
@@ -89,7 +89,7 @@ def load(data: recipes.Data, seed: int) -> dict[str, Rows]:
     return {split: found[split] for split in (*SPLITS, *(other for other in found if other not in SPLITS))}
 
 
-def _narrow(rows: Rows, columns: Mapping[str, str], data: recipes.Data) -> Rows:
+def _narrow(rows: Rows, columns: Mapping[str, str], data: schema.Data) -> Rows:
     """Keep the columns of the task under the names of their roles; refuse a missing column and a split without rows."""
     dataset = _flattened(rows.dataset, columns)
     there = dataset.column_names

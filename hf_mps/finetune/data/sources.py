@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core.errors import UserError, nearest
 from hf_mps.finetune.data import cache, csv, formats, json_rows, lines, spreadsheet
 from hf_mps.finetune.data.rows import Rows
-from hf_mps.finetune.recipe import catalogue
-from hf_mps.finetune.recipe import schema as recipes
+from hf_mps.finetune.recipe import catalogue, schema
 from hf_mps.finetune.run.logging import datasets_silent
 
 if TYPE_CHECKING:
@@ -31,14 +30,14 @@ PAIRS = Path("data", "paraphrases.tsv")
 GENERATED = {"train": 2000, "validation": 500}
 
 
-def read(data: recipes.Data, split: str, seed: int) -> Rows:
+def read(data: schema.Data, split: str, seed: int) -> Rows:
     """The rows of one split as their source has them, images and sound left undecoded. Raises UserError."""
     sources = {"hub": _hub, "files": _file, "folder": _folder, "generated": _generated}
     rows = sources[data.source](data, split, seed)
     return rows.with_columns(_undecoded(rows.dataset))
 
 
-def split_folder(data: recipes.Data, split: str) -> Path:
+def split_folder(data: schema.Data, split: str) -> Path:
     """The folder of one split inside `data.folder`. Raises UserError where there is none, naming those that are."""
     root = Path(data.folder or "").expanduser()
     if data.splits:
@@ -57,14 +56,14 @@ def split_folder(data: recipes.Data, split: str) -> Path:
     )
 
 
-def _file(data: recipes.Data, split: str, seed: int) -> Rows:
+def _file(data: schema.Data, split: str, seed: int) -> Rows:
     """One local file, or the rows inside it."""
     assert data.files is not None
     name = data.files[split]
     return _local(data, Path(name).expanduser(), name)
 
 
-def _local(data: recipes.Data, path: Path, name: str, further: Collection[str] = ()) -> Rows:
+def _local(data: schema.Data, path: Path, name: str, further: Collection[str] = ()) -> Rows:
     """The rows of the file `path`, called `name` to a person; `further` columns are wanted beside those of the task."""
     kind = formats.kind(path)
     if kind == "parquet":
@@ -98,7 +97,7 @@ def _local(data: recipes.Data, path: Path, name: str, further: Collection[str] =
     return Rows(dataset, name, textual=kind in TEXTUAL, folder=path.parent, notes=notes)
 
 
-def _folder(data: recipes.Data, split: str, seed: int) -> Rows:
+def _folder(data: schema.Data, split: str, seed: int) -> Rows:
     """The images or the sound of a folder, with the class that each lies in or the columns of its metadata file."""
     from datasets import Dataset
 
@@ -112,7 +111,7 @@ def _folder(data: recipes.Data, split: str, seed: int) -> Rows:
     return Rows(Dataset.from_list(rows), str(place), folder=place)
 
 
-def _described(data: recipes.Data, metadata: Path, column: str) -> Rows:
+def _described(data: schema.Data, metadata: Path, column: str) -> Rows:
     """The rows of a folder's metadata file, whose `file_name` is the image or the sound (`column`).
 
     Read here: the builder of `datasets` decodes sound on the way, and needs torchcodec for it.
@@ -159,7 +158,7 @@ def _parquet(path: Path, name: str) -> Dataset:
         raise UserError(f"{name}: cannot be read as parquet: {_innermost(error)}") from error
 
 
-def _hub(data: recipes.Data, split: str, seed: int) -> Rows:
+def _hub(data: schema.Data, split: str, seed: int) -> Rows:
     """One split of a hub data set, from the cache where it is there."""
     from datasets import load_dataset
 
@@ -180,7 +179,7 @@ def _hub(data: recipes.Data, split: str, seed: int) -> Rows:
     return Rows(dataset, where, folder=local if local.is_dir() else None)
 
 
-def _generated(data: recipes.Data, split: str, seed: int) -> Rows:
+def _generated(data: schema.Data, split: str, seed: int) -> Rows:
     """The paraphrase pairs that lie beside the recipes: of each split the first ones, as many as the recipe wants."""
     path = catalogue.folder() / PAIRS
     dataset = cache.kept(path, ["pairs", split], partial(_pairs, path, split))

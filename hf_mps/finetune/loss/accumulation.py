@@ -12,10 +12,10 @@ from transformers import Trainer
 
 # Two numbers of items in a step that no loss takes for one another.
 FEW, MANY = 1, 1000
-ROWS = 2
+TRIAL_ROWS = 2
 
 
-def settle(trainer: Any) -> bool:
+def fix_accumulation_scaling(trainer: Any) -> bool:
     """Let `trainer` divide the loss by the accumulation steps itself where the model's loss does not; whether it does.
 
     Trainer hands a model the number of labels in a whole step (`num_items_in_batch`) and divides by nothing itself
@@ -27,7 +27,7 @@ def settle(trainer: Any) -> bool:
     own = type(trainer).compute_loss is not Trainer.compute_loss or trainer.compute_loss_func is not None
     if own or not trainer.model_accepts_loss_kwargs:
         return False
-    model, rows = trainer.model, range(min(ROWS, len(trainer.train_dataset)))
+    model, rows = trainer.model, range(min(TRIAL_ROWS, len(trainer.train_dataset)))
     training, drawn = model.training, torch.get_rng_state()
     with torch.device("cpu"):  # whatever the default is
         inputs = trainer.data_collator([trainer.train_dataset[row] for row in rows])
@@ -37,7 +37,7 @@ def settle(trainer: Any) -> bool:
     torch.set_rng_state(drawn)  # a collator may have drawn from it (masks), and a run is its seed's alone
     model.eval()
     try:
-        counted = _looks(model, inputs) if weightless else _differs(model, inputs)
+        counted = _reads_count(model, inputs) if weightless else _loss_depends_on_count(model, inputs)
     finally:
         model.train(training)
     if not counted:
@@ -45,29 +45,29 @@ def settle(trainer: Any) -> bool:
     return not counted
 
 
-def _differs(model: Any, inputs: Mapping[str, Any]) -> bool:
+def _loss_depends_on_count(model: Any, inputs: Mapping[str, Any]) -> bool:
     """Whether the loss of a batch is another with another number of items in the step."""
     with torch.no_grad(), torch.device(next(model.parameters()).device):
         few, many = (model(**inputs, num_items_in_batch=torch.tensor(count)).loss for count in (FEW, MANY))
     return not torch.equal(few, many)
 
 
-def _looks(model: Any, inputs: Mapping[str, Any]) -> bool:
+def _reads_count(model: Any, inputs: Mapping[str, Any]) -> bool:
     """Whether a model on meta computes anything with the number of items.
 
     A forward pass that reads numbers cannot be followed there: then the loss is taken for one that looks, as the loss
     functions of transformers itself do (loss/loss_utils.py).
     """
-    from hf_mps.finetune.loss.deferred_head import Loss
-    from hf_mps.finetune.smoke.fake import Answers, needs_numbers
+    from hf_mps.finetune.loss.deferred_head import ChunkedLoss
+    from hf_mps.finetune.smoke.fake import FakeScalars, needs_numbers
 
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if isinstance(getattr(inner, "loss_function", None), Loss):
+    if isinstance(getattr(inner, "loss_function", None), ChunkedLoss):
         return True  # chunked.cross_entropy divides by it
     items = torch.tensor(FEW, device="meta")
     moved = {name: one.to("meta") if isinstance(one, torch.Tensor) else one for name, one in inputs.items()}
     numbers = [(one, inputs[name]) for name, one in moved.items() if isinstance(one, torch.Tensor)]
-    with torch.no_grad(), torch.device("meta"), Answers(numbers), _Seen(items) as seen:
+    with torch.no_grad(), torch.device("meta"), FakeScalars(numbers), _UseOf(items) as seen:
         try:
             model(**moved, num_items_in_batch=items)
         except Exception as error:
@@ -77,7 +77,7 @@ def _looks(model: Any, inputs: Mapping[str, Any]) -> bool:
     return bool(seen.used)
 
 
-class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _UseOf(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes whether an operator is given `wanted`."""
 
     def __init__(self, wanted: torch.Tensor) -> None:

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.finetune.loss.tied_embedding import Shared
+from hf_mps.finetune.loss.tied_embedding import TiedGradient
 from hf_mps.finetune.text.padding import IGNORED
 
 # Bytes of one chunk's logits in float32: enough rows to keep a GPU busy, and to make the head's gradient, which is read
 # and written once a chunk, little of the work.
-CHUNK = 128 * 2**20
+CHUNK_BYTES = 128 * 2**20
 # On Metal the last chunk is filled up with rows without a label to a multiple of so many: a graph is compiled for each
 # size, and the number of tokens is another one at every step.
-ROWS = 64
+ROW_MULTIPLE = 64
 # float16 cannot hold the small probabilities of a large vocabulary: its gradients are taken this much larger, a power
 # of two, which changes no digit.
 HALF_SCALE = 1024.0
@@ -33,7 +33,7 @@ def cross_entropy(
     labels: Tensor,
     num_items: Tensor | int | None = None,
     ignore_index: int = IGNORED,
-    shared: Shared | None = None,
+    shared: TiedGradient | None = None,
 ) -> Tensor:
     """The cross-entropy of `hidden @ weight.T + bias` against `labels`, in float32, as a scalar that can be derived.
 
@@ -52,11 +52,11 @@ def cross_entropy(
         if len(kept) < len(targets):
             rows, targets = rows[kept], targets[kept]
     derive = torch.is_grad_enabled()
-    total: Tensor = _Chunked.apply(rows, weight, bias, targets, ignore_index, derive, shared)  # type: ignore[no-untyped-call]
+    total: Tensor = _ChunkedCrossEntropy.apply(rows, weight, bias, targets, ignore_index, derive, shared)  # type: ignore[no-untyped-call]
     return total / (count.to(total.device) if isinstance(count, Tensor) else count)
 
 
-class _Chunked(torch.autograd.Function):
+class _ChunkedCrossEntropy(torch.autograd.Function):
     """The sum of the rows' losses; the gradients of a sum are known before anything is asked backward."""
 
     @staticmethod
@@ -68,7 +68,7 @@ class _Chunked(torch.autograd.Function):
         targets: Tensor,
         ignore_index: int,
         derive: bool,
-        shared: Shared | None,
+        shared: TiedGradient | None,
     ) -> Tensor:
         wanted = [derive and needed for needed in ctx.needs_input_grad[:3]]
         # Only a gradient that flows on through the rows reaches the embedding.
@@ -78,7 +78,7 @@ class _Chunked(torch.autograd.Function):
 
         def gradients(wanted: list[bool]) -> tuple[Tensor, list[Tensor | None]]:
             with torch.autocast(device, enabled=False):
-                return _walk(rows.detach(), weight.detach(), bias, targets, ignore_index, wanted, kind)
+                return _loss_and_gradients(rows.detach(), weight.detach(), bias, targets, ignore_index, wanted, kind)
 
         late = ctx.shared is not None and ctx.shared.late and wanted[1]
         total, ctx.gradients = gradients([wanted[0], wanted[1] and not late, wanted[2]])
@@ -101,7 +101,7 @@ class _Chunked(torch.autograd.Function):
         return (*found, None, None, None, None)
 
 
-def _walk(
+def _loss_and_gradients(
     rows: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -117,17 +117,18 @@ def _walk(
     of_rows = torch.empty_like(rows, dtype=torch.float32 if scale > 1 else rows.dtype) if wanted[0] else None
     of_weight = torch.zeros_like(weight, dtype=torch.float32) if wanted[1] else None
     of_bias = torch.zeros_like(weight[:, 0], dtype=torch.float32) if wanted[2] else None
-    size = max(1, CHUNK // (4 * words))
+    size = max(1, CHUNK_BYTES // (4 * words))
     for start in range(0, len(rows), size):
-        part, target = _filled(rows[start : start + size].to(kind), targets[start : start + size], size, ignore_index)
+        chunk = slice(start, start + size)
+        part, target = _padded_chunk(rows[chunk].to(kind), targets[chunk], size, ignore_index)
         logits = torch.nn.functional.linear(part, head, None if bias is None else bias.to(kind)).float()
-        losses, gradient = _rows(logits, target, ignore_index, derive=any(wanted))
+        losses, gradient = _chunk_loss(logits, target, ignore_index, derive=any(wanted))
         total += losses
         if of_bias is not None:
             of_bias += gradient.sum(0)
         gradient = gradient.mul_(scale).to(kind) if kind != torch.float32 else gradient
         if of_rows is not None:
-            here = of_rows[start : start + size]
+            here = of_rows[chunk]
             here.copy_((gradient @ head)[: len(here)])
         if of_weight is not None:
             _add_product(of_weight, gradient, part)
@@ -138,16 +139,16 @@ def _walk(
     return total, [of_rows, of_weight, of_bias]
 
 
-def _filled(part: Tensor, target: Tensor, size: int, ignore_index: int) -> tuple[Tensor, Tensor]:
+def _padded_chunk(part: Tensor, target: Tensor, size: int, ignore_index: int) -> tuple[Tensor, Tensor]:
     """A chunk of at most `size` rows, on Metal with rows added that change neither loss nor gradients."""
-    missing = min(size, -(-len(part) // ROWS) * ROWS) - len(part) if part.device.type == "mps" else 0
+    missing = min(size, -(-len(part) // ROW_MULTIPLE) * ROW_MULTIPLE) - len(part) if part.device.type == "mps" else 0
     if missing:
         part = torch.nn.functional.pad(part, (0, 0, 0, missing))
         target = torch.nn.functional.pad(target, (0, missing), value=ignore_index)
     return part, target
 
 
-def _rows(logits: Tensor, target: Tensor, ignore_index: int, derive: bool) -> tuple[Tensor, Tensor]:
+def _chunk_loss(logits: Tensor, target: Tensor, ignore_index: int, derive: bool) -> tuple[Tensor, Tensor]:
     """The summed loss of a chunk, and its gradient by the logits (rows, words), which takes their place in memory."""
     counted = target != ignore_index
     place = target.where(counted, 0).unsqueeze(1)
@@ -168,6 +169,6 @@ def _add_product(total: Tensor, gradient: Tensor, part: Tensor) -> None:
     if part.dtype == total.dtype:
         total.addmm_(gradient.t(), part)
         return
-    size = max(1, CHUNK // (4 * part.shape[1]))
+    size = max(1, CHUNK_BYTES // (4 * part.shape[1]))
     for start in range(0, len(total), size):
         total[start : start + size] += gradient[:, start : start + size].t() @ part

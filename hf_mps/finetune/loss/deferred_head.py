@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hf_mps.core.choice import Choice
 from hf_mps.finetune.loss import chunked
-from hf_mps.finetune.loss.tied_embedding import Gathering, Shared, fits
+from hf_mps.finetune.loss.tied_embedding import TiedEmbedding, TiedGradient, is_tied
 from hf_mps.finetune.run.logging import errors_only
 from hf_mps.finetune.text.padding import IGNORED
 
@@ -27,32 +27,32 @@ if TYPE_CHECKING:
 CHUNKS = "cross-entropy in chunks"
 PLAIN = "the model's own"
 # What a trial's hidden states range over: far enough that a soft cap on the logits would bend them.
-RANGE = 1000.0
-TOKENS = 6
+TRIAL_RANGE = 1000.0
+TRIAL_TOKENS = 6
 
 
-class Deferring(torch.nn.Linear):
+class DeferredHead(torch.nn.Linear):
     """A head that returns its input while `deferred`; otherwise the Linear that it was.
 
     `shared` takes its gradient in the present pass, where the word embedding has the same weight.
     """
 
     deferred = False
-    shared: Shared | None = None
+    shared: TiedGradient | None = None
 
     def forward(self, hidden: Tensor) -> Tensor:
         return hidden if self.deferred else super().forward(hidden)
 
 
 @dataclass
-class Loss:
+class ChunkedLoss:
     """A model's loss function: `plain`, or, while its head defers, the same loss from hidden states in chunks.
 
     `embedding` is the word embedding where it has the head's weight.
     """
 
-    head: Deferring
-    embedding: Gathering | None
+    head: DeferredHead
+    embedding: TiedEmbedding | None
     plain: Callable[..., Tensor]
     shifted: bool
     logits_in_evaluation: bool
@@ -113,32 +113,29 @@ def install(model: Any, *, logits_in_evaluation: bool = False) -> Choice[str]:
     plain = inner.loss_function
     if plain not in (ForCausalLMLoss, ForMaskedLMLoss):
         return Choice(PLAIN, f"its loss is {getattr(plain, '__name__', type(plain).__name__)}, of another kind")
-    head.__class__ = Deferring
-    loss = Loss(cast("Deferring", head), None, plain, plain is ForCausalLMLoss, logits_in_evaluation)
-    if head.weight.is_meta:
-        unfit, reaches = _tried_on_a_twin(inner)
-    else:
-        unfit, reaches = _tried(inner, loss), lambda: _reaches(inner, loss, inner.get_input_embeddings())
+    head.__class__ = DeferredHead
+    loss = ChunkedLoss(cast("DeferredHead", head), None, plain, plain is ForCausalLMLoss, logits_in_evaluation)
+    unfit, reaches = _try_tiny_copy(inner) if head.weight.is_meta else _try(inner, loss)
     if unfit:
         head.__class__ = torch.nn.Linear
         inner.loss_function = plain
         return Choice(PLAIN, unfit)
     inner.loss_function = loss
     embedding = inner.get_input_embeddings()
-    if fits(embedding, head) and reaches():
-        embedding.__class__ = Gathering
+    if is_tied(embedding, head) and reaches():
+        embedding.__class__ = TiedEmbedding
         loss.embedding = embedding
     model.register_forward_pre_hook(_defer, with_kwargs=True)
     model.register_forward_hook(_resume, with_kwargs=True, always_call=True)
     each = 4 * len(head.weight)
-    rows = max(1, chunked.CHUNK // each)
+    rows = max(1, chunked.CHUNK_BYTES // each)
     reason = f"{rows} tokens at a time: a plain loss holds a batch's logits three times, {each / 2**20:.2g} MiB a token"
     return Choice(CHUNKS, reason)
 
 
-def _loss(model: Any) -> Loss:
+def _loss(model: Any) -> ChunkedLoss:
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    loss: Loss = inner.loss_function
+    loss: ChunkedLoss = inner.loss_function
     return loss
 
 
@@ -148,7 +145,7 @@ def _defer(model: Any, arguments: Any, words: dict[str, Any]) -> None:
     head.deferred = words.get("labels") is not None and (model.training or not loss.logits_in_evaluation)
     if embedding is not None and head.deferred and head.weight.requires_grad and torch.is_grad_enabled():
         # A Mac has little memory for its speed; CUDA and the CPU would rather not compute the logits once more.
-        head.shared = embedding.shared = Shared(late=head.weight.device.type == "mps")
+        head.shared = embedding.shared = TiedGradient(late=head.weight.device.type == "mps")
 
 
 def _resume(model: Any, arguments: Any, words: dict[str, Any], output: Any) -> Any:
@@ -165,56 +162,62 @@ def _resume(model: Any, arguments: Any, words: dict[str, Any], output: Any) -> A
     return type(output)(**{name: value for name, value in output.items() if name != "logits"})
 
 
-def _tried_on_a_twin(model: Any) -> tuple[str, Callable[[], bool]]:
-    """For a model without weights (`hf-mps plan`): what is found of a tiny one of its class, and of its embedding."""
-    from hf_mps.finetune.smoke.tiny_model import twin
+def _try(model: Any, loss: ChunkedLoss) -> tuple[str, Callable[[], bool]]:
+    """Why `model` cannot take its loss in chunks, or "", and whether its gradient reaches its embedding."""
+    return _chunking_obstacle(model, loss), lambda: _gradient_reaches(model, loss, model.get_input_embeddings())
 
-    tiny = twin(model)
+
+def _try_tiny_copy(model: Any) -> tuple[str, Callable[[], bool]]:
+    """For a model without weights (`hf-mps plan`): what is found of a tiny one of its class, and of its embedding."""
+    from hf_mps.finetune.smoke.tiny_model import tiny_copy
+
+    tiny = tiny_copy(model)
     if tiny is None:
         return "there is no tiny model of its class to try it on", lambda: False
     found = install(tiny)
-    return (found.reason if found.value == PLAIN else ""), lambda: isinstance(tiny.get_input_embeddings(), Gathering)
+    unfit = found.reason if found.value == PLAIN else ""
+    return unfit, lambda: isinstance(tiny.get_input_embeddings(), TiedEmbedding)
 
 
-def _tried(model: Any, loss: Loss) -> str:
+def _chunking_obstacle(model: Any, loss: ChunkedLoss) -> str:
     """Why `model` cannot take its loss from hidden states, or an empty string, from three passes over a few tokens."""
     head, shown = loss.head, list[Tensor]()
 
     def show(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
-        wide = torch.linspace(-RANGE, RANGE, inputs[0].numel(), device=inputs[0].device)
+        wide = torch.linspace(-TRIAL_RANGE, TRIAL_RANGE, inputs[0].numel(), device=inputs[0].device)
         shown.append(wide.view_as(inputs[0]).to(inputs[0].dtype))
         return (shown[-1],)
 
     try:
         with torch.no_grad():
-            wanted = _pass(model, loss, loss, deferred=False).float()
-            found = _pass(model, loss, loss, deferred=True).float()
+            wanted = _trial_pass(model, loss, loss, deferred=False).float()
+            found = _trial_pass(model, loss, loss, deferred=True).float()
             with head.register_forward_pre_hook(show):
-                got = _pass(model, loss, _Given(), deferred=True)
+                got = _trial_pass(model, loss, _ReturnLogits(), deferred=True)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         return f"its forward pass takes the loss itself ({type(error).__name__} without logits)"
     if not shown or got.shape != shown[-1].shape:
         return "its forward pass does not ask for a loss function"
-    if not _multiple(got.float(), shown[-1].float(), exact=head.bias is not None):
+    if not _is_multiple(got.float(), shown[-1].float(), exact=head.bias is not None):
         return "its forward pass changes the logits before the loss (a soft cap for instance)"
     if not torch.allclose(found, wanted, rtol=1e-4 if head.weight.dtype == torch.float32 else 2e-2):
-        return f"on {TOKENS} tokens its loss would be {found:.4f} in place of {wanted:.4f}"
+        return f"on {TRIAL_TOKENS} tokens its loss would be {found:.4f} in place of {wanted:.4f}"
     return ""
 
 
-def _reaches(model: Any, loss: Loss, embedding: Any) -> bool:
+def _gradient_reaches(model: Any, loss: ChunkedLoss, embedding: Any) -> bool:
     """Whether the gradient of the hidden states arrives at the word embedding."""
     kept: list[Tensor] = []
     if not embedding.weight.requires_grad:
         return False
     with torch.enable_grad(), embedding.register_forward_hook(lambda _, ids, rows: kept.append(rows)):
-        got = _pass(model, loss, _Given(), deferred=True)
+        got = _trial_pass(model, loss, _ReturnLogits(), deferred=True)
     return torch.autograd.grad(got.sum(), kept[0], allow_unused=True)[0] is not None
 
 
-def _pass(model: Any, loss: Loss, function: Callable[..., Tensor], *, deferred: bool) -> Tensor:
+def _trial_pass(model: Any, loss: ChunkedLoss, function: Callable[..., Tensor], *, deferred: bool) -> Tensor:
     """What `model` returns as its loss for a few tokens, with `function` in the place of its loss function."""
-    ids = torch.arange(TOKENS, device=loss.head.weight.device).remainder(len(loss.head.weight)).unsqueeze(0)
+    ids = torch.arange(TRIAL_TOKENS, device=loss.head.weight.device).remainder(len(loss.head.weight)).unsqueeze(0)
     training = model.training
     model.eval()
     model.loss_function, loss.head.deferred = function, deferred
@@ -227,14 +230,14 @@ def _pass(model: Any, loss: Loss, function: Callable[..., Tensor], *, deferred: 
         model.train(training)
 
 
-class _Given:
+class _ReturnLogits:
     """A loss function that returns the logits which it is given."""
 
     def __call__(self, logits: Tensor, *others: Any, **more: Any) -> Tensor:
         return logits
 
 
-def _multiple(got: Tensor, shown: Tensor, exact: bool) -> bool:
+def _is_multiple(got: Tensor, shown: Tensor, exact: bool) -> bool:
     """Whether `got` is `shown` times one number; times 1 where `exact`, since a bias is not multiplied with it."""
     factor = 1.0 if exact else float((got * shown).sum() / (shown * shown).sum())
-    return bool(torch.allclose(got, shown * factor, rtol=1e-2, atol=1e-3 * RANGE * abs(factor)))
+    return bool(torch.allclose(got, shown * factor, rtol=1e-2, atol=1e-3 * TRIAL_RANGE * abs(factor)))

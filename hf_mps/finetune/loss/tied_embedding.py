@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 
-class Shared:
+class TiedGradient:
     """The head's gradient on its way to the embedding, in one pass forward and backward.
 
     `joined` says that the embedding takes it; `gradient` gives it, (words, width) in float32, when it is asked for;
@@ -28,21 +28,21 @@ class Shared:
         self.gradient: Callable[[], Tensor] | None = None
 
 
-class Gathering(torch.nn.Embedding):
+class TiedEmbedding(torch.nn.Embedding):
     """A word embedding that joins `shared` where one is laid there for the pass; otherwise the Embedding it was."""
 
-    shared: Shared | None = None
+    shared: TiedGradient | None = None
 
     def forward(self, ids: Tensor) -> Tensor:
         shared, self.shared = self.shared, None  # a second use in the same pass has a gradient of its own
         if shared is None:
             return super().forward(ids)
         shared.joined = True
-        rows: Tensor = _Gather.apply(self.weight, ids, self.padding_idx, shared)  # type: ignore[no-untyped-call]
+        rows: Tensor = _TiedLookup.apply(self.weight, ids, self.padding_idx, shared)  # type: ignore[no-untyped-call]
         return rows
 
 
-def fits(embedding: Any, head: Any) -> bool:
+def is_tied(embedding: Any, head: Any) -> bool:
     """Whether `embedding` is a plain word embedding over the weight of `head`, its gradient dense and unscaled."""
     return (
         type(embedding) is torch.nn.Embedding
@@ -52,9 +52,9 @@ def fits(embedding: Any, head: Any) -> bool:
     )
 
 
-class _Gather(torch.autograd.Function):
+class _TiedLookup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, ids: Tensor, padding: int | None, shared: Shared) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, ids: Tensor, padding: int | None, shared: TiedGradient) -> Tensor:
         ctx.save_for_backward(ids)
         ctx.shared, ctx.padding, ctx.like = shared, padding, (weight.shape, weight.dtype)
         return torch.nn.functional.embedding(ids, weight)

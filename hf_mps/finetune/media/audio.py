@@ -20,8 +20,8 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.text import buckets
 from hf_mps.finetune.text.lengths import SHAPES, Lengths
-from hf_mps.finetune.text.padding import IGNORED, PadUp
-from hf_mps.finetune.text.shapes import best
+from hf_mps.finetune.text.padding import IGNORED, PadToBucket
+from hf_mps.finetune.text.shapes import optimal_buckets
 
 if TYPE_CHECKING:
     from hf_mps.finetune.data.rows import Rows
@@ -161,9 +161,9 @@ class Durations(Lengths):
         seconds = ", ".join(f"{frames * self.hop / self.rate:.1f}" for frames in self.shapes)
         return f"{seconds} seconds" if self.shapes else "as long as the batch's longest row"
 
-    def collator(self, inner: Any, tokenizer: Any = None, **settings: Any) -> PadUp:
+    def collator(self, inner: Any, tokenizer: Any = None, **settings: Any) -> PadToBucket:
         """`inner`, whose batches of `input_values` are padded with silence up to a length of the list."""
-        return PadUp(inner, self._samples, {"input_values": 0.0, "attention_mask": 0})
+        return PadToBucket(inner, self._samples, {"input_values": 0.0, "attention_mask": 0})
 
     def _samples(self, width: int) -> int:
         return max(width, self.target(-(-width // self.hop)) * self.hop)
@@ -177,9 +177,9 @@ def durations(recipe: Recipe, counts: Sequence[int], others: Sequence[int], hop:
         return Choice(Durations(longest, "longest", hop=hop, rate=rate), f"speedups is false in the recipe; {told}")
     batch = recipe.training.get("per_device_train_batch_size") or DEFAULT_BATCH
     alike = buckets.grouped(buckets.decide(recipe, counts, batch))
-    found = best(counts, top=longest, limit=longest, batch=1 if alike else batch, most=SHAPES, step=1)
+    found = optimal_buckets(counts, top=longest, limit=longest, batch=1 if alike else batch, most=SHAPES, step=1)
     listed = Durations(longest, "list", found, hop=hop, rate=rate)
-    silence = 1 - sum(counts) / buckets.held(counts, batch, listed.target, alike=alike)
+    silence = 1 - sum(counts) / buckets.padded_tokens(counts, batch, listed.target, alike=alike)
     return Choice(listed, f"{len(found)} lengths, laid where the rows are: about {silence:.0%} silence; {told}")
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, field_validator
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.recipe import schema as recipes
+from hf_mps.finetune.recipe import schema
 
 if TYPE_CHECKING:
     from hf_mps.finetune.data.load import Rows
@@ -26,7 +26,7 @@ RATIO = (3 / 4, 4 / 3)
 TRIES = 10
 
 
-class Augmentation(recipes.Section):
+class Augmentation(schema.Section):
     """How a training image is varied: a part of it of `crop` (least and greatest share of its area), mirrored left to
     right in a share `flip` of the draws.
     """

@@ -8,14 +8,14 @@ from typing import Any
 Row = dict[str, Any]
 
 
-def first(predictions: Any) -> Any:
+def logits_of(predictions: Any) -> Any:
     """The logits alone: some models return hidden states behind them."""
     return predictions[0] if isinstance(predictions, tuple) else predictions
 
 
-def logits_alone(logits: Any, _labels: Any) -> Any:
+def keep_logits(logits: Any, _labels: Any) -> Any:
     """Trainer's `preprocess_logits_for_metrics`: hidden states behind the logits are not gathered, they fill memory."""
-    return first(logits)
+    return logits_of(logits)
 
 
 def probabilities(logits: Any) -> Any:

@@ -10,7 +10,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.metrics import Baseline, Metrics
 from hf_mps.finetune.text.lengths import Lengths
-from hf_mps.finetune.text.padding import PadUp, fills
+from hf_mps.finetune.text.padding import PadToBucket, pad_values
 
 if TYPE_CHECKING:
     from hf_mps.finetune.data.load import Rows
@@ -63,7 +63,8 @@ def collator(model: Any, length: Lengths, prompts: Any) -> Any:
             return made
 
     made = Padded(preprocess_fn=model.preprocess, prompts=prompts or {})
-    made.pad = PadUp(lambda batch: batch, length.target, fills(model.tokenizer), model.tokenizer.padding_side)
+    tokenizer = model.tokenizer
+    made.pad = PadToBucket(lambda batch: batch, length.target, pad_values(tokenizer), tokenizer.padding_side)
     return made
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from pydantic import Field
 
-from hf_mps.finetune.recipe import schema as recipes
+from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.run.logging import errors_only
 
 BATCH = 8
 
 
-class Generate(recipes.Section):
+class Generate(schema.Section):
     """For predictions.csv: to how many validation rows the model answers, and with at most how many tokens."""
 
     rows: int = Field(default=16, ge=0)

@@ -45,7 +45,7 @@ def load(recipe: lengths.Padded, checkpoint: Checkpoint) -> Loaded:
     """Open tokenizer and configuration, with a padding token. Raises UserError where that or the length cannot be."""
     tokenizer, config = checkpoint.tokenizer(), checkpoint.config()
     longest = lengths.limit(recipe, tokenizer, config, MAX_LENGTH)
-    lent = tokens.lend_pad_token(tokenizer, config)
+    lent = tokens.set_pad_token(tokenizer, config)
     return Loaded(tokenizer, config, longest, tokens.digest(tokenizer), dict(lent))
 
 

@@ -11,13 +11,13 @@ from pydantic import Field
 from hf_mps.core import extras
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, nearest
-from hf_mps.finetune.recipe import schema as recipes
+from hf_mps.finetune.recipe import schema
 
 ALL_LINEAR = "all-linear"
 SHOWN = 8
 
 
-class Lora(recipes.Section):
+class Lora(schema.Section):
     """peft's own names of LoraConfig, and `export`: what the output folder holds.
 
     `target_modules` is `all-linear` (each linear layer but the output layer, as QLoRA found it necessary to match full

@@ -13,7 +13,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune import metrics
 from hf_mps.finetune.metrics.chosen import choose
 from hf_mps.finetune.models import language
-from hf_mps.finetune.recipe import schema as recipes
+from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import lengths, tokens
 
@@ -34,7 +34,7 @@ SETTLED = {
 TARGET = 128
 
 
-class Columns(recipes.Columns):
+class Columns(schema.Columns):
     """The columns of the data by their roles; `translation.en` is a key of a column of dicts."""
 
     source: str
@@ -53,7 +53,7 @@ class Recipe(language.Recipe):
 
 
 @dataclass(frozen=True)
-class Kind:
+class Seq2SeqTask:
     """What one of the two tasks adds: its metrics, its baseline and the name of its prefix in a configuration."""
 
     pipeline_tag: str
@@ -65,7 +65,7 @@ class Kind:
 
 
 def prepare(
-    recipe: Any, rows: dict[str, Rows], checkpoint: Checkpoint, kind: Kind, settle: Callable[[Any, Any], None]
+    recipe: Any, rows: dict[str, Rows], checkpoint: Checkpoint, kind: Seq2SeqTask, settle: Callable[[Any, Any], None]
 ) -> Prepared:
     """Make features, model, collator and metrics; `settle(tokenizer, model)` is called with each as it is loaded.
 
@@ -129,7 +129,7 @@ def _longest_target(said: int | None, config: Any) -> int:
     return said or min(TARGET, positions)
 
 
-def _prefix(recipe: Any, config: Any, kind: Kind) -> tuple[str, Choice[str]]:
+def _prefix(recipe: Any, config: Any, kind: Seq2SeqTask) -> tuple[str, Choice[str]]:
     """What stands before each source, and the choice to be shown."""
     if recipe.source_prefix is not None:
         return recipe.source_prefix, Choice(repr(recipe.source_prefix), "source_prefix in the recipe")
@@ -156,7 +156,7 @@ def _tokenised(rows: Rows, loaded: Loaded, prefix: str, longest_target: int) -> 
     languages = [getattr(tokenizer, name, None) for name in ("src_lang", "tgt_lang")]
     key = ("seq2seq", longest, longest_target, prefix, languages)
     kinds = Features({name: List(Value("int32")) for name in names})
-    return tokens.mapped(rows, encode, content=loaded.content, key=key, features=kinds)
+    return tokens.map_cached(rows, encode, content=loaded.content, key=key, features=kinds)
 
 
 def _lengths(recipe: Any, features: Mapping[str, Dataset], column: str, longest: int) -> Choice[Lengths]:

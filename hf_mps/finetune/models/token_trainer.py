@@ -60,7 +60,7 @@ def row_sums(model: Any, inputs: Mapping[str, Any], *, causal: bool) -> Any:
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     loss = getattr(inner, "loss_function", None)
-    if not isinstance(loss, deferred_head.Loss):
+    if not isinstance(loss, deferred_head.ChunkedLoss):
         logits = model(**{name: value for name, value in inputs.items() if name != "labels"}).logits
         return _sums(*_tokens(logits, None, None, _targets(inputs["labels"], causal)))
     watching = Watching(**{field.name: getattr(loss, field.name) for field in fields(loss)})
@@ -73,7 +73,7 @@ def row_sums(model: Any, inputs: Mapping[str, Any], *, causal: bool) -> Any:
 
 
 @dataclass
-class Watching(deferred_head.Loss):
+class Watching(deferred_head.ChunkedLoss):
     """Stands in for a model's loss for one pass without gradients, and keeps the sums of each row."""
 
     sums: Any = None
@@ -97,7 +97,7 @@ def _tokens(given: Any, weight: Any, bias: Any, targets: Any) -> tuple[Any, Any,
     """
     flat, truth = given.flatten(0, -2), targets.flatten()
     losses, right = [], []
-    size = max(1, chunked.CHUNK // (4 * len(weight if weight is not None else given[0, 0])))
+    size = max(1, chunked.CHUNK_BYTES // (4 * len(weight if weight is not None else given[0, 0])))
     for start in range(0, len(truth), size):
         part, wanted = flat[start : start + size], truth[start : start + size]
         logits = part if weight is None else torch.nn.functional.linear(part, weight, bias)

@@ -64,7 +64,7 @@ def _of_recipe(recipe: Recipe, changed: Sequence[str]) -> dict[str, Callable[[],
         "early_stopping_patience": lambda: refuse_early_stopping(recipe.training, recipe.early_stopping_patience),
     }
     if (template := getattr(recipe, "chat_template", None)) not in (None, PLAIN_TEMPLATE):
-        checks["chat_template"] = lambda: chat.written(template)
+        checks["chat_template"] = lambda: chat.read_template(template)
     return checks
 
 

@@ -98,10 +98,10 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int
     except REFUSALS as error:
         raise _refused(error) from error
     _evaluate_every_row(trainer)
-    if plan.choices["sampling"].value == buckets.ALIKE:
-        buckets.hang_into(trainer, prepared)
+    if plan.choices["sampling"].value == buckets.BUCKETED:
+        buckets.install_sampler(trainer, prepared)
     if args.gradient_accumulation_steps > 1:
-        accumulation.settle(trainer)
+        accumulation.fix_accumulation_scaling(trainer)
     if args.device.type != plan.device.value:
         raise RuntimeError(f"Trainer took {args.device.type} where the plan says {plan.device.value}")
     return trainer

@@ -25,7 +25,7 @@ OF_A_SHAPE = (
 )
 
 
-class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Around a step of fake tensors: answers for what has a result on a Mac and none among fake tensors.
 
     `given` are the fake tensors of the batch with their real ones. What a model computes of these alone (lengths, the

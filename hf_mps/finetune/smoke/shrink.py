@@ -95,7 +95,7 @@ def unfitness(config: Any, make: Callable[[Any], Any]) -> str | None:
     """
     import torch
 
-    from hf_mps.finetune.smoke.fake import Answers, needs_numbers
+    from hf_mps.finetune.smoke.fake import FakeScalars, needs_numbers
 
     try:
         with torch.device("meta"):
@@ -103,7 +103,7 @@ def unfitness(config: Any, make: Callable[[Any], Any]) -> str | None:
         count = sum(parameter.numel() for parameter in model.parameters())
         if count > MOST:
             return f"with few layers it still has {count / 1e6:,.0f} M parameters"
-        with torch.no_grad(), Answers():
+        with torch.no_grad(), FakeScalars():
             model(**inputs(model))
     except Exception as error:
         if not needs_numbers(error):

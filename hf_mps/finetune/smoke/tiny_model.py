@@ -49,7 +49,7 @@ def processor(family: Family, folder: Path, texts: Sequence[str]) -> dict[str, A
     return _numbers(tokenizer)
 
 
-def twin(model: Any) -> Any:
+def tiny_copy(model: Any) -> Any:
     """A tiny model of the class of `model`, on the CPU with random weights: for trials that need numbers.
 
     None where its configuration cannot be made small.

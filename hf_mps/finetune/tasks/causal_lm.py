@@ -34,7 +34,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     chosen = choose(recipe.metrics, METRICS, recipe.task)
     loaded = language.load(recipe, checkpoint)
     # What ends a text of the tokenizer's own does not stand in the middle of a longer one.
-    around = blocks.Frame(blocks.frame(loaded.tokenizer).before, ())
+    around = blocks.SpecialTokens(blocks.special_tokens(loaded.tokenizer).before, ())
     features = {split: blocks.make(recipe.data, rows[split], loaded, around) for split in rows}
     counts = {split: tokens.counts(features[split]) for split in features}
     length, loaded.choices["blocks"] = blocks.decide(recipe, recipe.data, counts, loaded.longest)

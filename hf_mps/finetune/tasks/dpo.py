@@ -15,10 +15,10 @@ from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.metrics import Baseline
 from hf_mps.finetune.metrics.chosen import choose
 from hf_mps.finetune.models import language
-from hf_mps.finetune.recipe import schema as recipes
+from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import chat, lengths, tokens
-from hf_mps.finetune.text.conversations import unusable
+from hf_mps.finetune.text.conversations import row_error
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -42,7 +42,7 @@ RATE, RATE_OF_ADAPTERS = 1e-6, 1e-5
 IDS = ("prompt_ids", "chosen_ids", "rejected_ids")
 
 
-class Columns(recipes.Columns):
+class Columns(schema.Columns):
     """The two answers, and the prompt where they do not hold it: texts, messages, or whole conversations."""
 
     prompt: str | None = None
@@ -50,7 +50,7 @@ class Columns(recipes.Columns):
     rejected: str = "rejected"
 
 
-class Data(recipes.Data):
+class Data(schema.Data):
     """Adds the columns."""
 
     columns: Columns = Columns()
@@ -113,22 +113,22 @@ def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def conversation(row: Mapping[str, Any]) -> tuple[list[dict[str, str]], str, str]:
-    """The prompt's messages and the two answers of a row. Raises chat.Misfit for a row that holds none."""
+    """The prompt's messages and the two answers of a row. Raises chat.ConversationError for a row that holds none."""
     sides = {}
     for side in ("chosen", "rejected"):
         raw = row[side]
         whole = [{"role": "assistant", "content": raw}] if isinstance(raw, str) else chat.messages(raw)
         if whole[-1]["role"] != "assistant":
-            raise chat.Misfit(
+            raise chat.ConversationError(
                 f"has a {side} answer whose last words are the {whole[-1]['role']}'s, not the assistant's"
             )
         sides[side] = whole
     (*before, answer), (*other, worse) = sides["chosen"], sides["rejected"]
     if before != other:
-        raise chat.Misfit("has answers to two different prompts")
+        raise chat.ConversationError("has answers to two different prompts")
     prompt = before or (chat.messages(row["prompt"]) if "prompt" in row else [])
     if not prompt:
-        raise chat.Misfit("has no prompt; name its column with data.columns.prompt")
+        raise chat.ConversationError("has no prompt; name its column with data.columns.prompt")
     return prompt, answer["content"], worse["content"]
 
 
@@ -143,8 +143,8 @@ def _tokenised(rows: Rows, loaded: Loaded) -> Dataset:
             try:
                 prompt, better, worse = conversation(row)
                 (asked, chosen), (_, rejected) = (_split(loaded.tokenizer, prompt, one) for one in (better, worse))
-            except chat.Misfit as error:
-                raise unusable(rows, index, error) from error
+            except chat.ConversationError as error:
+                raise row_error(rows, index, error) from error
             room = loaded.longest - len(asked)
             if room > 0:
                 for name, ids in zip(IDS, (asked, chosen[:room], rejected[:room]), strict=True):
@@ -153,7 +153,7 @@ def _tokenised(rows: Rows, loaded: Loaded) -> Dataset:
 
     kinds = Features({name: List(Value("int32")) for name in IDS})
     key = ("dpo", loaded.longest)
-    features = tokens.mapped(rows, encode, content=loaded.content, key=key, features=kinds)
+    features = tokens.map_cached(rows, encode, content=loaded.content, key=key, features=kinds)
     if len(features) == 0:
         raise UserError(f"{rows.where}: every prompt is {loaded.longest} tokens or longer; give a longer max_length")
     return features
@@ -163,7 +163,7 @@ def _split(tokenizer: Any, prompt: Sequence[chat.Message], answer: str) -> tuple
     """The ids before the answer and the answer's own: the last run of the assistant's words, its end included."""
     found = chat.encode(tokenizer, [*prompt, {"role": "assistant", "content": answer}])
     if not any(found.words):
-        raise chat.Misfit("has an empty answer")
+        raise chat.ConversationError("has an empty answer")
     end = len(found.words) - found.words[::-1].index(True)
     start = next((at for at in range(end - 1, -1, -1) if not found.words[at]), -1) + 1
     return found.input_ids[:start], found.input_ids[start:end]

@@ -11,12 +11,11 @@ from pydantic import Field
 
 from hf_mps.core.choice import Choice
 from hf_mps.finetune import metrics
-from hf_mps.finetune.data import labels, synthetic
-from hf_mps.finetune.data import load as sources
+from hf_mps.finetune.data import labels, load, synthetic
 from hf_mps.finetune.media import images
 from hf_mps.finetune.media.images import Augmentation, Images
 from hf_mps.finetune.models import classification
-from hf_mps.finetune.recipe import schema as recipes
+from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._base import Prepared
 
 if TYPE_CHECKING:
@@ -34,20 +33,20 @@ SMOKE_SIZE = (40, 32)
 COLOURS = ((200, 40, 40), (40, 80, 200), (40, 180, 60), (220, 200, 40))
 
 
-class Columns(recipes.Columns):
+class Columns(schema.Columns):
     """The columns of the data by their roles; `image` holds paths, or images as Parquet and the hub have them."""
 
     image: str = "image"
     label: str = "label"
 
 
-class Data(recipes.Labelled):
+class Data(schema.Labelled):
     """Adds the columns, and `labels`: the class names in the order of their ids."""
 
     columns: Columns = Columns()
 
 
-class Recipe(recipes.Recipe):
+class Recipe(schema.Recipe):
     """Adds how training images are varied, and `config_overrides` for the model's configuration."""
 
     task: Literal["image-classification"]
@@ -72,7 +71,7 @@ def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
         Image.frombytes("RGB", SMOKE_SIZE, pixels).save(file)
         return {named.image: f"{split}/{file.name}", named.label: synthetic.named(names, kind)}
 
-    rows = synthetic.splits((*sources.wanted(recipe.data), "validation"))
+    rows = synthetic.splits((*load.wanted(recipe.data), "validation"))
     return {
         split: [row(split, number, kind) for number, kind in enumerate(synthetic.classes(count, kinds, draw))]
         for split, count in rows.items()
@@ -106,7 +105,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         collator=transformers.default_data_collator,
         metrics=measured,
         compute_metrics=lambda evaluated: measured.compute(
-            classification.first(evaluated.predictions).argmax(axis=-1), evaluated.label_ids
+            classification.logits_of(evaluated.predictions).argmax(axis=-1), evaluated.label_ids
         ),
         baseline=measured.baseline(ids["validation"], train=ids["train"], names=found.names),
         auto_class=AUTO_CLASS,
@@ -118,7 +117,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
             "model": told,
         },
         trainer=lambda **settings: _trainer(made["train"], **settings),
-        trainer_settings={"preprocess_logits_for_metrics": classification.logits_alone},
+        trainer_settings={"preprocess_logits_for_metrics": classification.keep_logits},
         predict=lambda trainer: _predicted(rows["validation"], trainer.predict(made["validation"]), found.names),
         figures=lambda predicted: _figures(predicted, found.names),
         snippet=SNIPPET,
@@ -149,7 +148,7 @@ def _predicted(rows: Rows, evaluated: Any, names: Sequence[str]) -> list[dict[st
     """The rows of predictions.csv."""
     count = len(rows.dataset)
     inputs = [{"row": rows.number(at), "image": images.name(rows, at)} for at in range(count)]
-    return classification.rows(inputs, evaluated.label_ids, classification.first(evaluated.predictions), names)
+    return classification.rows(inputs, evaluated.label_ids, classification.logits_of(evaluated.predictions), names)
 
 
 def _figures(predicted: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Mapping[str, bytes]:

@@ -36,7 +36,7 @@ class Recipe(lengths.Padded):
 
 
 @dataclass
-class Gaps:
+class MaskingCollator:
     """Draws gaps anew for training rows; rows that carry their labels keep the gaps that they have."""
 
     drawn: Any
@@ -57,7 +57,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     loaded = language.load(recipe, checkpoint)
     if loaded.tokenizer.mask_token is None:
         raise UserError(f"model {recipe.model}: its tokenizer has no mask token; allowed: a model such as BERT's")
-    around = blocks.frame(loaded.tokenizer)
+    around = blocks.special_tokens(loaded.tokenizer)
     features = {split: blocks.make(recipe.data, rows[split], loaded, around) for split in rows}
     counts = {split: tokens.counts(features[split]) for split in features}
     for split in features:
@@ -76,7 +76,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         model=model,
         processing_class=loaded.tokenizer,
         collator=length.value.collator(
-            Gaps(_drawing(recipe, loaded.tokenizer), language.Labelled(loaded.tokenizer)), loaded.tokenizer
+            MaskingCollator(_drawing(recipe, loaded.tokenizer), language.Labelled(loaded.tokenizer)), loaded.tokenizer
         ),
         metrics=chosen,
         compute_metrics=lambda evaluated: measured(evaluated.predictions, chosen),

@@ -14,10 +14,9 @@ from pydantic import Field, model_validator
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune import metrics
-from hf_mps.finetune.data import labels, synthetic
-from hf_mps.finetune.data import load as sources
+from hf_mps.finetune.data import labels, load, synthetic
 from hf_mps.finetune.models import classification
-from hf_mps.finetune.recipe import schema as recipes
+from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import lengths, tokens
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 AUTO_CLASS = "AutoModelForMultipleChoice"
 
 
-class Columns(recipes.Columns):
+class Columns(schema.Columns):
     """The columns of the data by their roles.
 
     `choices` is one column of lists, or a column for each choice. `start` is what every choice of a row begins with,
@@ -58,7 +57,7 @@ class Columns(recipes.Columns):
         return self
 
 
-class Data(recipes.Data):
+class Data(schema.Data):
     """Adds the columns."""
 
     columns: Columns = Columns()
@@ -88,7 +87,7 @@ def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
             return made | {named.choices: texts}
         return made | dict(zip(named.choices, texts, strict=True))
 
-    rows = synthetic.splits((*sources.wanted(recipe.data), "validation"))
+    rows = synthetic.splits((*load.wanted(recipe.data), "validation"))
     return {split: [row(right) for right in synthetic.classes(number, count, draw)] for split, number in rows.items()}
 
 
@@ -107,13 +106,13 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     tokenizer, config = checkpoint.tokenizer(), checkpoint.config()
     labels.override(config, recipe.config_overrides)
     longest = lengths.limit(recipe, tokenizer, config)
-    lent = tokens.lend_pad_token(tokenizer, config)
+    lent = tokens.set_pad_token(tokenizer, config)
     content = tokens.digest(tokenizer)
     features = {split: _tokenised(rows[split], tokenizer, content, longest) for split in rows}
     counts = {split: _longest(features[split]) for split in features}
     length = lengths.decide(recipe, counts["train"], longest, others=itertools.chain(*counts.values()))
     model, told = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
-    truths = {split: features[split]["labels"] for split in sources.SPLITS}
+    truths = {split: features[split]["labels"] for split in load.SPLITS}
     collator = transformers.data.data_collator.DataCollatorForMultipleChoice(tokenizer)
     return Prepared(
         splits=features,
@@ -122,7 +121,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         collator=length.value.collator(collator, tokenizer),
         metrics=measured,
         compute_metrics=lambda evaluated: measured.compute(
-            classification.first(evaluated.predictions).argmax(axis=-1), evaluated.label_ids
+            classification.logits_of(evaluated.predictions).argmax(axis=-1), evaluated.label_ids
         ),
         baseline=measured.baseline(truths["validation"], train=truths["train"]),
         auto_class=AUTO_CLASS,
@@ -133,7 +132,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
             **lent,
             "model": told,
         },
-        trainer_settings={"preprocess_logits_for_metrics": classification.logits_alone},
+        trainer_settings={"preprocess_logits_for_metrics": classification.keep_logits},
         token_counts=counts["train"],
         predict=lambda trainer: _predicted(rows["validation"], trainer.predict(features["validation"]), names),
         figures=lambda predicted: _figures(predicted, names),
@@ -209,7 +208,7 @@ def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int) -> Datase
         return {**grouped, "labels": [_place(raw) for raw in batch["label"]]}
 
     inputs = tokenizer("a", "b")
-    return tokens.mapped(
+    return tokens.map_cached(
         rows,
         encode,
         content=content,
@@ -227,7 +226,7 @@ def _predicted(rows: Rows, evaluated: Any, names: Sequence[str]) -> list[dict[st
     """The rows of predictions.csv."""
     given = rows.dataset.select_columns([role for role in ("context", "start") if role in rows.dataset.column_names])
     inputs = [{**row, "choices": choices} for row, choices in zip(given, _choices(rows), strict=True)]
-    return classification.rows(inputs, evaluated.label_ids, classification.first(evaluated.predictions), names)
+    return classification.rows(inputs, evaluated.label_ids, classification.logits_of(evaluated.predictions), names)
 
 
 def _figures(predicted: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Mapping[str, bytes]:

@@ -12,14 +12,14 @@ from pydantic import Field, model_validator
 from hf_mps.core.choice import Choice
 from hf_mps.finetune import metrics
 from hf_mps.finetune.data.load import SPLITS
-from hf_mps.finetune.metrics import answers as scoring
+from hf_mps.finetune.metrics.answers import exact_match, f1
 from hf_mps.finetune.metrics.chosen import choose
-from hf_mps.finetune.recipe import schema as recipes
+from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import buckets, lengths, tokens, windows
 from hf_mps.finetune.text.spans import Answer, Window, answer
-from hf_mps.finetune.text.windows import Cut
+from hf_mps.finetune.text.windows import QAWindowing
 
 if TYPE_CHECKING:
     from hf_mps.finetune.data.load import Rows
@@ -32,7 +32,7 @@ LONGEST = 384
 """Tokens of a window where the recipe does not say: transformers' run_qa.py has as many."""
 
 
-class Columns(recipes.Columns):
+class Columns(schema.Columns):
     """The columns of the data by their roles; `answers` holds SQuAD's text and answer_start, `id` may be left out."""
 
     context: str = "context"
@@ -41,7 +41,7 @@ class Columns(recipes.Columns):
     id: str | None = None
 
 
-class Data(recipes.Data):
+class Data(schema.Data):
     """Adds the columns. Of held-out rows, all questions about one text stand on the same side."""
 
     KEPT_TOGETHER: ClassVar[str | None] = "context"
@@ -96,8 +96,8 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     tokenizer, config = checkpoint.tokenizer(), checkpoint.config()
     windows.refuse_slow(tokenizer, checkpoint.said)
     longest = lengths.limit(recipe, tokenizer, config, default=LONGEST)
-    lent = tokens.lend_pad_token(tokenizer, config)
-    cut = Cut(tokenizer, tokens.digest(tokenizer), longest, recipe.doc_stride, negative.value)
+    lent = tokens.set_pad_token(tokenizer, config)
+    cut = QAWindowing(tokenizer, tokens.digest(tokenizer), longest, recipe.doc_stride, negative.value)
     found = {split: cut.windows(rows[split]) for split in ("train", "validation")}
     counts = {split: tokens.counts(found[split]) for split in found}
     drawn = _sampling(recipe)
@@ -112,7 +112,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         **lent,
     }
     model, choices["model"] = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
-    asked = _Asked(recipe, rows["validation"], found["validation"], measured, negative.value)
+    asked = QAEvaluator(recipe, rows["validation"], found["validation"], measured, negative.value)
     return Prepared(
         splits={split: found[split].select_columns(cut.columns) for split in SPLITS},
         model=model,
@@ -181,7 +181,7 @@ def _two_logits(logits: Any, labels: Any) -> Any:
     return tuple(logits[:2])
 
 
-class _Asked:
+class QAEvaluator:
     """The questions of the validation split, and what the logits of their windows answer."""
 
     def __init__(self, recipe: Recipe, rows: Rows, found: Any, measured: metrics.Metrics, negative: bool) -> None:
@@ -243,8 +243,8 @@ class _Asked:
                 "question": self._questions[number],
                 "prediction": one.text,
                 "truth": " | ".join(dict.fromkeys(truths)),
-                "exact_match": scoring.exact_match(one.text, truths),
-                "f1": round(scoring.f1(one.text, truths), 4),
+                "exact_match": exact_match(one.text, truths),
+                "f1": round(f1(one.text, truths), 4),
                 "probability": round(one.probability, 4),
                 "start": one.start,
                 **({"null_score_diff": round(one.null_margin, 4)} if self._negative else {}),

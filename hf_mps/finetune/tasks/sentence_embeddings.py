@@ -19,7 +19,7 @@ from hf_mps.finetune import metrics
 from hf_mps.finetune.data.load import SPLITS
 from hf_mps.finetune.metrics.chosen import choose
 from hf_mps.finetune.models import embeddings
-from hf_mps.finetune.recipe import schema as recipes
+from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import buckets, lengths, tokens
@@ -45,7 +45,7 @@ SCORED: tuple[Loss, ...] = ("CosineSimilarityLoss", "CoSENTLoss")
 RANKED: tuple[Loss, ...] = ("MultipleNegativesRankingLoss",)
 
 
-class Columns(recipes.Columns):
+class Columns(schema.Columns):
     """The columns of the data by their roles: `score` for pairs with a score, `negative` only without one."""
 
     text: str = "text"
@@ -60,7 +60,7 @@ class Columns(recipes.Columns):
         return self
 
 
-class Data(recipes.Data):
+class Data(schema.Data):
     """Adds the columns, and `score_range`: the scores of what is not alike at all and of what is the same."""
 
     columns: Columns = Columns()
@@ -235,7 +235,7 @@ def _encoded(rows: Rows, tokenizer: Any, longest: int, roles: Sequence[str], spa
         **{embeddings.NAMES[role]: Value("string") for role in roles},
         "lengths": List(Value("int32")),
     }
-    return tokens.mapped(
+    return tokens.map_cached(
         rows,
         encode,
         content=tokens.digest(tokenizer),

@@ -12,8 +12,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.metrics.chosen import choose
 from hf_mps.finetune.models import generated, language
-from hf_mps.finetune.recipe import schema as recipes
-from hf_mps.finetune.recipe import training_section
+from hf_mps.finetune.recipe import schema, training_section
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import chat, conversations, lengths, packing, tokens
 from hf_mps.finetune.text.padding import IGNORED
@@ -29,7 +28,7 @@ METRICS = ("perplexity", "accuracy")
 ASK = "Say it in other words: "
 
 
-class Data(recipes.Data):
+class Data(schema.Data):
     """Adds the columns of the conversations."""
 
     columns: conversations.Columns = conversations.Columns()
@@ -125,8 +124,8 @@ def _tokenised(rows: Rows, loaded: Loaded) -> Dataset:
             row = {role: column[place] for role, column in batch.items()}
             try:
                 found = chat.encode(tokenizer, conversations.read(rows, row, index))
-            except chat.Misfit as error:
-                raise conversations.unusable(rows, index, error) from error
+            except chat.ConversationError as error:
+                raise conversations.row_error(rows, index, error) from error
             ids, words = found.input_ids[:longest], found.words[:longest]
             # The first token has nothing before it that it could be predicted from.
             if any(words[1:]):
@@ -135,7 +134,7 @@ def _tokenised(rows: Rows, loaded: Loaded) -> Dataset:
         return kept
 
     key = ("sft", longest)
-    features = tokens.mapped(rows, encode, content=loaded.content, key=key, features=language.labelled())
+    features = tokens.map_cached(rows, encode, content=loaded.content, key=key, features=language.labelled())
     if len(features) == 0:
         raise UserError(
             f"{rows.where}: no row holds a word of the assistant within max_length {longest}; give a longer one"

@@ -19,7 +19,7 @@ from hf_mps.finetune.data.load import SPLITS
 from hf_mps.finetune.media import audio, letters
 from hf_mps.finetune.metrics import edits
 from hf_mps.finetune.metrics.chosen import choose
-from hf_mps.finetune.recipe import schema as recipes
+from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import tokens
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 AUTO_CLASS = "AutoModelForCTC"
 
 
-class Columns(recipes.Columns):
+class Columns(schema.Columns):
     """The columns of the data by their roles: `audio` holds a path, relative to its file, or the bytes of a file."""
 
     audio: str = "audio"
     text: str = "text"
 
 
-class Data(recipes.Data):
+class Data(schema.Data):
     """Adds the columns."""
 
     columns: Columns = Columns()
 
 
-class Recipe(recipes.Recipe):
+class Recipe(schema.Recipe):
     """Adds what becomes of text and sound, after transformers' run_speech_recognition_ctc.py, and under its names.
 
     `vocabulary`: the letters of the training texts (`data`) or those that the checkpoint knows; where it is not given,
@@ -93,7 +93,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         model.freeze_feature_encoder()
         choices["feature_encoder"] = Choice("frozen", "its filters are learned in pretraining; freeze_feature_encoder")
     sounds = {split: audio.Sounds(rows[split], found[split]["labels"][:], kept[split], extractor) for split in SPLITS}
-    heard = _Heard(rows["validation"], counts["validation"], tokenizer, model, spelling, extractor.sampling_rate)
+    heard = ASREvaluator(rows["validation"], counts["validation"], tokenizer, model, spelling, extractor.sampling_rate)
     widest = max(map(len, found["train"]["labels"][:]))
     return Prepared(
         splits=sounds,
@@ -181,7 +181,7 @@ def _encoded(rows: Rows, spelling: letters.Spelling, rate: int) -> Any:
             "samples": [audio.samples(rows, index, rate) for index in indices],
         }
 
-    return tokens.mapped(
+    return tokens.map_cached(
         rows,
         encode,
         content=tokens.digest(spelling.tokenizer),
@@ -209,7 +209,7 @@ def _best_letters(logits: Any, labels: Any) -> Any:
     return (logits[0] if isinstance(logits, tuple) else logits).argmax(dim=-1)
 
 
-class _Heard:
+class ASREvaluator:
     """The validation rows, and what the frames' letters spell."""
 
     def __init__(

@@ -10,7 +10,7 @@ from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.metrics.generation import sentences
 from hf_mps.finetune.models import seq2seq
 from hf_mps.finetune.models.seq2seq import ARGUMENTS, SETTLED
-from hf_mps.finetune.recipe import schema as recipes
+from hf_mps.finetune.recipe import schema
 
 if TYPE_CHECKING:
     from hf_mps.finetune.data.load import Rows
@@ -29,7 +29,7 @@ class Columns(seq2seq.Columns):
     target: str = "summary"
 
 
-class Data(recipes.Data):
+class Data(schema.Data):
     """Adds the columns."""
 
     columns: Columns = Columns()
@@ -44,7 +44,7 @@ class Recipe(seq2seq.Recipe):
 
 def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
     """Make features, model, collator and metrics. Raises UserError for what cannot be used."""
-    kind = seq2seq.Kind(
+    kind = seq2seq.Seq2SeqTask(
         pipeline_tag="summarization",
         metrics=("rouge",),
         what=f"answers with the first {LEAD} sentences of the document",

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, model_validator
 
 from hf_mps.finetune import metrics
-from hf_mps.finetune.data import labels, synthetic
-from hf_mps.finetune.data import load as sources
+from hf_mps.finetune.data import labels, load, synthetic
 from hf_mps.finetune.models import classification
-from hf_mps.finetune.recipe import schema as recipes
+from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import lengths, tokens
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 AUTO_CLASS = "AutoModelForSequenceClassification"
 
 
-class Columns(recipes.Columns):
+class Columns(schema.Columns):
     """The columns of the data by their roles; `text_pair` only where there is a second text."""
 
     text: str = "text"
@@ -35,7 +34,7 @@ class Columns(recipes.Columns):
     label: str = "label"
 
 
-class Data(recipes.Labelled):
+class Data(schema.Labelled):
     """Adds the columns, and `labels`: the class names in the order of their ids."""
 
     columns: Columns = Columns()
@@ -70,7 +69,7 @@ def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
         label = 2.5 * kind if recipe.problem_type == "regression" else synthetic.named(names, kind)
         return made | {named.label: label}
 
-    rows = synthetic.splits((*sources.wanted(recipe.data), "validation"))
+    rows = synthetic.splits((*load.wanted(recipe.data), "validation"))
     return {split: [row(kind) for kind in synthetic.classes(count, kinds, draw)] for split, count in rows.items()}
 
 
@@ -88,7 +87,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     config = labels.configure(checkpoint.config(), found.names, recipe.config_overrides)
     config.problem_type = found.problem_type
     longest = lengths.limit(recipe, tokenizer, config)
-    lent = tokens.lend_pad_token(tokenizer, config)
+    lent = tokens.set_pad_token(tokenizer, config)
     content = tokens.digest(tokenizer)
     features = {split: _tokenised(rows[split], tokenizer, content, longest, found) for split in rows}
     counts = {split: tokens.counts(features[split]) for split in features}
@@ -105,7 +104,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         auto_class=AUTO_CLASS,
         pipeline_tag="text-classification",
         choices={"lengths": length, **labels.choices(found), **lent, "model": told},
-        trainer_settings={"preprocess_logits_for_metrics": classification.logits_alone},
+        trainer_settings={"preprocess_logits_for_metrics": classification.keep_logits},
         token_counts=counts["train"],
         predict=lambda trainer: _predicted(rows["validation"], trainer.predict(features["validation"]), found),
         figures=lambda predicted: _figures(predicted, found),
@@ -144,7 +143,7 @@ def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, found: la
     # Features said outright, and a new column for the ids: a `map` that overwrites a text column with integers casts
     # them back to text, and Metal refuses the float64 that a plain Python float would become on the way.
     label = ClassLabel(names=list(found.names)) if found.names else Value("float32")
-    return tokens.mapped(
+    return tokens.map_cached(
         rows,
         encode,
         content=content,
@@ -159,7 +158,7 @@ def _texts(rows: Rows) -> list[str]:
 
 def _answers(evaluated: Any, found: labels.Labels) -> Any:
     """Class ids, or numbers for regression, from logits of shape (rows, classes); shape (rows,)."""
-    logits = classification.first(evaluated.predictions)
+    logits = classification.logits_of(evaluated.predictions)
     return logits.argmax(axis=-1) if found.names else logits.squeeze(-1)
 
 
@@ -168,7 +167,7 @@ def _predicted(rows: Rows, evaluated: Any, found: labels.Labels) -> list[dict[st
     inputs = list(rows.dataset.select_columns(_texts(rows)))
     if found.names:
         return classification.rows(
-            inputs, evaluated.label_ids, classification.first(evaluated.predictions), found.names
+            inputs, evaluated.label_ids, classification.logits_of(evaluated.predictions), found.names
         )
     numbers = zip(inputs, evaluated.label_ids, _answers(evaluated, found), strict=True)
     return [{**given, "label": float(truth), "prediction": float(answer)} for given, truth, answer in numbers]

@@ -12,13 +12,11 @@ from pydantic import Field
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.data import labels, synthetic
-from hf_mps.finetune.data import load as sources
+from hf_mps.finetune.data import labels, load, synthetic
 from hf_mps.finetune.metrics.tagged import TagMetrics, of_tags
-from hf_mps.finetune.recipe import schema as recipes
+from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._base import Prepared
-from hf_mps.finetune.text import lengths, tokens
-from hf_mps.finetune.text import word_labels as words
+from hf_mps.finetune.text import lengths, tokens, word_labels
 from hf_mps.finetune.text.padding import IGNORED
 
 if TYPE_CHECKING:
@@ -34,14 +32,14 @@ tagger = pipeline("token-classification", model=".", aggregation_strategy="simpl
 print(tagger("Ada Lovelace lived in London."))"""
 
 
-class Columns(recipes.Columns):
+class Columns(schema.Columns):
     """The columns of the data by their roles: lists of words, and of as many tags."""
 
     words: str = "tokens"
     tags: str = "ner_tags"
 
 
-class Data(recipes.Labelled):
+class Data(schema.Labelled):
     """Adds the columns, and `labels`: the tags in the order of their ids."""
 
     TEXT: ClassVar[Literal["text", "conll"]] = "conll"
@@ -67,7 +65,7 @@ def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
         said = [synthetic.word(draw, tags.index(tag)) for tag in chosen]
         return {named.words: said, named.tags: chosen}
 
-    rows = synthetic.splits((*sources.wanted(recipe.data), "validation"))
+    rows = synthetic.splits((*load.wanted(recipe.data), "validation"))
     return {split: [row(number) for number in range(count)] for split, count in rows.items()}
 
 
@@ -78,12 +76,12 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     """
     import transformers
 
-    found = words.decide(rows["train"], [rows[split] for split in rows if split != "train"], recipe.data.labels)
+    found = word_labels.decide(rows["train"], [rows[split] for split in rows if split != "train"], recipe.data.labels)
     measured = of_tags(recipe.metrics, found.names, recipe.task)
     tokenizer = _tokenizer(checkpoint)
     config = labels.configure(checkpoint.config(), found.names, recipe.config_overrides)
     longest = lengths.limit(recipe, tokenizer, config)
-    lent = tokens.lend_pad_token(tokenizer, config)
+    lent = tokens.set_pad_token(tokenizer, config)
     content = tokens.digest(tokenizer)
     features = {split: _tokenised(rows[split], tokenizer, content, longest, found) for split in rows}
     counts = {split: tokens.counts(features[split]) for split in features}
@@ -103,7 +101,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         baseline=measured.baseline(truths["validation"], truths["train"]),
         auto_class=AUTO_CLASS,
         pipeline_tag="token-classification",
-        choices={"lengths": length, **words.choices(found), **unseen_words(unseen), **lent, "model": told},
+        choices={"lengths": length, **word_labels.choices(found), **unseen_words(unseen), **lent, "model": told},
         trainer_settings={"preprocess_logits_for_metrics": _answers},
         token_counts=counts["train"],
         predict=lambda trainer: _predicted(
@@ -139,18 +137,18 @@ def _tokenizer(checkpoint: Checkpoint) -> Any:
     return tokenizer
 
 
-def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, found: words.Tags) -> Dataset:
+def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, found: word_labels.Tags) -> Dataset:
     """The features of one split, with `words_seen`, the numbers of the words that have a label, in their order."""
     from datasets import Features, List, Value
 
     def encode(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, Any]:
         encoded = tokenizer(batch["words"], is_split_into_words=True, truncation=True, max_length=longest)
         ids = [encoded.word_ids(number) for number in range(len(indices))]
-        tags = [words.align(row, found.ids(raw)) for row, raw in zip(ids, batch["tags"], strict=True)]
-        return {**encoded, "labels": tags, "words_seen": [words.seen(row) for row in ids]}
+        tags = [word_labels.align(row, found.ids(raw)) for row, raw in zip(ids, batch["tags"], strict=True)]
+        return {**encoded, "labels": tags, "words_seen": [word_labels.labelled_words(row) for row in ids]}
 
     inputs = tokenizer(["a"], is_split_into_words=True)
-    return tokens.mapped(
+    return tokens.map_cached(
         rows,
         encode,
         content=content,
@@ -166,7 +164,7 @@ def _unseen(rows: Rows, features: Dataset) -> tuple[int, int]:
     return total - sum(tokens.counts(features, "words_seen")), total
 
 
-def _truths(features: Dataset, found: words.Tags) -> list[list[str]]:
+def _truths(features: Dataset, found: word_labels.Tags) -> list[list[str]]:
     return [[found.names[tag] for tag in row if tag != IGNORED] for row in features["labels"]]
 
 
@@ -177,7 +175,7 @@ def _answers(logits: Any, _labels: Any) -> tuple[Any, Any]:
     return ids, shares
 
 
-def _measured(evaluated: Any, found: words.Tags, measured: TagMetrics) -> dict[str, float]:
+def _measured(evaluated: Any, found: word_labels.Tags, measured: TagMetrics) -> dict[str, float]:
     ids, _ = evaluated.predictions
     kept = evaluated.label_ids != IGNORED
     answers, truths = (
@@ -187,7 +185,7 @@ def _measured(evaluated: Any, found: words.Tags, measured: TagMetrics) -> dict[s
     return measured.compute(answers, truths)
 
 
-def _predicted(rows: Rows, features: Dataset, evaluated: Any, found: words.Tags) -> list[dict[str, Any]]:
+def _predicted(rows: Rows, features: Dataset, evaluated: Any, found: word_labels.Tags) -> list[dict[str, Any]]:
     """The rows of predictions.csv: one for each word; a word without a token has no answer."""
     made: list[dict[str, Any]] = []
     kept = evaluated.label_ids != IGNORED
@@ -203,7 +201,7 @@ def _predicted(rows: Rows, features: Dataset, evaluated: Any, found: words.Tags)
     return made
 
 
-def _figures(predicted: Sequence[Mapping[str, Any]], found: words.Tags) -> Mapping[str, bytes]:
+def _figures(predicted: Sequence[Mapping[str, Any]], found: word_labels.Tags) -> Mapping[str, bytes]:
     from hf_mps.finetune.report import classes
 
     pairs = [(row["label"], row["prediction"]) for row in predicted if "prediction" in row]

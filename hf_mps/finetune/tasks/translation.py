@@ -12,7 +12,7 @@ from hf_mps.core.errors import UserError, nearest
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.models import seq2seq
 from hf_mps.finetune.models.seq2seq import ARGUMENTS, SETTLED
-from hf_mps.finetune.recipe import schema as recipes
+from hf_mps.finetune.recipe import schema
 
 if TYPE_CHECKING:
     from hf_mps.finetune.data.load import Rows
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["ARGUMENTS", "SETTLED", "Recipe", "prepare", "smoke_rows"]
 
 
-class Data(recipes.Data):
+class Data(schema.Data):
     """Adds the columns: `translation.en` and `translation.ro` where a row is {"translation": {"en": …, "ro": …}}."""
 
     columns: seq2seq.Columns
@@ -46,7 +46,7 @@ class Recipe(seq2seq.Recipe):
 def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
     """Make features, model, collator and metrics. Raises UserError for what cannot be used."""
     source, target = (name.rpartition(".")[2] for name in recipe.data.columns.roles().values())
-    kind = seq2seq.Kind(
+    kind = seq2seq.Seq2SeqTask(
         pipeline_tag="translation",
         metrics=("sacrebleu", "chrf", "bleu"),
         what="answers with the source itself",

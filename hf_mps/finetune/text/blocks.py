@@ -1,4 +1,4 @@
-"""Texts joined and cut into blocks of one length, with no token left out: rows for language models."""
+"""Rows for language models: texts are joined and cut into blocks of one length, and no token is left out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import synthetic
-from hf_mps.finetune.recipe import schema as recipes
+from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.text import lengths, tokens
 
 if TYPE_CHECKING:
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from hf_mps.finetune.models.language import Loaded
     from hf_mps.finetune.text.lengths import Lengths
 
-# Rows joined at a time. Each such piece ends in one short block, so nothing of a text is left out.
-JOINED = 10_000
+# Rows joined at a time. Each batch ends in one short block, so that no token is dropped.
+ROWS_AT_A_TIME = 10_000
 
 
-class Columns(recipes.Columns):
+class Columns(schema.Columns):
     """The column that holds the texts."""
 
     text: str = "text"
 
 
-class Data(recipes.Data):
+class Data(schema.Data):
     """Adds the column, and `end_of_text`: the tokenizer's end token after each row, for rows that are whole texts.
 
     Without it rows are lines of one text, joined by line breaks.
@@ -41,46 +41,48 @@ class Data(recipes.Data):
 
 
 @dataclass(frozen=True)
-class Frame:
-    """The special tokens that each block begins and ends with."""
+class SpecialTokens:
+    """The special tokens that begin and end each block."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
 
 
-def frame(tokenizer: Any) -> Frame:
-    """What a tokenizer puts around a text of its own: BERT's [CLS] and [SEP], Llama's <s>, nothing of GPT-2's."""
+def special_tokens(tokenizer: Any) -> SpecialTokens:
+    """Return what a tokenizer puts around a text: [CLS] and [SEP] for BERT, <s> for Llama, nothing for GPT-2."""
     bare, whole = tokenizer("a", add_special_tokens=False)["input_ids"], tokenizer("a")["input_ids"]
     at = next((at for at in range(len(whole) - len(bare) + 1) if whole[at : at + len(bare)] == bare), 0)
-    return Frame(tuple(whole[:at]), tuple(whole[at + len(bare) :]))
+    return SpecialTokens(tuple(whole[:at]), tuple(whole[at + len(bare) :]))
 
 
-def make(data: Data, rows: Rows, loaded: Loaded, around: Frame) -> Dataset:
-    """One split as `input_ids` of at most `longest` tokens. Raises UserError for rows without a text or a token."""
+def make(data: Data, rows: Rows, loaded: Loaded, special: SpecialTokens) -> Dataset:
+    """Return a split as `input_ids` of at most `longest` tokens. Raises UserError for rows without text or tokens."""
     tokens.refuse_other_than_text(rows, ["text"])
     tokenizer, longest = loaded.tokenizer, loaded.longest
     if data.end_of_text and tokenizer.eos_token is None:
         raise UserError("data.end_of_text: the model's tokenizer has no end token; leave it out")
-    between = tokenizer.eos_token if data.end_of_text else "\n"
-    size = longest - len(around.before) - len(around.after)
+    separator = tokenizer.eos_token if data.end_of_text else "\n"
+    size = longest - len(special.before) - len(special.after)
 
     def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
         texts = tokens.texts(rows, "text", batch, indices)
-        whole = [text if text.endswith(between) else text + between for text in texts]
-        # verbose=False: a warning of texts longer than the model's positions, which are about to be cut.
-        found = tokenizer(whole, add_special_tokens=False, verbose=False)["input_ids"]
-        ids = [token for one in found for token in one]
-        return {"input_ids": [[*around.before, *ids[at : at + size], *around.after] for at in range(0, len(ids), size)]}
+        whole = [text if text.endswith(separator) else text + separator for text in texts]
+        # verbose=False: the tokenizer would warn of texts longer than the model's positions, and they are cut below.
+        encoded = tokenizer(whole, add_special_tokens=False, verbose=False)["input_ids"]
+        ids = [token for ids_of_text in encoded for token in ids_of_text]
+        return {
+            "input_ids": [[*special.before, *ids[at : at + size], *special.after] for at in range(0, len(ids), size)]
+        }
 
     from datasets import Features, List, Value
 
-    features = tokens.mapped(
+    features = tokens.map_cached(
         rows,
         encode,
         content=loaded.content,
-        key=("blocks", longest, between, around.before, around.after),
+        key=("blocks", longest, separator, special.before, special.after),
         features=Features({"input_ids": List(Value("int32"))}),
-        batch_size=JOINED,
+        batch_size=ROWS_AT_A_TIME,
     )
     if len(features) == 0:
         raise UserError(f"{rows.where}: the texts hold no token; allowed: at least one row with text")
@@ -90,18 +92,20 @@ def make(data: Data, rows: Rows, loaded: Loaded, around: Frame) -> Dataset:
 def decide(
     recipe: lengths.Padded, data: Data, counts: Mapping[str, Sequence[int]], longest: int
 ) -> tuple[Choice[Lengths], Choice[str]]:
-    """What batches are padded to, and in words how many blocks there are; `counts` are the blocks' lengths by split."""
-    length = lengths.decide(recipe, counts["train"], longest, others=[n for some in counts.values() for n in some])
-    shown = " + ".join(f"{len(some):,}" for some in counts.values())
+    """Choose what batches are padded to, and describe the blocks; `counts` are their lengths by split."""
+    length = lengths.decide(
+        recipe, counts["train"], longest, others=[n for lengths_of in counts.values() for n in lengths_of]
+    )
+    shown = " + ".join(f"{len(lengths_of):,}" for lengths_of in counts.values())
     joined = "each row ended with the end token" if data.end_of_text else "rows joined by line breaks"
-    told = (
+    reason = (
         f"{joined}, then cut every {longest} tokens, {sum(counts['train']):,} of them to train on; nothing is left out"
     )
-    return length, Choice(f"{shown} blocks", told)
+    return length, Choice(f"{shown} blocks", reason)
 
 
 def smoke_rows(data: Data, seed: int) -> dict[str, list[dict[str, Any]]]:
-    """Made-up sentences under the recipe's own column, eight to a row."""
+    """Return made-up sentences under the recipe's own column, eight to a row."""
     draw = random.Random(seed)
     return {
         split: [{data.columns.text: " ".join(synthetic.sentences(draw, 8))} for _ in range(count)]

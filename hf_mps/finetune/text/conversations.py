@@ -1,4 +1,4 @@
-"""Columns of conversations, in the shapes that data sets have them: a list of messages, or Alpaca's three columns."""
+"""Columns of conversations in the shapes that data sets use: a list of messages, or Alpaca's three columns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import model_validator
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.recipe import schema as recipes
+from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.text import chat
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ALPACA = ("instruction", "input", "output", "system")
 
 
-class Columns(recipes.Columns):
+class Columns(schema.Columns):
     """Either `messages`, or `instruction` and `output` with, where the data has them, `input` and `system`."""
 
     messages: str | None = None
@@ -36,31 +36,31 @@ class Columns(recipes.Columns):
         return self
 
     def roles(self) -> dict[str, str]:
-        """The role of each column that is read; `messages` by that name where nothing is said."""
+        """Return {role: column} of what is read; the column `messages` where the recipe names none."""
         said = {role: name for role in ("messages", *ALPACA) if (name := getattr(self, role))}
         return said or {"messages": "messages"}
 
 
 def read(rows: Rows, row: Mapping[str, Any], index: int) -> list[dict[str, str]]:
-    """The conversation of one row. Raises UserError, naming the row, for a row that holds none."""
+    """Return the conversation of one row. Raises UserError, naming the row, for a row that holds none."""
     try:
         if "messages" in row:
             return chat.messages(row["messages"])
         for role in ("instruction", "output"):
             if not isinstance(row[role], str):
-                raise chat.Misfit(f"has no {role}; allowed: a text in every row")
+                raise chat.ConversationError(f"has no {role}; allowed: a text in every row")
         return chat.instruction(row["instruction"], row.get("input"), row["output"], row.get("system"))
-    except chat.Misfit as error:
-        raise unusable(rows, index, error) from error
+    except chat.ConversationError as error:
+        raise row_error(rows, index, error) from error
 
 
-def unusable(rows: Rows, index: int, why: chat.Misfit) -> UserError:
-    """The error for a row whose conversation cannot be used."""
+def row_error(rows: Rows, index: int, why: chat.ConversationError) -> UserError:
+    """Return the error for a row whose conversation cannot be used."""
     return UserError(f"{rows.where}: row {rows.number(index)} {why}")
 
 
 def smoke_row(columns: Columns, question: str, answer: str) -> dict[str, Any]:
-    """A row under the recipe's own columns."""
+    """Return a row under the recipe's own columns."""
     if "messages" in (roles := columns.roles()):
         said = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         return {roles["messages"]: said}

@@ -1,9 +1,9 @@
-"""How rows of tokens become batches of few shapes: a short list of lengths, chosen from the rows, to pad batches to.
+"""Batches of few shapes: each batch is padded to one of a short list of lengths, chosen from the rows.
 
-Every new shape costs Metal a compiled graph and allocator blocks (pytorch#181485), and every padded token costs every
-device time. A list of at most SHAPES lengths, laid where the rows are, keeps both low.
+Every new shape costs Metal a compiled graph and allocator blocks (pytorch#181485), and every padded token costs time on
+every device. A list of at most SHAPES lengths, laid where the rows are, keeps both low.
 
-A task cuts its rows to `limit`, counts them, and lets `decide` choose; `Lengths.collator` wraps any collator:
+A task cuts its rows to `limit`, counts them, and calls `decide`; `Lengths.collator` wraps any collator:
 
     longest = lengths.limit(recipe, tokenizer, config)
     features = …  # cut to `longest` tokens
@@ -23,11 +23,11 @@ from pydantic import Field, model_validator
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.recipe import schema as recipes
+from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.text import buckets
-from hf_mps.finetune.text.padding import PadUp, fills
-from hf_mps.finetune.text.shapes import best
+from hf_mps.finetune.text.padding import PadToBucket, pad_values
+from hf_mps.finetune.text.shapes import optimal_buckets
 
 Padding = Literal["list", "longest", "max_length"]
 SHAPES = 8
@@ -35,7 +35,7 @@ STEP = 8
 DEFAULT = 128
 
 
-class Padded(recipes.Recipe):
+class Padded(schema.Recipe):
     """A recipe whose rows are tokens: the tokens that a row is cut to, and what a batch is padded to.
 
     `padding`: `list` (the default) is the next of a short list of lengths chosen from the rows; `longest` the batch's
@@ -55,10 +55,10 @@ class Padded(recipes.Recipe):
 
 @dataclass(frozen=True)
 class Lengths:
-    """What batches are padded to. All figures in tokens, special ones included.
+    """What batches are padded to. All figures are in tokens, special tokens included.
 
-    `longest` is what rows are cut to, `shapes` the lengths of padding `list` in ascending order, `multiple` what
-    padding `longest` rounds up to.
+    Rows are cut to `longest`; `shapes` are the lengths of padding `list` in ascending order; padding `longest` rounds
+    up to `multiple`.
     """
 
     longest: int
@@ -74,14 +74,14 @@ class Lengths:
         return f"up to {self.longest} tokens" + (f", in steps of {self.multiple}" if self.multiple else "")
 
     def target(self, width: int) -> int:
-        """The length that a batch is padded to whose longest row has `width` tokens."""
+        """Return the length that a batch is padded to when its longest row has `width` tokens."""
         if self.padding == "max_length":
             return max(width, self.longest)
         if self.padding == "longest":
-            return _up(width, self.multiple or 1)
+            return _round_up(width, self.multiple or 1)
         place = bisect_left(self.shapes, width)
-        # Longer than every row that the list was made from: a row of some other data, met after training.
-        return self.shapes[place] if place < len(self.shapes) else max(width, min(_up(width, STEP), self.longest))
+        # A row longer than all that the list was made from comes from other data, after training.
+        return self.shapes[place] if place < len(self.shapes) else max(width, min(_round_up(width, STEP), self.longest))
 
     def collator(
         self,
@@ -90,28 +90,28 @@ class Lengths:
         *,
         labels: Lengths | None = None,
         filled: Mapping[str, float] | None = None,
-    ) -> PadUp:
-        """`inner`, whose batches are then padded up to `target`: every tensor of the rows' width, labels with -100.
+    ) -> PadToBucket:
+        """Wrap `inner` so that its batches are padded up to `target`: each tensor of the rows' width, labels by -100.
 
-        `labels` is given where labels have lengths of their own (sequence to sequence). `filled` adds what other
-        columns of the rows' width are padded with ({"bbox": 0}); such a column without a filler raises ValueError.
+        `labels` is for labels with lengths of their own (sequence to sequence). `filled` adds the padding of other
+        columns of the rows' width ({"bbox": 0}); such a column without one raises ValueError.
         """
-        known = {**fills(tokenizer), **(filled or {})}
+        known = {**pad_values(tokenizer), **(filled or {})}
         side = getattr(tokenizer, "padding_side", "right")
-        return PadUp(inner, self.target, known, side, labels.target if labels is not None else None)
+        return PadToBucket(inner, self.target, known, side, labels.target if labels is not None else None)
 
 
 def limit(recipe: Padded, tokenizer: Any, config: Any, default: int = DEFAULT) -> int:
-    """The tokens that a row is cut to: the recipe's `max_length`, or `default` where the model has so many positions.
+    """Return the tokens that a row is cut to: the recipe's `max_length`, or `default` within the model's positions.
 
-    Raises UserError where `max_length`, or what `pad_to_multiple_of` makes of it, is more than the model has positions.
+    Raises UserError where `max_length`, rounded up to `pad_to_multiple_of`, exceeds the model's positions.
     """
     positions = _positions(tokenizer, config)
-    wanted = recipe.max_length
-    if wanted is not None and wanted > positions:
-        raise UserError(f"max_length is {wanted}; allowed: at most {positions}, the positions that this model has")
-    longest = wanted or min(default, positions)
-    rounded = _up(longest, recipe.pad_to_multiple_of or 1)
+    max_length = recipe.max_length
+    if max_length is not None and max_length > positions:
+        raise UserError(f"max_length is {max_length}; allowed: at most {positions}, the positions that this model has")
+    longest = max_length or min(default, positions)
+    rounded = _round_up(longest, recipe.pad_to_multiple_of or 1)
     if rounded > positions:
         raise UserError(
             f"pad_to_multiple_of is {recipe.pad_to_multiple_of}: rows of {longest} tokens would be padded to {rounded}"
@@ -133,30 +133,30 @@ def decide(
 ) -> Choice[Lengths]:
     """Choose what batches are padded to, from the length of each training row in `counts`, at most `longest`.
 
-    `others` are the lengths of rows that the list must hold too (validation). `batch` is the number of rows where the
-    recipe's `training` has none; `grouped`, whether rows of like length share a batch, is left to `batches.decide`
-    unless given. `most` bounds the list; its lengths are multiples of `step`, the last one excepted, which never passes
-    `longest`.
+    `others` are lengths of further rows that the list must hold (validation). `batch` is the batch size where the
+    recipe's `training` names none; `grouped` says whether rows of like length share a batch, and defaults to what
+    `buckets.decide` chooses. The list has at most `most` lengths, all multiples of `step` but the last, which never
+    exceeds `longest`.
     """
-    told = summary(counts, longest)
+    rows = summary(counts, longest)
     if recipe.padding == "max_length":
-        return Choice(Lengths(longest, "max_length"), f"padding in the recipe: one shape; {told}")
+        return Choice(Lengths(longest, "max_length"), f"padding in the recipe: one shape; {rows}")
     if recipe.pad_to_multiple_of is not None:
         stepped = Lengths(longest, "longest", multiple=recipe.pad_to_multiple_of)
-        return Choice(stepped, f"pad_to_multiple_of in the recipe; {told}")
+        return Choice(stepped, f"pad_to_multiple_of in the recipe; {rows}")
     if recipe.padding == "longest" or (recipe.padding is None and not recipe.speedups):
-        word = "padding in the recipe" if recipe.padding else "speedups is false in the recipe"
-        return Choice(Lengths(longest, "longest"), f"{word}: each batch to its own longest row; {told}")
+        reason = "padding in the recipe" if recipe.padding else "speedups is false in the recipe"
+        return Choice(Lengths(longest, "longest"), f"{reason}: each batch to its own longest row; {rows}")
     size = recipe.training.get("per_device_train_batch_size") or batch
     alike = buckets.grouped(buckets.decide(recipe, counts, size)) if grouped is None else grouped
     top = max([*counts, *others])
-    shapes = best(counts, top=top, limit=longest, batch=1 if alike else size, most=most, step=step)
+    shapes = optimal_buckets(counts, top=top, limit=longest, batch=1 if alike else size, most=most, step=step)
     listed = Lengths(longest, "list", shapes)
-    return Choice(listed, f"{_why(listed, counts, size, alike)}; {told}")
+    return Choice(listed, f"{_why(listed, counts, size, alike)}; {rows}")
 
 
 def summary(counts: Sequence[int], longest: int) -> str:
-    """In words what the tokenised rows look like: half of them, the longest, and how many stand at the limit."""
+    """Describe the tokenised rows: their median, the longest, and how many stand at the limit."""
     ordered = sorted(counts)
     full = sum(count >= longest for count in ordered)
     cut = f", {full} at the limit of {longest} and perhaps cut" if full else ""
@@ -164,10 +164,11 @@ def summary(counts: Sequence[int], longest: int) -> str:
 
 
 def _why(listed: Lengths, counts: Sequence[int], batch: int, alike: bool) -> str:
-    """What the list gains over random batches padded to their own longest rows: less padding, or fewer shapes."""
+    """Say what the list gains over random batches padded to their own longest rows: less padding, or fewer shapes."""
     shapes = "one shape" if len(listed.shapes) == 1 else f"{len(listed.shapes)} shapes, laid where the rows are"
-    held = buckets.held(counts, batch, listed.target, alike=alike), buckets.held(counts, batch, int, alike=False)
-    ours, plain = (round(100 * (1 - sum(counts) / tokens)) for tokens in held)
+    with_list = buckets.padded_tokens(counts, batch, listed.target, alike=alike)
+    with_longest = buckets.padded_tokens(counts, batch, int, alike=False)
+    ours, plain = (round(100 * (1 - sum(counts) / tokens)) for tokens in (with_list, with_longest))
     if ours < plain:
         gain = f", where random batches of {batch} padded to their longest rows have {plain}%"
     elif ours > plain:
@@ -178,10 +179,10 @@ def _why(listed: Lengths, counts: Sequence[int], batch: int, alike: bool) -> str
 
 
 def _positions(tokenizer: Any, config: Any) -> int:
-    """What a tokenizer and a configuration allow; one of them may know no limit."""
+    """Return the positions that tokenizer and configuration allow; either may know no limit."""
     numbers = [getattr(tokenizer, "model_max_length", None), getattr(config, "max_position_embeddings", None)]
     return min((int(number) for number in numbers if number and number > 0), default=2**31)
 
 
-def _up(number: int, multiple: int) -> int:
+def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple

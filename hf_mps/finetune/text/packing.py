@@ -23,7 +23,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.text import buckets
 from hf_mps.finetune.text.lengths import SHAPES, STEP, Lengths
 from hf_mps.finetune.text.padding import IGNORED
-from hf_mps.finetune.text.shapes import best
+from hf_mps.finetune.text.shapes import optimal_buckets
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hf_mps.finetune.recipe.schema import Recipe
 
 # The lengths of the two examples that a model is tried with.
-TRIED = (5, 3)
+TRIAL_LENGTHS = (5, 3)
 
 
 class Packed:
@@ -104,7 +104,7 @@ def decide(recipe: Recipe, said: bool | None, model: Any, counts: Sequence[int],
     """
     if said is False or (said is None and not recipe.speedups):
         return Choice(False, "packing in the recipe" if said is False else "speedups is false in the recipe")
-    unfit = unfitness(model)
+    unfit = packing_obstacle(model)
     if said:
         if unfit:
             raise UserError(f"packing is true, and {unfit}; next: packing=false")
@@ -113,16 +113,16 @@ def decide(recipe: Recipe, said: bool | None, model: Any, counts: Sequence[int],
         return Choice(False, unfit)
     rows = len(best_fit(counts, capacity))
     waste = 1 - sum(counts) / (rows * capacity)
-    shapes = best(counts, top=max(counts), limit=capacity, batch=1, most=SHAPES, step=STEP)
+    shapes = optimal_buckets(counts, top=max(counts), limit=capacity, batch=1, most=SHAPES, step=STEP)
     # At their best: each row padded to the length of the list that is next to its own.
-    listed = 1 - sum(counts) / buckets.held(counts, 1, Lengths(capacity, "list", shapes).target, alike=False)
+    listed = 1 - sum(counts) / buckets.padded_tokens(counts, 1, Lengths(capacity, "list", shapes).target, alike=False)
     if waste >= listed:
         return Choice(False, f"no less padding than batches of like length have: {waste:.1%} against {listed:.1%}")
     told = f"{len(counts)} examples in {rows} rows of {capacity} tokens, {waste:.1%} padding"
     return Choice(True, f"{told} ({listed:.1%} in batches of like length); none sees another")
 
 
-def unfitness(model: Any) -> str:
+def packing_obstacle(model: Any) -> str:
     """Why examples may not be packed for `model`, or an empty string: two short ones are tried, packed and alone."""
     import torch
 
@@ -130,19 +130,20 @@ def unfitness(model: Any) -> str:
     if "position_ids" not in inspect.signature(inner.forward).parameters:
         return f"{type(inner).__name__} takes no position_ids, so that packed examples would see each other"
     if inner.device.type == "meta":  # without numbers (`hf-mps plan`): a small one of its class is tried
-        from hf_mps.finetune.smoke.tiny_model import twin
+        from hf_mps.finetune.smoke.tiny_model import tiny_copy
 
-        tiny = twin(inner)
-        return "there is no tiny model of its class to try it on" if tiny is None else unfitness(tiny)
+        tiny = tiny_copy(inner)
+        return "there is no tiny model of its class to try it on" if tiny is None else packing_obstacle(tiny)
     words, device = inner.get_input_embeddings().weight.shape[0], inner.device
-    first, second = (torch.arange(1, count + 1, device=device).remainder(words).flip(0)[None] for count in TRIED)
+    first, second = (torch.arange(1, n + 1, device=device).remainder(words).flip(0)[None] for n in TRIAL_LENGTHS)
+    count, other_count = TRIAL_LENGTHS
     packed = torch.cat([first, second], 1)
-    positions = torch.tensor([[*range(TRIED[0]), *range(TRIED[1])]], device=device)
+    positions = torch.tensor([[*range(count), *range(other_count)]], device=device)
     training = inner.training
     inner.eval()
     try:
         with torch.no_grad():
-            together = inner(input_ids=packed, position_ids=positions, use_cache=False).logits[:, TRIED[0] :].float()
+            together = inner(input_ids=packed, position_ids=positions, use_cache=False).logits[:, count:].float()
             alone = inner(input_ids=second, use_cache=False).logits.float()
     finally:
         inner.train(training)

@@ -1,4 +1,4 @@
-"""A collator around a collator: its batches padded up to a length of a list, whatever the task."""
+"""A collator around any collator: it pads the batches up to one of a list of lengths."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 IGNORED = -100
-"""The label that transformers' losses leave out."""
+"""The label that transformers' losses ignore."""
 MAIN = ("input_ids", "input_values", "input_features", "inputs_embeds")
 DECODER = ("labels", "decoder_input_ids", "decoder_attention_mask")
 
 
-def fills(tokenizer: Any) -> dict[str, float]:
-    """What each column is padded with: the tokenizer's own fillers, and -100 for labels."""
+def pad_values(tokenizer: Any) -> dict[str, float]:
+    """Return what each column is padded with: the tokenizer's own values, and -100 for labels."""
     pad = tokenizer.pad_token_id
     return {
         "input_ids": pad,
@@ -28,30 +28,30 @@ def fills(tokenizer: Any) -> dict[str, float]:
 
 
 @dataclass
-class PadUp:
-    """Calls `inner` and pads what it returns: each tensor of the rows' width to `target(width)`.
+class PadToBucket:
+    """Pads what `inner` returns: each tensor of the rows' width to `target(width)`.
 
     The rows' width is the last dimension of the batch's main column (`input_ids`, shape (rows, width) or (rows,
-    choices, width)). Labels are padded where they are whole numbers of the rows' own shape; with `labels` given, they
-    and the decoder's columns are padded to `labels(their width)` instead. All other columns stay as they are.
+    choices, width)). Integer labels of the rows' own shape are padded too; with `labels` given, labels and the
+    decoder's columns are padded to `labels(their width)` instead. All other columns stay as they are.
 
-    Raises ValueError for a column of the rows' shape that `fills` does not know.
+    Raises ValueError for a column of the rows' shape that `pad_values` does not hold.
     """
 
     inner: Callable[[list[Any]], Any]
     target: Callable[[int], int]
-    fills: Mapping[str, float]
+    pad_values: Mapping[str, float]
     side: str = "right"
     labels: Callable[[int], int] | None = None
 
     def __call__(self, features: list[Any]) -> Any:
         batch = self.inner(features)
         main = next(batch[name] for name in MAIN if name in batch)
-        own = DECODER if self.labels is not None else ()
+        decoder_columns = DECODER if self.labels is not None else ()
         for name, column in list(batch.items()):
-            if name in own:
+            if name in decoder_columns:
                 assert self.labels is not None
-                # A decoder starts at its left end, whichever side its encoder's rows are padded on.
+                # A decoder starts on the left, whichever side the encoder's rows are padded on.
                 batch[name] = self._up(name, column, self.labels(column.shape[-1]), "right")
             elif _token_level(name, column, main):
                 batch[name] = self._up(name, column, self.target(main.shape[-1]), self.side)
@@ -61,15 +61,15 @@ class PadUp:
         missing = width - column.shape[-1]
         if missing <= 0:
             return column
-        if name not in self.fills:
-            raise ValueError(f"nothing is known to pad the column {name} with; known: {', '.join(self.fills)}")
+        if name not in self.pad_values:
+            raise ValueError(f"nothing is known to pad the column {name} with; known: {', '.join(self.pad_values)}")
         from torch.nn.functional import pad
 
-        return pad(column, (0, missing) if side == "right" else (missing, 0), value=self.fills[name])
+        return pad(column, (0, missing) if side == "right" else (missing, 0), value=self.pad_values[name])
 
 
 def _token_level(name: str, column: Any, main: Any) -> bool:
     if getattr(column, "shape", None) != main.shape:
         return False
-    # Several float labels a row may be as many as it has tokens, and are no tokens.
+    # A row may have as many float labels as tokens by chance; they belong to the row.
     return name != "labels" or not column.is_floating_point()

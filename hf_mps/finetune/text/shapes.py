@@ -6,42 +6,45 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from math import comb
 
-# Above so many candidates they are taken further apart: the search grows with their square.
+# More candidates are thinned out: the search grows with their square.
 CANDIDATES = 256
-# Once a list is within this share of what the longest one costs, further lengths are not worth their shapes.
-WORTH = 0.01
+# A list within this share of the longest list's cost is good enough: each further length is a shape more.
+TOLERANCE = 0.01
 
 
-def best(counts: Sequence[int], *, top: int, limit: int, batch: int, most: int, step: int) -> tuple[int, ...]:
-    """The ascending list of at most `most` lengths under which batches of `batch` random rows hold least padding.
+def optimal_buckets(
+    counts: Sequence[int], *, top: int, limit: int, batch: int, most: int, step: int
+) -> tuple[int, ...]:
+    """Return the ascending list of at most `most` lengths that gives batches of `batch` random rows least padding.
 
     `counts` are the rows' lengths (at least one), `top` the longest that the list must hold; `batch` 1 stands for
     batches of rows of like length. Lengths are multiples of `step`; the last is `top` rounded up, or `limit` where that
-    is less. The shortest list is taken that costs at most WORTH more than the longest. Where a batch's longest row can
-    be of no more lengths than the list has, those are the list.
+    is less. The shortest list wins that costs at most TOLERANCE more than the longest. Where a batch's longest row
+    takes no more lengths than the list has, those lengths are the list.
 
-    Each length of the list costs itself times the probability that it is the next one up from a batch's longest row, a
-    sum over neighbours, which dynamic programming makes least exactly.
+    Each length costs itself times the probability that it is the next one up from a batch's longest row: a sum over
+    neighbours, which dynamic programming minimises exactly.
     """
-    within = _within(counts, top, min(batch, len(counts)))
+    within = _maximum_within(counts, top, min(batch, len(counts)))
     candidates = _candidates(top, max(limit, top), step)
-    found = list(_lists(candidates, [within[min(length, top)] for length in candidates], min(most, len(candidates))))
-    least = found[-1][0]
-    listed = next(lengths for cost, lengths in found if cost <= least * (1 + WORTH))
-    exact = {top, *(length for length, _ in longest(counts, min(batch, len(counts))))}
+    shares = [within[min(length, top)] for length in candidates]
+    lists = list(_optimal_lists(candidates, shares, min(most, len(candidates))))
+    least = lists[-1][0]
+    listed = next(lengths for cost, lengths in lists if cost <= least * (1 + TOLERANCE))
+    exact = {top, *(length for length, _ in batch_maxima(counts, min(batch, len(counts))))}
     return tuple(sorted(exact)) if len(exact) <= len(listed) else listed
 
 
-def longest(counts: Sequence[int], size: int) -> Iterator[tuple[int, float]]:
-    """Each length that the longest of `size` different random rows can have, with its probability."""
-    within = _within(counts, max(counts), size)
+def batch_maxima(counts: Sequence[int], size: int) -> Iterator[tuple[int, float]]:
+    """Yield each length that the longest of `size` different random rows can have, with its probability."""
+    within = _maximum_within(counts, max(counts), size)
     for length, (before, share) in enumerate(zip([0.0, *within[:-1]], within, strict=True)):
         if share > before:
             yield length, share - before
 
 
-def _within(counts: Sequence[int], top: int, size: int) -> list[float]:
-    """The probability that the longest of `size` different random rows is within N, for N from 0 to `top`.
+def _maximum_within(counts: Sequence[int], top: int, size: int) -> list[float]:
+    """Return, for N from 0 to `top`, the probability that the longest of `size` different random rows is at most N.
 
     With k of n rows within N it is C(k, size) / C(n, size).
     """
@@ -58,8 +61,10 @@ def _candidates(top: int, limit: int, step: int) -> list[int]:
     return [min(length, limit) for length in lengths]
 
 
-def _lists(candidates: Sequence[int], within: Sequence[float], most: int) -> list[tuple[float, tuple[int, ...]]]:
-    """For 1, 2, … `most` lengths: the least expected length of a batch, and the list; the last candidate is in each."""
+def _optimal_lists(
+    candidates: Sequence[int], within: Sequence[float], most: int
+) -> list[tuple[float, tuple[int, ...]]]:
+    """Return (least expected length of a batch, list) for 1, 2, … `most` lengths; each list has the last candidate."""
     last = len(candidates) - 1
     costs = [[length * share for length, share in zip(candidates, within, strict=True)]]
     before: list[list[int]] = [[-1] * len(candidates)]
@@ -72,11 +77,11 @@ def _lists(candidates: Sequence[int], within: Sequence[float], most: int) -> lis
             came.append(start)
         costs.append(row)
         before.append(came)
-    found = []
+    lists = []
     for number in range(most):
         chain, at = [], last
         for level in range(number, -1, -1):
             chain.append(candidates[at])
             at = before[level][at]
-        found.append((costs[number][last], tuple(reversed(chain))))
-    return found
+        lists.append((costs[number][last], tuple(reversed(chain))))
+    return lists

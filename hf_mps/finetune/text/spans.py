@@ -56,7 +56,7 @@ class Answer:
     spans: tuple[Span, ...]
 
 
-def best(window: Window, count: int, longest: int) -> list[Span]:
+def best_spans(window: Window, count: int, longest: int) -> list[Span]:
     """The `count` best spans of a window, at most `longest` tokens long, best first: exactly, every span is scored.
 
     A span begins and ends in the text. Of equal scores the earlier, then the shorter span comes first.
@@ -99,7 +99,7 @@ def answer(
     null = math.inf
     for window in windows:
         null = min(null, float(window.start_logits[window.null]) + float(window.end_logits[window.null]))
-        for span in best(window, count, longest):
+        for span in best_spans(window, count, longest):
             place = (span.start, span.end)
             if place not in seen or seen[place].score < span.score:
                 seen[place] = span

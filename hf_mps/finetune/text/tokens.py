@@ -19,8 +19,8 @@ TEXT = ("string", "large_string")
 # The columns of tokens that tasks and TRL make.
 IDS = ("input_ids", "prompt_ids", "chosen_ids", "rejected_ids")
 # Of which rows unknown tokens are counted, and from what share on they are told of.
-LOOKED_AT = 1000
-NOTED = 0.1
+SAMPLED_ROWS = 1000
+REPORTED_SHARE = 0.1
 
 
 def digest(tokenizer: Any) -> str:
@@ -35,7 +35,7 @@ def digest(tokenizer: Any) -> str:
     return str(Hasher.hash((type(tokenizer).__name__, own, getattr(tokenizer, "chat_template", None))))
 
 
-def mapped(
+def map_cached(
     rows: Rows,
     encode: Callable[..., Mapping[str, Any]],
     *,
@@ -95,7 +95,7 @@ def counts(features: Dataset, column: str = "input_ids") -> list[int]:
     return [int(number) for number in pyarrow.compute.list_value_length(table[column]).to_pylist()]
 
 
-def unknown(prepared: Prepared) -> dict[str, Choice[str]]:
+def unknown_tokens(prepared: Prepared) -> dict[str, Choice[str]]:
     """What is said where a tokenizer knows nothing of a large share of the texts: Hebrew with an English vocabulary.
 
     Counted over the rows as they are trained on, special tokens left out. Nothing where rows are no tokens, and where
@@ -112,7 +112,7 @@ def unknown(prepared: Prepared) -> dict[str, Choice[str]]:
     for ids in _ids(prepared.splits[split], tokenizer) if split else ():
         lost += sum(1 for one in ids if one == sign)
         every += sum(1 for one in ids if one == sign or one not in special)
-    if lost <= NOTED * every:
+    if lost <= REPORTED_SHARE * every:
         return {}
     reason = f"each is {tokenizer.unk_token} to the model, whatever it says; next: a model of the texts' language"
     return {"unknown_tokens": Choice(f"{lost / every:.0%} of the {split} tokens", reason)}
@@ -120,7 +120,7 @@ def unknown(prepared: Prepared) -> dict[str, Choice[str]]:
 
 def _ids(rows: Dataset, tokenizer: Any) -> Iterator[list[int]]:
     """The tokens of the first LOOKED_AT rows; of rows that are texts, as `tokenizer` makes them."""
-    some = rows.select(range(min(LOOKED_AT, len(rows))))
+    some = rows.select(range(min(SAMPLED_ROWS, len(rows))))
     for column in some.column_names:
         if column in IDS:
             for value in some[column]:
@@ -129,7 +129,7 @@ def _ids(rows: Dataset, tokenizer: Any) -> Iterator[list[int]]:
             yield from tokenizer(list(some[column]), truncation=True, verbose=False)["input_ids"]
 
 
-def lend_pad_token(tokenizer: Any, config: Any) -> dict[str, Choice[str]]:
+def set_pad_token(tokenizer: Any, config: Any) -> dict[str, Choice[str]]:
     """Lend a tokenizer that has no padding token its end token, as decoder checkpoints need; the choice to be shown.
 
     Raises UserError where it has neither.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Cut:
+class QAWindowing:
     """How rows are cut: windows of at most `longest` tokens, question included, two neighbours sharing `stride` tokens.
 
     `content` is the tokenizer's digest; `negative` whether a question may have no answer.
@@ -47,7 +47,7 @@ class Cut:
 
         lists = [*self.tokenizer("a", "b"), "starts", "ends"]
         numbers = ["start_positions", "end_positions", "row", "null"]
-        return tokens.mapped(
+        return tokens.map_cached(
             rows,
             lambda batch, indices: self._encode(rows, batch, indices),
             content=self.content,
@@ -75,7 +75,7 @@ class Cut:
         made: dict[str, list[Any]] = {name: [] for name in ("starts", "ends", "null", "row")}
         made |= {"start_positions": [], "end_positions": []}
         spans = [
-            _first(rows, context, value, index)
+            _first_answer(rows, context, value, index)
             for context, value, index in zip(contexts, batch["answers"], indices, strict=True)
         ]
         for number, source in enumerate(sources):
@@ -83,7 +83,7 @@ class Cut:
             starts = [pair[0] if here else NOWHERE for pair, here in zip(offsets[number], inside, strict=True)]
             ends = [pair[1] if here else NOWHERE for pair, here in zip(offsets[number], inside, strict=True)]
             null = self._null(encoded["input_ids"][number])
-            found = place(starts, ends, spans[source]) or (null, null)
+            found = token_span(starts, ends, spans[source]) or (null, null)
             for name, value in zip(made, (starts, ends, null, indices[source], *found), strict=True):
                 made[name].append(value)
         return {**encoded, **made}
@@ -107,7 +107,7 @@ class Cut:
                 )
 
 
-def place(starts: Sequence[int], ends: Sequence[int], span: tuple[int, int] | None) -> tuple[int, int] | None:
+def token_span(starts: Sequence[int], ends: Sequence[int], span: tuple[int, int] | None) -> tuple[int, int] | None:
     """The first and last token of the characters `span` of the text, None where a window does not hold all of it."""
     if span is None:
         return None
@@ -172,7 +172,7 @@ def _answers(value: Any) -> tuple[list[str], list[int]]:
     return [one["text"] for one in value or ()], [one["answer_start"] for one in value or ()]
 
 
-def _first(rows: Rows, context: str, value: Any, index: int) -> tuple[int, int] | None:
+def _first_answer(rows: Rows, context: str, value: Any, index: int) -> tuple[int, int] | None:
     """The characters of the first answer, None for none. Raises UserError where the text there is another."""
     texts, starts = _answers(value)
     if not texts:

@@ -89,7 +89,7 @@ def align(word_ids: Sequence[int | None], tag_ids: Sequence[int]) -> list[int]:
     return found
 
 
-def seen(word_ids: Sequence[int | None]) -> list[int]:
+def labelled_words(word_ids: Sequence[int | None]) -> list[int]:
     """The numbers of the words that have a token: those that were not cut off and that the tokenizer knows anything of.
 
     Their order is that of the labels other than -100 in `align`.

@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from hf_mps.dryrun import metal
-from hf_mps.finetune.smoke.fake import Answers, needs_numbers
+from hf_mps.finetune.smoke.fake import FakeScalars, needs_numbers
 
 MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]])
 
@@ -22,7 +22,7 @@ def fakes(*real: torch.Tensor) -> Iterator[list[torch.Tensor]]:
     metal.present()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     made = [mode.from_tensor(one) for one in real]
-    with mode, Answers(zip(made, real, strict=True)):
+    with mode, FakeScalars(zip(made, real, strict=True)):
         yield [one.to("mps") for one in made]
 
 

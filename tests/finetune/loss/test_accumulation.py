@@ -43,7 +43,7 @@ def test_a_head_that_drops_the_number_of_items(models: Path, tmp_path: Path, set
     """RoBERTa's: four accumulation steps give four times the loss, until Trainer is told to divide it."""
     trainer = accumulating(models, tmp_path, "roberta", "masked-lm")
     if settled:
-        assert accumulation.settle(trainer) is True
+        assert accumulation.fix_accumulation_scaling(trainer) is True
     trainer.train()
     loss = next(entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
     assert loss == pytest.approx(6.0 * times, rel=0.02)  # the logarithm of 400 words
@@ -56,7 +56,7 @@ def test_a_head_that_knows_it_is_left_alone(models: Path, tmp_path: Path) -> Non
     trainer = accumulating(models, tmp_path, "qwen3", "causal-lm")
     trainer.model.train()
     drawn = torch.get_rng_state()
-    assert accumulation.settle(trainer) is False
+    assert accumulation.fix_accumulation_scaling(trainer) is False
     assert trainer.model_accepts_loss_kwargs
     assert torch.equal(torch.get_rng_state(), drawn)
     assert trainer.model.training
@@ -73,6 +73,6 @@ def test_a_model_without_numbers_is_asked_by_what_it_computes(
     """`hf-mps plan` has no loss to compare: there a model counts that does anything with the number of items."""
     trainer = accumulating(models, tmp_path, architecture, task)
     inputs = trainer._prepare_inputs(trainer.data_collator([trainer.train_dataset[row] for row in range(2)]))
-    assert accumulation._differs(trainer.model, inputs) is counted
+    assert accumulation._loss_depends_on_count(trainer.model, inputs) is counted
     on_the_cpu = {name: one.cpu() for name, one in inputs.items()}
-    assert accumulation._looks(trainer.model.to("meta"), on_the_cpu) is counted
+    assert accumulation._reads_count(trainer.model.to("meta"), on_the_cpu) is counted

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_mps import simulator
 from hf_mps.finetune.loss import chunked, deferred_head
-from hf_mps.finetune.loss.tied_embedding import Gathering, Shared
+from hf_mps.finetune.loss.tied_embedding import TiedEmbedding, TiedGradient
 from tests.finetune.text.test_lengths import recipe
 from tests.finetune.text.test_packing import SIZE, WORDS, made
 
@@ -121,7 +121,7 @@ def test_a_tied_weight_has_one_gradient_made_by_head_and_embedding_together() ->
     plain = made("qwen3").to("mps")
     ours = copy.deepcopy(plain)
     deferred_head.install(ours)
-    assert type(ours.get_input_embeddings()) is Gathering
+    assert type(ours.get_input_embeddings()) is TiedEmbedding
     ids = batch("mps")["input_ids"]
     # Rows that do not come from the embedding: the head's gradient goes to the weight by itself.
     rows = plain.get_input_embeddings()(ids).detach()
@@ -142,9 +142,9 @@ def test_the_gradient_is_the_same_early_and_late(late: bool) -> None:
     ids, labels = torch.randint(WORDS, (12,)), torch.randint(WORDS, (12,))
     torch.nn.functional.cross_entropy(weight[ids] @ weight.T, labels).backward()
     wanted, weight.grad = weight.grad, None
-    embedding = Gathering(WORDS, 8)
+    embedding = TiedEmbedding(WORDS, 8)
     embedding.weight = torch.nn.Parameter(weight.detach())
-    embedding.shared = shared = Shared(late=late)
+    embedding.shared = shared = TiedGradient(late=late)
     chunked.cross_entropy(embedding(ids), embedding.weight, None, labels, shared=shared).backward()
     assert shared.joined
     torch.testing.assert_close(embedding.weight.grad, wanted)

@@ -152,7 +152,7 @@ def test_every_usual_shape_of_a_pair_is_read(row: dict[str, Any]) -> None:
     ],
 )
 def test_a_row_that_is_no_pair_is_refused(row: dict[str, Any], problem: str) -> None:
-    with pytest.raises(chat.Misfit) as raised:
+    with pytest.raises(chat.ConversationError) as raised:
         conversation(row)
     assert str(raised.value) == problem
 

@@ -144,8 +144,8 @@ def test_each_block_of_bert_is_framed_as_a_text(models: Path, files: dict[str, A
 
     place = builders.model(models, "bert")
     tokenizer = AutoTokenizer.from_pretrained(place)
-    around = blocks.frame(tokenizer)
-    assert around == blocks.Frame((tokenizer.cls_token_id,), (tokenizer.sep_token_id,))
+    around = blocks.special_tokens(tokenizer)
+    assert around == blocks.SpecialTokens((tokenizer.cls_token_id,), (tokenizer.sep_token_id,))
     prepared = builders.prepare(task="masked-lm", model=str(place), data=files, max_length=24)
     for row in prepared.train["input_ids"]:
         assert (row[0], row[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id)

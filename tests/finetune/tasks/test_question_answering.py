@@ -15,7 +15,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.metrics import answers as scoring
 from hf_mps.finetune.text.spans import NOWHERE
-from hf_mps.finetune.text.windows import Cut, check, place
+from hf_mps.finetune.text.windows import QAWindowing, check, token_span
 from tests.finetune import tiny
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command
@@ -111,11 +111,11 @@ def test_squads_own_format_is_read_and_a_texts_questions_stay_together(asking: P
             "context": f"the {group[0]['context']} {number}",
             "qas": [
                 {
-                    "id": f"{number}-{place}",
+                    "id": f"{number}-{token_span}",
                     "question": row["question"],
                     "answers": [{"text": "the", "answer_start": 0}],
                 }
-                for place, row in enumerate(group)
+                for token_span, row in enumerate(group)
             ],
         }
         for number, group in enumerate(texts)
@@ -184,15 +184,15 @@ def dataset(lines: list[dict[str, Any]]) -> Rows:
 
 
 @pytest.fixture(params=["right", "left"])
-def cut(asking: Path, request: pytest.FixtureRequest) -> Cut:
+def cut(asking: Path, request: pytest.FixtureRequest) -> QAWindowing:
     """How to cut, with the padding behind the text and, as in XLNet, before it: the text then comes first."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(asking / "model", padding_side=request.param)
-    return Cut(tokenizer, "tiny", longest=12, stride=3, negative=False)
+    return QAWindowing(tokenizer, "tiny", longest=12, stride=3, negative=False)
 
 
-def test_a_long_text_is_cut_into_windows_that_overlap_and_know_where_the_answer_is(cut: Cut) -> None:
+def test_a_long_text_is_cut_into_windows_that_overlap_and_know_where_the_answer_is(cut: QAWindowing) -> None:
     text = "the cat is good " * 6 + "the bird is bad"
     start = text.index("bird")
     made = cut.windows(
@@ -218,7 +218,7 @@ def test_a_long_text_is_cut_into_windows_that_overlap_and_know_where_the_answer_
     assert set(made["row"]) == {0}
 
 
-def test_answers_may_be_a_list_of_dicts_as_in_squads_files(cut: Cut) -> None:
+def test_answers_may_be_a_list_of_dicts_as_in_squads_files(cut: QAWindowing) -> None:
     row = {"context": "the cat is good", "question": "good", "answers": [{"text": "cat", "answer_start": 4}]}
     lines = dataset([row])
     check({"train": lines})
@@ -235,11 +235,11 @@ def test_another_answers_column_is_refused() -> None:
 
 def test_an_answer_that_begins_or_ends_inside_a_token_takes_the_whole_token() -> None:
     starts, ends = [NOWHERE, 0, 4, 9, NOWHERE], [NOWHERE, 3, 8, 12, NOWHERE]
-    assert place(starts, ends, (5, 10)) == (2, 3)
-    assert place(starts, ends, (0, 3)) == (1, 1)
-    assert place(starts, ends, (3, 4)) == (1, 2)
-    assert place(starts, ends, (9, 13)) is None
-    assert place(starts, ends, None) is None
+    assert token_span(starts, ends, (5, 10)) == (2, 3)
+    assert token_span(starts, ends, (0, 3)) == (1, 1)
+    assert token_span(starts, ends, (3, 4)) == (1, 2)
+    assert token_span(starts, ends, (9, 13)) is None
+    assert token_span(starts, ends, None) is None
 
 
 @pytest.mark.parametrize(

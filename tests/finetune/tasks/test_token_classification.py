@@ -112,10 +112,10 @@ def test_a_split_beside_the_two_is_measured_once_at_the_end(tagging: Path, finet
 def test_a_tag_stands_at_its_words_first_token_and_nowhere_else() -> None:
     # [CLS] Wash ##ing ##ton is . [SEP]
     assert word_labels.align([None, 0, 0, 0, 1, 2, None], [3, 0, 0]) == [-100, 3, -100, -100, 0, 0, -100]
-    assert word_labels.seen([None, 0, 0, 0, 1, 2, None]) == [0, 1, 2]
+    assert word_labels.labelled_words([None, 0, 0, 0, 1, 2, None]) == [0, 1, 2]
     # Cut after the second word, and a word (number 1) of which the tokenizer makes nothing.
     assert word_labels.align([None, 0, 2, None], [1, 2, 3, 4]) == [-100, 1, 3, -100]
-    assert word_labels.seen([None, 0, 2, None]) == [0, 2]
+    assert word_labels.labelled_words([None, 0, 2, None]) == [0, 2]
 
 
 def test_words_that_are_cut_off_are_told_of_and_left_without_an_answer(tagging: Path, finetune: Command) -> None:

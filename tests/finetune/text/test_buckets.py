@@ -9,7 +9,7 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.finetune.text import buckets
-from hf_mps.finetune.text.buckets import Alike
+from hf_mps.finetune.text.buckets import BucketSampler
 from tests.finetune import tiny
 from tests.finetune.run_files import results
 from tests.finetune.text.test_lengths import recipe, rows
@@ -18,14 +18,14 @@ from tests.finetune.tiny import Command
 LENGTHS = [8, 16, 24, 16, 8, 32, 16, 24, 8, 8] * 11  # 110 rows
 
 
-def cut(order: Alike) -> list[list[int]]:
+def cut(order: BucketSampler) -> list[list[int]]:
     """An epoch's batches of 8."""
     flat = list(order)
     return [flat[at : at + 8] for at in range(0, len(flat), 8)]
 
 
 def test_an_epoch_holds_every_row_once_and_its_batches_mostly_one_length() -> None:
-    epoch = cut(Alike(LENGTHS, 8, seed=5))
+    epoch = cut(BucketSampler(LENGTHS, 8, seed=5))
     assert sorted(row for batch in epoch for row in batch) == list(range(110))
     assert [len(batch) for batch in epoch] == [8] * 13 + [6]
     mixed = [batch for batch in epoch if len({LENGTHS[row] for row in batch}) > 1]
@@ -34,19 +34,19 @@ def test_an_epoch_holds_every_row_once_and_its_batches_mostly_one_length() -> No
 
 
 def test_the_order_follows_from_seed_and_epoch_alone() -> None:
-    one, other = Alike(LENGTHS, 8, seed=5), Alike(LENGTHS, 8, seed=5)
+    one, other = BucketSampler(LENGTHS, 8, seed=5), BucketSampler(LENGTHS, 8, seed=5)
     first = list(one)
     one.set_epoch(1)
     second = list(one)
     assert first != second
     other.set_epoch(1)
     assert list(other) == second
-    assert list(Alike(LENGTHS, 8, seed=6)) != first
+    assert list(BucketSampler(LENGTHS, 8, seed=6)) != first
     assert len(one) == 110
 
 
 def test_fewer_rows_than_a_batch_are_one_batch() -> None:
-    assert sorted(Alike([8, 16, 8], 8, seed=0)) == [0, 1, 2]
+    assert sorted(BucketSampler([8, 16, 8], 8, seed=0)) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

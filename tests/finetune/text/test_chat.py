@@ -107,7 +107,8 @@ def test_a_reasoned_last_answer_is_learned_with_its_reasoning(tokenizer: Any) ->
 def test_an_earlier_answer_that_the_template_cuts_is_refused(tokenizer: Any) -> None:
     tokenizer.chat_template = published("qwen3")
     cut = [HELLO[0], {"role": "assistant", "content": "<think>\nhm\n</think>\n\nHello!"}, *HELLO[2:]]
-    with pytest.raises(chat.Misfit, match=r"has words of the assistant that the chat template changes \(message 2\)"):
+    changes = r"has words of the assistant that the chat template changes \(message 2\)"
+    with pytest.raises(chat.ConversationError, match=changes):
         chat.encode(tokenizer, cut)
 
 
@@ -157,7 +158,7 @@ def test_both_usual_shapes_of_messages_are_read(raw: Any) -> None:
     ],
 )
 def test_other_shapes_are_refused(raw: Any, problem: str) -> None:
-    with pytest.raises(chat.Misfit) as raised:
+    with pytest.raises(chat.ConversationError) as raised:
         chat.messages(raw)
     assert str(raised.value).startswith(problem)
 
@@ -168,5 +169,5 @@ def test_an_alpaca_rows_input_follows_its_instruction() -> None:
 
 
 def test_a_conversation_without_the_assistant_is_refused(tokenizer: Any) -> None:
-    with pytest.raises(chat.Misfit, match="has no words of the assistant"):
+    with pytest.raises(chat.ConversationError, match="has no words of the assistant"):
         chat.encode(tokenizer, HELLO[:1])

@@ -17,9 +17,9 @@ from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.text import lengths, shapes
-from hf_mps.finetune.text.buckets import Alike
+from hf_mps.finetune.text.buckets import BucketSampler
 from hf_mps.finetune.text.lengths import Lengths, Padded
-from hf_mps.finetune.text.padding import PadUp
+from hf_mps.finetune.text.padding import PadToBucket
 from tests.finetune import tiny
 from tests.finetune.tiny import Command
 
@@ -49,9 +49,9 @@ def counts(number: int, seed: int = 0) -> list[int]:
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_no_other_list_of_so_many_lengths_wastes_less(batch: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shapes, "WORTH", 0.0)
+    monkeypatch.setattr(shapes, "TOLERANCE", 0.0)
     rows = counts(60)
-    found = shapes.best(rows, top=max(rows), limit=96, batch=batch, most=most, step=8)
+    found = shapes.optimal_buckets(rows, top=max(rows), limit=96, batch=batch, most=most, step=8)
 
     def expected(list_: tuple[int, ...]) -> float:
         within = [comb(sum(row <= length for row in rows), batch) / comb(len(rows), batch) for length in list_]
@@ -68,10 +68,10 @@ def test_no_other_list_of_so_many_lengths_wastes_less(batch: int, most: int, mon
 
 def test_the_list_is_as_short_as_it_pays_and_never_passes_the_limit() -> None:
     three = [11] * 50 + [12] * 50 + [83] * 50
-    assert shapes.best(three, top=83, limit=84, batch=1, most=8, step=8) == (16, 84)
+    assert shapes.optimal_buckets(three, top=83, limit=84, batch=1, most=8, step=8) == (16, 84)
     spread = list(range(1, 513))
-    assert len(shapes.best(spread, top=512, limit=512, batch=1, most=8, step=8)) == 8
-    long = shapes.best([100_000, 3], top=100_000, limit=10**6, batch=1, most=8, step=8)
+    assert len(shapes.optimal_buckets(spread, top=512, limit=512, batch=1, most=8, step=8)) == 8
+    long = shapes.optimal_buckets([100_000, 3], top=100_000, limit=10**6, batch=1, most=8, step=8)
     assert long[-1] >= 100_000
 
 
@@ -87,7 +87,7 @@ def test_the_list_is_as_short_as_it_pays_and_never_passes_the_limit() -> None:
 def test_lengths_that_are_few_already_are_the_list(
     rows: list[int], top: int, batch: int, listed: tuple[int, ...]
 ) -> None:
-    assert shapes.best(rows, top=top, limit=512, batch=batch, most=8, step=8) == listed
+    assert shapes.optimal_buckets(rows, top=top, limit=512, batch=batch, most=8, step=8) == listed
 
 
 def padding(rows: list[int], order: list[int], target: Callable[[int], int]) -> float:
@@ -104,7 +104,7 @@ def test_the_padding_that_the_reason_tells_is_what_batches_then_hold(number: int
     told = [int(figure) for figure in re.findall(r"(\d+)%", choice.reason)]
     told = told * 2 if len(told) == 1 else told  # one figure: the list is no worse and no better
     shuffled = [random.Random(seed).sample(range(number), number) for seed in range(200 if number < 1000 else 5)]
-    ours = [list(Alike([choice.value.target(row) for row in rows], 16, seed=1))] if grouped else shuffled
+    ours = [list(BucketSampler([choice.value.target(row) for row in rows], 16, seed=1))] if grouped else shuffled
     held = [mean(padding(rows, order, choice.value.target) for order in ours)]
     held += [mean(padding(rows, order, int) for order in shuffled)]
     assert told == pytest.approx(held, abs=1)
@@ -183,9 +183,8 @@ def test_rows_are_cut_to_what_the_model_can_read() -> None:
 
 def padded(batch: dict[str, Any], **settings: Any) -> dict[str, Any]:
     """`batch` through the collator of a list of 8 and 16."""
-    up: dict[str, Any] = PadUp(lambda rows: dict(rows[0]), Lengths(16, "list", (8, 16)).target, FILLS, **settings)(
-        [batch]
-    )
+    target = Lengths(16, "list", (8, 16)).target
+    up: dict[str, Any] = PadToBucket(lambda rows: dict(rows[0]), target, FILLS, **settings)([batch])
     return up
 
 

@@ -7,7 +7,7 @@ import math
 import numpy
 import pytest
 
-from hf_mps.finetune.text.spans import NOWHERE, Span, Window, answer, best
+from hf_mps.finetune.text.spans import NOWHERE, Span, Window, answer, best_spans
 
 
 def window(draw: numpy.random.Generator, tokens: int, question: int) -> Window:
@@ -37,7 +37,7 @@ def brute_force(one: Window, count: int, longest: int) -> list[Span]:
 def test_the_n_best_spans_are_those_of_a_brute_force_search(seed: int, count: int, longest: int) -> None:
     draw = numpy.random.default_rng(seed)
     one = window(draw, tokens=int(draw.integers(8, 40)), question=int(draw.integers(2, 6)))
-    assert best(one, count, longest) == brute_force(one, count, longest)
+    assert best_spans(one, count, longest) == brute_force(one, count, longest)
 
 
 def test_the_best_span_is_found_where_neither_end_is_among_the_best_starts_and_ends() -> None:
@@ -47,19 +47,19 @@ def test_the_best_span_is_found_where_neither_end_is_among_the_best_starts_and_e
     last[:20], first[40:] = 9.0, 9.0
     first[25], last[27] = 5.0, 5.0
     one = Window(first, last, starts, starts + 1, 0)
-    assert best(one, 1, 3) == [Span(50, 55, 10.0)]
+    assert best_spans(one, 1, 3) == [Span(50, 55, 10.0)]
 
 
 def test_of_equal_scores_the_earlier_and_then_the_shorter_span_comes_first() -> None:
     starts = numpy.array([NOWHERE, 0, 2, 4])
     one = Window(numpy.zeros(4), numpy.zeros(4), starts, numpy.where(starts == NOWHERE, NOWHERE, starts + 1), 0)
-    assert [(span.start, span.end) for span in best(one, 4, 30)] == [(0, 1), (0, 3), (0, 5), (2, 3)]
+    assert [(span.start, span.end) for span in best_spans(one, 4, 30)] == [(0, 1), (0, 3), (0, 5), (2, 3)]
 
 
 def test_a_logit_that_is_no_number_makes_no_span() -> None:
     starts = numpy.array([0, 2])
     one = Window(numpy.array([math.nan, 1.0]), numpy.array([1.0, 1.0]), starts, starts + 1, 0)
-    assert best(one, 5, 5) == [Span(2, 3, 2.0)]
+    assert best_spans(one, 5, 5) == [Span(2, 3, 2.0)]
 
 
 def pieces(*scored: tuple[int, int, float, float]) -> list[Window]:

@@ -56,15 +56,15 @@ def test_what_was_tokenised_is_found_again_until_something_changes(tokenizer: An
         return {"input_ids": tokenizer(batch["first"])["input_ids"]}
 
     content = tokens.digest(tokenizer)
-    first = tokens.mapped(split(desk), encode, content=content, key=("test", 1))
+    first = tokens.map_cached(split(desk), encode, content=content, key=("test", 1))
     assert (len(first), first.column_names, calls) == (48, ["input_ids"], list(range(48)))
-    again = tokens.mapped(split(desk), encode, content=content, key=("test", 1))
+    again = tokens.map_cached(split(desk), encode, content=content, key=("test", 1))
     assert (again[:], len(calls)) == (first[:], 48)
-    tokens.mapped(split(desk), encode, content=content, key=("test", 2))
+    tokens.map_cached(split(desk), encode, content=content, key=("test", 2))
     assert len(calls) == 96
-    tokens.mapped(split(desk), encode, content="another tokenizer", key=("test", 1))
+    tokens.map_cached(split(desk), encode, content="another tokenizer", key=("test", 1))
     assert len(calls) == 144
-    tokens.mapped(split(desk).sample([3, 1]), encode, content=content, key=("test", 1))
+    tokens.map_cached(split(desk).sample([3, 1]), encode, content=content, key=("test", 1))
     assert len(calls) == 146
 
 
@@ -99,16 +99,16 @@ def test_a_tokenizer_without_a_padding_token_is_lent_its_end_token(tokenizer: An
         pad_token_id: int | None = None
 
     config = Config()
-    assert tokens.lend_pad_token(tokenizer, config) == {}
+    assert tokens.set_pad_token(tokenizer, config) == {}
     assert config.pad_token_id is None
     tokenizer.pad_token = None
     with pytest.raises(UserError) as refused:
-        tokens.lend_pad_token(tokenizer, config)
+        tokens.set_pad_token(tokenizer, config)
     assert str(refused.value) == snapshot(
         "the model's tokenizer has neither a padding nor an end token, so rows cannot be batched"
     )
     tokenizer.eos_token = "[SEP]"
-    lent = tokens.lend_pad_token(tokenizer, config)["pad_token"]
+    lent = tokens.set_pad_token(tokenizer, config)["pad_token"]
     assert (lent.value, config.pad_token_id) == ("[SEP]", tokenizer.convert_tokens_to_ids("[SEP]"))
     assert lent.reason == snapshot("the tokenizer has none of its own; the end token takes its place")
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
-from hf_mps.finetune.report.screen import rows
-from hf_mps.finetune.report.screen.numbers import clock as clock_text
+from hf_mps.finetune.report.screen import numbers, rows
 from hf_mps.finetune.report.screen.numbers import say, takes, terminal
 from hf_mps.finetune.report.screen.tables import note
 
@@ -90,7 +89,7 @@ class StepLines(TrainerCallback):  # type: ignore[misc]
         self._trained += now - self._mark
         self._mark = now
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=state.global_step, eta=clock_text(self._eta(state) or 0.0))
+            self._bar.update(self._task, completed=state.global_step, eta=numbers.clock(self._eta(state) or 0.0))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         logs = logs or {}
