@@ -24,7 +24,7 @@ REPORTED_SHARE = 0.1
 
 
 def digest(tokenizer: Any) -> str:
-    """A digest of all that a tokenizer does, to be taken before its first call and handed to `mapped`.
+    """A digest of all that a tokenizer does, to be taken before its first call and handed to `map_cached`.
 
     Padding and truncation, which a tokenizer remembers from its last call, are part of it: hence before the first.
     """

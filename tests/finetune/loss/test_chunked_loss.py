@@ -23,7 +23,7 @@ DEVICES = ("mps", "cpu")
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seven tokens at a time, so that every test goes through several chunks and a short last one."""
-    monkeypatch.setattr(chunked, "CHUNK", 7 * 4 * WORDS)
+    monkeypatch.setattr(chunked, "CHUNK_BYTES", 7 * 4 * WORDS)
 
 
 def architectures() -> dict[str, Any]:
@@ -72,7 +72,7 @@ class Products(TorchDispatchMode):
 
 
 def test_batches_of_any_number_of_tokens_share_few_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked, "CHUNK", 128 * 4 * WORDS)
+    monkeypatch.setattr(chunked, "CHUNK_BYTES", 128 * 4 * WORDS)
     draw = torch.Generator().manual_seed(1)
     products = Products()
     for tokens in range(130, 260, 13):
@@ -334,7 +334,7 @@ def test_a_step_holds_no_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     words, tokens = 20_000, 256
-    monkeypatch.setattr(chunked, "CHUNK", 16 * 4 * words)
+    monkeypatch.setattr(chunked, "CHUNK_BYTES", 16 * 4 * words)
     size = {**SIZE, "vocab_size": words, "max_position_embeddings": tokens, "tie_word_embeddings": True}
     peaks = {}
     for name in ("plain", "ours"):

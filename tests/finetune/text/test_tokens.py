@@ -134,7 +134,7 @@ def sizes():
         return {"sizes": [helper.size(ids) for ids in tokenizer(batch["text"])["input_ids"]]}
 
     rows = Rows(Dataset.from_csv("rows.csv"), "rows.csv")
-    return tokens.mapped(rows, encode, content=tokens.digest(tokenizer), key=("miniature",))["sizes"][:]
+    return tokens.map_cached(rows, encode, content=tokens.digest(tokenizer), key=("miniature",))["sizes"][:]
 """
 
 
