@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.dryrun import batch, known_configs
+from hf_mps.dryrun import batch
 from hf_mps.dryrun.resolve import Target
 from hf_mps.finetune.data import load
-from hf_mps.finetune.models import checkpoint
+from hf_mps.finetune.models import checkpoint, known_configs
 from hf_mps.finetune.run.prepare import PreparedRun, prepare_run
 from hf_mps.finetune.smoke import smoke_recipe
 

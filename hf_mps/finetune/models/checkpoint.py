@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from dataclasses import dataclass
@@ -60,6 +61,18 @@ class Checkpoint:
         way_on = f"with the tokenizer that the model was trained with: tokenizer.save_pretrained('{self.said}')"
         told = "it has no tokenizer (tokenizer.json, vocab.txt or the like), and one that is made up knows no word"
         return UserError(f"model {self.said}: {told}; next: {way_on}")
+
+    def stored_config(self) -> dict[str, Any]:
+        """What config.json says of a folder, or of a hub id whose files are here; empty where it cannot be read.
+
+        Why not is told, by `config`, where the model is loaded.
+        """
+        folder = self._folder()
+        try:
+            stored = json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder else {}
+        except (OSError, ValueError):
+            return {}
+        return stored if isinstance(stored, dict) else {}
 
     def config(self) -> Any:
         """Load the configuration. Raises UserError where it is not there or cannot be read."""

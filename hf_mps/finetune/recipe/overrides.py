@@ -72,6 +72,8 @@ def lay(document: Document, overrides: Overrides) -> Document:
     laid = dataclasses.replace(document, values=copy.deepcopy(document.values), overridden=frozenset(overrides))
     if isinstance(laid.values.get("data"), dict):
         _replace_source(laid.values["data"], overrides)
+    if "model" in overrides:
+        laid.values.pop("model_type", None)  # that of the file's own model
     for key, override in overrides.items():
         _put(laid.values, key, override.value)
     # What the file says at these keys, and below them, is not there any more.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -109,12 +108,7 @@ def refuse_another_type(model_type: str | None, source: Checkpoint) -> None:
 
     Reads the configuration of a folder; that of a hub id is the hub's.
     """
-    if model_type is None or not source.local:
-        return
-    try:
-        own = json.loads((Path(source.place) / "config.json").read_text(encoding="utf-8")).get("model_type")
-    except (OSError, ValueError, AttributeError):
-        return  # told, with the reason, where the model is loaded
+    own = source.stored_config().get("model_type") if model_type is not None and source.local else None
     if own is not None and own != model_type:
         raise UserError(f"model_type is {model_type}, and {source.said} holds a {own}; leave model_type out")
 

@@ -22,6 +22,7 @@ from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.recipe.schema import SOURCES
 from hf_mps.finetune.smoke import families
 
+SHOWS = "--smoke shows that everything runs, on made-up rows: no score counts"
 STEPS = 6
 BATCH = 4
 # Made-up rows are short: a block of more than LONGEST tokens would be padding, or need a great many of them.
@@ -51,7 +52,7 @@ def smoke_recipe(whole: ResolvedRecipe, *, weights: bool = True) -> Iterator[Res
     """The recipe of a smoke run of `whole`, with its model and rows in a folder that lasts as long as the context.
 
     Without `weights` that folder holds the tiny model's tokenizer or processor alone, for a model from elsewhere.
-    Raises UserError where the recipe's task makes up no rows, or no rule says which architecture its model is.
+    Raises UserError where the recipe's task makes up no rows, or no tiny model of the architecture can be made.
     """
     from hf_mps.finetune.run.logging import errors_only, no_bars
     from hf_mps.finetune.smoke import tiny_model
@@ -73,9 +74,7 @@ def smoke_recipe(whole: ResolvedRecipe, *, weights: bool = True) -> Iterator[Res
         yield dataclasses.replace(
             whole,
             recipe=type(whole.recipe).model_validate(_values(whole, files, folder)),
-            smoke=Choice(
-                f"a tiny {family.name}", "--smoke shows that everything runs, on made-up rows: no score counts"
-            ),
+            smoke=Choice(f"a tiny {family.name}", "; ".join(filter(None, (family.reason, SHOWS)))),
         )
 
 

@@ -122,45 +122,59 @@ def test_a_smoke_run_takes_the_place_of_no_other_files(own_cache: Path, finetune
     assert [path.name for path in Path("run").iterdir()] == ["notes.txt"]
 
 
+def test_a_recipe_of_the_project_names_a_model_whose_architecture_is_known() -> None:
+    """By its files, the table of known models, or the recipe's own `model_type`: its smoke run tries that out."""
+    assert {name: families.find(load_recipe(name).recipe).reason for name in NAMES} == dict.fromkeys(NAMES, "")
+
+
 @pytest.mark.parametrize(
-    ("model", "family"),
+    ("name", "family"),
     [
-        ("google-bert/bert-base-cased", "bert"),
-        ("FacebookAI/roberta-base", "roberta"),
-        ("FacebookAI/xlm-roberta-base", "xlm-roberta"),
-        ("distilbert/distilbert-base-uncased", "distilbert"),
-        ("distilbert/distilroberta-base", "roberta"),
-        ("microsoft/deberta-v3-small", "deberta-v2"),
-        ("answerdotai/ModernBERT-base", "modernbert"),
-        ("sentence-transformers/all-MiniLM-L6-v2", "bert"),
-        ("sentence-transformers/all-mpnet-base-v2", "mpnet"),
-        ("Qwen/Qwen3-0.6B", "qwen3"),
-        ("Qwen/Qwen2.5-0.5B-Instruct", "qwen2"),
-        ("HuggingFaceTB/SmolLM2-135M-Instruct", "llama"),
-        ("openai-community/gpt2", "gpt2"),
-        ("distilbert/distilgpt2", "gpt2"),
-        ("google-t5/t5-small", "t5"),
-        ("google/mt5-small", "mt5"),
-        ("facebook/bart-base", "bart"),
-        ("Helsinki-NLP/opus-mt-en-ro", "marian"),
-        ("facebook/wav2vec2-base", "wav2vec2"),
-        ("google/vit-base-patch16-224-in21k", "vit"),
-        ("somebody/something", None),
+        ("glue/mrpc", "bert"),
+        ("text-classification", "distilbert"),
+        ("masked-lm/wikitext", "roberta"),
+        ("sentence-embeddings/stsb", "bert"),
+        ("sentence-embeddings/all-nli", "mpnet"),
+        ("sft/chat", "qwen3"),
+        ("dpo/ultrafeedback", "qwen2"),
+        ("causal-lm/wikitext", "gpt2"),
+        ("summarization/xsum", "t5"),
+        ("summarization/dialogsum", "bart"),
+        ("translation/wmt16-en-ro", "marian"),
+        ("speech-recognition/librispeech", "wav2vec2"),
+        ("image-classification", "vit"),
     ],
 )
-def test_the_architecture_is_known_by_the_models_name(model: str, family: str | None) -> None:
-    assert families.of(model) == family
+def test_a_smoke_run_has_the_architecture_of_the_recipes_model_or_one_that_is_usual(name: str, family: str) -> None:
+    assert families.find(load_recipe(name).recipe).name == family
+    unknown = families.find(load_recipe(name, ["model=somebody/something"]).recipe)
+    assert f"(model_type=NAME does): {unknown.name} is usual for {load_recipe(name).recipe.task}" in unknown.reason
+    assert families.find(load_recipe(name, ["model=somebody/something", f"model_type={family}"]).recipe).name == family
 
 
-def test_a_model_that_no_rule_knows_is_refused_with_the_key_that_tells(own_cache: Path, finetune: Command) -> None:
-    ended = finetune("glue/cola", "--smoke", "model=somebody/something")
-    assert ended == (
-        2,
-        "",
-        snapshot(
-            "hf-mps: --smoke: no rule tells the architecture of somebody/something; next: model_type=NAME, as its"
-            " config.json has it\n"
-        ),
+def test_the_configuration_in_the_hubs_cache_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    (tmp_path / "config.json").write_text('{"model_type": "electra", "embedding_size": 64}', encoding="utf-8")
+    monkeypatch.setattr(
+        huggingface_hub, "try_to_load_from_cache", lambda model, name: str(tmp_path / name) if model == "a/b" else None
+    )
+    family = families.find(load_recipe("glue/cola", ["model=a/b"]).recipe)
+    assert (family.name, family.config["embedding_size"], family.reason) == ("electra", 64, "")
+
+
+def test_a_model_that_nothing_tells_is_tried_out_as_the_usual_one_and_says_so(
+    own_cache: Path, finetune: Command
+) -> None:
+    ended = finetune("glue/cola", "--smoke", "model=somebody/something", "output_dir=run")
+    assert (ended.code, ended.err) == (0, "")
+    said = json.loads(Path("run/results.json").read_text(encoding="utf-8"))
+    assert said["choices"]["smoke"] == snapshot(
+        {
+            "value": "a tiny bert",
+            "reason": "nothing here tells the architecture of somebody/something (model_type=NAME does): bert is usual"
+            " for text-classification; --smoke shows that everything runs, on made-up rows: no score counts",
+        }
     )
     assert finetune("glue/cola", "--smoke", "model=somebody/something", "model_type=distilbert").code == 0
     ended = finetune("glue/cola", "--smoke", "model_type=brt")
@@ -173,19 +187,19 @@ def test_a_folder_tells_its_architecture_itself(desk: Path, finetune: Command) -
     assert "a tiny bert" in ended.out
 
 
-# Those that no rule for names has, and whose sizes fit each other in ways of their own.
+# Those whose sizes fit each other in ways of their own.
 OTHERS = ("convnext", "convnextv2", "segformer", "pvt", "mamba2", "xlnet", "mixtral", "rwkv")
+SOUND = ("wav2vec2", "hubert", "wavlm")
 PICTURES = ("vit", "deit", "swin", "dinov2", "convnext", "convnextv2", "segformer", "pvt")
 
 
-@pytest.mark.parametrize("name", sorted({*OTHERS, *(name for _, name in families.NAMES)}))
+@pytest.mark.parametrize("name", sorted({*OTHERS, *PICTURES, *SOUND, *families.WORDS}))
 def test_a_tiny_model_of_every_architecture_loads(name: str, tmp_path: Path) -> None:
     from transformers import AutoModel, AutoProcessor, AutoTokenizer
 
     from hf_mps.finetune.smoke import tiny_model as model
 
-    sound = ("wav2vec2", "hubert", "wavlm")
-    reads: families.Input = "sound" if name in sound else "image" if name in PICTURES else "text"
+    reads: families.Input = "sound" if name in SOUND else "image" if name in PICTURES else "text"
     family = families.Family(name, reads, families.WORDS.get(name, "bytes"), {})
     model.write(family, tmp_path / "tiny", ["The cat sat on the mat.", "Where does Ada live?"], seed=1)
     loaded = AutoModel.from_pretrained(tmp_path / "tiny")

@@ -1,0 +1,117 @@
+"""Which architecture a hub model is, and its real size, for machines that cannot reach the hub. No weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.models import checkpoint
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.recipe.schema import Recipe
+
+QWEN2 = {
+    "hidden_size": 896,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "intermediate_size": 4864,
+    "tie_word_embeddings": True,
+}
+# The model_type of a model's own config.json, and what that says otherwise than the defaults of its class.
+KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
+    "google-bert/bert-base-cased": ("bert", {"vocab_size": 28996}),
+    "google-bert/bert-base-uncased": ("bert", {}),
+    "distilbert/distilbert-base-uncased": ("distilbert", {}),
+    "FacebookAI/roberta-base": ("roberta", {"vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1}),
+    "microsoft/mpnet-base": ("mpnet", {"max_position_embeddings": 514}),
+    "sentence-transformers/all-MiniLM-L6-v2": (
+        "bert",
+        {
+            "hidden_size": 384,
+            "num_hidden_layers": 6,
+            "intermediate_size": 1536,
+        },
+    ),
+    "distilbert/distilgpt2": ("gpt2", {"n_layer": 6}),
+    "openai-community/gpt2": ("gpt2", {}),
+    "google-t5/t5-small": ("t5", {}),
+    "facebook/bart-base": (
+        "bart",
+        {
+            "d_model": 768,
+            **dict.fromkeys(("encoder_layers", "decoder_layers"), 6),
+            **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 12),
+            **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 3072),
+        },
+    ),
+    "Helsinki-NLP/opus-mt-en-ro": (
+        "marian",
+        {
+            "vocab_size": 59543,
+            "d_model": 512,
+            "max_position_embeddings": 512,
+            **dict.fromkeys(("encoder_layers", "decoder_layers"), 6),
+            **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 8),
+            **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 2048),
+            "pad_token_id": 59542,
+        },
+    ),
+    "Qwen/Qwen2-0.5B-Instruct": ("qwen2", QWEN2),
+    "Qwen/Qwen2.5-0.5B-Instruct": ("qwen2", QWEN2),
+    "Qwen/Qwen3-0.6B": (
+        "qwen3",
+        {
+            "hidden_size": 1024,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "intermediate_size": 3072,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "facebook/wav2vec2-base": ("wav2vec2", {}),
+    "google/vit-base-patch16-224-in21k": ("vit", {}),
+    "meta-llama/Llama-2-7b-hf": ("llama", {}),
+}
+
+
+def model_type(recipe: Recipe) -> str | None:
+    """The architecture that the recipe or the model's own config.json says, or KNOWN; None where nothing does.
+
+    Raises UserError for a folder or a package without a checkpoint.
+    """
+    own = recipe.model_type or checkpoint.resolve(recipe.model).stored_config().get("model_type")
+    return own or KNOWN.get(recipe.model, (None,))[0]
+
+
+def config(recipe: Recipe) -> tuple[Any, Choice[str]]:
+    """The configuration of the recipe's model in its real size, and where it comes from. Imports transformers.
+
+    Raises UserError where the model cannot be had and nothing tells which architecture it is.
+    """
+    from transformers import AutoConfig
+
+    named = recipe.model
+    try:
+        loaded = _started(checkpoint.resolve(named).config())
+        return loaded, Choice(named, f"{type(loaded).__name__} of the model itself, without its weights")
+    except UserError as error:
+        if checkpoint.resolve(named).local:
+            raise
+        architecture = model_type(recipe)
+        if architecture is None:
+            raise UserError(f"{error}, or its architecture with model_type=NAME") from error
+    sizes = KNOWN[named][1] if named in KNOWN and KNOWN[named][0] == architecture else None
+    made = _started(AutoConfig.for_model(architecture, **(sizes or {})))
+    size = "in this model's size" if sizes is not None else "in the size that transformers gives it by default"
+    return made, Choice(named, f"the hub is out of reach: {type(made).__name__} {size}, without weights")
+
+
+def _started(config: Any) -> Any:
+    """The configuration with the token that answers begin with: T5's class leaves it to each model's file."""
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = getattr(config, "pad_token_id", None)
+    return config
