@@ -290,3 +290,26 @@ def test_a_folder_that_cannot_be_made_is_told_before_anything_is_trained(desk: P
     )
     assert "step" not in ended.out
     assert sorted(path.name for path in desk.iterdir()) == ["dev.csv", "model", "my.yaml", "train.csv"]
+
+
+def test_a_run_reads_its_recipe_once_and_asks_once_what_refuses_an_option(
+    desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hf_mps.finetune.recipe import resolve
+    from hf_mps.finetune.run import checks
+
+    asked: list[str] = []
+
+    def count(module: Any, name: str) -> None:
+        stock = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given, **settings: (asked.append(name), stock(*given, **settings))[1])
+
+    for module, name in (
+        (resolve, "read_yaml"),
+        (resolve, "validate"),
+        (checks, "refuse_impossible"),
+        (checks, "refuse_early_stopping"),
+    ):
+        count(module, name)
+    assert finetune("my.yaml", "training.max_steps=1").code == 0
+    assert asked == ["read_yaml", "validate", "refuse_impossible", "refuse_early_stopping"]
