@@ -1,8 +1,8 @@
-"""Launchers before a script: torchrun and accelerate launch. On Metal there is one device, so one process: this one.
+"""What a command line asks to run: a script or module, alone or behind torchrun or accelerate launch.
 
-There the script runs without the launcher: as a single process, with the settings that accelerate launch passes in the
-environment. Several processes are refused. On other devices the launcher itself takes over, and its processes are
-switched by autoload.
+On Metal there is one device, so one process: this one. There a launcher's script runs without the launcher, with the
+settings that accelerate launch passes in the environment, and several processes are refused. On other devices the
+launcher itself takes over, and autoload switches its processes.
 """
 
 from __future__ import annotations
@@ -10,14 +10,48 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_mps.activation.run import Target
 from hf_mps.core.errors import UserError
 
+USAGE = "usage: hf-mps run [-m MODULE | SCRIPT | torchrun … | accelerate launch …] [ARGUMENT]..."
 _TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 _ACCELERATE = ("accelerate", "accelerate.commands.launch", "accelerate-launch")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What to run: a file, or with `module` an importable name, and its arguments."""
+
+    name: str
+    arguments: tuple[str, ...]
+    module: bool = False
+
+
+def resolve(argv: Sequence[str]) -> Target:
+    """Return what the command line `argv` asks to run; on other devices than Metal a launcher takes this process over.
+
+    Raises UserError as `plain` and `launched` do.
+    """
+    return launched(argv) if is_launcher(argv) else plain(argv)
+
+
+def plain(argv: Sequence[str]) -> Target:
+    """Return what a command line without a launcher asks to run. Raises UserError where that is nothing that runs."""
+    words = list(argv)
+    if words[:1] and Path(words[0]).name in ("python", "python3"):
+        words.pop(0)
+    if not words:
+        raise UserError(f"run needs a script; {USAGE}")
+    if words[0] == "-m":
+        if len(words) < 2:
+            raise UserError(f"-m needs the name of a module; {USAGE}")
+        return Target(words[1], tuple(words[2:]), module=True)
+    if words[0].startswith("-"):
+        raise UserError(f"run has no option {words[0]}; a script's own options stand behind its name; {USAGE}")
+    return Target(words[0], tuple(words[1:]))
 
 
 def is_launcher(argv: Sequence[str]) -> bool:
@@ -25,7 +59,7 @@ def is_launcher(argv: Sequence[str]) -> bool:
     return _launcher(list(argv))[0] != ""
 
 
-def target(argv: Sequence[str]) -> Target:
+def launched(argv: Sequence[str]) -> Target:
     """Return the script behind a launcher and set accelerate's variables; off Metal, become the launcher.
 
     Raises UserError for several processes on one Metal device and for what the launcher itself refuses.

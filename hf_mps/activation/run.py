@@ -1,6 +1,6 @@
 """hf-mps run SCRIPT …: a script as plain Python runs it, with the layer on and its command line understood.
 
-    hf-mps run script.py --flag value            python -m hf_mps run script.py --flag value
+    hf-mps run script.py --flag value            python -m hf_mps.activation.run script.py --flag value
     hf-mps run -m package.module --flag value    hf-mps run torchrun … / accelerate launch … script.py --flag value
 
 For environments where PyTorch's autoload is off (TORCH_DEVICE_BACKEND_AUTOLOAD=0) and for launchers; elsewhere a plain
@@ -15,23 +15,12 @@ import importlib.util
 import runpy
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
 
+from hf_mps.activation.launch import USAGE, Target, resolve
 from hf_mps.core.errors import UserError, run_command
-
-USAGE = "usage: hf-mps run [-m MODULE | SCRIPT | torchrun … | accelerate launch …] [ARGUMENT]..."
-
-
-@dataclass(frozen=True)
-class Target:
-    """What to run: a file, or with `module` an importable name, and its arguments."""
-
-    name: str
-    arguments: tuple[str, ...]
-    module: bool = False
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,46 +34,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     targets: list[Target] = []
 
-    def choose() -> None:
-        targets.append(prepare(given))
-
-    code = run_command(choose)
+    code = run_command(lambda: targets.append(prepare(given)))
     return code or _execute(targets[0])
 
 
-def target(argv: Sequence[str]) -> Target:
-    """Return what a command line without a launcher asks for. Raises UserError where that is nothing that runs."""
-    words = list(argv)
-    if words[:1] and Path(words[0]).name in ("python", "python3"):
-        words.pop(0)
-    if not words:
-        raise UserError(f"run needs a script; {USAGE}")
-    if words[0] == "-m":
-        if len(words) < 2:
-            raise UserError(f"-m needs the name of a module; {USAGE}")
-        return Target(words[1], tuple(words[2:]), module=True)
-    if words[0].startswith("-"):
-        raise UserError(f"run has no option {words[0]}; a script's own options stand behind its name; {USAGE}")
-    return Target(words[0], tuple(words[1:]))
+def prepare(words: Sequence[str]) -> Target:
+    """Switch the layer on and return what the command line `words` asks to run. Imports torch.
 
-
-def prepare(argv: Sequence[str]) -> Target:
-    """Switch the layer on and return what the command line `argv` asks for; imports torch.
-
-    Raises UserError where that is nothing that runs, and for what a launcher refuses.
+    Raises UserError where it asks for nothing that runs, or for a value of a variable that nobody knows.
     """
     import torch  # noqa: F401  PyTorch's autoload, where it is on, switches the layer on from here
 
-    from hf_mps import autoload
-    from hf_mps.activation import launch
+    from hf_mps.activation import autoload
     from hf_mps.activation.activate import is_on
 
     if not is_on():
         autoload.switch_on()
-    asked = launch.target(argv) if launch.is_launcher(argv) else target(argv)
-    if not asked.module and not Path(asked.name).exists():
-        raise UserError(f"no file {asked.name} in {Path.cwd()}; {USAGE}")
-    return asked
+    target = resolve(words)
+    if not target.module and not Path(target.name).exists():
+        raise UserError(f"no file {target.name} in {Path.cwd()}; {USAGE}")
+    return target
+
+
+def start(target: Target) -> None:
+    """Run a target as `__main__` of this process, its own words in sys.argv; what it raises passes."""
+    _module(target) if target.module else _script(target)
 
 
 def _execute(target: Target) -> int:
@@ -99,11 +73,6 @@ def _execute(target: Target) -> int:
         sys.excepthook = _shown
         raise
     return 0
-
-
-def start(target: Target) -> None:
-    """Run the target in this process, as `__main__` with its own command line; what it raises passes."""
-    _module(target) if target.module else _script(target)
 
 
 def _script(target: Target) -> None:
@@ -160,3 +129,7 @@ def _own(traceback: TracebackType | None) -> TracebackType | None:
 
 def _shown(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
     """The hook for an error that was shown already."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,6 +1,6 @@
 """One kernel for each missing operator: the CPU's own, with the device's tensors made reachable to it.
 
-`make` gives the function that the dispatcher calls: the fast path of short.py for small tensors, and the general one
+`make` gives the function that the dispatcher calls: the fast path (fast_path.py) for small tensors, and the general one
 for everything else.
 """
 

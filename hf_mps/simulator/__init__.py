@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import platform
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.errors import UserError
 from hf_mps.simulator.counters import Counted, counted
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Counted", "counted", "load", "loaded", "peak_memory", "reset_peak_memory"]
 
-_metal: ModuleType | None = None
 _profile: Profile | None = None
 
 
@@ -34,7 +33,7 @@ def load(profile: str | None = None) -> Profile:
     another accelerator, for an unknown profile or fault, for another profile than the loaded one, after something asked
     PyTorch for Metal, and where it cannot be compiled.
     """
-    global _metal, _profile
+    global _profile
     from hf_mps.device import faults, profiles
 
     wanted = profiles.get(profile or "1")
@@ -58,7 +57,8 @@ def load(profile: str | None = None) -> Profile:
     _offer(torch, metal)
     machine.pretend(wanted.machine())
     atexit.register(_let_autograd_finish)
-    _metal, _profile = metal, wanted
+    build.start_as(metal)
+    _profile = wanted
     return wanted
 
 
@@ -69,13 +69,19 @@ def loaded() -> Profile | None:
 
 def peak_memory() -> int:
     """The largest number of bytes that tensors held on the device since the last `reset_peak_memory`; 0 unloaded."""
-    return int(_metal.memory()["peak"]) if _metal is not None else 0
+    return int(_metal().memory()["peak"]) if _profile is not None else 0
 
 
 def reset_peak_memory() -> None:
     """Let `peak_memory` start again from what is held now."""
-    if _metal is not None:
-        _metal.reset_peak()
+    if _profile is not None:
+        _metal().reset_peak()
+
+
+def _metal() -> ModuleType:
+    from hf_mps.simulator import build
+
+    return build.running("no simulated device is loaded")
 
 
 def _let_autograd_finish() -> None:
@@ -144,7 +150,7 @@ def _start(metal: ModuleType, profile: Profile) -> None:
 
 def _offer(torch: ModuleType, metal: ModuleType) -> None:
     """Let torch's own Python find the device: what a wheel with Metal has in torch._C."""
-    from hf_mps.simulator import compiled, storages
+    from hf_mps.simulator import compiled
 
     functions = metal.torch_functions
     for name in dir(functions):
@@ -156,4 +162,27 @@ def _offer(torch: ModuleType, metal: ModuleType) -> None:
     for asked in (torch.backends.mps.is_available, torch.backends.mps.is_macos_or_newer):
         asked.cache_clear()
     compiled.install()
-    storages.install()
+    _make_storages(torch)
+
+
+def _make_storages(torch: ModuleType) -> None:
+    """Let `torch.UntypedStorage(bytes, device="mps")` make storages, which a wheel without Metal refuses in C++. Once.
+
+    torch.load, UntypedStorage.mps() and .to("mps") all make their storage that way.
+    """
+    storage: Any = torch.UntypedStorage
+    original = storage.__new__
+    if getattr(original, "_hf_mps_makes_mps", False):
+        return
+
+    def new(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        if device is None or torch.device(device).type != "mps" or len(args) > 1:
+            # The C++ constructor takes no `device=None`.
+            return original(cls, *args, **kwargs) if device is None else original(cls, *args, device=device, **kwargs)
+        content = args[0] if args else kwargs.get("size", 0)
+        if isinstance(content, int):
+            return torch.empty(content, dtype=torch.uint8, device="mps").untyped_storage()
+        return torch.tensor(list(content), dtype=torch.uint8, device="mps").untyped_storage()
+
+    new._hf_mps_makes_mps = True  # type: ignore[attr-defined]
+    storage.__new__ = new

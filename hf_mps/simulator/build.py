@@ -36,6 +36,8 @@ CONFIGURED = ("ATen/Config.h", "torch/headeronly/macros/cmake_macros.h", "c10/ma
 # One source with torch's full headers needs about a gigabyte: more jobs than this helps nobody and may hurt.
 MOST_JOBS = 4
 
+_running: ModuleType | None = None
+
 
 def extension() -> ModuleType:
     """The compiled device, loaded; compiled first where the cache holds no build for the installed torch.
@@ -48,6 +50,19 @@ def extension() -> ModuleType:
     name = build_name()
     built = cache.find(f"{name}/{NAME}.so")
     return _load(built if built is not None else _build(name))
+
+
+def start_as(metal: ModuleType) -> None:
+    """Let `metal`, loaded and started, be the device that this process simulates."""
+    global _running
+    _running = metal
+
+
+def running(what: str) -> ModuleType:
+    """The device that this process simulates. Raises UserError, which begins with `what`, where there is none."""
+    if _running is None:
+        raise UserError(f"{what}: HF_MPS_SIMULATE=1")
+    return _running
 
 
 def build_name() -> str:

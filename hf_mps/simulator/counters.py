@@ -19,9 +19,10 @@ from types import FrameType
 from typing import Any
 
 from hf_mps.core.errors import UserError
+from hf_mps.simulator import build
 
 OURS = str(Path(__file__).parents[1]) + os.sep
-PASS_ON = {f"{OURS}stock.py", f"{OURS}guards{os.sep}kernels.py"}
+PASS_ON = {f"{OURS}core{os.sep}stock.py", f"{OURS}guards{os.sep}kernel_overrides.py"}
 """Where a wrapper of ours calls what it stands around: `Stock`, inside `Around.replacement`. What waits in there, waits
 for the wrapper's caller."""
 
@@ -144,8 +145,4 @@ def _figures() -> Figures:
 
 
 def _extension() -> Any:
-    from hf_mps import simulator
-
-    if simulator._metal is None:
-        raise UserError("the simulated device counts its work, and none is loaded: HF_MPS_SIMULATE=1")
-    return simulator._metal
+    return build.running("the simulated device counts its work, and none is loaded")

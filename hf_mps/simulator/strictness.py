@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.errors import UserError, nearest
 from hf_mps.device.faults import FAULTS, LIMITS, left_out
+from hf_mps.simulator import build
 
 if TYPE_CHECKING:
     from hf_mps.device.profiles import Profile
@@ -89,8 +90,4 @@ def _switched(names: tuple[str, ...], state: bool) -> Iterator[None]:
 
 
 def _extension() -> Any:
-    from hf_mps import simulator
-
-    if simulator._metal is None:
-        raise UserError("faults are the simulated device's, which is not loaded: HF_MPS_SIMULATE=1")
-    return simulator._metal
+    return build.running("faults are the simulated device's, which is not loaded")

@@ -136,7 +136,7 @@ def test_the_benchmark_prints_the_layers_own_share_of_import_torch(run_python) -
 IMPORTED = """
 import torch
 from hf_mps import simulator
-print(simulator._metal.times_asked(), torch.mps._is_in_bad_fork())
+print(simulator._metal().times_asked(), torch.mps._is_in_bad_fork())
 import os
 child = os.fork()
 if child == 0:

@@ -112,7 +112,7 @@ def test_a_module_runs_as_with_python_m(run_python, tmp_path: Path) -> None:
 )
 def test_a_command_line_without_a_target_is_refused(argv: list[str], said: str) -> None:
     with pytest.raises(UserError) as caught:
-        run.target(argv)
+        launch.plain(argv)
     assert str(caught.value).startswith(said)
 
 
@@ -122,8 +122,8 @@ def test_a_missing_file_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixtur
 
 
 def test_the_word_python_before_a_script_is_understood() -> None:
-    assert run.target(["python", "a.py", "--b"]) == run.Target("a.py", ("--b",))
-    assert run.target(["python3", "-m", "a.b"]) == run.Target("a.b", (), module=True)
+    assert launch.plain(["python", "a.py", "--b"]) == launch.Target("a.py", ("--b",))
+    assert launch.plain(["python3", "-m", "a.b"]) == launch.Target("a.b", (), module=True)
 
 
 def test_launchers_are_known_by_command_and_by_module(tmp_path: Path) -> None:
@@ -136,10 +136,10 @@ def test_launchers_are_known_by_command_and_by_module(tmp_path: Path) -> None:
 
 
 def test_torchrun_with_one_process_is_this_process(capsys: pytest.CaptureFixture[str]) -> None:
-    found = launch.target(["torchrun", "--nproc-per-node=1", "--standalone", "train.py", "--nproc_per_node", "4"])
-    assert found == run.Target("train.py", ("--nproc_per_node", "4"))
-    found = launch.target(["torchrun", "--nproc_per_node", "gpu", "-m", "pkg.train", "--x"])
-    assert found == run.Target("pkg.train", ("--x",), module=True)
+    found = launch.launched(["torchrun", "--nproc-per-node=1", "--standalone", "train.py", "--nproc_per_node", "4"])
+    assert found == launch.Target("train.py", ("--nproc_per_node", "4"))
+    found = launch.launched(["torchrun", "--nproc_per_node", "gpu", "-m", "pkg.train", "--x"])
+    assert found == launch.Target("pkg.train", ("--x",), module=True)
     assert "torchrun: one process on the one Metal device, this one: train.py runs" in capsys.readouterr().err
 
 
@@ -155,7 +155,7 @@ def test_torchrun_with_one_process_is_this_process(capsys: pytest.CaptureFixture
 )
 def test_several_processes_on_one_metal_device_are_refused(argv: list[str], said: str) -> None:
     with pytest.raises(UserError) as caught:
-        launch.target(argv)
+        launch.launched(argv)
     assert str(caught.value).startswith(said)
 
 

@@ -28,9 +28,9 @@ def host(tensor: Any) -> Any:
 
     from hf_mps import simulator
 
-    if tensor.device.type != "mps" or simulator._metal is None:
+    if tensor.device.type != "mps" or simulator.loaded() is None:
         return tensor
-    simulator._metal.finish()  # a kernel comes after what was queued before it
+    simulator._metal().finish()  # a kernel comes after what was queued before it
     storage = torch._C._mps_host_alias_storage(tensor.untyped_storage())
     view = torch.empty(0, dtype=tensor.dtype)
     return view.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
