@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 __all__ = ["choose", "cuda", "metal", "simulated", "switch"]
 
 
-# Lazy, because every `import torch` in the environment comes through this package (autoload, gate).
+# Lazy, because every `import torch` in the environment comes through this package (autoload, availability).
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,7 +18,7 @@ REASON = (
     "own is True where all fails"
 )
 
-asked: list[Callable[..., Any]] = []
+replacements: list[Callable[..., Any]] = []
 """What stands in place of PyTorch's functions."""
 
 
@@ -78,4 +78,4 @@ def _around(module: ModuleType, name: str, answer: Callable[..., Any]) -> None:
     # answer is found: it asks once and keeps it. What it knows by name has no such mark (integrations/compiler.py).
     replacement._dynamo_marked_constant = True  # type: ignore[attr-defined]
     setattr(module, name, replacement)
-    asked.append(replacement)
+    replacements.append(replacement)

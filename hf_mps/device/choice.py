@@ -19,19 +19,19 @@ def choose() -> Choice[str]:
 
 
 def _choose(*, owned: bool) -> Choice[str]:
-    wanted = _wanted()
-    if wanted is not None and not settings.enabled():
+    requested = _requested()
+    if requested is not None and not settings.enabled():
         raise UserError(
-            f"HF_MPS=0 and HF_MPS_DEVICE={wanted} contradict each other: with hf_mps off no library follows the "
+            f"HF_MPS=0 and HF_MPS_DEVICE={requested} contradict each other: with hf_mps off no library follows the "
             f"device; unset one of them"
         )
-    if wanted == "cpu":
+    if requested == "cpu":
         return Choice("cpu", "HF_MPS_DEVICE=cpu asks for it")
-    if wanted is not None:
-        found = metal(owned=owned) if wanted == "mps" else cuda()
-        if not found.value:
-            raise UserError(f"HF_MPS_DEVICE={wanted}: {found.reason}")
-        return Choice(wanted, f"HF_MPS_DEVICE={wanted} asks for it; {found.reason}")
+    if requested is not None:
+        there = metal(owned=owned) if requested == "mps" else cuda()
+        if not there.value:
+            raise UserError(f"HF_MPS_DEVICE={requested}: {there.reason}")
+        return Choice(requested, f"HF_MPS_DEVICE={requested} asks for it; {there.reason}")
     on_metal = metal(owned=owned)
     if on_metal.value:
         return Choice("mps", on_metal.reason)
@@ -70,9 +70,9 @@ def metal(*, owned: bool = False) -> Choice[bool]:
     """
     if not settings.enabled():
         return probe.untried()
-    wanted = _wanted()
-    if wanted not in (None, "mps"):
-        return Choice(False, f"HF_MPS_DEVICE={wanted} switches Metal off; to switch it on: unset HF_MPS_DEVICE")
+    requested = _requested()
+    if requested not in (None, "mps"):
+        return Choice(False, f"HF_MPS_DEVICE={requested} switches Metal off; to switch it on: unset HF_MPS_DEVICE")
     return probe.metal(owned=owned)
 
 
@@ -82,10 +82,10 @@ def refused() -> bool:
     Raises as `metal`.
     """
     known = probe.known()
-    return settings.enabled() and (_wanted() not in (None, "mps") or (known is not None and not known.value))
+    return settings.enabled() and (_requested() not in (None, "mps") or (known is not None and not known.value))
 
 
-def _wanted() -> str | None:
+def _requested() -> str | None:
     """The device type that HF_MPS_DEVICE asks for; a misspelt HF_MPS_SIMULATE is no reason to train on the CPU."""
     if settings.simulate():
         from hf_mps.device import profiles  # here, as `import torch` asks with no such variable set

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-# Stands behind whatever is said of a device that hf_mps.simulator pretends to be.
+# Stands behind each fact of a device that hf_mps.simulator simulates.
 SIMULATED = " (simulated)"
 
 
@@ -23,7 +23,7 @@ class Machine:
     macos: str | None = None  # "14.5"; None where this is no Mac
     rosetta: bool = False  # an x86-64 process, translated on Apple silicon
     virtual: bool = False  # a virtual machine
-    simulated: bool = False  # a Mac that hf_mps.simulator pretends to be; its chip's name says so too
+    simulated: bool = False  # a Mac that hf_mps.simulator stands in for; its chip's name says so too
 
     @property
     def label(self) -> str:
@@ -40,27 +40,37 @@ class Machine:
         return self.macos is not None and _version(self.macos) >= (major, minor)
 
 
-_pretended: Machine | None = None
+_overridden: Machine | None = None
 _read: Machine | None = None
 
 
 def present() -> Machine:
-    """Return this machine, read once a process on the first call, or the one that `pretend` was given."""
-    return _pretended if _pretended is not None else real()
+    """Return this machine, read once a process on the first call, or the one that `override` was given."""
+    return _overridden if _overridden is not None else real()
 
 
 def real() -> Machine:
-    """Return the machine that computes, whichever one `present` pretends; read once a process on the first call."""
+    """Return the machine that computes, whatever `present` answers; read once a process on the first call."""
     global _read
     if _read is None:
         _read = _read_mac() if sys.platform == "darwin" else _read_other()
     return _read
 
 
-def pretend(machine: Machine | None) -> None:
+def override(machine: Machine | None) -> None:
     """Make `present` answer with `machine` (None: with the real one again); for a simulated device and for tests."""
-    global _pretended
-    _pretended = machine
+    global _overridden
+    _overridden = machine
+
+
+def chip(device: str) -> str:
+    """Return the name of a device's chip: "Apple M2 Pro", a CUDA GPU's own name, the processor's. Imports torch."""
+    import torch
+
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    get_name = getattr(torch.backends.mps, "get_name", None)  # newer than torch 2.8
+    return str(get_name()) if device == "mps" and get_name else present().chip
 
 
 def _version(text: str) -> tuple[int, int]:

@@ -1,11 +1,12 @@
-"""Which precision a run trains in, and whether one that was asked for can be had: fp32, bf16, fp16 as Trainer says."""
+"""Which precision a run trains in, fp32, bf16 or fp16 as Trainer says, and which dtypes a device can train in."""
 
 from __future__ import annotations
 
+import re
+
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, nearest
-from hf_mps.device import choice
-from hf_mps.device.facts import dtypes, emulates_bfloat16
+from hf_mps.device import choice, machine
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -39,3 +40,71 @@ def requested(name: str, device: str | None = None) -> Choice[str]:
     if not usable.value:
         raise UserError(f"{name} cannot be used on {device}: {usable.reason}")
     return Choice(name, f"asked for; {usable.reason}")
+
+
+def dtypes(device: str) -> dict[str, Choice[bool]]:
+    """Return for each floating-point dtype whether a model can be trained in it (or with its autocast) on `device`."""
+    if device == "mps":
+        return {"float32": _float32(), "float16": _float16(), "bfloat16": _bfloat16(), "float64": _float64()}
+    bf16, fp16 = _elsewhere(device)
+    return {
+        "float32": Choice(True, "every device computes it"),
+        "float16": fp16,
+        "bfloat16": bf16,
+        "float64": Choice(True, f"{device} computes it; slow, and Metal has none"),
+    }
+
+
+def emulates_bfloat16() -> bool:
+    """Whether this Metal GPU computes bfloat16 in float32. Source: transformers, is_torch_bf16_gpu_available."""
+    generation = re.match(r"Apple M(\d+)", machine.chip("mps"))
+    return generation is not None and int(generation[1]) <= 2
+
+
+def _float32() -> Choice[bool]:
+    return Choice(True, "every Metal GPU computes it")
+
+
+def _float16() -> Choice[bool]:
+    import torch
+
+    if torch.__version__ >= "2.8":
+        return Choice(
+            True, f"every Metal GPU computes it, and torch {torch.__version__} has its GradScaler (2.8 or newer)"
+        )
+    return Choice(False, f"its GradScaler needs torch 2.8 or newer; this is {torch.__version__}")
+
+
+def _bfloat16() -> Choice[bool]:
+    import torch
+
+    if torch.__version__ < "2.6":
+        return Choice(False, f"it needs torch 2.6 or newer; this is {torch.__version__}")
+    if not torch.backends.mps.is_macos_or_newer(14, 0):
+        return Choice(False, f"it needs macOS 14.0 or newer; this is macOS {machine.present().macos}")
+    if emulates_bfloat16():
+        return Choice(
+            True, f"macOS 14.0 or newer is here; {machine.chip('mps')} emulates it in float32, so it saves memory only"
+        )
+    return Choice(True, f"macOS 14.0 or newer is here, and {machine.chip('mps')} computes it")
+
+
+def _float64() -> Choice[bool]:
+    # torch raises TypeError: "the MPS framework doesn't support float64" (aten/src/ATen/mps/EmptyTensor.cpp).
+    return Choice(
+        False, "Metal has no float64 at all; use float32, and convert numpy columns before they reach the device"
+    )
+
+
+def _elsewhere(device: str) -> tuple[Choice[bool], Choice[bool]]:
+    """bfloat16 and float16 on CUDA and on the CPU."""
+    import torch
+
+    if device == "cuda":
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+        name = torch.cuda.get_device_name()
+        bf16 = Choice(native, f"{name} {'computes it' if native else 'is older than Ampere, which it needs'}")
+        return bf16, Choice(True, f"{name} computes it, and CUDA has its GradScaler")
+    # accelerate/accelerator.py: mixed_precision fp16 on a CPU sets no autocast and says nothing.
+    silent = "Accelerate switches float16 autocast on for GPUs only and is silent about it; use float32 or bfloat16"
+    return Choice(True, "the CPU computes it"), Choice(False, silent)

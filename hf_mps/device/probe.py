@@ -7,16 +7,19 @@ device it is a second one that encodes, which PyTorch does not survive (pytorch#
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import os
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 from hf_mps.core import settings
 from hf_mps.core.choice import Choice
-from hf_mps.device import handed_down, machine
+from hf_mps.device import machine
 from hf_mps.device.machine import Machine
 
 # What torch asks of the system: aten/src/ATen/mps/MPSDevice.mm takes a device only where MPSGraph knows a selector that
@@ -24,6 +27,9 @@ from hf_mps.device.machine import Machine
 OLDEST_MACOS = (14, 0)
 # The page of 2.15 on Metal names 15.0 (docs.pytorch.org/docs/2.15/notes/mps.html; pytorch pull request 188365).
 OLDEST_SINCE_2_15 = (15, 0)
+
+HANDED_DOWN = "_HF_MPS_PROBED"
+"""The variable that a process which made a trial leaves to those that it starts; not a user's to set."""
 
 ON_THE_CPU = "to train on the CPU: HF_MPS_DEVICE=cpu"
 
@@ -71,15 +77,40 @@ def metal(*, owned: bool = False) -> Choice[bool]:
 
 
 def _find_out(here: Machine, owned: bool) -> _Known:
-    inherited = handed_down.verdict(here)
+    inherited = handed_down(here)
     if inherited is not None:
         return _Known(here, inherited, settled=True)
     readings = read(here, owned=owned)
-    found = verdict(readings)
+    outcome = verdict(readings)
     tried = readings.found and not readings.untried
     if tried:
-        handed_down.leave(here, found)
-    return _Known(here, found, settled=tried or owned)
+        hand_down(here, outcome)
+    return _Known(here, outcome, settled=tried or owned)
+
+
+def hand_down(here: Machine, verdict: Choice[bool]) -> None:
+    """Leave to the processes that are started from now on what a trial on this machine found.
+
+    A spawned DataLoader worker imports the script and its libraries anew, which ask for Metal again; eight of them
+    would each open the GPU for a trial.
+    """
+    left = {"by": os.getpid(), "of": _trial_of(here), "value": verdict.value, "reason": verdict.reason}
+    os.environ[HANDED_DOWN] = json.dumps(left)
+
+
+def handed_down(here: Machine) -> Choice[bool] | None:
+    """Return what a trial on this machine, with this torch, found in a process that started this one, else None."""
+    try:
+        left = json.loads(os.environ.get(HANDED_DOWN, ""))
+        if left["by"] != os.getpid() and left["of"] == _trial_of(here):
+            return Choice(bool(left["value"]), str(left["reason"]))
+    except (ValueError, KeyError, TypeError):
+        pass
+    return None
+
+
+def _trial_of(here: Machine) -> list[str | None]:
+    return [here.chip, here.macos, metadata.version("torch")]
 
 
 def known() -> Choice[bool] | None:

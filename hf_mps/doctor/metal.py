@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hf_mps.core.errors import UserError
-from hf_mps.device import choice, facts, machine, probe
+from hf_mps.device import choice, machine, precision, probe
 from hf_mps.doctor.findings import Finding, note, ok, problem
 
 APPLE = "https://developer.apple.com/metal/pytorch/"
@@ -60,7 +60,7 @@ def _apple() -> Finding:
 
 def _dtypes() -> list[Finding]:
     found = []
-    for name, usable in facts.dtypes("mps").items():
+    for name, usable in precision.dtypes("mps").items():
         if usable.value:
             found.append(ok(name, usable.reason))
         else:

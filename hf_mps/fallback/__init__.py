@@ -8,9 +8,7 @@ from __future__ import annotations
 import atexit
 
 from hf_mps.core.choice import Choice
-from hf_mps.fallback.accounting import Entry, Report
-from hf_mps.fallback.accounting import ledger as _ledger
-from hf_mps.fallback.accounting import monitor as _monitor
+from hf_mps.fallback.accounting import Entry, Report, ledger, monitor
 from hf_mps.fallback.warnings import MetalFallbackWarning
 
 __all__ = [
@@ -54,20 +52,20 @@ def mode() -> Choice[str] | None:
 
 def report() -> Report:
     """What ran on the CPU since the layer was switched on (or since `reset`): print it, or read its `operators`."""
-    return _ledger.report()
+    return ledger.report()
 
 
 def mark_reported() -> None:
     """Print no table at the end of the process of what fell back up to now: the caller has reported it."""
-    _ledger.mark_reported()
+    ledger.mark_reported()
 
 
 def reset() -> None:
     """Let the report begin anew."""
     from time import perf_counter
 
-    _ledger.reset()
-    _monitor.restart(perf_counter())
+    ledger.reset()
+    monitor.restart(perf_counter())
 
 
 def registered() -> list[str]:
@@ -100,6 +98,6 @@ def _register(chosen: str, limit: float) -> None:
 
         rescue.start(share=host_view.has_alias())
     registration.watch()
-    _monitor.limit = limit
-    _monitor.restart(perf_counter())
-    atexit.register(_ledger.print_report)
+    monitor.limit = limit
+    monitor.restart(perf_counter())
+    atexit.register(ledger.print_report)

@@ -99,34 +99,36 @@ class Kernel:
         return result, view
 
     def _functional(self, view: HostView, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        over = [view.to_host(value) for value in args]
-        more = {name: view.to_host(value) for name, value in kwargs.items()}
+        host_args = [view.to_host(value) for value in args]
+        host_kwargs = {name: view.to_host(value) for name, value in kwargs.items()}
         specs = self._output_specs.infer(args, kwargs) if view.shared and self._output_specs is not None else None
         if specs is None:
-            return view.to_device(self.schema.op(*over, **more))
+            return view.to_device(self.schema.op(*host_args, **host_kwargs))
         try:
-            return self._into_device(view, specs, over, more)
+            return self._into_device(view, specs, host_args, host_kwargs)
         except RuntimeError:
             # Another dtype or size than was foreseen, or the call's own error, which comes again here.
-            result = view.to_device(self.schema.op(*over, **more))
+            result = view.to_device(self.schema.op(*host_args, **host_kwargs))
             self._output_specs = None
             return result
 
-    def _into_device(self, view: HostView, specs: tuple[OutputSpec, ...], over: list[Any], more: dict[str, Any]) -> Any:
+    def _into_device(
+        self, view: HostView, specs: tuple[OutputSpec, ...], host_args: list[Any], host_kwargs: dict[str, Any]
+    ) -> Any:
         """Let the operator's out= form write into fresh device memory."""
         results = [spec.empty() for spec in specs]
         hosts = {name: view.alias_output(result) for name, result in zip(self.schema.out_names, results, strict=True)}
         assert self.schema.out_overload is not None
-        self.schema.out_overload(*over, **more, **hosts)
+        self.schema.out_overload(*host_args, **host_kwargs, **hosts)
         view.write_back()
         return results[0] if len(self.schema.returns) == 1 else tuple(results)
 
     def _writing(self, view: HostView, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         schema = self.schema
         given = dict(zip(schema.names, args, strict=False)) | kwargs
-        over = {name: view.to_host_mutable(value, written=name in schema.written) for name, value in given.items()}
-        positional = [over[name] for name in schema.names[: len(args)]]
-        result = schema.op(*positional, **{name: over[name] for name in kwargs})
+        host_args = {name: view.to_host_mutable(value, written=name in schema.written) for name, value in given.items()}
+        positional = [host_args[name] for name in schema.names[: len(args)]]
+        result = schema.op(*positional, **{name: host_args[name] for name in kwargs})
         view.write_back()
         results = result if isinstance(result, tuple) else (result,)
         final = tuple(

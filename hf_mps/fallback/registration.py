@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from hf_mps.core.muted_warnings import overriding
-from hf_mps.fallback import kernel as kernels
 from hf_mps.fallback import sparse
 from hf_mps.fallback.accounting import ledger
 from hf_mps.fallback.host_view import SMALL, has_alias
+from hf_mps.fallback.kernel import make
 from hf_mps.fallback.linked import linked_to_torch
 from hf_mps.operators import dispatcher
 
@@ -131,7 +131,7 @@ def put(name: str, key: str, function: Callable[..., Any], held_as: str | None =
 
 
 def _give(name: str) -> None:
-    put(name, "MPS", kernels.make(dispatcher.overload(name), ledger.stats(name), share=_share, small=_small))
+    put(name, "MPS", make(dispatcher.overload(name), ledger.stats(name), share=_share, small=_small))
 
 
 def _compose(name: str) -> None:

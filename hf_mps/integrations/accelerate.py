@@ -1,7 +1,7 @@
 """Accelerate (1.10 and up) follows HF_MPS_DEVICE; what is known here is accelerate/state.py.
 
 Accelerator, AcceleratorState and notebook_launcher all reach their device through PartialState, which takes Metal where
-torch.backends.mps.is_available says so (the gate answers that) and otherwise obeys `cpu=`, ACCELERATE_USE_CPU and
+torch.backends.mps.is_available says so (availability answers that) and otherwise obeys `cpu=`, ACCELERATE_USE_CPU and
 ACCELERATE_TORCH_DEVICE, in ways that only this class knows.
 """
 

@@ -15,5 +15,5 @@ REASON = "torch.compile makes one graph of code that asks whether Metal is there
 
 
 def apply(module: ModuleType) -> None:
-    """Add what the gate has put into torch. Raises AttributeError where there is no such table."""
-    module.constant_fold_functions.update(dict.fromkeys(availability.asked))
+    """Add what hf_mps.device.availability has put into torch. Raises AttributeError where there is no such table."""
+    module.constant_fold_functions.update(dict.fromkeys(availability.replacements))

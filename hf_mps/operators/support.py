@@ -65,7 +65,7 @@ def read(file: Path) -> Table:
 
     try:
         content = file.read_bytes()
-        made = parse(content)
+        support_table = parse(content)
     except OSError as error:
         raise UserError(f"--torch-table {file}: {error.strerror}; allowed: a native_functions.yaml") from error
     except (yaml.YAMLError, TypeError, KeyError, AttributeError, UnicodeDecodeError) as error:
@@ -73,6 +73,6 @@ def read(file: Path) -> Table:
             f"--torch-table {file}: no list of PyTorch's operators ({type(error).__name__}); allowed: "
             "aten/src/ATen/native/native_functions.yaml of a release"
         ) from error
-    if "aten::add.Tensor" not in made.native | made.composite | made.missing:
+    if "aten::add.Tensor" not in support_table.native | support_table.composite | support_table.missing:
         raise UserError(f"--torch-table {file}: it lists no add.Tensor; allowed: a release's native_functions.yaml")
-    return made
+    return support_table

@@ -36,14 +36,14 @@ def load(profile: str | None = None) -> Profile:
     global _profile
     from hf_mps.device import faults, profiles
 
-    wanted = profiles.get(profile or "1")
+    requested = profiles.get(profile or "1")
     faults.left_out()  # a name that there is not is refused before anything is loaded
     import torch  # first: with HF_MPS_SIMULATE set, PyTorch's autoload comes through here and leaves the work done
 
     if _profile is not None:
-        if wanted != _profile:
+        if requested != _profile:
             raise UserError(
-                f"the simulated device {_profile.name} is loaded already; start a new process for {wanted.name}"
+                f"the simulated device {_profile.name} is loaded already; start a new process for {requested.name}"
             )
         return _profile
     _refuse_real_metal(torch)
@@ -52,14 +52,14 @@ def load(profile: str | None = None) -> Profile:
     from hf_mps.simulator import build, strictness
 
     metal = build.extension()
-    _start(metal, wanted)
-    strictness.start(metal, wanted, torch.__version__)
+    _start(metal, requested)
+    strictness.start(metal, requested, torch.__version__)
     _offer(torch, metal)
-    machine.pretend(wanted.machine())
+    machine.override(requested.machine())
     atexit.register(_let_autograd_finish)
     build.start_as(metal)
-    _profile = wanted
-    return wanted
+    _profile = requested
+    return requested
 
 
 def loaded() -> Profile | None:

@@ -61,7 +61,7 @@ def python(environment: Path, *arguments: str, **variables: str) -> subprocess.C
 
 def test_a_plain_script_finds_load_metric_before_torch_and_torch_stays_out(environment: Path) -> None:
     done = python(environment, "-c", SCRIPT)
-    assert (done.stdout, done.stderr) == ("False []\nhf_mps.shims.metrics\n", "")
+    assert (done.stdout, done.stderr) == ("False []\nhf_mps.compat.metrics\n", "")
 
 
 @pytest.mark.usefixtures("stand_in")

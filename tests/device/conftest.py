@@ -18,7 +18,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Pretend:
     """Be another machine until the test ends: `pretend(machine, built=…, found=…, trial=…)`."""
 
     def be(here: Machine, *, built: bool = True, found: bool = True, trial: Callable[[], bool] = lambda: True) -> None:
-        monkeypatch.setattr(machine, "_pretended", here)
+        monkeypatch.setattr(machine, "_overridden", here)
         monkeypatch.setattr(probe, "_known", None)
         # Whatever an earlier test left on the device of this process is not that machine's.
         monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 0)

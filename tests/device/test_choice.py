@@ -10,7 +10,7 @@ from inline_snapshot import snapshot
 
 from hf_mps import device
 from hf_mps.core.errors import UserError
-from hf_mps.device import handed_down
+from hf_mps.device import probe
 from tests.device.machines import LINUX, MAC, Pretend
 
 NO_METAL = (
@@ -172,7 +172,7 @@ def test_the_accelerator_is_none_once_metal_has_failed_and_is_not_tried_where_py
     pretend: Pretend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_MPS_PROBE", "1")
-    monkeypatch.setenv(handed_down.VARIABLE, "")
+    monkeypatch.setenv(probe.HANDED_DOWN, "")
     tried: list[bool] = []
     pretend(MAC, trial=lambda: bool(tried.append(True)))
     assert torch.accelerator.current_accelerator() == torch.device("mps")

@@ -32,7 +32,7 @@ def test_the_device_recommends_less_than_it_has() -> None:
 
 
 def test_a_mac_shares_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_pretended", MAC)
+    monkeypatch.setattr(machine, "_overridden", MAC)
     assert memory.total("mps") == memory.total("cpu") == 16 * GIB
     assert memory.recommended("cpu") is None
 

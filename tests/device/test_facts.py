@@ -7,7 +7,7 @@ import torch
 from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
-from hf_mps.device import facts, machine
+from hf_mps.device import facts, machine, precision
 from hf_mps.device.facts import Facts
 from tests.device.machines import GIB, MAC
 
@@ -21,7 +21,7 @@ def mac(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda major, minor: macos >= (major, minor))
         monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion(version))
         here = machine.Machine("Darwin", "arm64", chip, 16 * GIB, macos=f"{macos[0]}.{macos[1]}")
-        monkeypatch.setattr(machine, "_pretended", here)
+        monkeypatch.setattr(machine, "_overridden", here)
 
     return be
 
@@ -42,7 +42,7 @@ def test_the_device_of_this_suite_describes_itself() -> None:
 
 
 def test_the_facts_read_as_lines() -> None:
-    dtypes = {"float32": facts.dtypes("mps")["float32"], "float64": facts.dtypes("mps")["float64"]}
+    dtypes = {"float32": precision.dtypes("mps")["float32"], "float64": precision.dtypes("mps")["float64"]}
     here = Facts("mps", "Apple M2", 10, 16 * GIB, 11 * GIB, "15.6", "2.13.0", True, dtypes)
     assert here.lines() == [
         snapshot("device: mps, Apple M2, 10 GPU cores"),
@@ -64,39 +64,41 @@ def test_float64_is_what_the_device_refuses() -> None:
 
 def test_bfloat16_is_native_from_the_m3_on(mac) -> None:
     mac("Apple M3 Pro")
-    assert str(facts.dtypes("mps")["bfloat16"]) == snapshot(
+    assert str(precision.dtypes("mps")["bfloat16"]) == snapshot(
         "True (macOS 14.0 or newer is here, and Apple M3 Pro computes it)"
     )
     mac("Apple M10")
-    assert not facts.emulates_bfloat16()
+    assert not precision.emulates_bfloat16()
 
 
 @pytest.mark.parametrize("chip", ["Apple M1", "Apple M1 Max", "Apple M2 Ultra"])
 def test_bfloat16_is_emulated_on_m1_and_m2(chip: str, mac) -> None:
     mac(chip)
-    assert str(facts.dtypes("mps")["bfloat16"]) == (
+    assert str(precision.dtypes("mps")["bfloat16"]) == (
         f"True (macOS 14.0 or newer is here; {chip} emulates it in float32, so it saves memory only)"
     )
 
 
 def test_bfloat16_needs_macos_14_and_torch_2_6(mac) -> None:
     mac(macos=(13, 7))
-    assert str(facts.dtypes("mps")["bfloat16"]) == snapshot("False (it needs macOS 14.0 or newer; this is macOS 13.7)")
+    assert str(precision.dtypes("mps")["bfloat16"]) == snapshot(
+        "False (it needs macOS 14.0 or newer; this is macOS 13.7)"
+    )
     mac(version="2.5.1")
-    assert str(facts.dtypes("mps")["bfloat16"]) == snapshot("False (it needs torch 2.6 or newer; this is 2.5.1)")
+    assert str(precision.dtypes("mps")["bfloat16"]) == snapshot("False (it needs torch 2.6 or newer; this is 2.5.1)")
 
 
 def test_float16_needs_the_gradscaler_of_torch_2_8(mac) -> None:
     mac(version="2.7.1")
-    assert str(facts.dtypes("mps")["float16"]) == snapshot(
+    assert str(precision.dtypes("mps")["float16"]) == snapshot(
         "False (its GradScaler needs torch 2.8 or newer; this is 2.7.1)"
     )
     mac(version="2.10.0")
-    assert facts.dtypes("mps")["float16"].value
+    assert precision.dtypes("mps")["float16"].value
 
 
 def test_the_cpu_has_no_float16_training() -> None:
-    dtypes = facts.dtypes("cpu")
+    dtypes = precision.dtypes("cpu")
     assert {name: usable.value for name, usable in dtypes.items()} == {
         "float32": True,
         "float16": False,
@@ -106,7 +108,7 @@ def test_the_cpu_has_no_float16_training() -> None:
 
 
 def test_the_facts_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_pretended", MAC)
+    monkeypatch.setattr(machine, "_overridden", MAC)
     here = facts.facts("cpu")
     assert (here.chip, here.cores, here.memory, here.recommended) == ("Apple M2", None, 16 * GIB, None)
 

@@ -84,11 +84,11 @@ def test_this_machine_has_a_chip_and_memory() -> None:
 
 
 def test_pretending_lasts_until_it_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_pretended", None)
+    monkeypatch.setattr(machine, "_overridden", None)
     real = machine.present()
-    machine.pretend(MAC)
+    machine.override(MAC)
     assert machine.present() is MAC
-    machine.pretend(None)
+    machine.override(None)
     assert machine.present() == real
 
 

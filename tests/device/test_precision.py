@@ -7,7 +7,7 @@ import torch
 from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
-from hf_mps.device import facts, precision
+from hf_mps.device import precision
 
 
 def refusal(name: str, device: str) -> str:
@@ -68,7 +68,7 @@ def test_a_precision_that_cannot_be_had_names_what_it_needs(monkeypatch: pytest.
     assert refusal("fp16", "mps") == snapshot(
         "fp16 cannot be used on mps: its GradScaler needs torch 2.8 or newer; this is 2.7.0"
     )
-    assert refusal("fp16", "cpu") == f"fp16 cannot be used on cpu: {facts.dtypes('cpu')['float16'].reason}"
+    assert refusal("fp16", "cpu") == f"fp16 cannot be used on cpu: {precision.dtypes('cpu')['float16'].reason}"
 
 
 def test_an_unknown_precision_is_refused_with_the_nearest() -> None:

@@ -9,7 +9,7 @@ from inline_snapshot import snapshot
 
 from hf_mps import device
 from hf_mps.core.errors import UserError
-from hf_mps.device import facts, machine, profiles
+from hf_mps.device import facts, machine, precision, profiles
 from tests.device.machines import LINUX, MAC, Pretend
 
 CODE = "import hf_mps; print(hf_mps.device.simulated(), hf_mps.device.choose())"
@@ -52,8 +52,8 @@ def test_with_the_layer_off_the_reason_still_names_the_chip(simulated: None, mon
 
 @pytest.mark.parametrize("profile", profiles.PROFILES.values(), ids=lambda profile: profile.name)
 def test_the_chips_generation_is_read_all_the_same(profile: profiles.Profile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "_chip", lambda device: profile.chip)
-    assert facts.emulates_bfloat16() == profile.chip.startswith(("Apple M1", "Apple M2"))
+    monkeypatch.setattr(machine, "chip", lambda device: profile.chip)
+    assert precision.emulates_bfloat16() == profile.chip.startswith(("Apple M1", "Apple M2"))
     assert profile.machine().simulated
 
 

@@ -13,7 +13,7 @@ import torch
 
 from hf_mps import device
 from hf_mps.core.errors import UserError
-from hf_mps.device import handed_down
+from hf_mps.device import probe
 from tests.device.machines import MAC, Pretend
 
 VIRTUAL = dataclasses.replace(MAC, virtual=True)
@@ -34,7 +34,7 @@ class Trials:
 
 @pytest.fixture
 def trials(monkeypatch: pytest.MonkeyPatch) -> Trials:
-    monkeypatch.setenv(handed_down.VARIABLE, "")
+    monkeypatch.setenv(probe.HANDED_DOWN, "")
     return Trials()
 
 
@@ -43,7 +43,7 @@ def test_on_a_mac_a_librarys_question_tries_nothing_and_pytorch_is_believed(pret
     assert torch.backends.mps.is_available()
     assert device.metal().reason == f"{BELIEVED}this is no virtual machine"
     assert trials.count == 0
-    assert handed_down.verdict(MAC) is None
+    assert probe.handed_down(MAC) is None
 
 
 def test_a_program_of_ours_tries_it_there_too_and_its_verdict_stands_from_then_on(
@@ -91,7 +91,7 @@ def test_a_user_can_forbid_it(pretend: Pretend, trials: Trials, monkeypatch: pyt
 def test_a_device_in_use_is_not_tried_and_nothing_runs_beside_another_threads_work(
     pretend: Pretend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(handed_down.VARIABLE, "")
+    monkeypatch.setenv(probe.HANDED_DOWN, "")
     trials, held_now = Trials(), torch.mps.driver_allocated_memory
     working, enough = threading.Event(), threading.Event()
 
@@ -126,14 +126,14 @@ def test_a_child_without_its_parents_word_believes_pytorch(
 
 
 def test_a_word_from_another_machine_or_torch_or_no_word_at_all_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    probed = {"by": 1, "of": handed_down._of(MAC), "value": False, "reason": "it failed"}
-    monkeypatch.setenv(handed_down.VARIABLE, json.dumps(probed))
-    found = handed_down.verdict(MAC)
+    probed = {"by": 1, "of": probe._trial_of(MAC), "value": False, "reason": "it failed"}
+    monkeypatch.setenv(probe.HANDED_DOWN, json.dumps(probed))
+    found = probe.handed_down(MAC)
     assert (found.value, found.reason) == (False, "it failed")
-    assert handed_down.verdict(dataclasses.replace(MAC, macos="26.0")) is None
+    assert probe.handed_down(dataclasses.replace(MAC, macos="26.0")) is None
     for left in ("", "yes", "[]", "{}", json.dumps({**probed, "of": ["Apple M2", "15.6", "2.7.0"]})):
-        monkeypatch.setenv(handed_down.VARIABLE, left)
-        assert handed_down.verdict(MAC) is None
+        monkeypatch.setenv(probe.HANDED_DOWN, left)
+        assert probe.handed_down(MAC) is None
 
 
 # Every process of the script counts its trials; a spawned worker imports it anew, as it would a training script.

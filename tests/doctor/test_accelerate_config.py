@@ -200,7 +200,7 @@ def test_a_precision_that_the_mac_cannot_train_in_is_repaired(place: Path, monke
     import torch
 
     old = machine.Machine("Darwin", "arm64", "Apple M1", 8 * GIB, macos="13.6")
-    monkeypatch.setattr(machine, "_pretended", old)
+    monkeypatch.setattr(machine, "_overridden", old)
     monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda major, minor: (major, minor) <= (13, 6))
     found = wizard.repairs.find({"mixed_precision": "bf16"})
     assert [str(each) for each in found] == snapshot(["mixed_precision: bf16 -> no"])

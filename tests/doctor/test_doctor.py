@@ -46,7 +46,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pretend]:
         virtual: bool = False,
     ) -> None:
         here = machine.Machine(system, processor, chip, 16 * GIB, macos=macos, rosetta=rosetta, virtual=virtual)
-        monkeypatch.setattr(machine, "_pretended", here)
+        monkeypatch.setattr(machine, "_overridden", here)
         monkeypatch.setattr(torch.backends.mps, "is_built", lambda: built)
         monkeypatch.setattr(torch.mps, "device_count", lambda: int(found))
         monkeypatch.setattr(probe, "_trial", trial)

@@ -55,7 +55,7 @@ def test_what_cannot_be_tried_says_why(told: dict[str, Trial]) -> None:
 
 def test_a_chip_that_is_said_to_be_right_is_tried_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     newer = machine.Machine("Darwin", "arm64", "Apple M4", 16 * 2**30, macos="14.7")
-    monkeypatch.setattr(machine, "_pretended", newer)
+    monkeypatch.setattr(machine, "_overridden", newer)
     for name, fault in (("large-k", "large-k"), ("linear-bias", "row-bias"), ("dtype-copies", "dtype-copies")):
         guard = registry.get(name)
         for state in (strictness.on, strictness.off):

@@ -29,7 +29,7 @@ def having(monkeypatch: pytest.MonkeyPatch) -> Having:
 
     def be(torch_version: str, chip: str, macos: str | None) -> None:
         here = machine.Machine("Darwin" if macos else "Linux", "arm64", chip, 16 * 2**30, macos=macos)
-        monkeypatch.setattr(machine, "_pretended", here)
+        monkeypatch.setattr(machine, "_overridden", here)
         monkeypatch.setattr(metadata, "version", lambda name: torch_version if name == "torch" else real(name))
 
     return be

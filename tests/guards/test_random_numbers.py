@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hf_mps import fallback, guards
-from hf_mps.device import choice, facts, memory, precision, probe
+from hf_mps.device import choice, memory, precision, probe
 from hf_mps.fallback import registration
 from hf_mps.guards import sentinels
 from hf_mps.guards.catalogue import NAMES
@@ -75,7 +75,7 @@ MOMENTS: list[Callable[[], object]] = [
     probed_anew,
     took_back_and_registered,
     lambda: precision.default("mps"),
-    lambda: facts.dtypes("mps"),
+    lambda: precision.dtypes("mps"),
     lambda: (memory.total("mps"), memory.recommended("mps"), memory.driver("mps"), memory.current("mps")),
     lambda: torch.optim.AdamW([torch.nn.Parameter(torch.zeros(2, device="mps"))]),
     lambda: torch.linalg.eigh(torch.eye(3, device="mps")),  # an operator that runs on the CPU

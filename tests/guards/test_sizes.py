@@ -95,7 +95,7 @@ def test_products_are_watched_only_on_macs_that_can_hold_such_tensors(
     gigabytes: int, there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guard = huge_products.HugeProducts()
-    monkeypatch.setattr(machine, "_pretended", replace(machine.present(), memory=gigabytes * GIB))
+    monkeypatch.setattr(machine, "_overridden", replace(machine.present(), memory=gigabytes * GIB))
     try:
         guard.install(torch)
         assert bool(guard.arounds) is there
@@ -115,7 +115,7 @@ def test_volumes_are_watched_only_on_systems_with_the_fault(
 ) -> None:
     guard = conv3d_layout.Conv3dLayout()
     monkeypatch.setattr(conv3d_layout, "torch_release", lambda: release)
-    monkeypatch.setattr(machine, "_pretended", replace(machine.present(), macos=macos))
+    monkeypatch.setattr(machine, "_overridden", replace(machine.present(), macos=macos))
     try:
         guard.install(torch)
         assert bool(guard.arounds) is there

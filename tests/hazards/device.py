@@ -89,7 +89,7 @@ def half_precision() -> Iterator[None]:
 
     backend: Any = torch.backends.mps
     stock, before = backend.is_macos_or_newer, machine.present()
-    machine.pretend(dataclasses.replace(before, macos="13.7"))
+    machine.override(dataclasses.replace(before, macos="13.7"))
     backend.is_macos_or_newer = lambda major, minor: (major, minor) <= (13, 7)
     _ask_again()
     try:
@@ -97,7 +97,7 @@ def half_precision() -> Iterator[None]:
             yield
     finally:
         backend.is_macos_or_newer = stock
-        machine.pretend(before)
+        machine.override(before)
         _ask_again()
 
 

@@ -58,12 +58,12 @@ def conv3d_layout() -> Iterator[None]:
     guard: Any = module
     release, before = guard.torch_release, machine.present()
     guard.torch_release = lambda: (2, 14, 0)
-    machine.pretend(replace(before, macos="26.2"))
+    machine.override(replace(before, macos="26.2"))
     try:
         guard.GUARD.install(torch)
     finally:
         guard.torch_release = release
-        machine.pretend(before)
+        machine.override(before)
     try:
         with strictness.on("conv3d-layout"):
             yield

@@ -30,7 +30,7 @@ def test_a_macs_own_figures_are_a_macs(simulated: None, monkeypatch: pytest.Monk
     import torch
 
     mac = machine.Machine("Darwin", "arm64", "Apple M4", 16 * 2**30, macos="26.0")
-    monkeypatch.setattr(machine, "_pretended", mac)
+    monkeypatch.setattr(machine, "_overridden", mac)
     monkeypatch.setattr(torch.backends.mps, "get_name", lambda: "Apple M4")
     assert re.fullmatch(r"measured on: mps, Apple M4, \d+ GPU cores", measured_on.line())
 

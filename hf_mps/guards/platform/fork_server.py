@@ -16,7 +16,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from types import ModuleType
 from typing import Any
 
-from hf_mps.device import handed_down, machine
+from hf_mps.device import machine, probe
 from hf_mps.device.choice import metal
 from hf_mps.guards.platform.sent_work import whose
 
@@ -122,12 +122,12 @@ def _verdict_handed_down() -> Iterator[None]:
 
     To answer them itself the server would create the device, and fork workers from a process that has it.
     """
-    before = os.environ.get(handed_down.VARIABLE)
-    handed_down.leave(machine.present(), metal())
+    before = os.environ.get(probe.HANDED_DOWN)
+    probe.hand_down(machine.present(), metal())
     try:
         yield
     finally:
         if before is None:
-            del os.environ[handed_down.VARIABLE]
+            del os.environ[probe.HANDED_DOWN]
         else:
-            os.environ[handed_down.VARIABLE] = before
+            os.environ[probe.HANDED_DOWN] = before

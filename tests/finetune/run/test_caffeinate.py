@@ -38,9 +38,9 @@ def caffeinate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     before = machine.present()
     with monkeypatch.context() as patch:
         patch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-        machine.pretend(MAC)
+        machine.override(MAC)
         yield log
-    machine.pretend(before)
+    machine.override(before)
 
 
 def called(log: Path) -> list[str]:
@@ -99,7 +99,7 @@ def test_other_machines_have_no_such_program(caffeinate: Path, monkeypatch: pyte
     def refused(*_: object, **__: object) -> None:
         raise AssertionError("started")
 
-    machine.pretend(PC)
+    machine.override(PC)
     monkeypatch.setattr(subprocess, "Popen", refused)
     with awake.held():
         assert awake.decide() is None
