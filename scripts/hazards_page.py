@@ -9,12 +9,12 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
-from hf_mps.doctor.known import KNOWN, Known
 from packaging.specifiers import SpecifierSet
 
 from hf_mps.device.faults import FAULTS, Fault
 from hf_mps.guards import catalogue, registry
 from hf_mps.guards.base import Guard
+from hf_mps.guards.known_faults import KNOWN, KnownFault
 from hf_mps.guards.sentinels import catalogue as sentinels
 from hf_mps.guards.sentinels import registry as sentinel_registry
 
@@ -61,7 +61,7 @@ def _sentinel(name: str) -> tuple[str, ...]:
     return f"`{name}`", sentinel.what, sentinel.why
 
 
-def _problem(known: Known) -> tuple[str, ...]:
+def _problem(known: KnownFault) -> tuple[str, ...]:
     return known.package, *_extent(known.versions, known.chips, known.macos), known.says, _link(known.link)
 
 
@@ -95,7 +95,7 @@ def _words(guard: Guard) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _where(known: Sequence[Known], faults: Iterable[Fault], what: str) -> str:
+def _where(known: Sequence[KnownFault], faults: Iterable[Fault], what: str) -> str:
     """The chips or systems that the doctor and the simulated device know to have the fault."""
     found = [*(getattr(each, what) for each in known), *(getattr(fault, what) for fault in faults)]
     if what == "chips":

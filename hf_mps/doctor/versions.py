@@ -9,9 +9,10 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from hf_mps.device import machine
+from hf_mps.device.faults import FIRST_FAMILIES
 from hf_mps.doctor.findings import Finding, note, ok, problem
 from hf_mps.guards import known_faults
-from hf_mps.guards.known_faults import FIRST_FAMILIES, KnownFault
+from hf_mps.guards.known_faults import KnownFault
 
 OPTIONAL = ("lightning", "peft", "trl", "sentence-transformers", "safetensors", "tokenizers", "huggingface-hub")
 TRIED = ("2.8.0", "2.13.0", "2.14.1")

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from hf_mps.device import machine
+from hf_mps.device.faults import FIRST_FAMILIES, ISSUES
 
-ISSUES = "https://github.com/pytorch/pytorch/issues"
 PULLS = "https://github.com/pytorch/pytorch/pull"
 EMBEDDING = "https://github.com/pytorch/pytorch/blob/v2.14.1/aten/src/ATen/native/mps/operations/Embedding.mm"
-FIRST_FAMILIES = ("Apple M1", "Apple M2")
 
 
 @dataclass(frozen=True)
