@@ -1,23 +1,13 @@
-"""The command lines of `hf-mps finetune` and `hf-mps recipes`; neither they nor a shell's completion import torch."""
+"""`hf-mps finetune`; neither its command line nor a shell's completion imports torch."""
 
 from __future__ import annotations
 
-import shlex
-import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hf_mps.cli.options import Debug, Version, deferred
-from hf_mps.core.errors import MISUSE, UserError
-
-
-def _names(incomplete: str) -> list[str]:
-    """Recipes whose names begin so, for the shell's completion."""
-    from hf_mps.finetune.recipe import catalogue
-
-    return [entry.name for entry in catalogue.entries() if entry.name.startswith(incomplete)]
+from hf_mps.cli.options import Debug, RecipeName, Version, deferred
+from hf_mps.core.errors import UserError
 
 
 def _keys(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -30,14 +20,6 @@ def _keys(ctx: typer.Context, incomplete: str) -> list[str]:
     except UserError:
         return []
     return [f"{key.name}=" for key in known if key.name.startswith(incomplete)]
-
-
-RecipeName = Annotated[
-    str,
-    typer.Argument(
-        metavar="RECIPE", help="A recipe's name (hf-mps recipes list) or a YAML file.", autocompletion=_names
-    ),
-]
 
 
 @deferred
@@ -104,88 +86,6 @@ def finetune(
         from hf_mps.finetune.run import runner
 
         runner.run(resolved, fresh=fresh, smoke=smoke)
-
-
-recipes = typer.Typer(no_args_is_help=True, help="The recipes that come with hf_mps.")
-
-
-@recipes.command("list")
-@deferred
-def list_recipes(debug: Debug = False) -> None:
-    """List the recipes with what each is for."""
-    from hf_mps.finetune.recipe import catalogue
-
-    entries = catalogue.entries()
-    width = max((len(entry.name) for entry in entries), default=0)
-    for entry in entries:
-        print(f"{entry.name:<{width}}  {entry.purpose}")
-
-
-@recipes.command("show")
-@deferred
-def show_recipe(recipe: RecipeName, debug: Debug = False) -> None:
-    """Print a recipe as it is written."""
-    from hf_mps.finetune.recipe import catalogue
-
-    print(catalogue.find(recipe).path.read_text(encoding="utf-8"), end="")
-
-
-@recipes.command("copy")
-@deferred
-def copy_recipe(
-    recipe: RecipeName,
-    file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="Where to; default: the recipe's name here, as .yaml.")
-    ] = None,
-    debug: Debug = False,
-) -> None:
-    """Write a recipe's YAML into a file of your own, to change it. Never over a file that is there."""
-    from hf_mps.finetune.recipe import catalogue
-
-    print(f"{catalogue.copy(recipe, file)} written; next: hf-mps finetune {_quoted(file, recipe)}")
-
-
-@recipes.command("keys")
-@deferred
-def recipe_keys(recipe: RecipeName, debug: Debug = False) -> None:
-    """List every key that a recipe may have, with its default and what it takes."""
-    from hf_mps.finetune.recipe import keys
-    from hf_mps.finetune.report.screen.tables import aligned
-
-    for line in aligned([(key.name, key.default, key.kind) for key in keys.of_recipe(recipe)]):
-        print(line)
-
-
-@recipes.command("validate")
-@deferred
-def validate_recipes(
-    recipe: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[RECIPE]...", help="Names or YAML files; default: all.", autocompletion=_names),
-    ] = None,
-    debug: Debug = False,
-) -> int:
-    """Tell everything that is wrong with recipes, with file and line. Exit code 2 where anything is."""
-    from hf_mps.finetune.recipe import catalogue
-    from hf_mps.finetune.run import checks
-
-    wrong = 0
-    for name in recipe or [entry.name for entry in catalogue.entries()]:
-        problems = checks.problems(name)
-        told = [problem for problem in problems if not problem.unchecked]
-        wrong += len(told)
-        for problem in told:
-            print(f"hf-mps: {problem}", file=sys.stderr)
-        unchecked = "".join(f" as far as this installation can tell: {one}" for one in problems if one.unchecked)
-        if not told:
-            print(f"{name} is valid{unchecked}")
-    return MISUSE if wrong else 0
-
-
-def _quoted(file: Path | None, recipe: str) -> str:
-    from hf_mps.finetune.recipe import catalogue
-
-    return shlex.quote(str(file or catalogue.own_name(recipe)))
 
 
 def swept(argv: list[str]) -> list[str]:

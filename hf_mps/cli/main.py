@@ -8,13 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from hf_mps.cli import finetune
 from hf_mps.cli.audit import audit
 from hf_mps.cli.config import config
 from hf_mps.cli.doctor import doctor
+from hf_mps.cli.finetune import finetune, swept
 from hf_mps.cli.options import Debug, Version
 from hf_mps.cli.parity import parity
 from hf_mps.cli.plan import plan
+from hf_mps.cli.recipes import recipes
 from hf_mps.core.errors import UserError, run_command
 
 app = typer.Typer(no_args_is_help=True, help="Hugging Face training on a Mac's GPU.")
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None, *, program: str = "hf-mps") -> int:
     codes: list[int] = []
 
     def verb() -> None:
-        work = _parse(finetune.swept(words), program)
+        work = _parse(swept(words), program)
         codes.append(int((work() if callable(work) else work) or 0))
 
     return run_command(verb, debug="--debug" in words) or sum(codes)
@@ -68,7 +69,7 @@ def _top(version: Version = False, debug: Debug = False) -> None:
     """Hugging Face training on a Mac's GPU: correct, fast and effortless."""
 
 
-app.command()(finetune.finetune)
+app.command()(finetune)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -89,4 +90,4 @@ app.command()(config)
 app.command()(doctor)
 app.command()(parity)
 app.command()(plan)
-app.add_typer(finetune.recipes, name="recipes")
+app.add_typer(recipes, name="recipes")

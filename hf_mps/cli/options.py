@@ -31,6 +31,21 @@ Overrides = Annotated[
 Debug = Annotated[bool, typer.Option("--debug", help="Show a failure's whole traceback.")]
 
 
+def recipe_names(incomplete: str) -> list[str]:
+    """Recipes whose names begin so, for the shell's completion."""
+    from hf_mps.finetune.recipe import catalogue
+
+    return [entry.name for entry in catalogue.entries() if entry.name.startswith(incomplete)]
+
+
+RecipeName = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE", help="A recipe's name (hf-mps recipes list) or a YAML file.", autocompletion=recipe_names
+    ),
+]
+
+
 def deferred(verb: Callable[..., int | None]) -> Callable[..., Callable[[], int | None]]:
     """The command that the parser calls in place of `verb`: it returns the call, and `main` makes it.
 
