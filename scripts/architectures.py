@@ -84,18 +84,18 @@ def row(name: str, task: str, folder: Path) -> Row:
     from hf_mps.core.errors import RunError, UserError
     from hf_mps.dryrun import memory
     from hf_mps.dryrun.audit.record import OperatorRecorder, audit_of
-    from hf_mps.dryrun.resolve import find
+    from hf_mps.dryrun.resolve import resolve_target
     from hf_mps.operators.support import OperatorSupport
 
     recorders: list[OperatorRecorder] = []
 
     def record(step: Any) -> OperatorRecorder:
-        recorders.append(OperatorRecorder(step.where))
+        recorders.append(OperatorRecorder(step.tracker))
         return recorders[0]
 
     try:
         shape = [f"training.per_device_train_batch_size={ROWS}", "training.gradient_accumulation_steps=1"]
-        target = find(str(written(name, task, folder)), shape, task)
+        target = resolve_target(str(written(name, task, folder)), shape, task)
         length = None if task in ("image-classification", "speech-recognition") else LENGTH
         peak = memory.estimate(target, length=length, also=record).bytes
     except (UserError, RunError) as error:
@@ -168,9 +168,9 @@ def page(found: dict[str, Row]) -> str:
 
 def main() -> int:
     """Write the page: all of it, or the rows that were asked for."""
-    from hf_mps.dryrun import metal
+    from hf_mps.dryrun import metal_device
 
-    metal.present()
+    metal_device()
     every = architectures()
     asked = sys.argv[1:] or list(every)
     found = {name: one for name, one in table().items() if name in every}

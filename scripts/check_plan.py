@@ -16,7 +16,7 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hf_mps.dryrun.memory.report import BF16, CHECKPOINTING
+from hf_mps.dryrun.memory.fit import BF16, CHECKPOINTING
 
 SIZES: dict[str, dict[str, Any]] = {
     "bert": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024},
@@ -113,9 +113,9 @@ def main() -> int:
     asked = arguments.parse_args()
     import measured_on
 
-    from hf_mps.dryrun import metal
+    from hf_mps.dryrun import metal_device
 
-    device = metal.present()
+    device = metal_device()
     print(measured_on.line())
     warnings.simplefilter("ignore")
     worst = 0.0
@@ -142,9 +142,9 @@ def both(pair: Pair, folder: Path, device: Any) -> tuple[int, int]:
     from hf_mps import simulator
     from hf_mps.dryrun import prepare
     from hf_mps.dryrun.memory import trace
-    from hf_mps.dryrun.resolve import find
+    from hf_mps.dryrun.resolve import resolve_target
 
-    target = find(str(recipe(pair, folder)), pair.overrides)
+    target = resolve_target(str(recipe(pair, folder)), pair.overrides)
     with prepare.weightless(target) as parts:
         planned = trace.peak(prepare.step(parts, device, fake=True, **shape(parts, pair))).bytes
     gc.collect()

@@ -38,7 +38,7 @@ def audit(
     Metal refuses some.
     """
     from hf_mps.dryrun import audit as audits
-    from hf_mps.dryrun.resolve import find
+    from hf_mps.dryrun.resolve import resolve_target
 
     form = render.form(json=json, github=github, badge=badge)
     if audits.is_command(words):
@@ -47,7 +47,7 @@ def audit(
         result = audits.audit_script(words, torch_table)
     else:
         with status.shown("tracing a training step …"):
-            result = audits.audit(find(words[0], words[1:], task), torch_table)
+            result = audits.audit(resolve_target(words[0], words[1:], task), torch_table)
     from hf_mps.dryrun.audit.report import report
 
     render.show(report(result, every=every), form)

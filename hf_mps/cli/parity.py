@@ -27,10 +27,10 @@ def parity(
     where they do not.
     """
     from hf_mps.dryrun.parity import parity as compare
-    from hf_mps.dryrun.resolve import find
+    from hf_mps.dryrun.resolve import resolve_target
 
     with status.shown("training the same steps on the CPU and on the device …"):
-        result, facts = compare(find(target, overrides or [], task), steps, rows)
+        result, facts = compare(resolve_target(target, overrides or [], task), steps, rows)
     from hf_mps.dryrun.parity.compare import report
 
     render.show(report(target, result, facts), render.form(json=json))

@@ -31,11 +31,11 @@ def plan(
     """
     from hf_mps.dryrun import memory as plans
     from hf_mps.dryrun.memory.machine import named
-    from hf_mps.dryrun.resolve import find
+    from hf_mps.dryrun.resolve import resolve_target
 
     machine = named(memory) if memory is not None else None
     with status.shown("tracing a training step …"):
-        result = plans.plan(find(target, overrides or [], task), machine, length=length)
-    from hf_mps.dryrun.memory.report import report
+        result = plans.plan(resolve_target(target, overrides or [], task), machine, length=length)
+    from hf_mps.dryrun.memory.fit import report
 
     render.show(report(result), render.form(json=json))

@@ -19,7 +19,7 @@ PICTURE = 224
 
 
 @dataclass(frozen=True)
-class Weightless(Checkpoint):
+class MetaCheckpoint(Checkpoint):
     """A checkpoint whose architecture is `size`, a configuration; `place` holds a tiny one's tokenizer or processor.
 
     On the device `meta` a tensor has a shape and no memory; on `cpu` the model has random weights.
@@ -83,7 +83,7 @@ class Weightless(Checkpoint):
         return found
 
 
-def stay(models: Iterable[Any]) -> None:
+def ignore_moves(models: Iterable[Any]) -> None:
     """Let `models` take every `.to()` as done: there is nothing to move.
 
     Of a model on meta PyTorch could copy nothing, and a fake parameter it cannot exchange in place
@@ -93,7 +93,7 @@ def stay(models: Iterable[Any]) -> None:
         object.__setattr__(model, "to", lambda *args, whole=model, **kwargs: whole)
 
 
-def place(models: Iterable[Any], mode: FakeTensorMode, device: str) -> None:
+def make_fake(models: Iterable[Any], mode: FakeTensorMode, device: str) -> None:
     """Put the parameters and buffers of `models` on `device` as fake tensors of `mode`; shared ones stay shared."""
     import torch
 

@@ -1,4 +1,4 @@
-"""Where in a training step an operator is called: which pass, and which module, in the backward pass too."""
+"""Tells where in a training step an operator is called: in which pass and module, in the backward pass too."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ PHASES = (FORWARD, LOSS, BACKWARD, CLIPPING, OPTIMIZER, BETWEEN)
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
-class Places:
-    """As a context manager: follows the modules of whatever model runs. `phase` is what the caller says of the rest.
+class ModuleTracker:
+    """As a context manager it follows the modules of whatever model runs; the caller sets `phase` outside of them.
 
     The forward pass has a stack of modules. In the backward pass autograd says which of its nodes it computes, and a
     node's sequence number is that of the forward call which made it; those are noted on the way.
@@ -36,7 +36,7 @@ class Places:
         self._made: dict[int, str] = {}
         self._hooks: list[Any] = []
 
-    def __enter__(self) -> Places:
+    def __enter__(self) -> ModuleTracker:
         self._hooks = [
             nn_module.register_module_forward_pre_hook(self._enter),
             nn_module.register_module_forward_hook(self._leave, always_call=True),

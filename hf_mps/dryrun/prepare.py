@@ -51,14 +51,14 @@ def weightless(target: Target, device: str = "meta") -> Iterator[Parts]:
 
     Raises UserError where nothing tells the model's configuration, and what its task refuses.
     """
-    from hf_mps.dryrun.meta_model import Weightless
+    from hf_mps.dryrun.meta_model import MetaCheckpoint
     from hf_mps.finetune.run.logging import errors_only, no_bars
 
     whole = target.resolved.recipe
     with smoke_recipe(target.resolved, weights=whole.task in OF_A_FOLDER) as small, no_bars(), errors_only():
         size, told = known_configs.config(whole)
         recipe = small.recipe.model_copy(update={"training": whole.training, **_framed(target, size)})
-        source = Weightless(whole.model, small.recipe.model, local=True, size=size, device=device)
+        source = MetaCheckpoint(whole.model, small.recipe.model, local=True, size=size, device=device)
         run = prepare_run(replace(small, recipe=recipe), source, device=METAL)
         count = sum(parameter.numel() for parameter in run.prepared.model.parameters())
         model = Choice(f"{told.value}, {count / 1e6:,.1f} M parameters", told.reason)

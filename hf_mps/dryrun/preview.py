@@ -83,15 +83,15 @@ def _parameters(model: Any) -> tuple[int, int]:
 
 def _memory(resolved: ResolvedRecipe, device: str) -> Choice[Any]:
     """The peak of a training step, and on a Mac's GPU whether this Mac has room for it."""
-    from hf_mps.dryrun import metal, prepare
+    from hf_mps.dryrun import metal_device, prepare
+    from hf_mps.dryrun.memory.fit import gib
     from hf_mps.dryrun.memory.machine import present
-    from hf_mps.dryrun.memory.report import gib
     from hf_mps.dryrun.memory.trace import Tracer
     from hf_mps.dryrun.resolve import Target
 
     try:
         with prepare.weightless(Target(resolved.name, resolved)) as parts:
-            found = Tracer(parts, metal.present())()
+            found = Tracer(parts, metal_device())()
     except Exception as error:  # whatever a step does that a trace cannot follow: the rest of the plan stands
         return _not_known(error)
     reason = f"estimated from a traced step; what it is made of: {_command('plan', resolved)}"

@@ -29,7 +29,7 @@ class Target:
         return replace(self, resolved=self.resolved.with_overrides(values))
 
 
-def find(name: str, overrides: Sequence[str] = (), task: str | None = None) -> Target:
+def resolve_target(name: str, overrides: Sequence[str] = (), task: str | None = None) -> Target:
     """The target called `name`: a recipe, its YAML file, or with `task` a hub id, a folder, or pypi:PACKAGE.
 
     Imports no torch. Raises UserError for a name or task that there is not, and for what the recipe refuses.

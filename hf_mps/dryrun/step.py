@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -14,7 +16,10 @@ from transformers import TrainerCallback
 
 from hf_mps import guards
 from hf_mps.core.choice import Choice
-from hf_mps.dryrun.modules import BETWEEN, CLIPPING, FORWARD, OPTIMIZER, Places
+from hf_mps.core.errors import RunError, UserError, first_line
+from hf_mps.dryrun.modules import BETWEEN, CLIPPING, FORWARD, OPTIMIZER, ModuleTracker
+from hf_mps.finetune.recipe.resolve import ResolvedRecipe
+from hf_mps.finetune.run import failures
 from hf_mps.finetune.run.prepare import PreparedRun
 from hf_mps.finetune.smoke.fake import FakeScalars
 from hf_mps.finetune.tasks._base import Prepared
@@ -23,6 +28,11 @@ from hf_mps.guards.catalogue import NAMES
 
 # What changes the batch before the device sees it stays on; the other guards look at values, which fake tensors lack.
 WITHOUT_VALUES = ("float64-columns", "pin-memory", "nan-hidden", "one-device")
+
+# A folder that nobody gave: what is said of it is told of what lies in it.
+_MADE_UP = re.compile(r"\S*hf-mps-smoke-\w+(/[\w.-]+)*")
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+_LOSS = str(Path(_PACKAGE, "finetune", "loss", "chunked.py"))
 
 
 class _Done(Exception):
@@ -33,13 +43,13 @@ class _Done(Exception):
 class TrainingStep:
     """A trainer and the batches of one optimizer step, on the CPU as collated. `fake` is the mode of fake tensors.
 
-    `where` follows phase and module; `facts` say what was made up, each with its reason. `numbers` are the tensors of
+    `tracker` follows phase and module; `facts` say what was made up, each with its reason. `numbers` are the tensors of
     fake batches, each with the real one.
     """
 
     trainer: Any
     batches: list[Any]
-    where: Places
+    tracker: ModuleTracker
     fake: Any = None
     facts: dict[str, Choice[Any]] = field(default_factory=dict)
     numbers: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
@@ -62,30 +72,30 @@ class TrainingStep:
         The batches are gone through in turn, and begun again where they are too few. `after_backward` gets the loss of
         each batch, `after_step` the number of the step, from 1.
         """
-        trainer, where = self.trainer, self.where
+        trainer, tracker = self.trainer, self.tracker
         stock = trainer.training_step
 
         def training_step(*args: Any, **kwargs: Any) -> Any:
-            where.phase = FORWARD
+            tracker.phase = FORWARD
             loss = stock(*args, **kwargs)
-            where.phase = CLIPPING
+            tracker.phase = CLIPPING
             if after_backward is not None:
                 after_backward(loss)
             return loss
 
-        caller = _Caller(where, steps, after_step)
+        caller = _StepCallback(tracker, steps, after_step)
         trainer.get_train_dataloader = lambda: self._loader(steps)
         trainer.training_step = training_step
         trainer.add_callback(caller)
         try:
-            with self._tensors(), where, watch or nullcontext():
+            with self._tensors(), tracker, watch or nullcontext():
                 trainer.train()
         except _Done:
             pass
         finally:
             trainer.training_step = stock
             trainer.remove_callback(caller)
-            where.phase = BETWEEN
+            tracker.phase = BETWEEN
 
     def _loader(self, steps: int) -> Any:
         """The batches of some steps: through Accelerate's loader, which moves them, where they are real."""
@@ -93,7 +103,7 @@ class TrainingStep:
         batches = [self.batches[number % len(self.batches)] for number in range(count)]
         if self.fake is not None:
             return batches
-        return self.trainer.accelerator.prepare(torch.utils.data.DataLoader(_Fresh(batches), batch_size=None))
+        return self.trainer.accelerator.prepare(torch.utils.data.DataLoader(_NewTensors(batches), batch_size=None))
 
     @contextmanager
     def _tensors(self) -> Iterator[None]:
@@ -109,7 +119,7 @@ class TrainingStep:
             yield
 
 
-class _Fresh(torch.utils.data.Dataset[Any]):
+class _NewTensors(torch.utils.data.Dataset[Any]):
     """Batches as a loader makes them: new tensors each time, that nobody keeps."""
 
     def __init__(self, batches: list[Any]) -> None:
@@ -124,17 +134,17 @@ class _Fresh(torch.utils.data.Dataset[Any]):
         return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, self._batches[index])
 
 
-class _Caller(TrainerCallback):  # type: ignore[misc]
+class _StepCallback(TrainerCallback):  # type: ignore[misc]
     """Tells the phases apart, and ends the loop."""
 
-    def __init__(self, where: Places, steps: int, after_step: Callable[[int], None] | None) -> None:
-        self._where, self._left, self._after, self._taken = where, steps, after_step, 0
+    def __init__(self, tracker: ModuleTracker, steps: int, after_step: Callable[[int], None] | None) -> None:
+        self._tracker, self._left, self._after, self._taken = tracker, steps, after_step, 0
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-        self._where.phase = OPTIMIZER
+        self._tracker.phase = OPTIMIZER
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        self._where.phase = BETWEEN
+        self._tracker.phase = BETWEEN
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         self._taken += 1
@@ -164,14 +174,14 @@ def make(
     if fake is None:
         trainer = make_trainer(plan, prepared, Stopwatch(), None)
     else:
-        from hf_mps.dryrun.meta_model import place, stay
+        from hf_mps.dryrun.meta_model import ignore_moves, make_fake
 
         models = models_of(prepared)
-        stay(models)
+        ignore_moves(models)
         with torch.device("meta"):  # it may add adapters to the model
             trainer = make_trainer(plan, prepared, Stopwatch(), None)
-        place([trainer.model, *models], fake, device.value)
-    return TrainingStep(trainer, [], Places(), fake, {"precision": plan.choices["precision"]})
+        make_fake([trainer.model, *models], fake, device.value)
+    return TrainingStep(trainer, [], ModuleTracker(), fake, {"precision": plan.choices["precision"]})
 
 
 QUIET = {
@@ -199,3 +209,31 @@ def leaves(batches: Sequence[Any]) -> Iterator[torch.Tensor]:
     from torch.utils._pytree import tree_leaves
 
     return (each for each in tree_leaves(list(batches)) if isinstance(each, torch.Tensor))
+
+
+@contextmanager
+def model_errors(resolved: ResolvedRecipe) -> Iterator[None]:
+    """Raise UserError in place of an error that the code of the recipe's model made; every other one goes on."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(_MADE_UP.sub("the made-up rows", str(error))) from error
+    except RunError:
+        raise
+    except Exception as error:
+        if failures.describe(error) is not None or not _of_a_model(error):
+            raise
+        recipe = resolved.recipe
+        raise UserError(
+            f"model {recipe.model}: it cannot take a step of the task {recipe.task}:"
+            f" {type(error).__name__}: {first_line(error)}; next: --debug shows where"
+        ) from error
+
+
+def _of_a_model(error: Exception) -> bool:
+    """Whether an error comes from the libraries: an architecture's code, its call, or a Trainer that it does not suit.
+
+    Below the loss in chunks it is our own.
+    """
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return not files[-1].startswith(_PACKAGE) and _LOSS not in files

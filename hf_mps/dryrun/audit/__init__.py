@@ -11,7 +11,7 @@ from hf_mps.core.errors import RunError, UserError, first_line
 
 if TYPE_CHECKING:
     from hf_mps.dryrun.audit.record import Audit, OperatorRecorder
-    from hf_mps.dryrun.modules import Places
+    from hf_mps.dryrun.modules import ModuleTracker
     from hf_mps.dryrun.resolve import Target
     from hf_mps.operators.support import OperatorSupport
 
@@ -25,14 +25,14 @@ def audit(target: Target, torch_table: Path | None = None) -> Audit:
     `torch_table` is another release's native_functions.yaml. Imports torch and makes a simulated device where there is
     no Metal. Raises UserError for what cannot be looked at.
     """
-    from hf_mps.dryrun import metal
+    from hf_mps.dryrun import metal_device
 
-    device = metal.present()
-    from hf_mps.dryrun.failures import told
+    device = metal_device()
+    from hf_mps.dryrun.step import model_errors
     from hf_mps.operators.support import OperatorSupport
 
     release = OperatorSupport(torch_table)
-    with told(target.resolved):
+    with model_errors(target.resolved):
         return _audit(target, device, release)
 
 
@@ -43,7 +43,7 @@ def _audit(target: Target, device: Choice[str], release: OperatorSupport) -> Aud
 
     def audited(parts: prepare.Parts, tensors: Choice[str]) -> Audit:
         step = prepare.step(parts, device, fake=tensors is FAKE)
-        recorder = OperatorRecorder(step.where)
+        recorder = OperatorRecorder(step.tracker)
         step.run(1, watch=recorder)
         return audit_of(target.name, recorder, release, {"device": device, **step.facts, "tensors": tensors})
 
@@ -70,16 +70,16 @@ def audit_script(words: Sequence[str], torch_table: Path | None = None) -> Audit
     What came before the step (moving the model, an evaluation) counts as well. The script's own files and words stay
     what they are. Raises UserError for a command that names no script, RunError where it ends without a step.
     """
-    from hf_mps.dryrun import metal
+    from hf_mps.dryrun import metal_device
 
-    device = metal.present()  # before anything else imports torch
+    device = metal_device()  # before anything else imports torch
     from hf_mps.dryrun.audit.record import OperatorRecorder, audit_of
-    from hf_mps.dryrun.modules import Places
+    from hf_mps.dryrun.modules import ModuleTracker
     from hf_mps.operators.support import OperatorSupport
 
-    release, where = OperatorSupport(torch_table), Places()
-    recorder = OperatorRecorder(where)
-    _run(words, where, recorder)
+    release, tracker = OperatorSupport(torch_table), ModuleTracker()
+    recorder = OperatorRecorder(tracker)
+    _run(words, tracker, recorder)
     return audit_of(" ".join(words), recorder, release, {"device": device, "tensors": OF_A_SCRIPT})
 
 
@@ -87,7 +87,7 @@ class _Stepped(BaseException):
     """The first optimizer step is taken. It is no Exception, which a script might catch."""
 
 
-def _run(words: Sequence[str], where: Places, recorder: OperatorRecorder) -> None:
+def _run(words: Sequence[str], tracker: ModuleTracker, recorder: OperatorRecorder) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     from hf_mps.activation import run
@@ -96,15 +96,15 @@ def _run(words: Sequence[str], where: Places, recorder: OperatorRecorder) -> Non
     script = run.prepare(words)
 
     def before(*_: Any) -> None:
-        where.phase = OPTIMIZER
+        tracker.phase = OPTIMIZER
 
     def after(*_: Any) -> None:
-        where.phase = BETWEEN
+        tracker.phase = BETWEEN
         raise _Stepped
 
     hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
     try:
-        with where, recorder:
+        with tracker, recorder:
             run.start(script)
     except _Stepped:
         return

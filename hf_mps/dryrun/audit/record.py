@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hf_mps.core.choice import Choice
-from hf_mps.dryrun.modules import Places, family
+from hf_mps.dryrun.modules import ModuleTracker, family
 from hf_mps.fallback.warnings import TRACKER
 from hf_mps.operators.support import FINDINGS, NO_OPERATORS, SEEN_AS, Kind, OperatorSupport
 
@@ -39,10 +39,10 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     (`OperatorSupport.kernel_owner`).
     """
 
-    def __init__(self, where: Places, device: str = "mps") -> None:
+    def __init__(self, tracker: ModuleTracker, device: str = "mps") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: dict[str, OperatorCalls] = {}
-        self._where, self._device = where, device
+        self._tracker, self._device = tracker, device
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -62,7 +62,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note(self, name: str, dtypes: list[torch.dtype]) -> None:
         seen = self.seen.setdefault(name, OperatorCalls(name))
-        phase, module = self._where.here()
+        phase, module = self._tracker.here()
         place = (phase, family(module))
         seen.places[place] = seen.places.get(place, 0) + 1
         seen.dtypes.update(dtypes)

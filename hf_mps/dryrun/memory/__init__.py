@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hf_mps.dryrun.memory.fit import MemoryPlan
     from hf_mps.dryrun.memory.machine import Machine
-    from hf_mps.dryrun.memory.report import MemoryPlan
     from hf_mps.dryrun.memory.trace import Estimate
     from hf_mps.dryrun.resolve import Target
     from hf_mps.dryrun.step import TrainingStep
@@ -22,14 +22,14 @@ def estimate(
     Imports torch and makes a simulated device where there is no Metal. Raises UserError for what cannot be looked at,
     RunError where the step reads values, which fake tensors do not have.
     """
-    from hf_mps.dryrun import metal
+    from hf_mps.dryrun import metal_device
 
-    device = metal.present()
+    device = metal_device()
     from hf_mps.dryrun import prepare
-    from hf_mps.dryrun.failures import told
     from hf_mps.dryrun.memory.trace import Tracer
+    from hf_mps.dryrun.step import model_errors
 
-    with told(target.resolved), prepare.weightless(target) as parts:
+    with model_errors(target.resolved), prepare.weightless(target) as parts:
         return Tracer(parts, device, length, also)()
 
 
@@ -38,17 +38,17 @@ def plan(target: Target, machine: Machine | None = None, *, length: int | None =
 
     Raises as `estimate` does.
     """
-    from hf_mps.dryrun import metal
+    from hf_mps.dryrun import metal_device
 
-    device = metal.present()
+    device = metal_device()
     from hf_mps.dryrun import prepare
-    from hf_mps.dryrun.failures import told
+    from hf_mps.dryrun.memory.fit import MemoryPlan, ranked
     from hf_mps.dryrun.memory.machine import present
-    from hf_mps.dryrun.memory.report import MemoryPlan, ranked
     from hf_mps.dryrun.memory.trace import Tracer, largest
+    from hf_mps.dryrun.step import model_errors
 
     machine = machine or present()
-    with told(target.resolved), prepare.weightless(target) as parts:
+    with model_errors(target.resolved), prepare.weightless(target) as parts:
         tracer = Tracer(parts, device, length)
         estimate = tracer()
         most = largest(lambda rows: tracer(rows).bytes, machine.comfortable, estimate.rows)

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, first_line
 from hf_mps.dryrun import batch, prepare
-from hf_mps.dryrun.modules import BACKWARD, CLIPPING, FORWARD, LOSS, OPTIMIZER, Places, family
+from hf_mps.dryrun.modules import BACKWARD, CLIPPING, FORWARD, LOSS, OPTIMIZER, ModuleTracker, family
 from hf_mps.finetune.smoke.fake import needs_numbers
 from hf_mps.operators.support import NO_OPERATORS
 
@@ -60,10 +60,10 @@ class Peak:
 class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Enter it around a step: counts the bytes of every storage on the device from its making until it is freed."""
 
-    def __init__(self, where: Places, device: str = "mps", vocabulary: int | None = None) -> None:
+    def __init__(self, tracker: ModuleTracker, device: str = "mps", vocabulary: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = Peak()
-        self._where, self._device, self._vocabulary = where, device, vocabulary
+        self._tracker, self._device, self._vocabulary = tracker, device, vocabulary
         self._live: dict[int, tuple[Any, int, str]] = {}
         self._now = 0
         self._parts = dict.fromkeys(PARTS, 0)
@@ -84,7 +84,7 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         In place, where nothing else has the memory (`can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp),
         but not while a dispatch mode such as this one looks on.
         """
-        if torch.is_grad_enabled() or self._where.here()[0] != BACKWARD or not isinstance(second, torch.Tensor):
+        if torch.is_grad_enabled() or self._tracker.here()[0] != BACKWARD or not isinstance(second, torch.Tensor):
             return None
         if (first.shape, first.dtype, first.device) != (second.shape, second.dtype, second.device):
             return None
@@ -115,7 +115,7 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key, size = id(storage), storage.nbytes()
         if key in self._live:
             return
-        place = self._where.here()
+        place = self._tracker.here()
         part = part or self._part(tensor, place[0])
         self._live[key] = (weakref.ref(storage, lambda _: self._freed(key)), size, part)
         self._now += size
@@ -158,7 +158,7 @@ def gradients_told(memory: Memory, model: torch.nn.Module) -> Iterator[None]:
 
 def peak(step: Any, *others: Any) -> Peak:
     """Run a `hf_mps.dryrun.step.TrainingStep` twice and return its highest moment; `others` look on as well."""
-    memory = Memory(step.where, vocabulary=_vocabulary(step.model))
+    memory = Memory(step.tracker, vocabulary=_vocabulary(step.model))
     memory.hold(iter([*step.model.parameters(), *step.model.buffers()]))
     with gradients_told(memory, step.model):
         step.run(STEPS, watch=_together(memory, *others))

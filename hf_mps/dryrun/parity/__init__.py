@@ -23,9 +23,9 @@ def parity(target: Target, steps: int = STEPS, rows: int | None = None) -> tuple
     The recipe's own model and rows where they can be had, small stand-ins otherwise. Imports torch. Raises UserError
     for what cannot be run.
     """
-    from hf_mps.dryrun import metal
+    from hf_mps.dryrun import metal_device
 
-    device = metal.present()
+    device = metal_device()
     from hf_mps.dryrun import prepare
     from hf_mps.dryrun.parity.compare import compare, once_or_twice
     from hf_mps.dryrun.parity.run import IN_FLOAT32, NO_DROPOUT, Weights, trace

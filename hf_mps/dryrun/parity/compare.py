@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.dryrun.parity.events import BACKWARD, GRADIENT, UPDATE, Digest, Key, Trace
+from hf_mps.dryrun.parity.trace import BACKWARD, GRADIENT, UPDATE, Digest, Key, Trace
 from hf_mps.dryrun.render import Report
 
 TOLERANCES = {

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.dryrun.parity.events import Recorder, Trace
+from hf_mps.dryrun.parity.trace import Recorder, Trace
 
 if TYPE_CHECKING:
     from hf_mps.dryrun.step import TrainingStep

@@ -11,12 +11,12 @@ from inline_snapshot import snapshot
 
 from hf_mps import fallback
 from hf_mps.cli.main import main
-from hf_mps.dryrun import metal, prepare
+from hf_mps.dryrun import metal_device, prepare
 from hf_mps.dryrun.audit import audit
 from hf_mps.dryrun.audit.record import Audit, Entry
 from hf_mps.dryrun.audit.report import report
 from hf_mps.dryrun.render import render
-from hf_mps.dryrun.resolve import find
+from hf_mps.dryrun.resolve import resolve_target
 from hf_mps.finetune.recipe import catalogue
 from hf_mps.operators.support import OperatorSupport
 from hf_mps.operators.table import functions_file
@@ -26,13 +26,13 @@ CTC = "speech-recognition/librispeech"
 
 @pytest.fixture(scope="module")
 def mrpc() -> Audit:
-    return audit(find("glue/mrpc"))
+    return audit(resolve_target("glue/mrpc"))
 
 
 def booked(name: str) -> set[str]:
     """What the ledger books when a small step of the recipe really runs on the device."""
-    device = metal.present()
-    with prepare.small(find(name), device) as parts:
+    device = metal_device()
+    with prepare.small(resolve_target(name), device) as parts:
         step = prepare.step(parts, device, fake=False)
         fallback.reset()
         step.run(1)
@@ -63,14 +63,14 @@ def test_every_part_of_the_step_is_there_with_its_modules(mrpc: Audit) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [entry.name for entry in catalogue.entries()])
 def test_its_list_is_what_the_ledger_books_of_a_real_step(name: str) -> None:
-    found = audit(find(name))
+    found = audit(resolve_target(name))
     assert {entry.operator for entry in found.of("fallback")} == booked(name)
     assert found.of("refused", "unknown") == []
 
 
 @pytest.mark.slow
 def test_a_ctc_model_names_the_loss_and_its_backward_with_their_places() -> None:
-    found = {entry.operator: entry for entry in audit(find(CTC)).findings}
+    found = {entry.operator: entry for entry in audit(resolve_target(CTC)).findings}
     assert set(found) == {"aten::_ctc_loss", "aten::_ctc_loss_backward"}
     assert found["aten::_ctc_loss"].where == "loss: Wav2Vec2ForCTC"
     assert found["aten::_ctc_loss_backward"].where == "backward: Wav2Vec2ForCTC"

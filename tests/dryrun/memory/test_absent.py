@@ -13,7 +13,7 @@ import pytest
 from hf_mps.cli.main import main
 from hf_mps.dryrun.audit import audit
 from hf_mps.dryrun.memory import estimate
-from hf_mps.dryrun.resolve import find
+from hf_mps.dryrun.resolve import resolve_target
 
 ABSENT = ("rouge_score", "sacrebleu", "soundfile", "peft", "jiwer", "nltk")
 ROWS = "training.per_device_train_batch_size=2"
@@ -37,7 +37,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("recipe", ["summarization/xsum", "translation/opus-books", "speech-recognition/librispeech"])
 def test_a_step_is_planned_and_audited_without_them(recipe: str, bare: None) -> None:
-    target = find(recipe, [ROWS])
+    target = resolve_target(recipe, [ROWS])
     assert estimate(target).bytes > 0
     assert {entry.operator for entry in audit(target).findings} <= {"aten::_ctc_loss", "aten::_ctc_loss_backward"}
 

@@ -20,9 +20,9 @@ CHECKED = sorted({*ALWAYS, *sorted(TABLE)[::EACH]})
 
 @pytest.fixture(autouse=True, scope="module")
 def _quiet() -> Iterator[None]:
-    from hf_mps.dryrun import metal
+    from hf_mps.dryrun import metal_device
 
-    metal.present()
+    metal_device()
     with architectures.quiet():
         yield
     gc.collect()

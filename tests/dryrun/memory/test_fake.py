@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from hf_mps.dryrun import metal
+from hf_mps.dryrun import metal_device
 from hf_mps.finetune.smoke.fake import FakeScalars, needs_numbers
 
 MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]])
@@ -19,7 +19,7 @@ MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]])
 @contextmanager
 def fakes(*real: torch.Tensor) -> Iterator[list[torch.Tensor]]:
     """The tensors as fake ones on the device, within the modes of a step."""
-    metal.present()
+    metal_device()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     made = [mode.from_tensor(one) for one in real]
     with mode, FakeScalars(zip(made, real, strict=True)):

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from hf_mps.cli.main import main
-from hf_mps.dryrun import batch, metal, prepare
+from hf_mps.dryrun import batch, metal_device, prepare
 from hf_mps.dryrun.memory import estimate
-from hf_mps.dryrun.resolve import Target, find
+from hf_mps.dryrun.resolve import Target, resolve_target
 
 ROWS = "training.per_device_train_batch_size=2"
 
 
 def shapes(target: Target, length: int | None = None) -> dict[str, tuple[int, ...]]:
     """The shapes of a planned batch, by the names that the model takes them under."""
-    device = metal.present()
+    device = metal_device()
     with prepare.weightless(target) as parts:
         wide = batch.width(parts.recipe, parts.prepared, length)
         made = prepare.step(parts, device, fake=True, wide=wide).batches[0]
@@ -41,18 +41,18 @@ def shapes(target: Target, length: int | None = None) -> dict[str, tuple[int, ..
     ],
 )
 def test_every_task_takes_the_length_that_is_asked_for(recipe: str, ids: list[str]) -> None:
-    found = shapes(find(recipe, [ROWS]), length=48)
+    found = shapes(resolve_target(recipe, [ROWS]), length=48)
     assert {name: found[name][-1] for name in ids} == dict.fromkeys(ids, 48)
 
 
 def test_answers_have_a_length_of_their_own() -> None:
-    found = shapes(find("summarization/xsum", [ROWS, "max_target_length=24"]), length=48)
+    found = shapes(resolve_target("summarization/xsum", [ROWS, "max_target_length=24"]), length=48)
     assert found["input_ids"][-1] == 48
     assert found["labels"][-1] == found["decoder_input_ids"][-1] == 24
 
 
 def test_sound_is_as_long_as_the_recipe_lets_it_be() -> None:
-    found = shapes(find("speech-recognition/librispeech", [ROWS, "max_duration_in_seconds=3"]))
+    found = shapes(resolve_target("speech-recognition/librispeech", [ROWS, "max_duration_in_seconds=3"]))
     assert found["input_values"] == (2, 3 * 16000)
 
 
@@ -62,12 +62,12 @@ def test_pictures_are_of_the_size_that_the_configuration_names_or_of_imagenets(
 ) -> None:
     kind = "vit" if config else "resnet"
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **config}), encoding="utf-8")
-    found = shapes(find(str(tmp_path), [ROWS], "image-classification"))
+    found = shapes(resolve_target(str(tmp_path), [ROWS], "image-classification"))
     assert found["pixel_values"] == (2, 3, size, size)
 
 
 def test_a_longer_row_takes_more_memory() -> None:
-    target = find("masked-lm/wikitext", [ROWS])
+    target = resolve_target("masked-lm/wikitext", [ROWS])
     assert estimate(target, length=512).bytes > 1.2 * estimate(target, length=16).bytes
 
 

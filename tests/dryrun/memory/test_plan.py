@@ -12,13 +12,13 @@ import torch
 
 from hf_mps.cli.main import main
 from hf_mps.core.errors import UserError
-from hf_mps.dryrun import metal
+from hf_mps.dryrun import metal_device
 from hf_mps.dryrun.memory import estimate, machine, plan, trace
-from hf_mps.dryrun.memory.report import MemoryPlan, report
+from hf_mps.dryrun.memory.fit import MemoryPlan, report
 from hf_mps.dryrun.memory.trace import Estimate, largest
-from hf_mps.dryrun.modules import Places
+from hf_mps.dryrun.modules import ModuleTracker
 from hf_mps.dryrun.render import render
-from hf_mps.dryrun.resolve import find
+from hf_mps.dryrun.resolve import resolve_target
 from scripts import check_plan
 from scripts.check_plan import CHECKPOINTING, CLASSIFY, CONTINUE, LORA, Pair
 from tests import CHECKOUT
@@ -40,12 +40,12 @@ GIB = 2**30
     ids=["encoder", "decoder, LoRA, checkpointing", "mixture of experts", "wide", "wide, two gradients of one weight"],
 )
 def test_the_planned_peak_is_the_one_that_the_device_measures(pair: Pair, tmp_path: Path) -> None:
-    planned, measured = check_plan.both(pair, tmp_path, metal.present())
+    planned, measured = check_plan.both(pair, tmp_path, metal_device())
     assert planned == pytest.approx(measured, rel=0.005)
 
 
 def test_the_parts_of_the_peak_are_what_they_say() -> None:
-    found = estimate(find("quickstart", ["training.per_device_train_batch_size=4"]), length=32)
+    found = estimate(resolve_target("quickstart", ["training.per_device_train_batch_size=4"]), length=32)
     weights = 22.7e6 * 4
     assert (found.rows, found.length) == (4, 32)
     assert sum(found.parts.values()) == found.bytes
@@ -55,8 +55,8 @@ def test_the_parts_of_the_peak_are_what_they_say() -> None:
 
 
 def test_freed_tensors_are_no_longer_counted_and_views_are_not_counted_twice() -> None:
-    metal.present()
-    memory = trace.Memory(Places())
+    metal_device()
+    memory = trace.Memory(ModuleTracker())
     with memory:
         x = torch.zeros(1000, device="mps")
         y = x.view(10, 100)[2:]
@@ -124,7 +124,7 @@ def test_a_training_that_fits_ends_with_0_and_names_the_largest_batch(capsys: py
 @pytest.fixture
 def tight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A machine that a step of 8 rows of a small decoder is too large for."""
-    target = find(str(check_plan.recipe(Pair("llama", CONTINUE, 8, 128), tmp_path)))
+    target = resolve_target(str(check_plan.recipe(Pair("llama", CONTINUE, 8, 128), tmp_path)))
     need = estimate(target).bytes
     return target, machine.Machine("a small Mac", int(need * 1.2), int(need * 0.9))
 
@@ -157,13 +157,13 @@ def test_seven_billion_parameters_are_planned_and_audited_in_a_laptops_memory(ru
 import sys
 sys.path.insert(0, {str(CHECKOUT)!r})
 from pathlib import Path
-from hf_mps.dryrun import resolve as targets
-from hf_mps.dryrun import audit, memory as plan
+from hf_mps.dryrun.resolve import resolve_target
+from hf_mps.dryrun import audit, memory
 from scripts import check_plan
 check_plan.SIZES["llama"] = dict(vocab_size=32000, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32,
     num_attention_heads=32)
-target = targets.find(str(check_plan.recipe(check_plan.Pair("llama", check_plan.CONTINUE, 1, 512), Path("."))))
-found = plan.estimate(target)
+target = resolve_target(str(check_plan.recipe(check_plan.Pair("llama", check_plan.CONTINUE, 1, 512), Path("."))))
+found = memory.estimate(target)
 seen = audit.audit(target)
 print(seen.facts["model"].value, found.bytes, len(seen.findings))
 """

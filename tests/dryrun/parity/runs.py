@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
-from hf_mps.dryrun.modules import Places
+from hf_mps.dryrun.modules import ModuleTracker
 from hf_mps.dryrun.parity.compare import Parity, compare, once_or_twice
 from hf_mps.dryrun.parity.run import trace
 from hf_mps.dryrun.step import TrainingStep
@@ -52,7 +52,7 @@ def held(model: nn.Module, given: list[Any], folder: Path, precision: str = "fp3
 
     def make(device: str) -> TrainingStep:
         own = TrainingArguments(**(arguments | settings), use_cpu=device == "cpu", max_steps=100, disable_tqdm=True)
-        return TrainingStep(Trainer(model=copy.deepcopy(model), args=own, train_dataset=[0]), given, Places())
+        return TrainingStep(Trainer(model=copy.deepcopy(model), args=own, train_dataset=[0]), given, ModuleTracker())
 
     wanted = trace(lambda: make("cpu"), "cpu", len(given), 7)
     found, again = once_or_twice(wanted, lambda: trace(lambda: make("mps"), "mps", len(given), 7))

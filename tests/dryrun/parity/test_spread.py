@@ -12,7 +12,7 @@ from inline_snapshot import snapshot
 from hf_mps import guards
 from hf_mps.core.choice import Choice
 from hf_mps.dryrun.parity.compare import TOLERANCES, Parity, compare, equal, report, verdict
-from hf_mps.dryrun.parity.events import GRADIENT, Trace, digest
+from hf_mps.dryrun.parity.trace import GRADIENT, Trace, digest
 from hf_mps.dryrun.render import Form, render
 from hf_mps.simulator import strictness
 from tests.dryrun.parity.runs import Classifier, batches, held

@@ -12,7 +12,7 @@ from inline_snapshot import snapshot
 from hf_mps import guards
 from hf_mps.cli.main import main
 from hf_mps.dryrun.parity.compare import TOLERANCES, Divergence, Parity, Step, compare, verdict
-from hf_mps.dryrun.parity.events import FORWARD, GRADIENT, Trace, digest
+from hf_mps.dryrun.parity.trace import FORWARD, GRADIENT, Trace, digest
 from hf_mps.finetune.recipe import catalogue
 from tests import hazards
 
