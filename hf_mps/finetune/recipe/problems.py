@@ -45,7 +45,7 @@ class Problem:
     key: str
     text: str
     unchecked: bool = False
-    """Nothing is known to be wrong: what would tell is not installed."""
+    """Nothing is known to be wrong: the library that would say so is not installed."""
 
     def __str__(self) -> str:
         return ": ".join(filter(None, (self.where, f"{self.key} {self.text}".strip())))

@@ -78,8 +78,8 @@ def load_recipe(name: str, words: Sequence[str] = ()) -> ResolvedRecipe:
 def read(path: Path, *, lenient: bool = False) -> Document:
     """What the file at `path` says, its paths relative to it. Raises UserError where it is malformed.
 
-    With `lenient` a key said twice in the file is left in the document's `twice`. Paths of a command line stay with the
-    user's folder.
+    With `lenient` a key given twice is left in the document's `twice`. Paths of a command line, which are no part of
+    it, stay relative to the user's folder.
     """
     document = read_yaml(path, lenient=lenient)
     map_paths(document.values, lambda name: path.parent / Path(name).expanduser())

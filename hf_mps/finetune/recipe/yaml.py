@@ -59,7 +59,7 @@ class Document:
     lines: dict[str, int] = field(default_factory=dict)
     overridden: frozenset[str] = frozenset()
     twice: list[tuple[int, str]] = field(default_factory=list)
-    """Keys said again, of which YAML keeps the last: the line, and the whole sentence."""
+    """Keys given again, of which YAML keeps the last: the line, and the whole sentence."""
 
     def where(self, key: str) -> str:
         """Who said `key`: `command line`, or the file with the line of the key or of the nearest section around it."""
@@ -78,7 +78,7 @@ class Document:
 def read_yaml(path: Path, *, lenient: bool = False) -> Document:
     """Read the recipe at `path`. Raises UserError for a file that cannot be read, is no YAML or says a key twice.
 
-    With `lenient` keys given twice are left in `twice` for the caller to tell.
+    With `lenient` keys given twice are left in `twice` for the caller to report.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -138,7 +138,7 @@ def _odd(event: Any, open_anchors: Sequence[str | None]) -> str:
 
 
 def _walk(node: yaml.Node | None, prefix: str, lines: dict[str, int], twice: list[tuple[int, str]]) -> None:
-    """Note the line of every key below `node`, and each key said again, because YAML would drop the first silently."""
+    """Note the line of every key below `node`, and each key given again: YAML would drop the first silently."""
     if not isinstance(node, yaml.MappingNode):
         return
     for key_node, value_node in node.value:

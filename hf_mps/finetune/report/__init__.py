@@ -33,15 +33,15 @@ def write(
     files = [write_json(folder / failures.RESULTS, results(record))]
     written = Written()
     if answer is not None:
-        with failures.costs_itself_alone(FILE):
+        with failures.optional(FILE):
             written = answer()
             record.predictions = written.predictions.name if written.predictions else None
             record.pictures = [picture.name for picture in written.pictures]
             write_json(folder / failures.RESULTS, results(record))
     record.drawn = False
-    with failures.costs_itself_alone(PICTURE):
+    with failures.optional(PICTURE):
         files.append(write_atomic(folder / PICTURE, draw(record)))
         record.drawn = True
-    with failures.costs_itself_alone("README.md"):
+    with failures.optional("README.md"):
         files.append(write_atomic(folder / "README.md", card(record)))
     return [*files, *written.files]

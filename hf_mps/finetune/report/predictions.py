@@ -41,7 +41,7 @@ def write(output: Path, prepared: Prepared, trainer: Any) -> Written:
         return Written()
     rows = [dict(row) for row in prepared.predict(trainer)]
     predictions, pictures = write_atomic(output / FILE, text(rows)), []
-    with failures.costs_itself_alone("a picture of the predictions"):
+    with failures.optional("a picture of the predictions"):
         drawn = prepared.figures(rows) if prepared.figures is not None else {}
         pictures = [write_atomic(output / name, png) for name, png in drawn.items()]
     return Written(predictions, tuple(pictures))

@@ -16,15 +16,15 @@ PROGRAM = "caffeinate"
 
 
 def decide() -> Choice[str] | None:
-    """That sleep is held off, and how; None on a machine without macOS's program for it, which is no Mac."""
+    """Whether sleep is held off, and how; None on a machine without macOS's program for it, which is no Mac."""
     if not machine.present().mac or shutil.which(PROGRAM) is None:
         return None
     return Choice("held off", f"{PROGRAM} -is, until the run ends")
 
 
 @contextmanager
-def held() -> Iterator[None]:
-    """Hold sleep off as long as the context lasts; where `decide` says nothing, do nothing.
+def awake() -> Iterator[None]:
+    """Keep the Mac awake as long as the context lasts; do nothing where `decide` says nothing.
 
     -i keeps the system from idle sleep, -s from any on mains power, -w ends the program with this process however it
     ends (man caffeinate). A process group of its own: a Ctrl-C in the terminal is for the run, which saves first.

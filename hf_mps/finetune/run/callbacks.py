@@ -1,4 +1,4 @@
-"""What the runner hangs into Trainer's loop: a stop on a loss that is no number, and a clock of training alone."""
+"""Callbacks that the runner adds to Trainer: a stop on a NaN loss, a clock of training alone, a call at each epoch."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def lower_rate(now: float) -> str:
 
 
 class FiniteLoss(TrainerCallback):  # type: ignore[misc]
-    """Stops the run (RunError) at the first logged loss or gradient norm that is no number, in a recipe's words.
+    """Stops the run (RunError) at the first logged loss or gradient norm that is NaN or infinite, in a recipe's words.
 
-    On every device; the sentinel, which `training.train` lets stop the run too, sees what is not logged.
+    Works on every device; the sentinel, which `train_and_measure` lets stop the run too, sees what is not logged.
     """
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
@@ -30,8 +30,8 @@ class FiniteLoss(TrainerCallback):  # type: ignore[misc]
 class Stopwatch(TrainerCallback, ExportableState):  # type: ignore[misc]
     """Seconds of training steps, without evaluations and checkpoints, over every part of a run that was stopped.
 
-    Each checkpoint holds them among the states of callbacks (trainer_state.json), so that a kill loses what came after
-    the last one alone. `first_step` is the step that they count from: above 0 where an older checkpoint holds none.
+    Each checkpoint holds the seconds among the states of callbacks (trainer_state.json), so that a kill loses only
+    those after the last one. `first_step` is the step that they count from: above 0 where a checkpoint holds none.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Stopwatch(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._mark = 0.0
 
     def state(self) -> dict[str, Any]:
-        """As Trainer stores it."""
+        """The seconds as Trainer stores them."""
         return {"args": {}, "attributes": {"seconds": self.seconds, "first_step": self.first_step}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -63,10 +63,10 @@ class Stopwatch(TrainerCallback, ExportableState):  # type: ignore[misc]
 
 
 class Epochs(TrainerCallback):  # type: ignore[misc]
-    """Tells `begin` the number of each epoch before its first row is read, also where a resumed run goes on in one."""
+    """Calls `begin` with the number of each epoch before a row is read, also of that in which a run resumes."""
 
     def __init__(self, begin: Callable[[int], None]) -> None:
         self._begin = begin
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._begin(int(state.epoch or 0))  # a fraction where the run goes on within an epoch
+        self._begin(int(state.epoch or 0))  # a fraction where the run resumes within an epoch

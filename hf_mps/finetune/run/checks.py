@@ -27,8 +27,8 @@ PIP = {"azure_ml": "azureml-mlflow mlflow", "comet_ml": "comet-ml", "kubeflow": 
 def problems(name: str, words: Sequence[str] = ()) -> list[Problem]:
     """Everything that is wrong with the recipe called `name` and the overrides `words`, each with file and line.
 
-    More than a run would name at first: keys said twice, files and folders that are not there. Where a library is not
-    installed, what it alone could tell is left `unchecked`. Imports no torch.
+    More than a run would name at first: keys given twice, files and folders that are not there. Where a library is not
+    installed, what it alone could check is left `unchecked`. Imports no torch.
     """
     try:
         path = catalogue.find(name).path

@@ -1,4 +1,4 @@
-"""What can end a run that was asked for rightly, each told in one line: a full disk, no memory, a missing operator."""
+"""Failures of the machine in one line each, which end a run that was asked for rightly: a full disk, no memory, …"""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def describe(error: BaseException) -> str | None:
 
 
 @contextmanager
-def costs_itself_alone(part: str) -> Iterator[None]:
-    """Tell a failure inside in one line on stderr and go on: `part` only tells of results, which are safe by then."""
+def optional(part: str) -> Iterator[None]:
+    """Print a failure inside as one line on stderr and go on: `part` only shows results, which are safe by then."""
     try:
         yield
     except Exception as error:

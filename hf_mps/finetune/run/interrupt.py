@@ -1,4 +1,4 @@
-"""A Ctrl-C or SIGTERM during training ends it at the end of the step, with a checkpoint to go on from."""
+"""A Ctrl-C or SIGTERM during training ends it at the end of the step, with a checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
     """A context manager that remembers a SIGINT or SIGTERM, and a callback that saves a checkpoint and raises Stopped.
 
     It acts at the end of a step or of an evaluation's batch, never inside: an exception from a signal handler would
-    leave the step half done, and Python drops one that is raised inside a destructor. An evaluation that tells the best
-    weights comes to its end first, or the run that goes on would keep others. A second signal ends the run at once. A
+    leave the step half done, and Python drops one that is raised inside a destructor. An evaluation that picks the best
+    weights comes to its end first, or the resumed run would keep others. A second signal ends the run at once. A
     handler that the user's program set is left alone, and so is a thread other than the main one.
     """
 

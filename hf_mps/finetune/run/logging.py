@@ -74,7 +74,7 @@ def errors_only() -> Iterator[None]:
 
 @contextmanager
 def datasets_silent() -> Iterator[None]:
-    """Keep `datasets` from logging an error that is about to be told in one line."""
+    """Keep `datasets` from logging an error that is about to be printed in one line."""
     import datasets
 
     level = datasets.logging.get_verbosity()

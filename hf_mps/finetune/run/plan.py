@@ -155,7 +155,7 @@ def _cadence(training: dict[str, Any], steps: int, choices: dict[str, Choice[Any
 def _kept_model(
     training: dict[str, Any], prepared: Prepared, patience: int | None, choices: dict[str, Choice[Any]]
 ) -> dict[str, Any]:
-    """Which weights end up in the output folder, and by what the best ones are told."""
+    """Which weights end up in the output folder, and which number picks the best ones."""
     metric, greater = best_metric(training, prepared)
     best = training.get("load_best_model_at_end", patience is not None)
     if patience is not None:
@@ -169,7 +169,7 @@ def _kept_model(
         reason = "the default: the validation rows pick nothing, so their score is fair"
         choices["kept_model"] = Choice("last", _why(training, "load_best_model_at_end", reason))
     settled: dict[str, Any] = {"load_best_model_at_end": True} if best else {}
-    if patience is not None:  # a run that goes on has as much patience left as it had
+    if patience is not None:  # a resumed run has as much patience left as it had
         settled["restore_callback_states_from_checkpoint"] = True
     if best or training.get("save_strategy") == "best" or "metric_for_best_model" in training:
         # Trainer takes every number but a loss for better the greater it is, an error rate too.
@@ -179,7 +179,7 @@ def _kept_model(
 
 
 def best_metric(training: Mapping[str, Any], prepared: Prepared) -> tuple[str, bool]:
-    """The number that tells the best weights, without `eval_`, and whether a greater one is better.
+    """The number that picks the best weights, without `eval_`, and whether a greater one is better.
 
     That is the recipe's `metric_for_best_model`, else the task's first metric. Raises UserError for a name that no
     evaluation during the training has, and for a `greater_is_better` that turns the number's sense around.

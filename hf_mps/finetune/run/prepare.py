@@ -52,7 +52,7 @@ class PreparedRun:
             from hf_mps.finetune import smoke
 
             plan.choices["smoke"] = self.resolved.smoke
-            smoke.reasons(self.resolved, plan.choices)
+            smoke.explain(self.resolved, plan.choices)
         if recipe.fallback and device.value == "mps":
             reason = "they have no Metal kernel, and the recipe names them: no warning"
             plan.choices["on_the_cpu"] = Choice(", ".join(recipe.fallback), reason)

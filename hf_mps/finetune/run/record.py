@@ -1,4 +1,4 @@
-"""What a finished run tells the report, gathered from the recipe, the plan and Trainer."""
+"""The record of a finished run for its report, gathered from the recipe, the plan and Trainer."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def make_record(resolved: ResolvedRecipe, plan: Plan, prepared: Prepared, traine
 
 
 def _peak(trained: Trained) -> int:
-    """The highest memory in bytes, that of the parts before a run went on among it: their log holds theirs."""
+    """The highest memory in bytes; a resumed run's log holds that of its earlier parts."""
     logged = (entry.get("peak_memory_bytes") or 0 for entry in trained.trainer.state.log_history)
     return max([trained.peak, *logged])
 

@@ -38,15 +38,16 @@ OURS = (RECIPE, fingerprints.FILE)
 MODEL_FILES = ("config.json", "adapter_config.json", "modules.json")
 STATE = "trainer_state.json"
 """The file that Trainer writes last of all into a checkpoint."""
-# What may differ without making another run of it: where it lies, what it promises, who is told of it.
+# What may differ between two calls of one run: where it lies, what it promises, who hears of it.
 FREE = ("output_dir", "expect", "training.report_to", "training.run_name")
 
 
 @dataclass(frozen=True)
 class RunDir:
-    """The folder of a run and why it is this one; `checkpoint` is where an unfinished run of the same goes on from.
+    """The folder of a run and why it is this one.
 
-    `named`: the user's own word, or a folder that no other will do for; `finished`: it holds this run's results.
+    An unfinished run of the same recipe in it resumes from `checkpoint`; `finished` says that it holds the results.
+    `named` says that no other folder will do, as where the user named it.
     """
 
     path: Path
@@ -60,7 +61,7 @@ class RunDir:
         """The folder for a run of a recipe: that of the same recipe's run where there is one, else one not used yet.
 
         By default that is `runs/NAME`, with a number behind where a run of another recipe lies there. `fresh` never
-        goes on with a run. Raises UserError for a folder that the user named and that holds anything else, and for an
+        resumes a run. Raises UserError for a folder that the user named and that holds anything else, and for an
         unfinished run of a recipe that has changed since.
         """
         named = resolved.recipe.output_dir
@@ -90,7 +91,7 @@ class RunDir:
 
     @classmethod
     def _same(cls, path: Path, named: bool) -> RunDir:
-        """The folder of a run of the same recipe: finished, to be gone on with, or killed before a checkpoint."""
+        """The folder of a run of the same recipe: finished, to be resumed, or killed before a checkpoint."""
         if (path / RESULTS).exists():
             return cls(path, "this recipe's finished run", named, finished=True)
         whole, torn_ones = checkpoints(path), _torn_since(path)
@@ -100,7 +101,7 @@ class RunDir:
         return cls(path, f"this recipe's run left no checkpoint there and begins again{because}", True)
 
     def refuse_other_rows(self, splits: fingerprints.Splits) -> None:
-        """Raise UserError where the run that would be gone on with was on other rows than `splits`."""
+        """Raise UserError where the run that would be resumed was on other rows than `splits`."""
         others = fingerprints.differences(self.path, splits) if self.checkpoint is not None else []
         if others:
             raise UserError(
@@ -110,11 +111,11 @@ class RunDir:
 
     @contextmanager
     def lock(self) -> Iterator[RunDir]:
-        """Make the folder, with the hidden one for files in the making, and hold it while the context lasts.
+        """Make the folder, with its hidden one for files in the making, and lock it while the context lasts.
 
-        Another run may have taken it in between: the default steps aside (the run's folder is the one that is given),
-        a folder that the user named is refused, and so is an unfinished run that goes on elsewhere. Raises UserError
-        for that, and where the folder cannot be made.
+        The context gives the folder that was locked: where another run has taken the default in between, the next free
+        one. Raises UserError where that run has taken a folder that no other will do for, and where the folder cannot
+        be made.
         """
         taken, path = self, self.path
         while True:

@@ -1,4 +1,4 @@
-"""Runs a recipe from its words to the files that it leaves, and tells a failure in one line."""
+"""Runs a recipe, from the rows to the files of the run, and turns a failure into one line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHORT_NAMES = {"logging_nan_inf_filter": "NaN filter"}
 
 
 class Interrupted(RunError):
-    """A Ctrl-C or SIGTERM, told with the checkpoints that are kept. Exits as a shell reports the signal, 130 or 143."""
+    """A Ctrl-C or SIGTERM, with the checkpoints that are kept. Exits as a shell reports the signal, 130 or 143."""
 
     def __init__(self, words: str, exit_code: int = INTERRUPTED) -> None:
         super().__init__(words)
@@ -40,8 +40,8 @@ class Interrupted(RunError):
 def run(resolved: ResolvedRecipe, *, fresh: bool = False, smoke: bool = False) -> dict[str, Any]:
     """Run a recipe, and return what its results.json says.
 
-    An unfinished run of the same recipe is gone on with; of a finished one the outcome is printed, and it is not
-    repeated. `fresh` trains anew beside it. `smoke` trains a tiny model of the same architecture on generated rows, in
+    An unfinished run of the same recipe resumes; a finished one is not repeated, and its outcome is printed. `fresh`
+    trains anew beside it. `smoke` trains a tiny model of the same architecture on generated rows, in
     a folder that is gone afterwards unless `output_dir` names one. Prints a header, step lines and a closing table on
     stdout. Raises UserError for what the user gave, RunError for a failed run (a full disk, a NaN loss, a missed
     `expect`), both of one line.
@@ -50,26 +50,26 @@ def run(resolved: ResolvedRecipe, *, fresh: bool = False, smoke: bool = False) -
     if not smoke:
         return train(resolved, fresh=fresh)
     from hf_mps.activation import activate
-    from hf_mps.finetune.smoke import kept, smoke_recipe
+    from hf_mps.finetune.smoke import files_stay, smoke_recipe
 
     with _loading(resolved):
         activate.activate()
         with smoke_recipe(resolved) as small:
             results = train(small, keep=False)
-    if not kept(small):
+    if not files_stay(small):
         print("smoke run ended well; its files are gone (output_dir=PATH keeps them)")
     return results
 
 
 def train(resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True) -> dict[str, Any]:
-    """Run a recipe as `run` does; without `keep` it is not stored, so that nothing goes on with the run."""
+    """Run a recipe as `run` does; without `keep` it is not stored, so that nothing resumes the run."""
     source, run_dir = locate(resolved, fresh=fresh)
     if run_dir.finished:
         return _finished(resolved, run_dir)
     from hf_mps.activation import activate
     from hf_mps.finetune.run.logging import no_bars
 
-    with _loading(resolved), no_bars(), caffeinate.held(), notices.told(screen.note), ExitStack() as held:
+    with _loading(resolved), no_bars(), caffeinate.awake(), notices.told(screen.note), ExitStack() as held:
         activate.activate()
         with _failures_in_one_line(resolved, None):
             prepared_run = prepare_run(resolved, source, run_dir)
@@ -156,9 +156,9 @@ def _table(resolved: ResolvedRecipe, record: RunRecord, files: Sequence[Path]) -
     if resolved.smoke is None:
         notes.append(("to share", training_section.UPLOAD.format(shlex.quote(str(files[0])))))
     else:
-        from hf_mps.finetune.smoke import kept
+        from hf_mps.finetune.smoke import files_stay
 
-        files = files if kept(resolved) else ()
+        files = files if files_stay(resolved) else ()
     screen.final_table(
         record.metrics,
         baseline=record.baseline.metrics if record.baseline else None,

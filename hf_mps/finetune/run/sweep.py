@@ -172,7 +172,7 @@ def write(sweep: Sweep) -> list[Path]:
 
 @contextmanager
 def _noted(sweep: Sweep, one: SweepRun) -> Iterator[None]:
-    """Note a run's failure and let the next one begin; a Ctrl-C ends the sweep with the command that goes on."""
+    """Note a run's failure and let the next one begin; a Ctrl-C ends the sweep with the command that resumes it."""
     try:
         yield
     except runner.Interrupted as error:

@@ -150,7 +150,7 @@ def _undropped(args: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _ends_where_it_ended() -> None:
-    """Switch `resume-end` on also where no guard is, for want of Metal: a recipe goes on rightly on every device."""
+    """Switch the guard `resume-end` on without Metal too: a recipe resumes rightly on every device."""
     from transformers import trainer
 
     from hf_mps.guards.resume.resume_end import GUARD

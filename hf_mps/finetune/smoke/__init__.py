@@ -78,16 +78,16 @@ def smoke_recipe(whole: ResolvedRecipe, *, weights: bool = True) -> Iterator[Res
         )
 
 
-def reasons(small: ResolvedRecipe, choices: dict[str, Choice[Any]]) -> None:
+def explain(small: ResolvedRecipe, choices: dict[str, Choice[Any]]) -> None:
     """Let `choices` say --smoke where a smoke run, and neither recipe nor command line, settled them."""
     for name, key in SETTLED.items():
         if name in choices and f"training.{key}" not in small.changed:
             choices[name] = Choice(choices[name].value, "--smoke, which takes a few short steps")
-    if not kept(small):
+    if not files_stay(small):
         choices["output"] = Choice(choices["output"].value, "--smoke: gone after the run")
 
 
-def kept(small: ResolvedRecipe) -> bool:
+def files_stay(small: ResolvedRecipe) -> bool:
     """Whether the files of a smoke run stay: those in an `output_dir` that the recipe or command line names."""
     return Path(small.recipe.output_dir or "") != Path(small.recipe.model).with_name("run")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hf_mps.device import machine
-from hf_mps.finetune.run import caffeinate as awake
+from hf_mps.finetune.run.caffeinate import awake, decide
 from tests.finetune.tiny import Command
 
 MAC = machine.Machine(system="Darwin", processor="arm64", chip="Apple M2 Pro", memory=16 << 30, macos="15.6")
@@ -62,7 +62,7 @@ def gone(process: int) -> bool:
 
 
 def test_sleep_is_held_off_until_the_context_ends(caffeinate: Path) -> None:
-    with awake.held():
+    with awake():
         process, group, *arguments = called(caffeinate)
         assert arguments == ["-is", "-w", str(os.getpid())]
         assert group == process != str(os.getpgrp())  # a Ctrl-C in the terminal does not reach it
@@ -74,7 +74,7 @@ def test_a_failed_run_lets_the_mac_sleep_again(caffeinate: Path) -> None:
     started = []
 
     def fail() -> None:
-        with awake.held():
+        with awake():
             started.append(int(called(caffeinate)[0]))
             raise KeyboardInterrupt
 
@@ -84,7 +84,7 @@ def test_a_failed_run_lets_the_mac_sleep_again(caffeinate: Path) -> None:
 
 
 def test_one_that_has_ended_already_is_no_failure(caffeinate: Path) -> None:
-    with awake.held():
+    with awake():
         os.kill(int(called(caffeinate)[0]), signal.SIGKILL)
 
 
@@ -101,5 +101,5 @@ def test_other_machines_have_no_such_program(caffeinate: Path, monkeypatch: pyte
 
     machine.override(PC)
     monkeypatch.setattr(subprocess, "Popen", refused)
-    with awake.held():
-        assert awake.decide() is None
+    with awake():
+        assert decide() is None
