@@ -1,6 +1,6 @@
 """hf-mps run SCRIPT …: a script as plain Python runs it, with the layer on and its command line understood.
 
-    hf-mps run script.py --flag value            python -m hf_mps.activation.run script.py --flag value
+    hf-mps run script.py --flag value            python -m hf_mps run script.py --flag value
     hf-mps run -m package.module --flag value    hf-mps run torchrun … / accelerate launch … script.py --flag value
 
 For environments where PyTorch's autoload is off (TORCH_DEVICE_BACKEND_AUTOLOAD=0) and for launchers; elsewhere a plain
@@ -129,7 +129,3 @@ def _own(traceback: TracebackType | None) -> TracebackType | None:
 
 def _shown(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
     """The hook for an error that was shown already."""
-
-
-if __name__ == "__main__":
-    sys.exit(main())

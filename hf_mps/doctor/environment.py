@@ -148,6 +148,6 @@ def _config() -> Finding:
         return note(name, says, advice)
     if existing is None:
         return ok(name, repairs.NO_FILE)
-    if found := repairs.find(existing.values):
+    if found := repairs.find(existing):
         return problem(name, f"{path}: {repairs.reasons(found)}", "hf-mps config")
     return ok(name, f"{path}: nothing to repair")

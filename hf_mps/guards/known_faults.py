@@ -36,293 +36,236 @@ class KnownFault:
         return not self.macos or (macos is not None and macos in SpecifierSet(self.macos))
 
 
+def _torch(
+    versions: str,
+    number: int,
+    says: str,
+    guard: str = "",
+    *,
+    macos: str = "",
+    chips: tuple[str, ...] = ("Apple",),
+    links: str = ISSUES,
+) -> KnownFault:
+    return KnownFault("torch", versions, says, f"{links}/{number}", guard, macos, chips)
+
+
 # What a guard of ours cures is a note all the same: it says which release needs no cure.
 KNOWN = (
-    KnownFault(
-        "torch", ">=2.8,<2.9", "F.linear is wrong on non-contiguous tensors", f"{ISSUES}/161640", guard="non-contiguous"
-    ),
-    KnownFault(
-        "torch",
-        "<2.14",
-        "convolutions are wrong with non-contiguous weights",
-        f"{ISSUES}/192212",
-        guard="non-contiguous",
-    ),
-    KnownFault(
-        "torch",
+    _torch(">=2.8,<2.9", 161640, "F.linear is wrong on non-contiguous tensors", "non-contiguous"),
+    _torch("<2.14", 192212, "convolutions are wrong with non-contiguous weights", "non-contiguous"),
+    _torch(
         "<2.13",
+        186360,
         "fused Adam, AdamW and SGD apply the steps that fp16's GradScaler wants skipped",
-        f"{PULLS}/186360",
-        guard="fp16-fused-adam",
+        "fp16-fused-adam",
+        links=PULLS,
     ),
-    KnownFault(
-        "torch",
+    _torch(
         "<2.13",
+        184286,
         "GradScaler sets float16 and bfloat16 gradients to zero (of half-precision parameters)",
-        f"{PULLS}/184286",
-        guard="half-unscale",
+        "half-unscale",
+        links=PULLS,
     ),
-    KnownFault(
-        "torch",
-        "<2.13",
-        "LayerNorm's weights get wrong gradients behind a frozen part of the model",
-        f"{ISSUES}/183825",
-        guard="layernorm-frozen",
+    _torch(
+        "<2.13", 183825, "LayerNorm's weights get wrong gradients behind a frozen part of the model", "layernorm-frozen"
     ),
-    KnownFault(
-        "torch",
+    _torch(
         "<2.14",
+        190056,
         "the gradients of an LSTM of two or more layers are computed as if there were no dropout",
-        f"{ISSUES}/190056",
-        guard="lstm-dropout",
+        "lstm-dropout",
     ),
-    KnownFault(
-        "torch",
-        "<2.14",
-        "layer norms of float32 weights over half-precision input give garbage",
-        f"{ISSUES}/190054",
-        guard="mixed-dtypes",
-    ),
-    KnownFault(
-        "torch",
+    _torch("<2.14", 190054, "layer norms of float32 weights over half-precision input give garbage", "mixed-dtypes"),
+    _torch(
         ">=2.8",
+        127676,
         "gradient checkpointing replays other random numbers: wrong gradients with dropout",
-        f"{ISSUES}/127676",
-        guard="checkpoint-rng",
+        "checkpoint-rng",
     ),
-    KnownFault(
-        "torch",
+    _torch(
         ">=2.8",
+        189690,
         "copies with non_blocking=True to the CPU are read before they are there (up to 2.12 those to the device too)",
-        f"{ISSUES}/189690",
-        guard="non-blocking",
+        "non-blocking",
     ),
-    KnownFault("torch", "<2.10", "torch.compile cannot compile the backward pass of a ResNet", f"{ISSUES}/161905"),
+    _torch("<2.10", 161905, "torch.compile cannot compile the backward pass of a ResNet"),
     # Inductor's codegen/mps.py up to 2.10: a loop in a loop for each of two dimensions that are summed over.
-    KnownFault("torch", "<2.11", "torch.compile gives sums of broadcast tensors twice as large", f"{ISSUES}/170360"),
-    KnownFault("torch", "<2.13", "torch.compile gives wrong LayerNorm results", f"{ISSUES}/191976"),
-    KnownFault(
-        "torch",
+    _torch("<2.11", 170360, "torch.compile gives sums of broadcast tensors twice as large"),
+    _torch("<2.13", 191976, "torch.compile gives wrong LayerNorm results"),
+    _torch(
         "==2.13.*",
+        192551,
         "torch.compile forces channels_last on convolutions, which trains four to nine times slower",
-        f"{ISSUES}/192551",
-        guard="compile",
+        "compile",
     ),
-    KnownFault(
-        "torch",
+    _torch(
         "==2.13.*",
+        188970,
         "torch.compile ends the process on deep float16 models in its modes reduce-overhead and max-autotune",
-        f"{ISSUES}/188970",
-        guard="cuda-graphs",
+        "cuda-graphs",
     ),
-    KnownFault(
-        "torch",
+    _torch(
         ">=2.7,<2.14",
+        193487,
         "matrix products that sum over more than 32,766 values are wrong (below a large vocabulary, of large batches)",
-        f"{ISSUES}/193487",
-        guard="large-k",
+        "large-k",
         chips=FIRST_FAMILIES,
     ),
-    KnownFault(
-        "torch",
+    _torch(
         ">=2.7",
+        195163,
         "batched matrix products that sum over more than 32,766 values are wrong",
-        f"{ISSUES}/195163",
-        guard="large-k",
+        "large-k",
         chips=FIRST_FAMILIES,
     ),
-    KnownFault(
-        "torch",
-        "<2.14",
-        "looking up rows in a tensor of 2^31 or more elements gives zeros",
-        f"{ISSUES}/188756",
-        guard="huge-embedding",
-    ),
-    KnownFault(
-        "torch",
+    _torch("<2.14", 188756, "looking up rows in a tensor of 2^31 or more elements gives zeros", "huge-embedding"),
+    _torch(
         ">=2.8",
+        197636,
         "batched matrix products of more than 2^32 elements are wrong, their gradients too",
-        f"{ISSUES}/197636",
-        guard="huge-products",
+        "huge-products",
     ),
-    KnownFault(
-        "torch",
+    _torch(
         ">=2.8",
-        "two runs with one seed differ in their last bits: where an index repeats (embedding's backward, scatter_add,"
-        " index_put_) Metal adds in any order; in one under torch.use_deterministic_algorithms(True)",
-        f"{ISSUES}/195404",
-        guard="atomic-order",
+        195404,
+        "two runs with one seed differ in their last bits: where an index repeats (embedding's backward, scatter_add, "
+        "index_put_) Metal adds in any order; in one under torch.use_deterministic_algorithms(True)",
+        "atomic-order",
     ),
-    KnownFault(
-        "torch",
+    _torch(
         ">=2.10,<2.15",
+        189960,
         "torch.cat to more than 2^31 elements loses rows and writes over other tensors",
-        f"{ISSUES}/189960",
-        guard="huge-cat",
+        "huge-cat",
     ),
     KnownFault(
         "torch",
         ">=2.13",
         "the backward pass of an embedding of 2^31 elements or more ends in an error",
         EMBEDDING,
-        guard="embedding-grad",
+        "embedding-grad",
     ),
-    KnownFault(
-        "torch",
+    _torch(
         ">=2.8",
+        96225,
         "weights of 1-D and 2-D convolutions get wrong gradients of a batch of 65,536 or more",
-        f"{ISSUES}/96225",
-        guard="conv-batch",
+        "conv-batch",
     ),
-    KnownFault(
-        "torch",
-        ">=2.14",
-        "3-D convolutions are wrong on macOS 26.0 to 26.2",
-        f"{ISSUES}/197114",
-        guard="conv3d-layout",
-        macos=">=26,<26.3",
-    ),
+    _torch(">=2.14", 197114, "3-D convolutions are wrong on macOS 26.0 to 26.2", "conv3d-layout", macos=">=26,<26.3"),
     # MPSGraph's sum, which wheels up to 2.12.1 have; that of 2.13.0 brings its own (pull request #180709). Nobody knows
     # what sets the fault off, so no guard can do anything about it.
-    KnownFault(
-        "torch",
-        "<2.13",
-        "sums and means are wrong, rarely, when they are asked for in rapid succession",
-        f"{ISSUES}/178497",
-    ),
-    KnownFault(
-        "torch",
+    _torch("<2.13", 178497, "sums and means are wrong, rarely, when they are asked for in rapid succession"),
+    _torch(
         "<2.10",
+        166746,
         "binary_cross_entropy of probabilities ends the program or has wrong gradients where a dimension has size 1",
-        f"{ISSUES}/166746",
     ),
-    KnownFault(
-        "torch", ">=2.9,<2.11", "grid_sample of volumes is wrong with a grid that is not contiguous", f"{ISSUES}/171602"
-    ),
-    KnownFault("torch", "<2.13", "fold (col2im) is wrong for more than 2^32 values", f"{ISSUES}/185663"),
-    KnownFault(
-        "torch",
+    _torch(">=2.9,<2.11", 171602, "grid_sample of volumes is wrong with a grid that is not contiguous"),
+    _torch("<2.13", 185663, "fold (col2im) is wrong for more than 2^32 values"),
+    _torch(
         "<2.13",
+        195910,
         "causal attention without gradients (evaluation, generation) lets float16 and bfloat16 see later tokens",
-        f"{ISSUES}/195910",
-        guard="attention-no-grad",
+        "attention-no-grad",
     ),
-    KnownFault(
-        "torch",
+    _torch(
         "<2.12",
+        181133,
         "attention without gradients misreads permuted tensors of at most 8 queries",
-        f"{ISSUES}/181133",
-        guard="attention-no-grad",
+        "attention-no-grad",
     ),
-    KnownFault(
-        "torch",
+    _torch(
         "<2.12",
+        176767,
         "attention without gradients has the wrong width where values are narrower than keys",
-        f"{ISSUES}/176767",
-        guard="attention-no-grad",
+        "attention-no-grad",
     ),
-    KnownFault(
-        "torch",
+    _torch(
         ">=2.8,<2.11",
+        174861,
         "attention without gradients over 1,024 keys or more is corrupted in float16 and bfloat16",
-        f"{ISSUES}/174861",
-        guard="attention-no-grad",
+        "attention-no-grad",
     ),
-    KnownFault(
-        "torch",
+    _torch(
         "<2.9",
+        156707,
         "attention without gradients is NaN for queries that may attend to nothing (prompts padded on the left)",
-        f"{ISSUES}/156707",
-        guard="attention-no-grad",
+        "attention-no-grad",
     ),
-    KnownFault(
-        "torch",
+    _torch(
         "==2.13.*",
+        191794,
         "attention without gradients over a whole prompt is corrupted on macOS 26",
-        f"{PULLS}/191794",
-        guard="attention-no-grad",
+        "attention-no-grad",
         macos=">=26",
+        links=PULLS,
     ),
-    KnownFault(
-        "torch",
+    _torch(
         "<2.14",
+        175189,
         "gradients of activations and batch norm are wrong on permuted and channels_last tensors",
-        f"{ISSUES}/175189",
-        guard="permuted-activations",
+        "permuted-activations",
         macos="<15",
     ),
-    KnownFault(
-        "torch",
+    _torch(
         "<2.12",
+        180776,
         "linear layers in float16 and bfloat16 give other results at each call, on input of more than two dimensions",
-        f"{ISSUES}/180776",
         chips=("Apple M5",),
     ),
-    KnownFault(
-        "torch",
+    _torch(
         "<2.13",
+        181936,
         "linear layers in float16 and bfloat16 give other gradients at each call, on input of more than two dimensions",
-        f"{ISSUES}/181936",
         chips=("Apple M5",),
     ),
-    KnownFault(
-        "torch",
+    _torch(
         "<2.14",
+        187201,
         "the backward pass of a linear layer ends the program where its input has five dimensions or more",
-        f"{ISSUES}/187201",
-        guard="linear-shapes",
+        "linear-shapes",
         macos=">=27",
     ),
-    KnownFault(
-        "torch",
+    _torch(
         "<2.14",
+        187988,
         "the backward pass of F.linear ends the program where the weight has one dimension",
-        f"{ISSUES}/187988",
-        guard="linear-shapes",
+        "linear-shapes",
     ),
-    KnownFault(
-        "torch",
+    _torch(
         "<2.14",
+        144824,
         "ids and labels out of range raise no error: zeros are read and the training goes on",
-        f"{ISSUES}/144824",
-        guard="index-range",
+        "index-range",
     ),
-    KnownFault(
-        "torch",
+    _torch(
         ">=2.14",
+        187109,
         "ids and labels out of range are an AcceleratorError that comes late and names no place",
-        f"{PULLS}/187109",
-        guard="index-range",
+        "index-range",
+        links=PULLS,
     ),
-    KnownFault(
-        "torch",
+    _torch(
         "<2.14",
+        189563,
         "copies to the CPU that also change the dtype overwrite their source or read beside it",
-        f"{ISSUES}/189563",
-        guard="dtype-copies",
+        "dtype-copies",
     ),
-    KnownFault(
-        "torch",
-        "==2.14.0",
-        "copies to the CPU that also make float64 write nothing",
-        f"{ISSUES}/197715",
-        guard="dtype-copies",
-    ),
-    KnownFault(
-        "torch",
+    _torch("==2.14.0", 197715, "copies to the CPU that also make float64 write nothing", "dtype-copies"),
+    _torch(
         "<2.14",
+        188438,
         "F.linear forgets the bias for a single row on macOS 26",
-        f"{ISSUES}/188438",
-        guard="linear-bias",
+        "linear-bias",
         macos=">=26,<27",
         chips=("Apple M1",),
     ),
-    KnownFault(
-        "torch",
+    _torch(
         ">=2.12,<2.14",
+        189495,
         "F.linear with a bias is wrong for more than 65,536 matrices",
-        f"{ISSUES}/189495",
-        guard="linear-bias",
+        "linear-bias",
         macos=">=15",
     ),
     KnownFault(
@@ -337,7 +280,7 @@ KNOWN = (
         ">=0",
         "sets PYTORCH_ENABLE_MPS_FALLBACK after PyTorch has read it, so that it has no effect",
         "https://github.com/huggingface/accelerate/issues/3294",
-        guard="the fallback",
+        "the fallback",
     ),
 )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +36,6 @@ FOR_OTHERS = (
 ONE_PROCESS = ("NO", "MPS")
 
 
-@dataclass(frozen=True)
-class Existing:
-    """A configuration that is there and understood."""
-
-    path: Path
-    values: Values
-
-
 def default_place() -> Path:
     """Where `accelerate launch` looks without --config_file; follows HF_HOME and XDG_CACHE_HOME as accelerate does."""
     from accelerate.commands.config.config_args import default_config_file
@@ -59,8 +50,8 @@ def known_keys() -> frozenset[str]:
     return frozenset(ClusterConfig.__dataclass_fields__)
 
 
-def read(path: Path) -> Existing | None:
-    """The file at `path`, or None where there is none or it is empty.
+def read(path: Path) -> Values | None:
+    """What the file at `path` says, or None where there is none or it is empty.
 
     Raises UserError where it is not understood: no YAML, unknown keys, or a configuration for other machines.
     """
@@ -76,7 +67,7 @@ def read(path: Path) -> Existing | None:
     if not isinstance(values, dict):
         raise UserError(f"{path}: holds a {type(values).__name__}, not keys; it stays as it is; {_elsewhere(path)}")
     _refuse_foreign(path, values)
-    return Existing(path, values)
+    return values
 
 
 def write(path: Path, values: Values) -> Path | None:

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.files import plain
 from hf_mps.doctor.accelerate_config import file, repairs
-from hf_mps.doctor.accelerate_config.file import Existing, Values
+from hf_mps.doctor.accelerate_config.file import Values
 from hf_mps.doctor.accelerate_config.repairs import Repair
 
 PRECISIONS = ("no", "bf16", "fp16")
@@ -24,7 +26,7 @@ class Outcome:
     """What `hf-mps config` found in the file at `path` and did with it."""
 
     path: Path
-    existing: Existing | None
+    existing: Values | None
     repairs: list[Repair]
     choices: dict[str, Choice[Any]] = field(default_factory=dict)
     written: bool = False
@@ -61,7 +63,7 @@ def check(path: Path, *, json: bool = False) -> None:
     Raises UserError for a file that is not understood.
     """
     existing = file.read(path)
-    found = repairs.find(existing.values) if existing is not None else []
+    found = repairs.find(existing) if existing is not None else []
     if json:
         Outcome(path, existing, found).print_json()
     elif existing is None:
@@ -87,10 +89,10 @@ def run(path: Path, *, yes: bool, json: bool = False) -> None:
     choices = _settle(existing, yes=yes)
     values, found = _values(existing, choices)
     outcome = Outcome(path, existing, found)
-    if existing is None or values != repairs.apply(existing.values, []) or found:
+    if existing is None or values != repairs.apply(existing, []) or found:
         if not json:
             _show(path, existing, values, choices, found)
-        if not yes and not _confirm("Write it?", default=True):
+        if not yes and not typer.confirm("Write it?", default=True):
             print(f"{path} stays as it is")
             return
         outcome = Outcome(path, existing, found, choices, written=True, backup=file.write(path, values))
@@ -107,17 +109,17 @@ def _metal_or_refuse() -> list[str]:
     return facts.facts("mps").lines()[:3]
 
 
-def _settle(existing: Existing | None, *, yes: bool) -> dict[str, Choice[Any]]:
+def _settle(existing: Values | None, *, yes: bool) -> dict[str, Choice[Any]]:
     """Each answer with its reason: a file's own where it has one that holds, then the user's."""
     from hf_mps.device import precision
 
-    said = repairs.apply(existing.values, repairs.find(existing.values)) if existing else {}
+    said = repairs.apply(existing, repairs.find(existing)) if existing is not None else {}
     metal = Choice(False, "train on the Metal GPU; Trainer, Accelerate and Lightning then agree on mps")
-    if not yes and not _confirm("Train on the Metal GPU (no: on the CPU)?", default=True):
+    if not yes and not typer.confirm("Train on the Metal GPU (no: on the CPU)?", default=True):
         metal = Choice(True, "your answer; set HF_MPS_DEVICE=cpu as well, or TrainingArguments stays on mps")
     default = precision.default("mps")
     chosen = Choice(SHOWN_AS.get(default.value, default.value), default.reason)
-    if existing:
+    if existing is not None:
         chosen = Choice(said["mixed_precision"] or "no", "the file says so")
     if not yes:
         chosen = _ask_precision(chosen)
@@ -130,8 +132,6 @@ def _settle(existing: Existing | None, *, yes: bool) -> dict[str, Choice[Any]]:
 
 
 def _ask_precision(default: Choice[str]) -> Choice[str]:
-    import typer
-
     from hf_mps.device import precision
 
     print(f"Precision: {', '.join(PRECISIONS)}. {default.value} is proposed: {default.reason}.")
@@ -145,34 +145,28 @@ def _ask_precision(default: Choice[str]) -> Choice[str]:
             print(error)
 
 
-def _values(existing: Existing | None, choices: dict[str, Choice[Any]]) -> tuple[Values, list[Repair]]:
+def _values(existing: Values | None, choices: dict[str, Choice[Any]]) -> tuple[Values, list[Repair]]:
     """What is to be written, and what of the existing file had to be repaired for it."""
     answered = {key: choice.value for key, choice in choices.items()}
-    said = existing.values if existing else {}
+    said = existing or {}
     found = repairs.find(said, on_metal=not answered["use_cpu"])
     return repairs.apply(said, found) | answered, found
 
 
 def _show(
-    path: Path, existing: Existing | None, values: Values, choices: dict[str, Choice[Any]], found: list[Repair]
+    path: Path, existing: Values | None, values: Values, choices: dict[str, Choice[Any]], found: list[Repair]
 ) -> None:
     """The difference to the file that is there, or the whole of a new one; each line with its reason."""
     reasons = {repair.key: repair.reason for repair in found}
     reasons = {key: choice.reason for key, choice in choices.items()} | reasons
-    before = existing.values if existing else {}
-    print(f"{path} ({'changes' if existing else 'new'}):")
+    before = existing or {}
+    print(f"{path} ({'new' if existing is None else 'changes'}):")
     for key in sorted(before.keys() | values.keys()):
         old, new = before.get(key), values.get(key)
-        if existing and old == new and key in before:
+        if key in before and old == new:
             continue
-        if existing and key in before:
+        if key in before:
             print(f"  - {key}: {jsons.dumps(old)}")
         if key in values:
             reason = f"    # {reasons[key]}" if key in reasons else ""
             print(f"  + {key}: {jsons.dumps(new)}{reason}")
-
-
-def _confirm(question: str, *, default: bool) -> bool:
-    import typer
-
-    return bool(typer.confirm(question, default=default))
