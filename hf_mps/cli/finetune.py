@@ -79,9 +79,9 @@ def finetune(
 
         preview.show(resolved, fresh=fresh, as_json=as_json)
     elif sweep:
-        from hf_mps.finetune.run import sweep as sweeps
+        from hf_mps.finetune.run.sweep import run_sweep
 
-        sweeps.run(resolved, sweep, fresh=fresh)
+        run_sweep(resolved, sweep, fresh=fresh)
     else:
         from hf_mps.finetune.run import runner
 

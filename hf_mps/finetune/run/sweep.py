@@ -67,7 +67,7 @@ class Sweep:
         return [(dict(key), runs) for key, runs in found.items()]
 
 
-def run(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = False) -> Sweep:
+def run_sweep(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = False) -> Sweep:
     """Run a recipe once for each combination of `axes` (`seed=1,2,3`), and return what came of it.
 
     Runs lie in `runs/NAME-sweep/VALUES` (or below output_dir), with sweep.csv and sweep.json beside them. The same
@@ -75,7 +75,7 @@ def run(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = False) -
     run's failure does not stop the others. Raises UserError, before the first run, for axes and recipes that cannot be;
     RunError at the end where a run failed.
     """
-    sweep = plan(resolved, axes, fresh=fresh)
+    sweep = plan_sweep(resolved, axes, fresh=fresh)
     for number, one in enumerate(sweep.runs, start=1):
         print(f"run {number} of {len(sweep.runs)}: {one.words}")
         with _noted(sweep, one):
@@ -89,7 +89,7 @@ def run(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = False) -
     return sweep
 
 
-def plan(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = False) -> Sweep:
+def plan_sweep(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = False) -> Sweep:
     """The runs of a sweep, each validated, none begun. Raises UserError for the first that could not be."""
     given = set(resolved.overrides)
     values: dict[str, list[str]] = {}

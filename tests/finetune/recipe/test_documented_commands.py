@@ -12,7 +12,7 @@ import pytest
 from hf_mps.cli import finetune
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.recipe.resolve import load_recipe
-from hf_mps.finetune.run import sweep
+from hf_mps.finetune.run.sweep import plan_sweep
 from tests import CHECKOUT
 
 VERB = re.compile(r"(?:python -m hf_mps\.finetune|hf-mps (?:finetune|plan|audit|parity)) +(?=[a-z])")
@@ -80,6 +80,6 @@ def test_a_shown_command_is_taken_or_refused_as_the_page_says(shown: str, refusa
             load_recipe(name, overrides)
         assert str(error.value) == refusal
     elif axes:
-        assert sweep.plan(load_recipe(name, overrides), axes).runs
+        assert plan_sweep(load_recipe(name, overrides), axes).runs
     else:
         load_recipe(name, overrides)

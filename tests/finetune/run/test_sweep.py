@@ -13,7 +13,7 @@ from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.recipe.resolve import load_recipe
-from hf_mps.finetune.run import sweep as sweeps
+from hf_mps.finetune.run.sweep import plan_sweep
 from tests.finetune.tiny import Command
 
 SHORT = ("my.yaml", "training.max_steps=2")
@@ -142,8 +142,8 @@ def test_a_sweep_of_other_values_leaves_the_first_ones_table_as_it_is(desk: Path
     assert finetune(*SHORT, *other).code == 0
     assert (desk / "runs/my-sweep/sweep.json").read_bytes() == kept
     assert [run["values"] for run in said(desk / "runs/my-sweep-2")["runs"]] == [{"training.learning_rate": "1e-3"}]
-    assert sweeps.plan(load_recipe(SHORT[0], SHORT[1:]), ["seed=1,2"]).place == Path("runs/my-sweep")
-    assert sweeps.plan(load_recipe(SHORT[0], SHORT[1:]), other[1:]).place == Path("runs/my-sweep-2")
+    assert plan_sweep(load_recipe(SHORT[0], SHORT[1:]), ["seed=1,2"]).place == Path("runs/my-sweep")
+    assert plan_sweep(load_recipe(SHORT[0], SHORT[1:]), other[1:]).place == Path("runs/my-sweep-2")
     ended = finetune(*SHORT, "output_dir=runs/my-sweep", *other)
     assert ended == (
         2,
@@ -156,7 +156,7 @@ def test_a_sweep_of_other_values_leaves_the_first_ones_table_as_it_is(desk: Path
 
 
 def test_a_value_with_commas_of_its_own_stays_whole(desk: Path) -> None:
-    sweep = sweeps.plan(load_recipe("my.yaml"), ["metrics=[f1, accuracy],accuracy", 'data.columns.text="first",third'])
+    sweep = plan_sweep(load_recipe("my.yaml"), ["metrics=[f1, accuracy],accuracy", 'data.columns.text="first",third'])
     assert [one.values["metrics"] for one in sweep.runs] == ["[f1, accuracy]"] * 2 + ["accuracy"] * 2
     assert sweep.runs[0].resolved.recipe.metrics == ["f1", "accuracy"]
     assert len({one.place for one in sweep.runs}) == 4
@@ -167,14 +167,14 @@ def test_a_sweep_reads_its_recipe_once(desk: Path, monkeypatch: pytest.MonkeyPat
 
     resolved = load_recipe("my.yaml", ["data.text=first"])
     monkeypatch.setattr(resolve, "read_yaml", None)
-    sweep = sweeps.plan(resolved, ["seed=1,2", "training.learning_rate=1e-3"])
+    sweep = plan_sweep(resolved, ["seed=1,2", "training.learning_rate=1e-3"])
     assert [one.resolved.recipe.seed for one in sweep.runs] == [1, 2]
     assert sweep.runs[0].resolved.words == (
         *("my.yaml", "data.text=first", "seed=1", "training.learning_rate=1e-3"),
         'output_dir="runs/my-sweep/seed=1,learning_rate=1e-3"',
     )
     with pytest.raises(UserError, match=r"^--sweep data\.columns\.text is given twice; give it once$"):
-        sweeps.plan(resolved, ["data.columns.text=a,b"])
+        plan_sweep(resolved, ["data.columns.text=a,b"])
 
 
 def test_the_words_behind_the_option_are_its_own() -> None:
