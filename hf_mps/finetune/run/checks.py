@@ -20,6 +20,12 @@ from hf_mps.guards.platform.cuda_optimizer import reason_against
 # The folders that Hugging Face's libraries keep rows and models in, where the environment names them.
 CACHES = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE")
 
+# Options that another device than CUDA's ignores, and why.
+CUDA_ALONE = {
+    "tf32": "it is a mode of NVIDIA's tensor cores",
+    "use_liger_kernel": "its kernels are for CUDA",
+    "dataloader_pin_memory": "only CUDA copies from pinned memory",
+}
 # Where the package that a tracker of Trainer's needs is not called like the tracker.
 PIP = {"azure_ml": "azureml-mlflow mlflow", "comet_ml": "comet-ml", "kubeflow": "kubeflow-trainer"}
 
@@ -69,15 +75,9 @@ def _of_recipe(recipe: Recipe, changed: Sequence[str]) -> dict[str, Callable[[],
 
 def refuse_impossible(training: dict[str, Any], device_type: str) -> None:
     """Raise UserError for an option of `training` that the present device would ignore or cannot do."""
-    where = f"the device is {device_type}"
-    if training.get("tf32") and device_type != "cuda":
-        raise UserError(f"training.tf32: it is a mode of NVIDIA's tensor cores and {where}; leave it out")
-    if training.get("use_liger_kernel") and device_type != "cuda":
-        raise UserError(f"training.use_liger_kernel: its kernels are for CUDA and {where}; leave it out")
-    if training.get("dataloader_pin_memory") and device_type != "cuda":
-        raise UserError(
-            f"training.dataloader_pin_memory: only CUDA copies from pinned memory and {where}; leave it out"
-        )
+    for key, why in CUDA_ALONE.items():
+        if training.get(key) and device_type != "cuda":
+            raise UserError(f"training.{key}: {why} and the device is {device_type}; leave it out")
     resumed = training.get("resume_from_checkpoint")
     if resumed is not None and not (Path(resumed).expanduser() / "trainer_state.json").is_file():
         raise UserError(

@@ -64,7 +64,7 @@ def decide(recipe: Recipe, prepared: Prepared, chosen: Choice[str], output: Choi
     choices["precision"], mixed = _precision(training, chosen.value)
     size = "per_device_train_batch_size"
     own = "the task's own" if size in prepared.arguments_defaults else "the size that Hugging Face's GLUE examples use"
-    batch = Choice(training.get(size, DEFAULT_BATCH), _why(recipe.training, size, own))
+    batch = Choice(training.get(size, DEFAULT_BATCH), SAID if size in recipe.training else own)
     accumulation = training.get("gradient_accumulation_steps", 1)
     whole = f"; {accumulation} of them make a step of {batch.value * accumulation} rows" if accumulation > 1 else ""
     choices["batch"] = Choice(batch.value, batch.reason + whole)
@@ -89,8 +89,9 @@ def decide(recipe: Recipe, prepared: Prepared, chosen: Choice[str], output: Choi
     return Plan(chosen, choices, defaults | training | ours)
 
 
-def _why(training: dict[str, Any], key: str, reason: str) -> str:
-    return SAID if key in training else reason
+def _setting(training: Mapping[str, Any], key: str, default: Any, reason: str) -> Choice[Any]:
+    """What `training` says of `key`, or else the default with its reason."""
+    return Choice(training[key], SAID) if key in training else Choice(default, reason)
 
 
 def _precision(training: dict[str, Any], device_type: str) -> tuple[Choice[str], dict[str, Any]]:
@@ -135,20 +136,14 @@ def _cadence(training: dict[str, Any], steps: int, choices: dict[str, Choice[Any
     settled = {"logging_steps": every, "eval_strategy": "epoch", "save_strategy": "epoch", "save_total_limit": 2}
     if "save_total_limit" not in training and training.get("save_strategy") == "no":
         del settled["save_total_limit"]
-    choices["evaluation"] = Choice(
-        training.get("eval_strategy", "epoch"), _why(training, "eval_strategy", "the default: after each epoch")
-    )
-    kept = training.get("save_strategy", "epoch")
-    limit = training.get("save_total_limit", 2)
-    choices["checkpoints"] = Choice(
-        kept, _why(training, "save_strategy", f"the default: after each epoch, the newest {limit} kept")
-    )
+    reason = "the default: after each epoch"
+    choices["evaluation"] = _setting(training, "eval_strategy", "epoch", reason)
+    reason += f", the newest {training.get('save_total_limit', 2)} kept"
+    choices["checkpoints"] = _setting(training, "save_strategy", "epoch", reason)
     # The filter replaces a NaN loss by the mean of the others, and waits for the device at every step to do so.
     settled["logging_nan_inf_filter"] = False
     reason = "a NaN loss stops the run, and no step waits for the device to look for one"
-    choices["logging_nan_inf_filter"] = Choice(
-        training.get("logging_nan_inf_filter", False), _why(training, "logging_nan_inf_filter", reason)
-    )
+    choices["logging_nan_inf_filter"] = _setting(training, "logging_nan_inf_filter", False, reason)
     return settled
 
 
@@ -160,14 +155,11 @@ def _kept_model(
     best = training.get("load_best_model_at_end", patience is not None)
     if patience is not None:
         choices["early_stopping"] = Choice(f"after {patience} evaluations without a better {metric}", SAID)
+    reason = "the default: the validation rows pick nothing, so their score is fair"
     if best:
-        reason = (
-            SAID if "load_best_model_at_end" in training else "early_stopping_patience in the recipe: the best so far"
-        )
-        choices["kept_model"] = Choice(f"best by {metric}", reason)
-    else:
-        reason = "the default: the validation rows pick nothing, so their score is fair"
-        choices["kept_model"] = Choice("last", _why(training, "load_best_model_at_end", reason))
+        reason = "early_stopping_patience in the recipe: the best so far"
+    reason = SAID if "load_best_model_at_end" in training else reason
+    choices["kept_model"] = Choice(f"best by {metric}" if best else "last", reason)
     settled: dict[str, Any] = {"load_best_model_at_end": True} if best else {}
     if patience is not None:  # a resumed run has as much patience left as it had
         settled["restore_callback_states_from_checkpoint"] = True
@@ -234,15 +226,11 @@ def _device_settings(
     """The data loader's settings that depend on the device."""
     pinned = device_type == "cuda"
     reason = "CUDA copies faster from pinned memory" if pinned else f"{device_type} cannot use pinned memory"
-    choices["pin_memory"] = Choice(
-        training.get("dataloader_pin_memory", pinned), _why(training, "dataloader_pin_memory", reason)
-    )
+    choices["pin_memory"] = _setting(training, "dataloader_pin_memory", pinned, reason)
     reason = "the training process prepares its rows itself; training.dataloader_num_workers=2 has others do it ahead"
     if prepared.token_counts is not None:
         reason = "tokenised rows are read from memory-mapped files, faster than from another process"
-    choices["workers"] = Choice(
-        training.get("dataloader_num_workers", 0), _why(training, "dataloader_num_workers", reason)
-    )
+    choices["workers"] = _setting(training, "dataloader_num_workers", 0, reason)
     return {"dataloader_pin_memory": pinned, "dataloader_num_workers": 0}
 
 
