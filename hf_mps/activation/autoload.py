@@ -38,6 +38,6 @@ def switch_on() -> None:
 
 def _line(error: Exception) -> str:
     from hf_mps.core.errors import RunError, UserError
+    from hf_mps.core.text import first_line, summary
 
-    text = (str(error).strip().splitlines() or [""])[0]
-    return text if isinstance(error, UserError | RunError) else f"{type(error).__name__}: {text}"
+    return first_line(error) if isinstance(error, UserError | RunError) else summary(error)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_mps.core.errors import UserError
+from hf_mps.core.text import first_line
 
 USAGE = "usage: hf-mps run [-m MODULE | SCRIPT | torchrun … | accelerate launch …] [ARGUMENT]..."
 _TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
@@ -121,7 +122,7 @@ def _accelerate(arguments: list[str]) -> Target:
         _one_process("accelerate launch", f"num_processes: {asked.num_processes}", asked.num_processes or 1)
         _, environment = prepare_simple_launcher_cmd_env(asked)
     except (ValueError, AssertionError) as error:
-        raise UserError(f"accelerate launch: {str(error).splitlines()[0]}") from error
+        raise UserError(f"accelerate launch: {first_line(error)}") from error
     environment.pop("OMP_NUM_THREADS", None)  # one thread by default: operators that run on the CPU want them all
     os.environ.update(environment)
     return _found("accelerate launch", asked)

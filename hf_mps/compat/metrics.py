@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from hf_mps.core.text import first_line
 from hf_mps.integrations.patch import around, say
 
 
@@ -61,7 +62,7 @@ def load_metric(
         return evaluate.load(path, config_name, **shared, **hub, **keywords)
     except (FileNotFoundError, ConnectionError) as error:
         raise FileNotFoundError(
-            f"load_metric: {path} is a metric of the hub, and evaluate.load did not get it ({_line(error)}); "
+            f"load_metric: {path} is a metric of the hub, and evaluate.load did not get it ({first_line(error)}); "
             f"without a network there are {', '.join(as_evaluate.names())}"
         ) from error
 
@@ -91,7 +92,3 @@ def _load(
     # Outside the handler: an error of the metric's own does not come with the hub's.
     say(f"evaluate.load: {path} is neither cached nor to be had from the hub; it is computed here")
     return as_evaluate.load(path, config_name, **ours)
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -62,14 +62,6 @@ def neighbour(path: Path) -> str:
     return nearest(path.name, [other.name for other in path.parent.iterdir()])
 
 
-def first_line(error: BaseException) -> str:
-    """What an error says, in one line: its first, with the next one where that only leads to it; or its kind's name."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if len(lines) > 1 and lines[0].endswith(":"):
-        return f"{lines[0]} {lines[1]}"
-    return lines[0] if lines else type(error).__name__
-
-
 def run_command(command: Callable[[], None], *, debug: bool = False) -> int:
     """Run `command` and return the process's exit code, with a person's error on stderr in one line.
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hf_mps.core.errors import Notice, RunError, UserError
+from hf_mps.core.text import summary
 
 REFUSALS = (UserError, RunError, Notice)
 """What the layer raises on purpose; a Notice is raised only where the user turned warnings into errors."""
@@ -107,4 +108,4 @@ def described(error: Exception) -> str:
     """An error in one line, with the line of the layer's own code that it came from."""
     ours = [each for each in traceback.extract_tb(error.__traceback__) if f"{os.sep}hf_mps{os.sep}" in each.filename]
     place = f" ({ours[-1].filename.rpartition(f'hf_mps{os.sep}')[2]}:{ours[-1].lineno})" if ours else ""
-    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}{place}"
+    return f"{summary(error)}{place}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.text import gib
 from hf_mps.device import choice, machine, memory, precision
 
 
@@ -26,11 +27,11 @@ class Facts:
         """Return the facts for a person, a line each."""
         unit = "multiprocessors" if self.device == "cuda" else "GPU cores"
         cores = f", {self.cores} {unit}" if self.cores else ""
-        used = f", of which {_gib(self.recommended)} recommended" if self.recommended else ""
+        used = f", of which {gib(self.recommended)} recommended" if self.recommended else ""
         build = "built with Metal" if self.built_with_metal else "built without Metal"
         return [
             f"device: {self.device}, {self.chip}{cores}",
-            f"memory: {_gib(self.memory)}{used}",
+            f"memory: {gib(self.memory or 0)}{used}",
             f"system: {'macOS ' + self.macos if self.macos else machine.present().system}",
             f"torch: {self.torch}, {build}",
             *(f"{name}: {'yes' if usable.value else 'no'} ({usable.reason})" for name, usable in self.dtypes.items()),
@@ -63,7 +64,3 @@ def _cores(device: str) -> int | None:
         return int(torch.cuda.get_device_properties(0).multi_processor_count)
     get_core_count = getattr(torch.backends.mps, "get_core_count", None)  # newer than torch 2.8
     return int(get_core_count()) if device == "mps" and get_core_count else None
-
-
-def _gib(size: int | None) -> str:
-    return f"{(size or 0) / 2**30:.1f} GiB"

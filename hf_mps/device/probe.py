@@ -19,6 +19,7 @@ from pathlib import Path
 
 from hf_mps.core import settings
 from hf_mps.core.choice import Choice
+from hf_mps.core.text import summary
 from hf_mps.device import machine
 from hf_mps.device.machine import Machine
 
@@ -240,8 +241,7 @@ def _not_found(readings: Readings) -> str:
 
 
 def _failed(here: Machine, error: Exception) -> str:
-    line = (str(error).strip().splitlines() or [""])[0].rstrip(". ")
-    what = f"{type(error).__name__}: {line}" if line else type(error).__name__
+    what = summary(error).rstrip(". ")
     if here.virtual:
         return (
             f"this is a virtual machine whose Metal GPU fails at its first use ({what}), "

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from hf_mps.core import settings
 from hf_mps.core.errors import UserError, nearest
+from hf_mps.core.text import GIB
 from hf_mps.device import faults
 from hf_mps.device.machine import SIMULATED, Machine
 
-GIB = 2**30
 DEFAULT = "m2-pro-16gb"
 
 

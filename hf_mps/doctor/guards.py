@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from hf_mps.core.text import summary
 from hf_mps.doctor.findings import Finding, note, ok, problem
 from hf_mps.guards import known_faults
 from hf_mps.guards.catalogue import INSTALLED_AFTER
@@ -175,8 +176,7 @@ def main(names: Sequence[str]) -> None:
         try:
             found = guard.tried()
         except Exception as error:
-            line = (str(error).strip().splitlines() or ["no message"])[0]
-            made = _trial(name, "failed", f"{type(error).__name__}: {line}", time.monotonic() - begun)
+            made = _trial(name, "failed", summary(error), time.monotonic() - begun)
         else:
             verdict: Verdict = "faulty" if found.value else "right"
             if not found.reason.startswith(TRIED):

@@ -6,10 +6,10 @@ import platform
 import subprocess
 import sys
 
+from hf_mps.core.text import memory as words
 from hf_mps.device import choice, machine, memory
 from hf_mps.device.probe import OLDEST_MACOS, oldest_macos
 from hf_mps.doctor.findings import Finding, note, ok, problem
-from hf_mps.finetune.report.screen.numbers import memory as words
 
 
 def examine() -> list[Finding]:

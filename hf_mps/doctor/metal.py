@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hf_mps.core.errors import UserError
+from hf_mps.core.text import first_line
 from hf_mps.device import choice, machine, precision, probe
 from hf_mps.doctor.findings import Finding, note, ok, problem
 
@@ -51,8 +52,7 @@ def _apple() -> Finding:
         shown = str(ones)
         value = ones.item()
     except Exception as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        return problem("Apple's verification", f'torch.ones(1, device="mps") fails: {first}', APPLE)
+        return problem("Apple's verification", f'torch.ones(1, device="mps") fails: {first_line(error)}', APPLE)
     if value != 1.0:
         return problem("Apple's verification", f'torch.ones(1, device="mps") holds {value}', APPLE)
     return ok("Apple's verification", f'torch.ones(1, device="mps") prints {shown}')

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import UserError, first_line
+from hf_mps.core.errors import UserError
+from hf_mps.core.text import summary
 from hf_mps.finetune.models.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class MetaCheckpoint(Checkpoint):
             with torch.device(self.device):
                 model = auto_class.from_config(config, dtype=dtype)
         except Exception as error:  # whatever the architecture's own code makes of such a configuration
-            why = f"{type(error).__name__}: {first_line(error)}"
+            why = summary(error)
             raise UserError(f"model {self.said}: transformers cannot build a model from its {kind}: {why}") from error
         count = sum(parameter.numel() for parameter in model.parameters())
         return model, Choice(

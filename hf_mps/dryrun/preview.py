@@ -10,6 +10,7 @@ from hf_mps.core import settings, status
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.files import plain
+from hf_mps.core.text import first_line, summary
 from hf_mps.finetune.run import runner
 from hf_mps.finetune.run.prepare import locate, prepare_run
 
@@ -103,11 +104,8 @@ def _memory(resolved: ResolvedRecipe, device: str) -> Choice[Any]:
 
 
 def _not_known(error: Exception) -> Choice[Any]:
-    words = str(error).strip().splitlines()[0] if str(error).strip() else ""
-    told = (
-        words if isinstance(error, (UserError, RunError)) else f"it cannot be traced: {type(error).__name__}: {words}"
-    )
-    return Choice(UNKNOWN, told)
+    told = isinstance(error, (UserError, RunError))
+    return Choice(UNKNOWN, first_line(error) if told else f"it cannot be traced: {summary(error)}")
 
 
 def _command(verb: str, resolved: ResolvedRecipe) -> str:

@@ -16,7 +16,8 @@ from transformers import TrainerCallback
 
 from hf_mps import guards
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import RunError, UserError, first_line
+from hf_mps.core.errors import RunError, UserError
+from hf_mps.core.text import summary
 from hf_mps.dryrun.modules import BETWEEN, CLIPPING, FORWARD, OPTIMIZER, ModuleTracker
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.run import failures
@@ -226,7 +227,7 @@ def model_errors(resolved: ResolvedRecipe) -> Iterator[None]:
         recipe = resolved.recipe
         raise UserError(
             f"model {recipe.model}: it cannot take a step of the task {recipe.task}:"
-            f" {type(error).__name__}: {first_line(error)}; next: --debug shows where"
+            f" {summary(error)}; next: --debug shows where"
         ) from error
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+from hf_mps.core.text import counted
 from hf_mps.fallback.warnings import print_table, simulated_label, warn_float32, warn_operator, warn_share
 
 WINDOW = 5.0  # seconds over which the share is judged
@@ -201,7 +202,7 @@ def _table(report: Report) -> str:
     """The report in lines of at most 100 characters: one for each operator under a line that sums them up."""
     count = len(report.operators)
     lines = [
-        f"hf-mps: {count} operator{'s' * (count > 1)} without a Metal kernel ran on the CPU: "
+        f"hf-mps: {counted(count, 'operator')} without a Metal kernel ran on the CPU: "
         f"{report.seconds:.2f} s of {report.wall:.1f} s ({report.share:.1%}{simulated_label()})"
     ]
     width = max(8, *(len(entry.operator) for entry in report.operators))

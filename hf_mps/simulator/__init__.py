@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.errors import UserError
+from hf_mps.core.text import first_line
 from hf_mps.simulator.counters import Counted, counted
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def _start(metal: ModuleType, profile: Profile) -> None:
             raise
         # PyTorch looks a backend up once in a process and remembers that there was none.
         raise UserError(
-            f"the simulated device comes too late ({str(error).splitlines()[0]}): set HF_MPS_SIMULATE=1 before "
+            f"the simulated device comes too late ({first_line(error)}): set HF_MPS_SIMULATE=1 before "
             "Python starts, or load it right after `import torch`"
         ) from error
     except ValueError as error:  # std::stoi, as PyTorch reads it

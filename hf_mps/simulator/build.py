@@ -26,6 +26,7 @@ from types import ModuleType
 
 from hf_mps.core import cache
 from hf_mps.core.errors import UserError
+from hf_mps.core.text import first_line
 
 NAME = "_metal"
 MODULE = f"hf_mps.simulator.{NAME}"
@@ -90,7 +91,7 @@ def _load(built: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except ImportError as error:
         raise UserError(
-            f"the compiled simulated Metal device does not load ({_first_line(str(error))}); "
+            f"the compiled simulated Metal device does not load ({first_line(error)}); "
             f"remove the folder {built.parent} and it is compiled anew"
         ) from error
     sys.modules[MODULE] = module
@@ -242,10 +243,6 @@ def _require_headers() -> None:
             "the simulated Metal device is compiled on first use and Python's headers are missing "
             f"({header}): apt-get install python3-dev"
         )
-
-
-def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0] if text.strip() else "no reason given"
 
 
 def _say(message: str) -> None:

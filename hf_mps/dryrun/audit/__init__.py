@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import RunError, UserError, first_line
+from hf_mps.core.errors import RunError, UserError
+from hf_mps.core.text import summary
 
 if TYPE_CHECKING:
     from hf_mps.dryrun.audit.record import Audit, OperatorRecorder
@@ -53,7 +54,7 @@ def _audit(target: Target, device: Choice[str], release: OperatorSupport) -> Aud
         except Exception as error:
             if not needs_numbers(error):
                 raise
-            why = f"{type(error).__name__}: {first_line(error)}"
+            why = summary(error)
     with prepare.small(target, device) as parts:
         return audited(parts, Choice("real", f"a small real step; fake tensors cannot run this one: {why}"))
 
@@ -111,8 +112,7 @@ def _run(words: Sequence[str], tracker: ModuleTracker, recorder: OperatorRecorde
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        line = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise RunError(f"the script ended before its first optimizer step: {line}") from error
+        raise RunError(f"the script ended before its first optimizer step: {summary(error)}") from error
     finally:
         for hook in hooks:
             hook.remove()

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.files import plain
+from hf_mps.core.text import GIB, MIB
 from hf_mps.device.memory import DRIVER
 from hf_mps.dryrun import prepare
-from hf_mps.dryrun.memory.machine import GIB, Machine
+from hf_mps.dryrun.memory.machine import Machine
 from hf_mps.dryrun.memory.trace import PARTS, Estimate, Tracer, largest
 from hf_mps.dryrun.render import Report
 from hf_mps.finetune.recipe import training_section
@@ -166,7 +167,7 @@ def _lines(plan: MemoryPlan) -> Iterator[str | tuple[str, ...]]:
 
 def gib(size: int) -> str:
     """Bytes for a person."""
-    return f"{size / GIB:.2f} GiB" if size >= GIB / 100 else f"{size / 2**20:.2f} MiB"
+    return f"{size / GIB:.2f} GiB" if size >= GIB / 100 else f"{size / MIB:.2f} MiB"
 
 
 def _shape(estimate: Estimate, rows: int) -> str:

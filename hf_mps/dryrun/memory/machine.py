@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 
 from hf_mps.core.errors import UserError, nearest
+from hf_mps.core.text import GIB
 from hf_mps.device import profiles
 
-GIB = 2**30
 _SIZE = re.compile(r"(\d+)\s*(gb|gib|g)?", re.I)
 
 

@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import RunError, first_line
+from hf_mps.core.errors import RunError
+from hf_mps.core.text import summary
 from hf_mps.dryrun import batch, prepare
 from hf_mps.dryrun.modules import BACKWARD, CLIPPING, FORWARD, LOSS, OPTIMIZER, ModuleTracker, family
 from hf_mps.finetune.smoke.fake import needs_numbers
@@ -238,7 +239,7 @@ class Tracer:
         except Exception as error:
             if not needs_numbers(error):
                 raise
-            why = f"{type(error).__name__}: {first_line(error)}"
+            why = summary(error)
             raise RunError(f"this step reads values on its way, which a trace does not have: {why}") from error
         phase, module = found.where
         where = f"{phase}: {module}" if module else phase

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.text import summary
 from hf_mps.dryrun.parity.trace import Recorder, Trace
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def trace(make: Callable[[], TrainingStep], device: str, steps: int, seed: int) 
         try:
             step.run(steps, after_backward=backward_done, after_step=recorder.step_done)
         except (RuntimeError, NotImplementedError, TypeError) as error:
-            result.failure = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            result.failure = summary(error)
     return result
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from hf_mps.core.errors import UserError, brief
+from hf_mps.core.text import counted
 from hf_mps.finetune.data import formats
 from hf_mps.finetune.data.cache import ROWS, Tables
 
@@ -146,7 +147,7 @@ def _rows(path: Path, name: str, shape: Shape) -> Iterator[list[str]]:
 def _ragged(path: Path, name: str, shape: Shape, fields: list[str], row: int, line: int) -> UserError:
     """The error for a row with more or fewer fields than there are columns."""
     first = "the header" if shape.header else "row 1"
-    counts = f"{len(fields)} field{'s' * (len(fields) != 1)} and {first} {len(shape.columns)}"
+    counts = f"{counted(len(fields), 'field')} and {first} {len(shape.columns)}"
     with _lines(path, name) as lines:
         last = next(islice(lines, line - 1, None), "")
         whole = last.endswith(("\n", "\r")) or next(lines, None) is not None

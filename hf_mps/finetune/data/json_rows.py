@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.errors import UserError, brief, nearest
+from hf_mps.core.text import first_line
 from hf_mps.finetune.data import formats
 from hf_mps.finetune.data.cache import ROWS, Tables
 
@@ -332,5 +333,6 @@ def _unfit(values: list[Any], number: int, column: str, name: str, error: Except
     row, lost = next(((row, lost) for row, one in enumerate(values, number) if (lost := _lost(one))), (0, ""))
     if lost:
         return UserError(f"{name}: row {row}: '{brief(column)}' holds {lost}")
-    first = str(error).strip().splitlines()[0]
-    return UserError(f"{name}: column '{brief(column)}' cannot be kept: {first}; allowed: one kind in all rows")
+    return UserError(
+        f"{name}: column '{brief(column)}' cannot be kept: {first_line(error)}; allowed: one kind in all rows"
+    )

@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from hf_mps.core.errors import UserError
+from hf_mps.core.text import counted
 from hf_mps.finetune.data import formats
 from hf_mps.finetune.data.cache import ROWS, Tables
 
@@ -114,7 +115,7 @@ def _sentences(path: Path, name: str, roles: dict[str, str], defaults: dict[str,
             if len(fields) != found.width:
                 if not words and line.startswith("# "):
                     continue
-                told = f"line {number} has {len(fields)} column{'s' * (len(fields) != 1)} and the first {found.width}"
+                told = f"line {number} has {counted(len(fields), 'column')} and the first {found.width}"
                 raise UserError(f"{name}: {told}; allowed: as many in each, an empty line between sentences")
             words.append(fields[found.words])
             tags.append(fields[found.tags])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.errors import UserError, nearest
+from hf_mps.core.text import first_line
 from hf_mps.finetune.data import cache, csv, formats, json_rows, lines, spreadsheet
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe import catalogue, schema
@@ -155,7 +156,7 @@ def _parquet(path: Path, name: str) -> Dataset:
         _raise_machine_failure(error)
         if "corresponds to no data" in str(error):  # how `datasets` says that a split came out empty
             raise UserError(f"{name}: {NO_ROWS}") from error
-        raise UserError(f"{name}: cannot be read as parquet: {_innermost(error)}") from error
+        raise UserError(f"{name}: cannot be read as parquet: {first_line(_root(error))}") from error
 
 
 def _hub(data: schema.Data, split: str, seed: int) -> Rows:
@@ -174,7 +175,7 @@ def _hub(data: schema.Data, split: str, seed: int) -> Rows:
         _raise_machine_failure(error)
         instead = "give files with data.files.train=PATH data.files.validation=PATH"
         download = f"hf download {data.hub} --repo-type dataset"
-        raise UserError(unreachable(f"data {where}", download, instead, _innermost(error))) from error
+        raise UserError(unreachable(f"data {where}", download, instead, first_line(_root(error)))) from error
     local = Path(data.hub)
     return Rows(dataset, where, folder=local if local.is_dir() else None)
 
@@ -209,13 +210,6 @@ def _undecoded(dataset: Dataset) -> Dataset:
         elif isinstance(kind, Audio):
             dataset = dataset.cast_column(column, Audio(decode=False))
     return dataset
-
-
-def _innermost(error: BaseException) -> str:
-    """The first line of the error that began a chain."""
-    root = _root(error)
-    text = str(root).strip()
-    return text.splitlines()[0] if text else type(root).__name__
 
 
 def _root(error: BaseException) -> BaseException:

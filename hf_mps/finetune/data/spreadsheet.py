@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_mps.core.errors import UserError
+from hf_mps.core.text import first_line
 from hf_mps.finetune.data.cache import ROWS, Tables
 from hf_mps.finetune.data.csv import named
 
@@ -125,7 +126,7 @@ def _book(path: Path, name: str, *, values: bool) -> Iterator[Any]:
     except (InvalidFileException, zipfile.BadZipFile, KeyError, ValueError, SyntaxError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise UserError(f"{name}: is no workbook that can be read: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{name}: is no workbook that can be read: {first_line(error)}") from error
     if not book.worksheets:
         raise UserError(f"{name}: the workbook holds no sheet; allowed: rows in its first sheet")
     try:

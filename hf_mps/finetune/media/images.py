@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, field_validator
 
 from hf_mps.core.errors import UserError
+from hf_mps.core.text import first_line
 from hf_mps.finetune.recipe import schema
 
 if TYPE_CHECKING:
@@ -109,9 +110,8 @@ def opened(rows: Rows, index: int) -> Any:
     except (MemoryError, UserError):
         raise
     except Exception as error:  # a decoder raises anything for a file that is cut off: struct.error, KeyError, …
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
-            f"{_place(rows, index)} cannot be decoded: {first}; next: save it again, or leave it out"
+            f"{_place(rows, index)} cannot be decoded: {first_line(error)}; next: save it again, or leave it out"
         ) from error
 
 

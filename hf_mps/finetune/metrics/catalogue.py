@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -100,6 +100,11 @@ OWN: dict[str, tuple[str, ...]] = {
     "rewards/accuracies": ("rewards/accuracies",),
     "rewards/margins": ("rewards/margins",),
 }
+# What Trainer and its speed_metrics add to the log of every evaluation, whatever the data set is called.
+TIMINGS = tuple(
+    f"_{name}"
+    for name in ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time", "jit_compilation_time")
+)
 LOWER_IS_BETTER = ("mse", "wer", "cer", "perplexity")
 
 
@@ -180,6 +185,20 @@ def unmeasured() -> Iterator[None]:
         yield
     finally:
         _UNMEASURED.reset(before)
+
+
+def is_metric(name: str) -> bool:
+    """Whether an entry of an evaluation's log is a figure of the model, and none of Trainer's about the evaluation."""
+    return name not in ("epoch", "step") and not name.endswith(TIMINGS)
+
+
+def of_log(logs: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of an evaluation's log, without `eval_`."""
+    return {
+        name.removeprefix("eval_"): value
+        for name, value in logs.items()
+        if name.startswith("eval_") and isinstance(value, (int, float)) and is_metric(name)
+    }
 
 
 def available() -> list[str]:

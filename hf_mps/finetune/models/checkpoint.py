@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import UserError, first_line
+from hf_mps.core.errors import UserError
+from hf_mps.core.text import first_line
 from hf_mps.finetune.run.logging import errors_only
 
 PYPI = "pypi:"

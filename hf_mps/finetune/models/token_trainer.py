@@ -12,7 +12,7 @@ import torch
 from transformers import Trainer
 
 from hf_mps.finetune.loss import chunked, deferred_head
-from hf_mps.finetune.metrics.catalogue import Baseline
+from hf_mps.finetune.metrics.catalogue import Baseline, of_log
 from hf_mps.finetune.metrics.chosen import Chosen
 from hf_mps.finetune.text.padding import IGNORED
 
@@ -46,9 +46,7 @@ class TokenTrainer(Trainer):  # type: ignore[misc]
         if self._untrained is not None and not self._untrained.metrics:
             # A run that goes on from a checkpoint finds what its first part logged.
             before: dict[str, Any] = next((entry for entry in self.state.log_history if entry.get("step") == 0), {})
-            self._untrained.metrics.update(
-                {name.removeprefix("eval_"): value for name, value in before.items() if _is_metric(name, value)}
-            )
+            self._untrained.metrics.update(of_log(before))
         return measured
 
 
@@ -128,8 +126,3 @@ def perplexity(loss: float) -> float:
         return math.exp(loss)
     except OverflowError:
         return math.inf
-
-
-def _is_metric(name: str, value: Any) -> bool:
-    timing = ("_runtime", "_per_second", "_time")
-    return name.startswith("eval_") and not name.endswith(timing) and isinstance(value, (int, float))

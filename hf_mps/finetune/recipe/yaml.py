@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from hf_mps.core.errors import UserError
+from hf_mps.core.text import first_line
 
 Values = dict[str, Any]
 DEEPEST = 20
@@ -152,7 +153,7 @@ def _walk(node: yaml.Node | None, prefix: str, lines: dict[str, int], twice: lis
 
 def problem(error: yaml.YAMLError) -> str:
     """What is wrong with a text that is no YAML, in a clause."""
-    return str(getattr(error, "problem", None) or error).splitlines()[0]
+    return first_line(getattr(error, "problem", None) or error)
 
 
 def _kind(value: Any) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hf_mps.core.muted_warnings import ignoring
+from hf_mps.core.text import GIB, MIB, duration, memory
 from hf_mps.device.machine import SIMULATED
 from hf_mps.finetune.report.results import RunRecord
-from hf_mps.finetune.report.screen.numbers import GIB, duration, memory
 from hf_mps.finetune.report.screen.rows import evaluated
 
 # Okabe and Ito's palette, told apart with any common colour blindness: https://jfly.uni-koeln.de/color/
@@ -205,7 +205,7 @@ def _small_panels(record: RunRecord) -> list[Panel]:
     exponent = math.floor(math.log10(max(map(abs, rate[1]), default=0.0) or 1.0))
     memories = [("now", column(history, "memory_bytes")), ("peak", column(history, "peak_memory_bytes"))]
     most = max((value for _, (_, values) in memories for value in values), default=0.0)
-    unit, size = ("GiB", GIB) if most >= GIB / 10 else ("MiB", 2**20)
+    unit, size = ("GiB", GIB) if most >= GIB / 10 else ("MiB", MIB)
     panels: list[Panel] = [
         ("Learning rate", rf"$\times\,10^{{{exponent}}}$", PURPLE, [("", _scaled(rate, 10.0**-exponent))]),
         ("Gradient norm", "L2 norm", BLUE, [("", column(history, "grad_norm"))]),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from hf_mps.core.text import first_line, summary
 from hf_mps.device import memory
 
 RESULTS = "results.json"
@@ -41,7 +42,7 @@ def describe(error: BaseException) -> str | None:
         if type(cause).__name__ == "OutOfMemoryError" or (
             isinstance(cause, RuntimeError) and any(w in text for w in MEMORY)
         ):
-            return f"out of memory: {text.strip().splitlines()[0]}"
+            return f"out of memory: {first_line(cause)}"
         if isinstance(cause, MemoryError):
             return "out of memory: the system has none left"
         if isinstance(cause, NotImplementedError) and (operator := NO_KERNEL.search(text)):
@@ -58,8 +59,7 @@ def optional(part: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        text = str(error).strip()
-        words = describe(error) or f"{type(error).__name__}{f': {text.splitlines()[0]}' if text else ''}"
+        words = describe(error) or summary(error)
         print(f"hf-mps: {part} is left out: {words}; the model and {RESULTS} are there", file=sys.stderr)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hf_mps.core.errors import UserError
+from hf_mps.core.text import first_line
 
 # Of PyTorch's own optimizers, and transformers' Adafactor, everything that is set is passed on and nothing else.
 PLAIN = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor")
@@ -117,6 +118,4 @@ def _word(value: Any) -> str:
 
 
 def _refused(called: str, error: Exception) -> UserError:
-    text = str(error).strip()
-    words = text.splitlines()[0] if text else type(error).__name__
-    return UserError(f"{called}: refused: {words}")
+    return UserError(f"{called}: refused: {first_line(error)}")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hf_mps import guards
 from hf_mps.device import simulated
+from hf_mps.finetune.metrics.catalogue import is_metric
 from hf_mps.finetune.recipe import expect
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import RunRecord
@@ -17,15 +18,11 @@ if TYPE_CHECKING:
     from hf_mps.finetune.run.train import Trained
     from hf_mps.finetune.tasks._base import Prepared
 
-# Trainer's figures about an evaluation, beside the metrics of the model.
-NOT_METRICS = ("epoch", "step", "runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
-
 
 def make_record(resolved: ResolvedRecipe, plan: Plan, prepared: Prepared, trained: Trained) -> RunRecord:
     """The record of a run whose training ended as `trained`."""
     trainer, watch = trained.trainer, trained.watch
-    metrics = {name.removeprefix("eval_"): value for name, value in trained.measured.items()}
-    metrics = {name: value for name, value in metrics.items() if not name.endswith(NOT_METRICS)}
+    metrics = {name.removeprefix("eval_"): value for name, value in trained.measured.items() if is_metric(name)}
     reported = sorted(metrics, key=lambda name: (name != prepared.metrics.main, name == "loss"))
     metrics = {name: metrics[name] for name in reported}
     recipe = resolved.recipe

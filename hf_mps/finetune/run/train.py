@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps.core import notices
 from hf_mps.core.errors import RunError, UserError
+from hf_mps.core.text import first_line
 from hf_mps.finetune.report import screen
 from hf_mps.finetune.run import optimization
 from hf_mps.finetune.text import buckets
@@ -120,7 +121,7 @@ def training_arguments(plan: Plan, prepared: Prepared) -> Any:
 
 
 def _refused(error: Exception) -> UserError:
-    return UserError(f"training: transformers refuses it: {str(error).strip().splitlines()[0]}")
+    return UserError(f"training: transformers refuses it: {first_line(error)}")
 
 
 def _evaluate_every_row(trainer: Any) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from hf_mps.core.errors import UserError, first_line
+from hf_mps.core.errors import UserError
+from hf_mps.core.text import summary
 
 IMAGE = 32
 # Sizes by the names that the architectures have for them, in groups that are made small or left together: widths and
@@ -107,7 +108,7 @@ def unfitness(config: Any, make: Callable[[Any], Any]) -> str | None:
             model(**inputs(model))
     except Exception as error:
         if not needs_numbers(error):
-            return f"{type(error).__name__}: {first_line(error)}"
+            return summary(error)
     return None
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.core.text import counted
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.metrics.chosen import choose
 from hf_mps.finetune.models import generated, language
@@ -149,7 +150,7 @@ def _learned(rows: Mapping[str, Rows], features: Mapping[str, Dataset]) -> Choic
     labels = numpy.concatenate([numpy.asarray(row) for row in features["train"].with_format("numpy")["labels"]])
     share = float((labels != IGNORED).mean())
     left = {split: len(rows[split].dataset) - len(features[split]) for split in features}
-    told = ", ".join(f"{count} {split} row{'s' * (count > 1)}" for split, count in left.items() if count)
+    told = ", ".join(counted(count, f"{split} row") for split, count in left.items() if count)
     out = f"; left out, their prompt alone is max_length or longer: {told}" if told else ""
     return Choice("the assistant's words", f"{share:.0%} of the training tokens; the others are read, not learned{out}")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, neighbour
+from hf_mps.core.text import first_line
 from hf_mps.finetune.recipe.schema import PLAIN_TEMPLATE
 from hf_mps.finetune.text.blocks import special_tokens
 
@@ -164,7 +165,7 @@ def _rendered(tokenizer: Any, conversation: Sequence[Message], **settings: Any) 
     try:
         return tokenizer.apply_chat_template([dict(message) for message in conversation], **settings)
     except (TemplateError, TypeError) as error:  # a template's own raise_exception, or roles that it cannot take
-        raise ConversationError(f"is refused by the chat template: {str(error).strip().splitlines()[0]}") from error
+        raise ConversationError(f"is refused by the chat template: {first_line(error)}") from error
 
 
 def _spans(tokenizer: Any, conversation: Sequence[Message], text: str) -> list[tuple[int, int]]:

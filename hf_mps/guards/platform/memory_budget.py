@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.text import gib
 from hf_mps.guards import training_hooks
 from hf_mps.guards.base import Guard
 
@@ -53,11 +54,11 @@ class MemoryBudget(Guard):
         if not physical or not recommended:
             return Choice(False, "the machine's memory is not known")
         given = os.environ.get(VARIABLE)
-        limit = f"takes up to {_gib(PYTORCHS * recommended)}" if given is None else f"has the user's {VARIABLE}={given}"
+        limit = f"takes up to {gib(PYTORCHS * recommended)}" if given is None else f"has the user's {VARIABLE}={given}"
         return Choice(
             True,
-            f"tells before macOS swaps: PyTorch {limit}, the machine has {_gib(physical)}{_label()}, of which "
-            f"{_gib(recommended)} are recommended",
+            f"tells before macOS swaps: PyTorch {limit}, the machine has {gib(physical)}{_label()}, of which "
+            f"{gib(recommended)} are recommended",
         )
 
     def install(self, module: ModuleType) -> None:
@@ -90,11 +91,11 @@ def _warning() -> str:
     physical, recommended = _sizes()
     held = memory.driver("mps")
     if recommended and held > NEAR * recommended:
-        most = f"{_gib(recommended)}{_label()}"
-        what = f"this process holds {_gib(held)} of GPU memory, and macOS recommends at most {most}"
+        most = f"{gib(recommended)}{_label()}"
+        what = f"this process holds {gib(held)} of GPU memory, and macOS recommends at most {most}"
     elif held > physical / 4 and psutil.virtual_memory().available < FULL * physical:
-        left = _gib(psutil.virtual_memory().available)
-        what = f"{left} of {_gib(physical)}{_label()} are left, with {_gib(held)} held here"
+        left = gib(psutil.virtual_memory().available)
+        what = f"{left} of {gib(physical)}{_label()} are left, with {gib(held)} held here"
     else:
         return ""
     return (
@@ -114,10 +115,6 @@ def _label() -> str:
     from hf_mps.device import machine
 
     return machine.present().label
-
-
-def _gib(size: float) -> str:
-    return f"{size / 2**30:.1f} GiB"
 
 
 GUARD = MemoryBudget()

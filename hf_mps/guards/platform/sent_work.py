@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hf_mps.core.text import first_line
+
 _PARTS = ("dataset", "collate_fn", "worker_init_fn")
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _PYTHONS = f"{Path(os.__file__).parent}{os.sep}"
@@ -45,7 +47,7 @@ def sent(loader: Any) -> Sent:
         try:
             ForkingPickler(sink, 2).dump(getattr(loader, what))
         except Exception as error:
-            return Sent(f"the loader's {what} cannot be sent to a new process ({str(error).splitlines()[0]})")
+            return Sent(f"the loader's {what} cannot be sent to a new process ({first_line(error)})")
     modules = {module for module, _ in sink.named}
     if file is None and "__main__" in modules:
         return Sent("the loader uses what a notebook or a prompt defined, which a new process does not know")

@@ -19,7 +19,8 @@ from sklearn import metrics as sk
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune import metrics
-from hf_mps.finetune.metrics.catalogue import REPORTS
+from hf_mps.finetune.metrics.catalogue import REPORTS, is_metric, of_log
+from hf_mps.finetune.report.screen.rows import evaluated
 
 Oracle = Callable[[Any, Any], float]  # (references, predictions), scikit-learn's order
 
@@ -305,3 +306,16 @@ def test_importing_metrics_and_listing_them_imports_nothing_heavy(run_python: Ca
     )
     done = run_python("-c", program, env={"HF_MPS": "0"})
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_one_place_knows_which_entries_of_a_log_are_metrics() -> None:
+    """Everything that the installed Trainer adds to an evaluation by itself is no metric."""
+    from transformers.trainer_utils import speed_metrics
+
+    timings = speed_metrics("eval_mm", start_time=0.0, num_samples=3, num_steps=2)
+    timings |= {"eval_model_preparation_time": 1.0, "eval_jit_compilation_time": 2.0}
+    logs = {"eval_loss": 0.7, "eval_mm_accuracy": 0.5, "step": 3, "epoch": 1.0, **timings}
+    assert of_log(logs) == {"loss": 0.7, "mm_accuracy": 0.5}
+    assert [name for name in (*timings, "test_runtime", "step", "epoch") if is_metric(name)] == []
+    assert is_metric("test_accuracy")
+    assert evaluated(dict(reversed(logs.items()))) == {"loss": 0.7, "mm_accuracy": 0.5}

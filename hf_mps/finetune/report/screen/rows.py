@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hf_mps.finetune.report.screen.numbers import GIB, clock
+from hf_mps.core.text import GIB, MIB, clock
+from hf_mps.finetune.metrics.catalogue import of_log
 
 GAP = "  "
 WIDEST = 160
 """Columns of a line in a log file: a tagger has measures for each of its classes, the closing table lists them."""
-# Trainer adds these to every evaluation's log; they are no metric.
-NOT_METRICS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time", "jit_compilation_time")
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def step_fields(row: Step, *, drawn: bool = True) -> list[Field]:
         fields.append(Field(f"{row.samples_per_second:6.1f} samples/s", leave=5))
     if row.memory is not None:
         small = max(row.memory, row.peak or 0) < GIB / 10
-        size, unit, digits = (2**20, "MiB", 0) if small else (GIB, "GiB", 2)
+        size, unit, digits = (MIB, "MiB", 0) if small else (GIB, "GiB", 2)
         peak = f"/{row.peak / size:.{digits}f}" if row.peak is not None else ""
         fields.append(Field(f"{row.memory / size:.{digits}f}{peak} {unit}", leave=4))
     if row.eta is not None:
@@ -106,13 +105,9 @@ def eval_fields(
 
 
 def evaluated(logs: Mapping[str, object]) -> dict[str, float]:
-    """The metrics of an evaluation's log, without `eval_`, loss first, and without Trainer's timings."""
-    found = {
-        key.removeprefix("eval_"): float(value)
-        for key, value in logs.items()
-        if key.startswith("eval_") and isinstance(value, (int, float)) and not key.endswith(NOT_METRICS)
-    }
-    return {name: found[name] for name in sorted(found, key=lambda name: name != "loss")}
+    """The metrics of an evaluation's log, without `eval_`, loss first."""
+    metrics = of_log(logs)
+    return {name: float(metrics[name]) for name in sorted(metrics, key=lambda name: name != "loss")}
 
 
 def fit(fields: list[Field], width: int | None) -> list[Field]:

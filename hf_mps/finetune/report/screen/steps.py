@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
-from hf_mps.finetune.report.screen import numbers, rows
-from hf_mps.finetune.report.screen.numbers import say, takes, terminal
-from hf_mps.finetune.report.screen.tables import note
+from hf_mps.core import text
+from hf_mps.finetune.report.screen import rows
+from hf_mps.finetune.report.screen.tables import note, say, takes, terminal
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -89,7 +89,7 @@ class StepLines(TrainerCallback):  # type: ignore[misc]
         self._trained += now - self._mark
         self._mark = now
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=state.global_step, eta=numbers.clock(self._eta(state) or 0.0))
+            self._bar.update(self._task, completed=state.global_step, eta=text.clock(self._eta(state) or 0.0))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         logs = logs or {}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hf_mps.core import status
-from hf_mps.finetune.report.screen.numbers import duration, memory, say, terminal
+from hf_mps.core.text import duration, memory
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from hf_mps.finetune.report import Expectation
 
 Rows = list[tuple[str, ...]]
+DRAWN = "▲▼╭━"
 WIDE = 100
 """Columns from which on reasons have a column of their own; in a narrower terminal each follows its value."""
 
@@ -164,3 +167,33 @@ def _draw_final(console: Console, metrics: Rows, notes: Rows, *, failed: bool) -
     for name, value in notes:
         grid.add_row(name, Text(value, style="bold red" if failed and name == "expected" else ""))
     console.print(grid)
+
+
+def takes(stream: TextIO, letters: str = DRAWN) -> bool:
+    """Whether the stream's encoding has a form for these letters; a stream that names none (StringIO) does."""
+    try:
+        letters.encode(getattr(stream, "encoding", None) or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def say(stream: TextIO, line: str) -> None:
+    """Print one line whatever the stream's encoding; a reader that went away (`| head`) does not end a training run."""
+    if not takes(stream, line):
+        encoding = stream.encoding
+        line = line.encode(encoding, errors="replace").decode(encoding)
+    with contextlib.suppress(BrokenPipeError):
+        print(line, file=stream, flush=True)
+
+
+def terminal(stream: TextIO) -> Console | None:
+    """A rich console where the stream is a terminal that can draw, else None; rich itself honours NO_COLOR.
+
+    FORCE_COLOR is not asked: in a log file a bar that redraws itself is litter.
+    """
+    if not stream.isatty() or os.environ.get("TERM") in ("dumb", "unknown") or not takes(stream):
+        return None
+    from rich.console import Console
+
+    return Console(file=stream, highlight=False)

@@ -1,0 +1,53 @@
+"""Sizes, durations and errors as a person reads them."""
+
+from __future__ import annotations
+
+import math
+
+MIB, GIB = 2**20, 2**30
+
+
+def memory(size: float) -> str:
+    """Bytes in words: `512 MiB` below one GiB, `1.94 GiB` above."""
+    return f"{size / GIB:.2f} GiB" if size >= GIB else f"{size / MIB:.0f} MiB"
+
+
+def gib(size: float, digits: int = 1) -> str:
+    """Bytes in GiB alone, as a machine's sizes are told: `10.7 GiB`."""
+    return f"{size / GIB:.{digits}f} GiB"
+
+
+def clock(seconds: float) -> str:
+    """Seconds as `3:12` or `1:02:45`; `--:--` for what is not finite."""
+    if not math.isfinite(seconds):
+        return "--:--"
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words: `12.3 s`, `3 min 12 s`, `1 h 02 min`."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: `1 row`, `2 rows`, `0 rows`."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def first_line(error: BaseException | str) -> str:
+    """What an error says, in one line: its first, with the next one where that only leads to it; or its kind's name."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].endswith(":"):
+        return f"{lines[0]} {lines[1]}"
+    return lines[0] if lines else type(error).__name__
+
+
+def summary(error: BaseException) -> str:
+    """An error's kind and first line, `ValueError: …`; its kind alone where it says nothing."""
+    kind, words = type(error).__name__, first_line(error)
+    return kind if words == kind else f"{kind}: {words}"
