@@ -53,7 +53,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 docs: $(READY)
-	$(BIN)/python scripts/docs.py --check
+	$(BIN)/python scripts/tools/docs.py --check
 	$(BUILD_DOCS)
 
 # --no-isolation: the builder is here already, so the pinned one builds and nothing is fetched a second time.

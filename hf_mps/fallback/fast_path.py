@@ -2,8 +2,8 @@
 
 A kernel is made here for each shape of schema. What it does not cover it hands to the general kernel: large tensors,
 tensors on the CPU, subclasses, tensors with gaps or in shared buffers, float64 results. At 1 KB the general kernel
-takes 3.4 to 6.7 times as long as PyTorch's fallback, above the bar of 2 in scripts/bench_fallback.py; this one takes
-1.0 to 1.5 times as long.
+takes 3.4 to 6.7 times as long as PyTorch's fallback, above the bar of 2 in scripts/bench/bench_fallback.py; this one
+takes 1.0 to 1.5 times as long.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Below this many bytes a copy is cheaper than setting up an alias: scripts/bench_fallback.py.
+# Below this many bytes a copy is cheaper than setting up an alias: scripts/bench/bench_fallback.py.
 SMALL = 32 * 1024
 # Dtypes that Metal does not have, and what a result becomes instead.
 ON_METAL = {torch.float64: torch.float32, torch.complex128: torch.complex64}

@@ -15,7 +15,7 @@ from hf_mps import autoload
 from hf_mps.core.notices import LayerWarning
 from tests import CHECKOUT
 
-BENCHMARK = CHECKOUT / "scripts" / "bench_autoload.py"
+BENCHMARK = CHECKOUT / "scripts" / "bench" / "bench_autoload.py"
 PLAIN = {"HF_MPS_SIMULATE": None, "HF_MPS_DEVICE": None, "TORCH_DEVICE_BACKEND_AUTOLOAD": None}
 
 

@@ -210,7 +210,7 @@ def test_a_precision_that_the_mac_cannot_train_in_is_repaired(place: Path, monke
 @pytest.mark.slow
 def test_accelerate_launch_takes_the_file_and_trains_on_mps(place: Path, run_python, tmp_path: Path) -> None:
     config("--yes", "--config_file", str(place))
-    script = CHECKOUT / "scripts" / "run_glue_no_trainer.py"
+    script = CHECKOUT / "scripts" / "examples" / "run_glue_no_trainer.py"
     output = tmp_path / "run"
     ended = run_python(
         *("-m", "accelerate.commands.launch", "--config_file", str(place), script),

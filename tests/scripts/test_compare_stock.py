@@ -13,7 +13,7 @@ import pytest
 import sklearn  # noqa: F401  sets KMP_ variables when it is first imported, which no single test is to answer for
 
 from hf_mps.finetune.tasks.question_answering import Recipe
-from scripts import compare_stock, stock
+from scripts.bench import compare_stock, stock
 from tests import CHECKOUT
 from tests.finetune import tiny
 
@@ -34,7 +34,7 @@ def test_both_sides_train_on_local_files_and_the_figures_are_kept_for_the_next_t
         said = [{"sentence1": row["first"], "sentence2": row["second"], "label": row["label"]} for row in rows]
         tiny.write_csv(folder / f"{name}.csv", said)
     command = (
-        CHECKOUT / "scripts" / "compare_stock.py",
+        CHECKOUT / "scripts" / "bench" / "compare_stock.py",
         "glue/mrpc",
         *("--model", model, "--data", tmp_path / "data", "--threads", "1", "--allowed", "100", "--out", "out.json"),
         *("max_length=32", "training.max_steps=2", "training.per_device_train_batch_size=4"),

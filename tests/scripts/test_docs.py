@@ -20,7 +20,7 @@ from hf_mps.finetune import tasks
 from hf_mps.finetune.recipe import catalogue
 from tests import CHECKOUT
 
-SCRIPT = CHECKOUT / "scripts" / "docs.py"
+SCRIPT = CHECKOUT / "scripts" / "tools" / "docs.py"
 BESIDE = ("CONTRIBUTING.md", "README.md", "SECURITY.md")
 PAGES = [*sorted((CHECKOUT / "docs").glob("*.md")), *(CHECKOUT / name for name in BESIDE)]
 
@@ -41,7 +41,7 @@ def docs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
 def test_the_pages_are_what_the_code_says(docs: ModuleType) -> None:
     for name, text in docs.pages().items():
         written = (docs.REAL / name).read_text(encoding="utf-8")
-        assert written == text, f"docs/{name} is stale; next: python scripts/docs.py"
+        assert written == text, f"docs/{name} is stale; next: python scripts/tools/docs.py"
 
 
 def test_a_stale_page_fails_the_check_and_names_the_command(
@@ -50,7 +50,7 @@ def test_a_stale_page_fails_the_check_and_names_the_command(
     assert docs.main(["--check"]) == 1
     first = "docs/commands.md, docs/first-hour.md, docs/hazards.md, docs/keys.md, docs/older-scripts.md"
     pages = f"{first}, docs/patches.md, docs/recipes.md, docs/img/rooms.svg"
-    line = f"{pages}: not what the code says; next: python scripts/docs.py\n"
+    line = f"{pages}: not what the code says; next: python scripts/tools/docs.py\n"
     assert capsys.readouterr().err == line
     assert docs.main([]) == 0
     assert docs.main(["--check"]) == 0

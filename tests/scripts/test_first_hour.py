@@ -19,13 +19,13 @@ from tests import CHECKOUT
 
 
 def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, CHECKOUT / "scripts" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, CHECKOUT / "scripts" / "tools" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(CHECKOUT / "scripts"))  # as Python has it that runs the script
+        patch.syspath_prepend(str(CHECKOUT / "scripts" / "tools"))  # as Python has it that runs the script
         spec.loader.exec_module(module)
     return module
 
@@ -49,7 +49,7 @@ SLOW = ("evaluation", "fork", "workers")
 def test_each_experiment_finds_the_simulated_device_as_expected(
     name: str, simulated: None, untouched: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert STEPS[name].command == f"python scripts/on_a_mac.py {name}"
+    assert STEPS[name].command == f"python scripts/tools/on_a_mac.py {name}"
     code, found = told(capsys, name, "--steps", "2")
     assert found["experiment"] == name
     assert found["as_expected"] is not False, found

@@ -12,7 +12,7 @@ from inline_snapshot import snapshot
 
 from tests import CHECKOUT
 
-SCRIPT = CHECKOUT / "scripts" / "matrix.py"
+SCRIPT = CHECKOUT / "scripts" / "tools" / "matrix.py"
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.device import machine
-from scripts import compare_stock, measured_on
+from scripts.bench import compare_stock, measured_on
 from tests import CHECKOUT
 
-SCRIPTS = CHECKOUT / "scripts"
+SCRIPTS = CHECKOUT / "scripts" / "bench"
 BENCHMARKS = sorted([*SCRIPTS.glob("bench_*.py"), SCRIPTS / "check_plan.py", SCRIPTS / "simulator_conformance.py"])
 
 

@@ -1,4 +1,4 @@
-"""scripts/old_examples.py runs a folder of example scripts and says of each what became of it."""
+"""scripts/tools/old_examples.py runs a folder of example scripts and says of each what became of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inline_snapshot import snapshot
 
 from tests import CHECKOUT
 
-SCRIPTS = CHECKOUT / "scripts"
+SCRIPTS = CHECKOUT / "scripts" / "tools"
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from inline_snapshot import snapshot
 
 from tests import CHECKOUT
 
-SCRIPTS = CHECKOUT / "scripts"
-SHARED = SCRIPTS.parent.parent / "shared" / "data"
+SCRIPTS = CHECKOUT / "scripts" / "examples"
+SHARED = CHECKOUT.parent / "shared" / "data"
 
 
 def words(line: str) -> list[str]:

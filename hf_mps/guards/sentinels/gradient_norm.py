@@ -16,7 +16,7 @@ TIMES = 100.0
 """How many times the largest norm before.
 
 MiniLM on MRPC stayed below 2 times in four trainings of 100 to 300 steps, one of them on 96 rows that it learned by
-heart, one at a learning rate of 1e-3 (scripts/bench_sentinels.py --norms); pytorch#177116 makes 1e3 to 1e5 times.
+heart, one at a learning rate of 1e-3 (scripts/bench/bench_sentinels.py --norms); pytorch#177116 makes 1e3 to 1e5 times.
 """
 
 
@@ -37,8 +37,8 @@ class GradientNorm(Sentinel):
     name = "gradient-norm"
     what = f"a gradient norm more than {TIMES:.0f} times the largest of all before it, after at least {HISTORY}"
     why = (
-        "warns, because a row that is far off can do it too; scripts/bench_sentinels.py measures how far real training"
-        " stays below"
+        "warns, because a row that is far off can do it too; scripts/bench/bench_sentinels.py measures how far real"
+        " training stays below"
     )
 
     def __init__(self) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts import architectures
+from scripts.tools import architectures
 
-# All of them take minutes; `python scripts/architectures.py` looks at each, and writes the page.
+# All of them take minutes; `python scripts/tools/architectures.py` looks at each, and writes the page.
 EACH = 12
 TABLE = architectures.table()
 # What no share may miss: mixtures of experts, and those that once could not be planned.

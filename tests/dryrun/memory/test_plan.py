@@ -19,8 +19,8 @@ from hf_mps.dryrun.memory.trace import Estimate, largest
 from hf_mps.dryrun.modules import ModuleTracker
 from hf_mps.dryrun.render import render
 from hf_mps.dryrun.resolve import resolve_target
-from scripts import check_plan
-from scripts.check_plan import CHECKPOINTING, CLASSIFY, CONTINUE, LORA, Pair
+from scripts.bench import check_plan
+from scripts.bench.check_plan import CHECKPOINTING, CLASSIFY, CONTINUE, LORA, Pair
 from tests import CHECKOUT
 
 GIB = 2**30
@@ -159,7 +159,7 @@ sys.path.insert(0, {str(CHECKOUT)!r})
 from pathlib import Path
 from hf_mps.dryrun.resolve import resolve_target
 from hf_mps.dryrun import audit, memory
-from scripts import check_plan
+from scripts.bench import check_plan
 check_plan.SIZES["llama"] = dict(vocab_size=32000, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32,
     num_attention_heads=32)
 target = resolve_target(str(check_plan.recipe(check_plan.Pair("llama", check_plan.CONTINUE, 1, 512), Path("."))))

@@ -1,6 +1,6 @@
 """How near the planned memory peak comes to the one that the simulated device measures, for models and settings.
 
-    HF_MPS_SIMULATE=1 python scripts/check_plan.py [--within 0.01]
+    HF_MPS_SIMULATE=1 python scripts/bench/check_plan.py [--within 0.01]
 
 Each row plans a step from fake tensors, then takes the same steps with random weights and asks the device for its peak.
 Exit code 1 where one is further off than `--within`.

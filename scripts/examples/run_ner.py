@@ -1,6 +1,6 @@
 """Fine-tune a model to tag words (names of people, places, …), with the Trainer.
 
-    python scripts/run_ner.py --do_train --do_eval --output_dir runs/ner
+    python scripts/examples/run_ner.py --do_train --do_eval --output_dir runs/ner
 
 Files of your own: --train_file and --validation_file (json; columns: tokens, the words, and ner_tags, as many tags).
 """

@@ -1,11 +1,11 @@
 """Fine-tuning MRPC on the CPU: the runner against a run_glue-style script with the documentation's settings.
 
-    python scripts/bench_finetune.py --threads 2 --seeds 1,2,3 --out bench_finetune.json
-    python scripts/bench_finetune.py --learning-rate 5e-5 --epochs 4
-    python scripts/bench_finetune.py --steps 40                        # the ratio of the speeds alone
+    python scripts/bench/bench_finetune.py --threads 2 --seeds 1,2,3 --out bench_finetune.json
+    python scripts/bench/bench_finetune.py --learning-rate 5e-5 --epochs 4
+    python scripts/bench/bench_finetune.py --steps 40                        # the ratio of the speeds alone
 
-Both train the same model on the same files, batch 32, learning rate 2e-5, 3 epochs: scripts/run_glue.py under stock
-transformers (HF_MPS=0), every row padded to 128 as the examples' run_glue.py does by default, and
+Both train the same model on the same files, batch 32, learning rate 2e-5, 3 epochs: scripts/examples/run_glue.py under
+stock transformers (HF_MPS=0), every row padded to 128 as the examples' run_glue.py does by default, and
 `python -m hf_mps.finetune glue/mrpc` as it comes. They take turns, a process each. Speed is what each says of its own
 training: Trainer's train_samples_per_second and the runner's samples_per_second, evaluations in neither. Needs
 ../shared/data (or --data and --model) and no network. Exit code 1 where the runner trains less than 2 x the examples
@@ -29,13 +29,14 @@ from typing import Any
 import measured_on
 
 HERE = Path(__file__).resolve().parent
+EXAMPLES = HERE.parent / "examples"
 BATCH = 32
 
 
 def main() -> int:
     """Measure, print, and return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    data = HERE.parent.parent / "shared/data/glue_mrpc"
+    data = HERE.parents[2] / "shared/data/glue_mrpc"
     parser.add_argument("--data", type=Path, default=data, help="a folder with train.csv and dev.csv")
     parser.add_argument("--model", type=Path, default=minilm(), help="a model's folder (default: MiniLM from PyPI)")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of each training (default: all)")
@@ -82,8 +83,8 @@ def minilm() -> Path | None:
 
 
 def script(given: argparse.Namespace, seed: int, folder: Path) -> dict[str, float]:
-    """One training by scripts/run_glue.py as the examples' README calls it."""
-    command = [str(HERE / "run_glue.py"), "--do_train", "--do_eval", "--max_seq_length", "128"]
+    """One training by scripts/examples/run_glue.py as the examples' README calls it."""
+    command = [str(EXAMPLES / "run_glue.py"), "--do_train", "--do_eval", "--max_seq_length", "128"]
     # No checkpoint while it trains: the runner's figure holds none either.
     command += ["--pad_to_max_length", "true", "--use_cpu", "true", "--report_to", "none", "--save_strategy", "no"]
     command += ["--model_name_or_path", str(given.model), "--seed", str(seed), "--output_dir", str(folder)]

@@ -1,6 +1,6 @@
 """Fine-tune a model on sentences or pairs of sentences with a label, as a Lightning module.
 
-    python scripts/lightning_glue.py --task_name mrpc --output_dir runs/mrpc
+    python scripts/examples/lightning_glue.py --task_name mrpc --output_dir runs/mrpc
 
 Files of your own: --train_file and --validation_file (csv or json; columns: one or two of text, and label).
 """

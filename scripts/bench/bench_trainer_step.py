@@ -1,7 +1,7 @@
 """What the whole layer costs a step of transformers' Trainer: guards, sentinels, fallback and shims, on over off.
 
-    python scripts/bench_trainer_step.py
-    python scripts/bench_trainer_step.py --rounds 200 --size 256
+    python scripts/bench/bench_trainer_step.py
+    python scripts/bench/bench_trainer_step.py --rounds 200 --size 256
 
 Three processes train the same small BERT, one with the layer and two with HF_MPS=0, and take turns: each runs a few
 steps while the others wait, so that drift and other programs' work fall on all alike. The second process without the

@@ -1,6 +1,6 @@
 """Fine-tune a model on sentences or pairs of sentences with a label, with the Trainer.
 
-    python scripts/run_glue.py --task_name mrpc --do_train --do_eval --max_seq_length 128 \
+    python scripts/examples/run_glue.py --task_name mrpc --do_train --do_eval --max_seq_length 128 \
         --per_device_train_batch_size 32 --learning_rate 2e-5 --num_train_epochs 3 --output_dir runs/mrpc
 
 Files of your own: --train_file and --validation_file (csv or json; columns: one or two of text, and label).

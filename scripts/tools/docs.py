@@ -1,7 +1,7 @@
 """Writes the pages of docs/ that follow from the code: commands, recipes, keys, hazards, patches, the rooms, and more.
 
-python scripts/docs.py            write the files
-python scripts/docs.py --check    exit code 1 where one of them is not what the code says
+python scripts/tools/docs.py            write the files
+python scripts/tools/docs.py --check    exit code 1 where one of them is not what the code says
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from hf_mps.finetune.recipe import catalogue, keys
 from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.recipe.schema import Recipe
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
-MADE = "<!-- Written by scripts/docs.py; change the code, not this file. -->"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+MADE = "<!-- Written by scripts/tools/docs.py; change the code, not this file. -->"
 COMPLETION = ("install_completion", "show_completion")
 
 
@@ -46,7 +46,9 @@ def main(arguments: Sequence[str]) -> int:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     if stale:
-        print(f"docs/{', docs/'.join(stale)}: not what the code says; next: python scripts/docs.py", file=sys.stderr)
+        print(
+            f"docs/{', docs/'.join(stale)}: not what the code says; next: python scripts/tools/docs.py", file=sys.stderr
+        )
     return 1 if stale else 0
 
 

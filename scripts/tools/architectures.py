@@ -1,6 +1,6 @@
 """What `hf-mps plan` and `hf-mps audit` say of every architecture of transformers that a task of ours trains.
 
-    python scripts/architectures.py [NAME …]
+    python scripts/tools/architectures.py [NAME …]
 
 Writes docs/architectures.md; with names, their rows of it alone. Each architecture is given as a folder with nothing
 but a small configuration, as a person may have one.
@@ -39,10 +39,10 @@ ELSEWHERE = {
 CLASSES = {"summarization": "AutoModelForSeq2SeqLM", "causal-lm": "AutoModelForCausalLM"}
 ROWS, LENGTH = 2, 16
 WORDS = {"vocab_size": 1000, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "architectures.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "architectures.md"
 HEAD = """# Architectures
 
-<!-- Written by scripts/architectures.py; change the code, not this file. -->
+<!-- Written by scripts/tools/architectures.py; change the code, not this file. -->
 
 What `hf-mps plan` and `hf-mps audit` say of the architectures of transformers {version} that a task of this project
 trains, each from a small configuration alone: no weights, no tokenizer, no Mac. A test holds that they still say so.

@@ -1,9 +1,9 @@
 """Small experiments that only a real Mac can answer; each prints one JSON object. docs/first-hour.md says what for.
 
-    python scripts/on_a_mac.py head-gradient
-    python scripts/on_a_mac.py shapes --steps 20
+    python scripts/tools/on_a_mac.py head-gradient
+    python scripts/tools/on_a_mac.py shapes --steps 20
 
-`as_expected` is true, false, or null where there are only figures; scripts/first_hour.py runs all of them.
+`as_expected` is true, false, or null where there are only figures; scripts/tools/first_hour.py runs all of them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The text of docs/hazards.md: from what guards, sentinels, the doctor and the simulated device say of each hazard.
 
-scripts/docs.py writes it.
+scripts/tools/docs.py writes it.
 """
 
 from __future__ import annotations

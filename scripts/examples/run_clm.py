@@ -1,6 +1,6 @@
 """Train a language model to continue text, with the Trainer.
 
-    python scripts/run_clm.py --model_name_or_path ../shared/data/models/stories260K --do_train --do_eval \
+    python scripts/examples/run_clm.py --model_name_or_path ../shared/data/models/stories260K --do_train --do_eval \
         --block_size 128 --output_dir runs/clm
 
 Files of your own: --train_file and --validation_file (txt, or csv and json with a column text).

@@ -1,7 +1,7 @@
 """What a loader's workers cost to start: forked, started anew, and as the guard fork-workers has Trainer start them.
 
-    python scripts/bench_workers.py
-    python scripts/bench_workers.py --workers 4 --rounds 5
+    python scripts/bench/bench_workers.py
+    python scripts/bench/bench_workers.py --workers 4 --rounds 5
 
 Loaders over tokenized rows with transformers' collator are read through one after the other, as Trainer makes one for
 each epoch and each evaluation. Stock forks its workers; "spawn" starts each anew, and each imports torch, transformers

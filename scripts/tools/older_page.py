@@ -1,4 +1,4 @@
-"""The text of docs/older-scripts.md, from the tables that the shims work with; scripts/docs.py writes it."""
+"""The text of docs/older-scripts.md, from the tables that the shims work with; scripts/tools/docs.py writes it."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def lines() -> Iterator[str]:
     yield "they run without a change, with command lines of their time. A name that the installed library has is always"
     yield "its own; each of these says so in one line where it is used."
     yield ""
-    yield "`python scripts/old_examples.py FOLDER` runs a release's example scripts one after the other on tiny models"
-    yield "and made-up rows, offline, and says of each whether it works."
+    yield "`python scripts/tools/old_examples.py FOLDER` runs a release's example scripts one after the other on tiny"
+    yield "models and made-up rows, offline, and says of each whether it works."
     yield from (
         "",
         "## By release",

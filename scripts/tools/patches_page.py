@@ -1,4 +1,4 @@
-"""The text of docs/patches.md: everything that `import torch` arms in other libraries; scripts/docs.py writes it."""
+"""The text of docs/patches.md: what `import torch` arms in other libraries; scripts/tools/docs.py writes it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The line that a benchmark prints first: which device its figures are of, and whether that is a simulated one.
 
-python scripts/measured_on.py    prints it for a process with these variables
+python scripts/bench/measured_on.py    prints it for a process with these variables
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Peak memory of a causal language model's training step: the stock Trainer, and its loss taken in chunks.
 
-    python scripts/bench_logits.py
-    python scripts/bench_logits.py --layers 4 --batch 2
+    python scripts/bench/bench_logits.py
+    python scripts/bench/bench_logits.py --layers 4 --batch 2
 
 A Qwen2 of 151,936 words and width 896 with few layers and random weights, tied as Qwen2-0.5B is, batches of 4 x 512
 tokens, Trainer's own settings, two steps each (the second holds the optimizer's state), on the device mps: simulated,

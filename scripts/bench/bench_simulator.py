@@ -1,6 +1,6 @@
 """Training throughput of the simulated Metal device over the CPU's, in one run.
 
-    python scripts/bench_simulator.py [--steps 6] [--rounds 5]
+    python scripts/bench/bench_simulator.py [--steps 6] [--rounds 5]
 
 Both devices train the same model on the same batches with the stock optimizer of the Trainer, in short turns one after
 the other, so that a busy machine slows both alike. Printed: samples per second of each, and the median of the ratios

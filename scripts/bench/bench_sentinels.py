@@ -1,8 +1,8 @@
 """What the sentinels cost a training step, and how far real training stays below their threshold for gradient norms.
 
-    python scripts/bench_sentinels.py                     the ratio of a step's times, sentinels on over off
-    python scripts/bench_sentinels.py --cpu-time          the same on a machine that others use, on the simulated device
-    python scripts/bench_sentinels.py --norms DATA        gradient norms of MiniLM on MRPC, DATA=../shared/data
+    python scripts/bench/bench_sentinels.py                 the ratio of a step's times, sentinels on over off
+    python scripts/bench/bench_sentinels.py --cpu-time      the same where others use the machine, simulated
+    python scripts/bench/bench_sentinels.py --norms DATA    gradient norms of MiniLM on MRPC, DATA=../shared/data
 
 The first: one small BERT and one AdamW on the device; rounds of two steps with the sentinels on, off, and off again for
 the machine's own noise. Compared are the times that one round in five stays under; what a read of the stream adds, once

@@ -14,7 +14,7 @@ from datasets import Dataset, DatasetDict, load_dataset
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 LABELS = ["label", "labels", "idx"]
 _READERS = {"csv": "csv", "json": "json", "jsonl": "json", "txt": "text", "text": "text", "tokens": "text"}
 

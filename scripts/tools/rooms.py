@@ -1,4 +1,4 @@
-"""docs/img/rooms.svg: the rooms of the package and who imports whom, drawn from the sources; scripts/docs.py writes it.
+"""docs/img/rooms.svg: the rooms of the package and who imports whom; scripts/tools/docs.py draws it from the sources.
 
 A row is a room, a dot what it imports, in functions too; what only a type checker imports is left out. Rooms stand from
 the highest to the lowest: what runs down lies right of the diagonal, what runs up, by a named exception, left of it.
@@ -15,7 +15,7 @@ ORDER = (
     *("core", "device", "operators", "simulator", "fallback", "guards", "compat", "integrations", "activation"),
     *("autoload", "early", "doctor", "finetune", "dryrun", "pytest_plugin", "cli"),
 )
-PACKAGE = Path(__file__).resolve().parent.parent / "hf_mps"
+PACKAGE = Path(__file__).resolve().parents[2] / "hf_mps"
 CELL, LEFT, TOP = 26, 130, 100
 INK, LINE, DOWN, UP, SELF = "#1f2328", "#d0d7de", "#0072B2", "#D55E00", "#eaeef2"
 

@@ -1,8 +1,8 @@
 """Compare the simulated Metal device with the CPU on PyTorch's own operator samples, and print the differences.
 
-    python scripts/simulator_conformance.py                 every operator, about four minutes on two cores
-    python scripts/simulator_conformance.py add nn.functional.conv2d
-    python scripts/simulator_conformance.py --every 10      one operator in ten
+    python scripts/bench/simulator_conformance.py                 every operator, about four minutes on two cores
+    python scripts/bench/simulator_conformance.py add nn.functional.conv2d
+    python scripts/bench/simulator_conformance.py --every 10      one operator in ten
 
 Forward, backward, in-place and out= calls in float32, float16, bfloat16 and int64. Needs the extra package expecttest.
 Exit code 1 where a difference is found that tests/simulator/opinfo_exceptions.yaml does not list.
@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import measured_on
 

@@ -1,7 +1,7 @@
 """The layer's fallback against PyTorch's copying one, in one process that alternates between them.
 
-    python scripts/bench_fallback.py
-    python scripts/bench_fallback.py --rounds 30 --operators channel_shuffle
+    python scripts/bench/bench_fallback.py
+    python scripts/bench/bench_fallback.py --rounds 30 --operators channel_shuffle
 
 For each operator and size: milliseconds a call of the bare CPU operator, of PyTorch's fallback and of the layer's, and
 what each fallback adds to the CPU operator. Two bars: at 64 MB the layer adds at most a third of what PyTorch's adds,

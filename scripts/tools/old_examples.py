@@ -1,8 +1,8 @@
 """Runs the example scripts of an older transformers release, unchanged, with command lines of its time.
 
-python scripts/old_examples.py FOLDER              each run_*.py below FOLDER (a release's examples/), one line a script
-python scripts/old_examples.py FOLDER --only run_glue run_qa --keep
-python scripts/old_examples.py FOLDER --stock      the same without hf_mps
+python scripts/tools/old_examples.py FOLDER              each run_*.py below FOLDER (a release's examples/)
+python scripts/tools/old_examples.py FOLDER --only run_glue run_qa --keep
+python scripts/tools/old_examples.py FOLDER --stock      the same without hf_mps
 
 Each script makes two steps on the simulated device (on the real one on a Mac) with tiny random models and made-up rows,
 offline. The exit code is 1 where one fails for another reason than a package that is not installed.

@@ -1,6 +1,6 @@
 """Fine-tune a model on sentences or pairs of sentences with a label, in a loop of one's own with Accelerate.
 
-    python scripts/run_glue_no_trainer.py --task_name mrpc --output_dir runs/mrpc
+    python scripts/examples/run_glue_no_trainer.py --task_name mrpc --output_dir runs/mrpc
 
 Files of your own: --train_file and --validation_file (csv or json; columns: one or two of text, and label).
 """

@@ -1,7 +1,7 @@
 """What only a real Mac can tell, step by step, into one file to send: docs/first-hour.md is the same list to type.
 
-    python scripts/first_hour.py
-    python scripts/first_hour.py --only doctor --only head-gradient --output doctor.json
+    python scripts/tools/first_hour.py
+    python scripts/tools/first_hour.py --only doctor --only head-gradient --output doctor.json
 
 Each step runs in a process of its own, so that one that ends by a fault of Metal costs itself alone; the file is
 written after each. Exit code 1 where something was not as expected.
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-CHECKOUT = Path(__file__).resolve().parent.parent
+CHECKOUT = Path(__file__).resolve().parents[2]
 LONGEST = 1800
 """Seconds that a step may take; the quickstart is the longest, some minutes on any Mac."""
 KEPT = 20_000
@@ -46,7 +46,7 @@ def silent(code: int, out: str, err: str) -> bool | None:
 
 
 def by_experiment(code: int, out: str, err: str) -> bool | None:
-    """What an experiment of scripts/on_a_mac.py says of itself."""
+    """What an experiment of scripts/tools/on_a_mac.py says of itself."""
     told = _object(out)
     return told["as_expected"] if told and "as_expected" in told else False
 
@@ -73,7 +73,7 @@ class Step:
 
 
 def _mac(name: str) -> str:
-    return f"python scripts/on_a_mac.py {name}"
+    return f"python scripts/tools/on_a_mac.py {name}"
 
 
 STEPS = (
@@ -87,7 +87,7 @@ STEPS = (
     Step(
         "start",
         "B2: what hf_mps adds to `import torch`; it creates no Metal device there",
-        "python scripts/bench_autoload.py --rounds 5",
+        "python scripts/bench/bench_autoload.py --rounds 5",
         "Some 40 ms or less.",
         figures,
     ),
@@ -199,7 +199,7 @@ STEPS = (
     Step(
         "trainer-step",
         "F: a Trainer's step with the whole layer and without it",
-        "python scripts/bench_trainer_step.py --rounds 20",
+        "python scripts/bench/bench_trainer_step.py --rounds 20",
         "At most a few hundredths longer; waits that the layer saves may make it shorter.",
         figures,
     ),
@@ -339,10 +339,10 @@ hour or so, and writes one file to send:
 $ git clone … hf_mps && cd hf_mps
 $ make check                                  # sets everything up in .venv
 $ source .venv/bin/activate
-$ python scripts/first_hour.py                # leaves first-hour.json
+$ python scripts/tools/first_hour.py                # leaves first-hour.json
 ```
 
-Where there is time for a second round: `pip install torch==2.13.0`, and `python scripts/first_hour.py --output
+Where there is time for a second round: `pip install torch==2.13.0`, and `python scripts/tools/first_hour.py --output
 first-hour-2.13.json`. PyTorch 2.14 mended much of what is asked below, on M1 and M2 above all. The file holds the chip,
 macOS, versions and what each step printed; the checkout's folder and your home folder are taken out of it.
 

