@@ -280,7 +280,7 @@ def split(command: str) -> tuple[dict[str, str], list[str]]:
         name, _, value = words.pop(0).partition("=")
         variables[name] = value
     if words[0] == "hf-mps":
-        words[:2] = [sys.executable, "-m", f"hf_mps.{words[1]}"]
+        words[:1] = [sys.executable, "-m", "hf_mps"]
     else:
         words[0] = sys.executable
     return variables, [str(CHECKOUT / word) if word.startswith("scripts/") else word for word in words]

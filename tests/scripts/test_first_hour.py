@@ -78,8 +78,8 @@ def test_every_command_is_one_that_can_be_typed(capsys: pytest.CaptureFixture[st
         assert set(variables) <= {"HF_HUB_OFFLINE"}
         assert words[0] == sys.executable
         if words[1] == "-m":
-            verb, rest = words[2].removeprefix("hf_mps."), words[3:]
-            assert importlib.util.find_spec(f"{words[2]}.__main__") is not None
+            package, verb, rest = words[2], words[3], words[4:]
+            assert importlib.util.find_spec(f"{package}.__main__") is not None
             context = verbs[verb].make_context(verb, list(rest), resilient_parsing=False)
             if verb != "doctor":
                 load_recipe(next(word for word in rest if not word.startswith("-")), [])
