@@ -14,8 +14,8 @@ __all__ = ["Guard", "around"]
 class Guard(Installed):
     """A known hazard and what is done about it; a subclass fills in the four sentences and the two methods.
 
-    A guard acts only where `on` is true, and only on tensors of the device `mps`. `name` is as HF_MPS_GUARDS, the
-    simulator's hazards and METAL.md call it.
+    A guard acts only where `on` is true, and only on tensors of the device `mps`. `name` is the guard's in
+    HF_MPS_GUARDS, in docs/hazards.md and among the faults of tests/hazards.
 
     It speaks (`acted`) where something is left for a person: the script gets something else than it asked for, a
     resumed run is not the unbroken one, or the hazard stands and a next step is named. Where the script now does what

@@ -3,7 +3,7 @@
     with hazards.on("non-blocking"):
         ...
 
-Each is modelled after the upstream issue that METAL.md names, as a kernel of its own over the device's, or as the
+Each is modelled after the upstream issue that its guard names, as a kernel of its own over the device's, or as the
 library's state that has the fault. Faults that the installed libraries have anyhow (checkpoint-rng, resume-rng, …) need
 none. For tests only: slow, and one thread at a time.
 """

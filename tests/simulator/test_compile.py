@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hf_mps.core import notices
 from hf_mps.simulator import compiled
+from tests import CHECKOUT
 from tests.guards import loops
 
 pytestmark = pytest.mark.usefixtures("mps")
@@ -280,7 +281,7 @@ with torch.no_grad(), hazards.on("cuda-graphs"):
 
 
 def test_a_mode_with_cuda_graphs_ends_the_process_as_on_a_mac(run_python: Any) -> None:
-    died = run_python("-c", DEEP, env={"HF_MPS_GUARDS": "-cuda-graphs"})
+    died = run_python("-c", DEEP, cwd=CHECKOUT, env={"HF_MPS_GUARDS": "-cuda-graphs"})
     assert (died.returncode, died.stdout) == (-signal.SIGSEGV, "")
     assert "the process ends here as on a Mac (https://github.com/pytorch/pytorch/issues/188970)" in died.stderr
 
