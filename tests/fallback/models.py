@@ -1,6 +1,6 @@
-"""Trains one of three small models, ten times on one batch, that need operators Metal lacks; prints JSON.
+"""Trains one of three small models, ten times on one batch, that need operators Metal lacks; a line of JSON a device.
 
-python models.py ctc|pissa|pool mps|cpu OUTPUT_DIR
+python models.py ctc|pissa|pool OUTPUT_DIR mps|cpu ...
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Trainer, TrainingArguments, set_seed
+
+from hf_mps import fallback
+from hf_mps.integrations.trainer_logs import of_training
 
 
 class Called(TorchDispatchMode):
@@ -27,7 +30,7 @@ class Called(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def ctc() -> tuple[torch.nn.Module, list[dict[str, Any]]]:
+def ctc(device: str) -> tuple[torch.nn.Module, list[dict[str, Any]]]:
     """Speech recognition: wav2vec 2.0 with a CTC head on noise."""
     from transformers import Wav2Vec2Config, Wav2Vec2ForCTC
 
@@ -41,7 +44,7 @@ def ctc() -> tuple[torch.nn.Module, list[dict[str, Any]]]:
     return Wav2Vec2ForCTC(config), rows
 
 
-def pissa() -> tuple[torch.nn.Module, list[dict[str, Any]]]:
+def pissa(device: str) -> tuple[torch.nn.Module, list[dict[str, Any]]]:
     """LoRA started from each weight's singular vectors (PiSSA), computed on the device."""
     from peft import LoraConfig, get_peft_model
     from transformers import BertConfig, BertForSequenceClassification
@@ -50,7 +53,7 @@ def pissa() -> tuple[torch.nn.Module, list[dict[str, Any]]]:
         vocab_size=100, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
         hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
-    model = BertForSequenceClassification(config).to(DEVICE)
+    model = BertForSequenceClassification(config).to(device)
     adapter = LoraConfig(r=4, lora_alpha=4, init_lora_weights="pissa", target_modules=["query", "value"])
     rows = [{"input_ids": torch.randint(100, (8,)), "labels": torch.tensor(n % 2)} for n in range(4)]
     return get_peft_model(model, adapter), rows
@@ -71,21 +74,21 @@ class Pool(torch.nn.Module):
         return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
-def pool() -> tuple[torch.nn.Module, list[dict[str, Any]]]:
+def pool(device: str) -> tuple[torch.nn.Module, list[dict[str, Any]]]:
     """Volumes of 6 by 6 by 6 in two classes."""
     return Pool(), [{"volume": torch.randn(1, 6, 6, 6), "labels": torch.tensor(n % 2)} for n in range(4)]
 
 
-def main() -> None:
+def train(name: str, folder: str, device: str) -> None:
     """Train ten steps and print losses, the ledger, all operators called and the log's keys."""
-    warnings.simplefilter("ignore")
+    before = {entry.operator: entry.calls for entry in fallback.report().operators}
     set_seed(0)
     called = Called()
     with called:
-        model, rows = {"ctc": ctc, "pissa": pissa, "pool": pool}[sys.argv[1]]()
+        model, rows = {"ctc": ctc, "pissa": pissa, "pool": pool}[name](device)
         arguments = TrainingArguments(
-            output_dir=sys.argv[3], max_steps=10, logging_steps=1, per_device_train_batch_size=4, learning_rate=5e-3,
-            use_cpu=DEVICE == "cpu", report_to=[], save_strategy="no", remove_unused_columns=False, disable_tqdm=True,
+            output_dir=folder, max_steps=10, logging_steps=1, per_device_train_batch_size=4, learning_rate=5e-3,
+            use_cpu=device == "cpu", report_to=[], save_strategy="no", remove_unused_columns=False, disable_tqdm=True,
             optim="adamw_torch", seed=0,
         )  # fmt: skip
         trainer = Trainer(model=model, args=arguments, train_dataset=rows)
@@ -96,19 +99,17 @@ def main() -> None:
         "losses": [entry["loss"] for entry in logs],
         "fallback_seconds": [entry.get("fallback_seconds") for entry in logs],
         "called": sorted(called.names),
-        "ledger": [],
+        "ledger": [
+            entry.operator for entry in fallback.report().operators if entry.calls > before.get(entry.operator, 0)
+        ],
     }
-    if DEVICE == "mps":
-        from hf_mps import fallback
-        from hf_mps.integrations.trainer_logs import of_training
-
+    if device == "mps":
         training = of_training(trainer)
         result["for results.json"] = training.as_dict()["operators"] if training else None
-        result["ledger"] = [entry.operator for entry in fallback.report().operators]
     print(json.dumps(result))
 
 
-DEVICE = sys.argv[2]
-
 if __name__ == "__main__":
-    main()
+    warnings.simplefilter("ignore")
+    for each in sys.argv[3:]:
+        train(sys.argv[1], sys.argv[2], each)

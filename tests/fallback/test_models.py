@@ -23,13 +23,14 @@ EXPECTED = {
 }
 
 
-def train(run_python, model: str, device: str) -> tuple[dict[str, Any], str]:
+def train(run_python, model: str) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """What a training gave on the device and what it gave on the CPU, in one process, and all that it said."""
     env = {"HF_MPS_SIMULATE": "1", "HF_MPS_FALLBACK": None, "PYTORCH_ENABLE_MPS_FALLBACK": None, "OMP_NUM_THREADS": "1"}
-    done = run_python(SCRIPT, model, device, "out", env=env)
+    done = run_python(SCRIPT, model, "out", "mps", "cpu", env=env)
     assert done.returncode == 0, done.stderr[-3000:]
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert result["device"] == device
-    return result, done.stderr
+    on_device, on_cpu = (json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"device"'))
+    assert (on_device["device"], on_cpu["device"]) == ("mps", "cpu")
+    return on_device, on_cpu, done.stderr
 
 
 def lacking(names: list[str]) -> set[str]:
@@ -52,8 +53,7 @@ def lacking(names: list[str]) -> set[str]:
 def test_it_trains_with_the_cpus_losses_and_the_ledger_names_what_is_lacking(run_python, model: str) -> None:
     if model == "pissa" and importlib.util.find_spec("peft") is None:
         pytest.skip("needs peft (pip install 'hf-mps[dev]')")
-    on_device, told = train(run_python, model, "mps")
-    on_cpu, _ = train(run_python, model, "cpu")
+    on_device, on_cpu, told = train(run_python, model)
     assert len(on_device["losses"]) == 10
     assert on_device["losses"] == pytest.approx(on_cpu["losses"], abs=1e-4)
     assert on_device["losses"][-1] < on_device["losses"][0]
@@ -71,11 +71,11 @@ def test_it_trains_with_the_cpus_losses_and_the_ledger_names_what_is_lacking(run
 
 def test_a_training_without_missing_operators_logs_nothing_of_them(run_python, tmp_path: Path) -> None:
     code = f"""
-import sys; sys.argv = ["models.py", "pool", "mps", "out"]; sys.path.insert(0, {str(SCRIPT.parent)!r})
+import sys; sys.path.insert(0, {str(SCRIPT.parent)!r})
 import models, torch
 models.Pool.__init__ = lambda self: (torch.nn.Module.__init__(self), setattr(
     self, "layers", torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(216, 2))))[0]
-models.main()
+models.train("pool", "out", "mps")
 """
     done = run_python("-c", code, env={"HF_MPS_SIMULATE": "1"})
     result = json.loads(done.stdout.splitlines()[-1])

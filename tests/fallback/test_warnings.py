@@ -93,8 +93,9 @@ def test_by_itself_it_is_on_and_prints_a_table_at_the_end(run_python) -> None:
 
 
 def test_quiet_says_nothing(run_python) -> None:
-    assert run(run_python, HF_MPS_FALLBACK="quiet")[0][0] == "1.0 1.0"
-    assert run(run_python, HF_MPS_FALLBACK="quiet")[1] == ""
+    out, err = run(run_python, HF_MPS_FALLBACK="quiet")
+    assert out[0] == "1.0 1.0"
+    assert err == ""
 
 
 @pytest.mark.parametrize("name", ["HF_MPS_FALLBACK", "PYTORCH_ENABLE_MPS_FALLBACK"])
