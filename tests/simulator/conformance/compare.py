@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hf_mps.operators.table import table
+from tests.simulator.conformance.samples import seed
 
 MISSING = re.compile(
     r"The operator '(aten::[\w.]+)' is not currently implemented for the MPS device\. "
@@ -73,7 +74,7 @@ class Draws(TorchDispatchMode):
 
 def run(call: Callable[[], Any]) -> Ran:
     """Call it with fixed random numbers; warnings are of no interest here."""
-    torch.manual_seed(7)
+    seed(7)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
