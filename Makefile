@@ -3,6 +3,7 @@
 #
 #   make quickstart   fine-tune the embedded default on the device mps (simulated where there is no Metal)
 #   make test         lint, type-check and run the whole suite
+#   make test-fast    the suite without what takes over ten seconds or starts a Python of its own
 #   make check        lint, type-check and look at the pages' links only
 #   make format       let ruff put the sources in form
 #   make docs         build the pages into site/
@@ -13,7 +14,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-RECIPES := tests/finetune tests/dryrun
+FIRST := tests/finetune tests/dryrun tests/scripts
 READY := $(VENV)/.ready
 BUILDER := .venv-build
 NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "hf_mps needs Python 3.10 or newer: make PYTHON=python3.12")'
@@ -27,20 +28,23 @@ ifneq ($(shell uname -s),Darwin)
 export HF_MPS_SIMULATE ?= 1
 endif
 
-.PHONY: quickstart test test-recipes test-rest check format docs wheel dist clean
+.PHONY: quickstart test test-fast first-half second-half check format docs wheel dist clean
 
 quickstart: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m hf_mps.finetune quickstart
 
-# Two halves at a time, with a thread each: most of a test's time is one core's.
-test: check
-	$(MAKE) --jobs 2 --keep-going test-recipes test-rest
+# Two halves of like length at a time, with a thread each: most of a test's time is one core's.
+test: $(READY)
+	$(MAKE) --jobs 2 --keep-going first-half check second-half
 
-test-recipes: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(RECIPES)
+test-fast: $(READY)
+	$(MAKE) --jobs 2 --keep-going first-half second-half CHOSEN='-m "not slow and not process"'
 
-test-rest: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests $(RECIPES:%=--ignore %)
+first-half: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(CHOSEN) --durations=25 $(FIRST)
+
+second-half: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(CHOSEN) --durations=25 tests $(FIRST:%=--ignore %)
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -71,6 +71,13 @@ def _no_trace() -> Iterator[None]:
     assert not left, f"the test left threads running: {left}"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test that starts a Python of its own: with what that imports it takes two to ten seconds."""
+    for item in items:
+        if "run_python" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.process)
+
+
 @pytest.fixture(autouse=True)
 def _imports_are_no_garbage() -> Iterator[None]:
     """Keep modules, once imported, out of the garbage collector's rounds.

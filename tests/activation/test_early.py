@@ -15,6 +15,8 @@ from inline_snapshot import snapshot
 
 from tests import CHECKOUT
 
+pytestmark = pytest.mark.process
+
 SCRIPT = """
 from datasets import load_metric
 import sys

@@ -88,6 +88,7 @@ def test_every_guard_sentinel_variable_and_fault_is_in_them(docs: ModuleType) ->
         assert f"\n| `{variable}` |" in pages["commands.md"]
 
 
+@pytest.mark.process
 def test_the_pages_build_into_a_site_without_a_link_that_leads_nowhere(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     variables = {**os.environ, "HF_MPS": "0", "NO_MKDOCS_2_WARNING": "1"}

@@ -21,7 +21,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.simulator import build
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the simulator's compiler tests are written for Linux")
-pytestmark = ON_LINUX
+pytestmark = [ON_LINUX, pytest.mark.process]
 
 MODULE_SOURCE = """
 #include <Python.h>

@@ -84,6 +84,7 @@ def _check_full_disk(desk: Path, ended: Ended) -> None:
     assert not (run / "config.json").exists()
 
 
+@pytest.mark.process
 def test_a_file_that_cannot_be_written_whole_leaves_nothing_half_written(desk: Path) -> None:
     # 20 kB: enough for Trainer's states, too little for the weights.
     ended = subprocess.run(
