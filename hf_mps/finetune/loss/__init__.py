@@ -1,1 +1,1 @@
-"""The loss of language models without their logits: `chunked` computes it, `heads` hands it to a model."""
+"""The loss of language models without their logits: `chunked` computes it, `deferred_head` gives it to a model."""

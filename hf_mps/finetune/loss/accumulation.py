@@ -10,53 +10,52 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import Trainer
 
-# Two numbers of items in a step that no loss takes for one another.
-FEW, MANY = 1, 1000
+# Two numbers of items in a step, far enough apart that a loss which reads them cannot come out equal.
+ITEM_COUNTS = (1, 1000)
 TRIAL_ROWS = 2
 
 
 def fix_accumulation_scaling(trainer: Any) -> bool:
-    """Let `trainer` divide the loss by the accumulation steps itself where the model's loss does not; whether it does.
+    """Let `trainer` divide the loss by the accumulation steps where the model's loss does not; return whether it does.
 
     Trainer hands a model the number of labels in a whole step (`num_items_in_batch`) and divides by nothing itself
-    wherever `forward` takes keyword arguments. Many heads take them and drop them (BERT's, RoBERTa's, BART's, T5's):
-    their loss and gradients come out larger by as many times as there are accumulation steps (transformers#47688).
-    Found by asking the model, with two training rows, whether that number makes a difference. A trainer with a loss of
-    its own is left alone.
+    where `forward` takes keyword arguments. Many heads take that number and drop it (BERT's, RoBERTa's, BART's, T5's):
+    their loss and gradients come out as many times too large as there are accumulation steps (transformers#47688). Two
+    training rows tell whether the number makes a difference to this model. A trainer with its own loss is left alone.
     """
-    own = type(trainer).compute_loss is not Trainer.compute_loss or trainer.compute_loss_func is not None
-    if own or not trainer.model_accepts_loss_kwargs:
+    has_own_loss = type(trainer).compute_loss is not Trainer.compute_loss or trainer.compute_loss_func is not None
+    if has_own_loss or not trainer.model_accepts_loss_kwargs:
         return False
     model, rows = trainer.model, range(min(TRIAL_ROWS, len(trainer.train_dataset)))
-    training, drawn = model.training, torch.get_rng_state()
+    training, rng_state = model.training, torch.get_rng_state()
     with torch.device("cpu"):  # whatever the default is
         inputs = trainer.data_collator([trainer.train_dataset[row] for row in rows])
-    weightless = next(model.parameters()).is_meta  # `hf-mps plan`: there are no numbers to compare
-    if not weightless:
+    on_meta = next(model.parameters()).is_meta  # `hf-mps plan`: there are no numbers to compare
+    if not on_meta:
         inputs = trainer._prepare_inputs(inputs)
-    torch.set_rng_state(drawn)  # a collator may have drawn from it (masks), and a run is its seed's alone
+    torch.set_rng_state(rng_state)  # the collator may have drawn masks, and a run depends on its seed alone
     model.eval()
     try:
-        counted = _reads_count(model, inputs) if weightless else _loss_depends_on_count(model, inputs)
+        reads_count = _reads_count(model, inputs) if on_meta else _loss_depends_on_count(model, inputs)
     finally:
         model.train(training)
-    if not counted:
+    if not reads_count:
         trainer.model_accepts_loss_kwargs = False
-    return not counted
+    return not reads_count
 
 
 def _loss_depends_on_count(model: Any, inputs: Mapping[str, Any]) -> bool:
-    """Whether the loss of a batch is another with another number of items in the step."""
+    """Whether the loss of a batch changes with the number of items in the step."""
     with torch.no_grad(), torch.device(next(model.parameters()).device):
-        few, many = (model(**inputs, num_items_in_batch=torch.tensor(count)).loss for count in (FEW, MANY))
+        few, many = (model(**inputs, num_items_in_batch=torch.tensor(count)).loss for count in ITEM_COUNTS)
     return not torch.equal(few, many)
 
 
 def _reads_count(model: Any, inputs: Mapping[str, Any]) -> bool:
-    """Whether a model on meta computes anything with the number of items.
+    """Whether a model on the device meta computes with the number of items.
 
-    A forward pass that reads numbers cannot be followed there: then the loss is taken for one that looks, as the loss
-    functions of transformers itself do (loss/loss_utils.py).
+    A forward pass that reads values cannot be followed on meta: its loss counts as one that reads the number, as
+    transformers' own loss functions do (loss/loss_utils.py).
     """
     from hf_mps.finetune.loss.deferred_head import ChunkedLoss
     from hf_mps.finetune.smoke.fake import FakeScalars, needs_numbers
@@ -64,27 +63,28 @@ def _reads_count(model: Any, inputs: Mapping[str, Any]) -> bool:
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     if isinstance(getattr(inner, "loss_function", None), ChunkedLoss):
         return True  # chunked.cross_entropy divides by it
-    items = torch.tensor(FEW, device="meta")
-    moved = {name: one.to("meta") if isinstance(one, torch.Tensor) else one for name, one in inputs.items()}
-    numbers = [(one, inputs[name]) for name, one in moved.items() if isinstance(one, torch.Tensor)]
-    with torch.no_grad(), torch.device("meta"), FakeScalars(numbers), _UseOf(items) as seen:
+    items = torch.tensor(ITEM_COUNTS[0], device="meta")
+    tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+    on_meta = {name: value.to("meta") for name, value in tensors.items()}
+    known_values = [(on_meta[name], value) for name, value in tensors.items()]
+    with torch.no_grad(), torch.device("meta"), FakeScalars(known_values), _UseOf(items) as use:
         try:
-            model(**moved, num_items_in_batch=items)
+            model(**{**inputs, **on_meta}, num_items_in_batch=items)
         except Exception as error:
             if not needs_numbers(error):
                 raise
             return True
-    return bool(seen.used)
+    return bool(use.used)
 
 
 class _UseOf(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes whether an operator is given `wanted`."""
+    """Records whether any operator is given the tensor `watched`."""
 
-    def __init__(self, wanted: torch.Tensor) -> None:
+    def __init__(self, watched: torch.Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._wanted = wanted
+        self._watched = watched
         self.used = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.used = self.used or any(leaf is self._wanted for leaf in tree_leaves((args, kwargs)))
+        self.used = self.used or any(leaf is self._watched for leaf in tree_leaves((args, kwargs)))
         return func(*args, **(kwargs or {}))

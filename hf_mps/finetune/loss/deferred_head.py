@@ -1,9 +1,9 @@
-"""A language model whose forward pass keeps the hidden states and leaves the head's logits to `chunked`.
+"""A language model whose head returns the hidden states, so that `chunked` computes logits and loss together.
 
-Nothing of the model's own forward pass is written anew: where it is called with labels, its head hands on what it was
-given, and the loss function that the model asks for (`PreTrainedModel.loss_function`) takes head and loss in chunks.
-Whatever else the forward pass adds to its loss stays. A model that does anything to its logits in between but multiply
-them by a number, or that has a loss of its own, is found by trying it and left alone.
+The model's forward pass stays as it is: called with labels, the head returns its input, and the model's loss function
+(`PreTrainedModel.loss_function`) computes head and loss in chunks. Whatever else the forward pass adds to its loss
+stays. A trial finds the models that do more to their logits than multiply them by a number, or that have a loss of
+their own; these are left alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 CHUNKS = "cross-entropy in chunks"
 PLAIN = "the model's own"
-# What a trial's hidden states range over: far enough that a soft cap on the logits would bend them.
+# A trial's hidden states go from minus to plus this: far enough that a soft cap on the logits would show.
 TRIAL_RANGE = 1000.0
 TRIAL_TOKENS = 6
 
@@ -34,7 +34,7 @@ TRIAL_TOKENS = 6
 class DeferredHead(torch.nn.Linear):
     """A head that returns its input while `deferred`; otherwise the Linear that it was.
 
-    `shared` takes its gradient in the present pass, where the word embedding has the same weight.
+    `shared` takes the gradient of the current pass where the word embedding has the same weight.
     """
 
     deferred = False
@@ -46,9 +46,9 @@ class DeferredHead(torch.nn.Linear):
 
 @dataclass
 class ChunkedLoss:
-    """A model's loss function: `plain`, or, while its head defers, the same loss from hidden states in chunks.
+    """A model's loss function: `plain`, or while the head is deferred the same loss from hidden states, in chunks.
 
-    `embedding` is the word embedding where it has the head's weight.
+    `embedding` is the word embedding where it shares the head's weight.
     """
 
     head: DeferredHead
@@ -81,12 +81,12 @@ class ChunkedLoss:
 
 
 def decide(recipe: Recipe, model: Any, *, logits_in_evaluation: bool = False) -> Choice[str]:
-    """Let `model`, as Trainer will get it (LoRA put on already), take its loss in chunks; the choice to be shown.
+    """Let `model`, as Trainer will get it (LoRA included), compute its loss in chunks; return the choice to be shown.
 
-    From then on a call with labels returns no logits, and a call without labels is what it was. With
-    `logits_in_evaluation`, where metrics are computed from logits, that is so in training mode alone.
+    From then on a call with labels returns no logits; a call without labels is unchanged. With `logits_in_evaluation`,
+    for metrics that need logits, only training mode is affected.
     """
-    said = recipe.training
+    training = recipe.training
     if not recipe.speedups:
         return Choice(PLAIN, "speedups is false in the recipe")
     for key, why in (
@@ -94,7 +94,7 @@ def decide(recipe: Recipe, model: Any, *, logits_in_evaluation: bool = False) ->
         ("use_liger_kernel", "Liger's kernel takes the loss in chunks itself"),
         ("torch_compile", "a compiled model fuses head and loss itself"),
     ):
-        if said.get(key):
+        if training.get(key):
             return Choice(PLAIN, why)
     if torch.cuda.device_count() > 1:
         return Choice(PLAIN, "Trainer copies the model to every GPU (DataParallel), and this loss belongs to one")
@@ -102,7 +102,7 @@ def decide(recipe: Recipe, model: Any, *, logits_in_evaluation: bool = False) ->
 
 
 def install(model: Any, *, logits_in_evaluation: bool = False) -> Choice[str]:
-    """As `decide`, for a model without a recipe: CHUNKS, or PLAIN with the reason why the model is left alone."""
+    """Do as `decide` for a model without a recipe; return CHUNKS, or PLAIN with the reason to leave the model alone."""
     from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss
 
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -115,22 +115,22 @@ def install(model: Any, *, logits_in_evaluation: bool = False) -> Choice[str]:
         return Choice(PLAIN, f"its loss is {getattr(plain, '__name__', type(plain).__name__)}, of another kind")
     head.__class__ = DeferredHead
     loss = ChunkedLoss(cast("DeferredHead", head), None, plain, plain is ForCausalLMLoss, logits_in_evaluation)
-    unfit, reaches = _try_tiny_copy(inner) if head.weight.is_meta else _try(inner, loss)
-    if unfit:
+    obstacle, reaches_embedding = _try_tiny_copy(inner) if head.weight.is_meta else _try(inner, loss)
+    if obstacle:
         head.__class__ = torch.nn.Linear
         inner.loss_function = plain
-        return Choice(PLAIN, unfit)
+        return Choice(PLAIN, obstacle)
     inner.loss_function = loss
     embedding = inner.get_input_embeddings()
-    if is_tied(embedding, head) and reaches():
+    if is_tied(embedding, head) and reaches_embedding():
         embedding.__class__ = TiedEmbedding
         loss.embedding = embedding
     model.register_forward_pre_hook(_defer, with_kwargs=True)
     model.register_forward_hook(_resume, with_kwargs=True, always_call=True)
-    each = 4 * len(head.weight)
-    rows = max(1, chunked.CHUNK_BYTES // each)
-    reason = f"{rows} tokens at a time: a plain loss holds a batch's logits three times, {each / 2**20:.2g} MiB a token"
-    return Choice(CHUNKS, reason)
+    bytes_per_token = 4 * len(head.weight)
+    rows = max(1, chunked.CHUNK_BYTES // bytes_per_token)
+    size = f"{bytes_per_token / 2**20:.2g} MiB a token"
+    return Choice(CHUNKS, f"{rows} tokens at a time: a plain loss holds a batch's logits three times, {size}")
 
 
 def _loss(model: Any) -> ChunkedLoss:
@@ -139,17 +139,18 @@ def _loss(model: Any) -> ChunkedLoss:
     return loss
 
 
-def _defer(model: Any, arguments: Any, words: dict[str, Any]) -> None:
+def _defer(model: Any, args: Any, kwargs: dict[str, Any]) -> None:
     loss = _loss(model)
     head, embedding = loss.head, loss.embedding
-    head.deferred = words.get("labels") is not None and (model.training or not loss.logits_in_evaluation)
+    head.deferred = kwargs.get("labels") is not None and (model.training or not loss.logits_in_evaluation)
     if embedding is not None and head.deferred and head.weight.requires_grad and torch.is_grad_enabled():
-        # A Mac has little memory for its speed; CUDA and the CPU would rather not compute the logits once more.
-        head.shared = embedding.shared = TiedGradient(late=head.weight.device.type == "mps")
+        # A Mac has little memory for its speed; on CUDA and the CPU computing the logits again costs more than it
+        # saves.
+        head.shared = embedding.shared = TiedGradient(recompute=head.weight.device.type == "mps")
 
 
-def _resume(model: Any, arguments: Any, words: dict[str, Any], output: Any) -> Any:
-    """Take the hidden states out of the output, where they would pass for logits."""
+def _resume(model: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+    """Remove the hidden states from the output, where they would pass for logits."""
     loss = _loss(model)
     deferred, loss.head.deferred = loss.head.deferred, False
     loss.head.shared = None
@@ -163,81 +164,81 @@ def _resume(model: Any, arguments: Any, words: dict[str, Any], output: Any) -> A
 
 
 def _try(model: Any, loss: ChunkedLoss) -> tuple[str, Callable[[], bool]]:
-    """Why `model` cannot take its loss in chunks, or "", and whether its gradient reaches its embedding."""
+    """Return why `model` cannot compute its loss in chunks (""), and a check that gradients reach its embedding."""
     return _chunking_obstacle(model, loss), lambda: _gradient_reaches(model, loss, model.get_input_embeddings())
 
 
 def _try_tiny_copy(model: Any) -> tuple[str, Callable[[], bool]]:
-    """For a model without weights (`hf-mps plan`): what is found of a tiny one of its class, and of its embedding."""
+    """Try a tiny copy in place of a model without weights (`hf-mps plan`); returns as `_try`."""
     from hf_mps.finetune.smoke.tiny_model import tiny_copy
 
     tiny = tiny_copy(model)
     if tiny is None:
         return "there is no tiny model of its class to try it on", lambda: False
-    found = install(tiny)
-    unfit = found.reason if found.value == PLAIN else ""
-    return unfit, lambda: isinstance(tiny.get_input_embeddings(), TiedEmbedding)
+    choice = install(tiny)
+    obstacle = choice.reason if choice.value == PLAIN else ""
+    return obstacle, lambda: isinstance(tiny.get_input_embeddings(), TiedEmbedding)
 
 
 def _chunking_obstacle(model: Any, loss: ChunkedLoss) -> str:
-    """Why `model` cannot take its loss from hidden states, or an empty string, from three passes over a few tokens."""
-    head, shown = loss.head, list[Tensor]()
+    """Return why `model` cannot compute its loss from hidden states, or ""; three passes over a few tokens tell."""
+    head, shown_inputs = loss.head, list[Tensor]()
 
     def show(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
         wide = torch.linspace(-TRIAL_RANGE, TRIAL_RANGE, inputs[0].numel(), device=inputs[0].device)
-        shown.append(wide.view_as(inputs[0]).to(inputs[0].dtype))
-        return (shown[-1],)
+        shown_inputs.append(wide.view_as(inputs[0]).to(inputs[0].dtype))
+        return (shown_inputs[-1],)
 
     try:
         with torch.no_grad():
-            wanted = _trial_pass(model, loss, loss, deferred=False).float()
-            found = _trial_pass(model, loss, loss, deferred=True).float()
+            plain_loss = _trial_pass(model, loss, loss, deferred=False).float()
+            chunked_loss = _trial_pass(model, loss, loss, deferred=True).float()
             with head.register_forward_pre_hook(show):
-                got = _trial_pass(model, loss, _ReturnLogits(), deferred=True)
+                returned = _trial_pass(model, loss, _ReturnLogits(), deferred=True)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         return f"its forward pass takes the loss itself ({type(error).__name__} without logits)"
-    if not shown or got.shape != shown[-1].shape:
+    if not shown_inputs or returned.shape != shown_inputs[-1].shape:
         return "its forward pass does not ask for a loss function"
-    if not _is_multiple(got.float(), shown[-1].float(), exact=head.bias is not None):
+    if not _is_multiple(returned.float(), shown_inputs[-1].float(), exact=head.bias is not None):
         return "its forward pass changes the logits before the loss (a soft cap for instance)"
-    if not torch.allclose(found, wanted, rtol=1e-4 if head.weight.dtype == torch.float32 else 2e-2):
-        return f"on {TRIAL_TOKENS} tokens its loss would be {found:.4f} in place of {wanted:.4f}"
+    if not torch.allclose(chunked_loss, plain_loss, rtol=1e-4 if head.weight.dtype == torch.float32 else 2e-2):
+        return f"on {TRIAL_TOKENS} tokens its loss would be {chunked_loss:.4f} in place of {plain_loss:.4f}"
     return ""
 
 
 def _gradient_reaches(model: Any, loss: ChunkedLoss, embedding: Any) -> bool:
-    """Whether the gradient of the hidden states arrives at the word embedding."""
-    kept: list[Tensor] = []
+    """Whether the gradient of the hidden states reaches the word embedding."""
+    embedded: list[Tensor] = []
     if not embedding.weight.requires_grad:
         return False
-    with torch.enable_grad(), embedding.register_forward_hook(lambda _, ids, rows: kept.append(rows)):
-        got = _trial_pass(model, loss, _ReturnLogits(), deferred=True)
-    return torch.autograd.grad(got.sum(), kept[0], allow_unused=True)[0] is not None
+    with torch.enable_grad(), embedding.register_forward_hook(lambda _, ids, rows: embedded.append(rows)):
+        hidden = _trial_pass(model, loss, _ReturnLogits(), deferred=True)
+    return torch.autograd.grad(hidden.sum(), embedded[0], allow_unused=True)[0] is not None
 
 
 def _trial_pass(model: Any, loss: ChunkedLoss, function: Callable[..., Tensor], *, deferred: bool) -> Tensor:
-    """What `model` returns as its loss for a few tokens, with `function` in the place of its loss function."""
+    """Return what `model` returns as its loss for a few tokens, with `function` as its loss function."""
     ids = torch.arange(TRIAL_TOKENS, device=loss.head.weight.device).remainder(len(loss.head.weight)).unsqueeze(0)
     training = model.training
     model.eval()
     model.loss_function, loss.head.deferred = function, deferred
     try:
-        with errors_only():  # the first of these ids may be the one for padding, and nothing is padded
-            found: Tensor = model(input_ids=ids, labels=ids).loss
-        return found
+        with errors_only():  # one of these ids may be the padding token, and the model would warn of it
+            loss_value: Tensor = model(input_ids=ids, labels=ids).loss
+        return loss_value
     finally:
         model.loss_function, loss.head.deferred = loss, False
         model.train(training)
 
 
 class _ReturnLogits:
-    """A loss function that returns the logits which it is given."""
+    """A loss function that returns the logits that it is given."""
 
     def __call__(self, logits: Tensor, *others: Any, **more: Any) -> Tensor:
         return logits
 
 
 def _is_multiple(got: Tensor, shown: Tensor, exact: bool) -> bool:
-    """Whether `got` is `shown` times one number; times 1 where `exact`, since a bias is not multiplied with it."""
+    """Whether `got` is `shown` times one number; times 1 where `exact`, since that number would not scale a bias."""
     factor = 1.0 if exact else float((got * shown).sum() / (shown * shown).sum())
     return bool(torch.allclose(got, shown * factor, rtol=1e-2, atol=1e-3 * TRIAL_RANGE * abs(factor)))

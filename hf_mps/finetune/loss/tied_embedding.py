@@ -2,13 +2,14 @@
 
 Autograd makes a gradient of each use and adds them: two tensors of the vocabulary's size stand at once, the head's from
 the forward pass on, beside every layer's activations. Here the head hands its gradient to the embedding, whose backward
-pass comes last and adds its rows to it; and where memory is dearer than time it is only then made, when the activations
-are gone, from logits that are computed once more (a third more work for the head, none for the layers).
+pass comes last and adds its own rows. Where memory is dearer than time the head's gradient is computed only then, when
+the activations are gone, from logits that are computed again (a third more work for the head, none for the layers).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,28 +17,28 @@ from torch import Tensor
 
 
 class TiedGradient:
-    """The head's gradient on its way to the embedding, in one pass forward and backward.
+    """The head's gradient on its way to the embedding, in one forward and backward pass.
 
-    `joined` says that the embedding takes it; `gradient` gives it, (words, width) in float32, when it is asked for;
-    `late` says that it is to be made no sooner.
+    The embedding sets `claimed` when it takes the gradient; `gradient()` returns it, (words, width) in float32. With
+    `recompute` the head computes it only when the embedding calls that.
     """
 
-    def __init__(self, late: bool) -> None:
-        self.late = late
-        self.joined = False
+    def __init__(self, recompute: bool) -> None:
+        self.recompute = recompute
+        self.claimed = False
         self.gradient: Callable[[], Tensor] | None = None
 
 
 class TiedEmbedding(torch.nn.Embedding):
-    """A word embedding that joins `shared` where one is laid there for the pass; otherwise the Embedding it was."""
+    """A word embedding that claims `shared` where it is set for the pass; otherwise the Embedding that it was."""
 
     shared: TiedGradient | None = None
 
     def forward(self, ids: Tensor) -> Tensor:
-        shared, self.shared = self.shared, None  # a second use in the same pass has a gradient of its own
+        shared, self.shared = self.shared, None  # a second use in the same pass gets its own gradient
         if shared is None:
             return super().forward(ids)
-        shared.joined = True
+        shared.claimed = True
         rows: Tensor = _TiedLookup.apply(self.weight, ids, self.padding_idx, shared)  # type: ignore[no-untyped-call]
         return rows
 
@@ -64,9 +65,10 @@ class _TiedLookup(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> Any:
         (ids,) = ctx.saved_tensors
         shape, kind = ctx.like
-        made, ctx.shared.gradient = ctx.shared.gradient, None
-        total = made() if made is not None else torch.zeros(shape, dtype=torch.float32, device=upstream.device)
+        head_gradient, ctx.shared.gradient = ctx.shared.gradient, None
+        make_zeros = partial(torch.zeros, shape, dtype=torch.float32, device=upstream.device)
+        total = (head_gradient or make_zeros)()
         rows = upstream.flatten(0, -2).float()
-        if ctx.padding is not None:  # as nn.Embedding: the filler learns nothing from where it stands
+        if ctx.padding is not None:  # as in nn.Embedding: the padding row learns nothing
             rows = rows * (ids.flatten() != ctx.padding).unsqueeze(1)
         return total.index_add_(0, ids.flatten(), rows).to(kind), None, None, None

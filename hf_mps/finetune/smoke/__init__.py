@@ -1,7 +1,7 @@
-"""A recipe tried out from end to end in less than a minute, with no network: `hf-mps finetune RECIPE --smoke`.
+"""A smoke run: `hf-mps finetune RECIPE --smoke` runs a recipe end to end in less than a minute, without network.
 
-The task, the columns, the options and the files of the run are the recipe's own. The model is a tiny one of the same
-architecture with random weights, the tokenizer is trained on the spot, and the rows are the task's made-up ones.
+Task, columns, options and the run's files are the recipe's own. The model is a tiny one of the same architecture with
+random weights, the tokenizer is trained on the spot, and the task makes up the rows.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from hf_mps.finetune.smoke import families
 SHOWS = "--smoke shows that everything runs, on made-up rows: no score counts"
 STEPS = 6
 BATCH = 4
-# Made-up rows are short: a block of more than LONGEST tokens would be padding, or need a great many of them.
+# Made-up rows are short: a block of more than LONGEST tokens would be mostly padding, or need very many rows.
 LONGEST, SHORT = 512, 128
-# What a few steps need; the command line's own words win over them.
+# The settings of a few steps; the command line overrides them.
 TRAINING = {
     "max_steps": STEPS,
     "per_device_train_batch_size": BATCH,
@@ -37,7 +37,7 @@ TRAINING = {
     "save_strategy": "epoch",
     "report_to": "none",
 }
-# The choices of a plan that TRAINING makes, by the field that settles each.
+# The plan's choices that TRAINING makes, with the field that determines each.
 SETTLED = {
     "batch": "per_device_train_batch_size",
     "steps": "max_steps",
@@ -79,7 +79,7 @@ def smoke_recipe(whole: ResolvedRecipe, *, weights: bool = True) -> Iterator[Res
 
 
 def explain(small: ResolvedRecipe, choices: dict[str, Choice[Any]]) -> None:
-    """Let `choices` say --smoke where a smoke run, and neither recipe nor command line, settled them."""
+    """Give --smoke as the reason of each choice that the smoke run made, and neither recipe nor command line."""
     for name, key in SETTLED.items():
         if name in choices and f"training.{key}" not in small.changed:
             choices[name] = Choice(choices[name].value, "--smoke, which takes a few short steps")
@@ -88,12 +88,12 @@ def explain(small: ResolvedRecipe, choices: dict[str, Choice[Any]]) -> None:
 
 
 def files_stay(small: ResolvedRecipe) -> bool:
-    """Whether the files of a smoke run stay: those in an `output_dir` that the recipe or command line names."""
+    """Whether the run's files stay: those in an `output_dir` that the recipe or the command line names."""
     return Path(small.recipe.output_dir or "") != Path(small.recipe.model).with_name("run")
 
 
 def texts(value: Any) -> Iterator[str]:
-    """Every text inside rows, however deep."""
+    """Yield every text inside rows, however deep."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -104,7 +104,7 @@ def texts(value: Any) -> Iterator[str]:
 
 
 def _values(whole: ResolvedRecipe, files: dict[str, str], folder: Path) -> dict[str, Any]:
-    """The recipe's keys with the smoke run's model, files and training in place of its own."""
+    """Return the recipe's keys with the smoke run's model, files and training in place of its own."""
     values = whole.recipe.model_dump(exclude_none=True, exclude_defaults=True)
     data = {key: value for key, value in values["data"].items() if key not in SOURCES}
     for key in (*(key for keys in SOURCES.values() for key in keys), *(set(OF_A_SOURCE) - {"labels"})):
@@ -130,7 +130,7 @@ def _jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 @contextmanager
 def _cache(folder: Path) -> Iterator[None]:
-    """Let `datasets` keep what it reads in `folder`, so that a smoke run leaves nothing in the user's cache."""
+    """Let `datasets` cache in `folder`, so that a smoke run leaves nothing in the user's cache."""
     import datasets
 
     before = datasets.config.HF_DATASETS_CACHE

@@ -1,4 +1,4 @@
-"""What fake tensors cannot do by themselves in a training step: read a number, and an operator's shape on Metal."""
+"""What fake tensors lack for a training step: values that the step reads, and the shapes of Metal's operators."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-# Numbers are followed in tensors of up to so many elements: ids, masks and lengths. Fractions that nothing was computed
-# for, as an optimizer's first moments, only where they are few.
+# Values are followed in tensors of up to so many elements: ids, masks and lengths. Floats, such as an optimizer's first
+# moments, are followed only in small tensors.
 FOLLOWED, FRACTIONS = 2**22, 2**12
 CPU = torch.device("cpu")
 _aten = torch.ops.aten
-# Where a mask says which elements: what its places are has to be known before.
+# Operators that a mask tells which elements to take: where the mask is true must be known.
 BY_MASKS = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default)
-# What they make depends on a tensor's shape alone.
+# Their result depends on a tensor's shape alone.
 OF_A_SHAPE = (
     *(_aten.ones_like.default, _aten.zeros_like.default, _aten.full_like.default),
     *(_aten.new_ones.default, _aten.new_zeros.default, _aten.new_full.default),
@@ -26,16 +26,16 @@ OF_A_SHAPE = (
 
 
 class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Around a step of fake tensors: answers for what has a result on a Mac and none among fake tensors.
+    """A mode around a step of fake tensors: supplies values and shapes that a Mac would have and fake tensors lack.
 
-    `given` are the fake tensors of the batch with their real ones. What a model computes of these alone (lengths, the
-    largest label, whether anything is masked) is computed beside it on the CPU, so that reading it, or taking as many
-    elements as a mask has, gives what a run would. Of all else a floating-point number (a metric, a loss to log) reads
-    as 1.0, and reading an integer or a truth value, which decide on shapes and ways, stays an error.
+    `given` pairs the batch's fake tensors with their real ones. What a model computes from these alone (lengths, the
+    largest label, whether anything is masked) is computed on the CPU as well, so that reading it, or indexing by a
+    mask, gives what a run would. Any other floating-point scalar (a metric, a loss to log) reads as 1.0; reading any
+    other integer or boolean, on which shapes and branches depend, stays an error.
 
-    `aten::_ctc_loss` gets lengths that are such numbers, and its result's shape is theirs.
+    `aten::_ctc_loss` takes its lengths from such values, and its result's shape follows from them.
 
-    `aten::_grouped_mm`, with which transformers multiplies by the weights of a mixture of experts: its rule for shapes
+    `aten::_grouped_mm` multiplies by the weights of a mixture of experts in transformers. PyTorch's shape rule for it
     (torch/_meta_registrations.py) is CUDA's, bfloat16 alone; on Metal a loop over the groups takes every dtype.
     """
 
@@ -52,9 +52,9 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return grouped(*args, **kwargs)
         if func is _aten._ctc_loss_backward.Tensor:
             return torch.empty_like(args[1])
-        if func is _aten._ctc_loss.Tensor and all(one in self._real for one in args[2:4]):
+        if func is _aten._ctc_loss.Tensor and all(tensor in self._real for tensor in args[2:4]):
             with unset_fake_temporarily():
-                longest = [int(self._real[one].max()) for one in args[2:4]]
+                longest = [int(self._real[tensor].max()) for tensor in args[2:4]]
             return aligned(args[0], *longest)
         if func is _aten.rand.default and not args[0]:
             return self._drawn(func(*args, **kwargs))
@@ -73,16 +73,16 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
             real = func(*tree_map(self._counterpart, args), **tree_map(self._counterpart, kwargs))
         if torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags:
             device = next(leaf.device for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
-            made = tree_map(lambda one: _like(one, device), real)
+            result = tree_map(lambda tensor: _like(tensor, device), real)
         else:
-            made = func(*args, **kwargs)
-        for fake, one in zip(tree_leaves(made), tree_leaves(real), strict=True):
-            if isinstance(fake, torch.Tensor) and one.numel() <= FOLLOWED:
-                self._real[fake] = one
-        return made
+            result = func(*args, **kwargs)
+        for fake, tensor in zip(tree_leaves(result), tree_leaves(real), strict=True):
+            if isinstance(fake, torch.Tensor) and tensor.numel() <= FOLLOWED:
+                self._real[fake] = tensor
+        return result
 
     def _known(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """Whether the numbers of a call are all known: those of its tensors, and no others are drawn."""
+        """Whether all values of a call are known: its tensors' are, and it draws no random numbers."""
         if func in OF_A_SHAPE:
             return _followed(args[0].numel(), kwargs.get("dtype") or args[0].dtype)
         leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
@@ -91,59 +91,62 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
             or torch.Tag.nondeterministic_seeded in func.tags
         ):
             return False
-        # What begins without a tensor has its size among its arguments.
-        sizes = [one for one in tree_leaves(args) if isinstance(one, int)] if not leaves else []
+        # A call without tensor arguments has its size among its arguments.
+        sizes = [size for size in tree_leaves(args) if isinstance(size, int)] if not leaves else []
         return bool(leaves) or _followed(torch.Size(sizes).numel(), kwargs.get("dtype"))
 
     def _forget(self, func: Any, args: Any) -> None:
-        """Drop the numbers of what `func` writes to, and of everything that shares its memory."""
+        """Forget the values of what `func` writes to, and of everything that shares its memory."""
         if not func._schema.is_mutable:
             return
         written = [
-            self._real[one]
-            for one, said in zip(args, func._schema.arguments, strict=False)
-            if isinstance(one, torch.Tensor) and one in self._real and said.alias_info and said.alias_info.is_write
+            self._real[tensor]
+            for tensor, argument in zip(args, func._schema.arguments, strict=False)
+            if isinstance(tensor, torch.Tensor)
+            and tensor in self._real
+            and argument.alias_info
+            and argument.alias_info.is_write
         ]
-        gone = {one.untyped_storage()._cdata for one in written}
-        for fake in [fake for fake, one in self._real.items() if one.untyped_storage()._cdata in gone]:
+        storages = {tensor.untyped_storage()._cdata for tensor in written}
+        for fake in [fake for fake, tensor in self._real.items() if tensor.untyped_storage()._cdata in storages]:
             del self._real[fake]
 
     def _drawn(self, made: Any) -> Any:
-        """A single draw, as 1.0: with it a layer that is dropped at random (LayerDrop) stays, which is the most."""
+        """Let a single draw be 1.0: a layer that LayerDrop may skip then stays, which is the largest step."""
         with unset_fake_temporarily():
             self._real[made] = torch.ones((), dtype=made.dtype)
         return made
 
     def _places(self, indices: Any) -> list[Any]:
-        """The indices with each mask, of which the numbers are known, as the places where it is true."""
-        found: list[Any] = []
-        for one in indices:
-            if one is None or one.dtype != torch.bool or not (one in self._real or _is_real(one)):
-                found.append(one)
+        """Return the indices with each mask whose values are known replaced by the positions where it is true."""
+        positions: list[Any] = []
+        for index in indices:
+            if index is None or index.dtype != torch.bool or not (index in self._real or _is_real(index)):
+                positions.append(index)
                 continue
             with unset_fake_temporarily():
-                places = list(self._real.get(one, one).nonzero().unbind(1))
-            for real in places:
-                found.append(_like(real, one.device))
-                self._real[found[-1]] = real
-        return found
+                true_positions = list(self._real.get(index, index).nonzero().unbind(1))
+            for column in true_positions:
+                positions.append(_like(column, index.device))
+                self._real[positions[-1]] = column
+        return positions
 
-    def _counterpart(self, one: Any) -> Any:
-        if isinstance(one, torch.Tensor):
-            if one in self._real or _is_real(one):
-                return self._real.get(one, one)
-            return torch.zeros((), dtype=one.dtype).expand(one.shape)
-        return CPU if isinstance(one, torch.device) else one
+    def _counterpart(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if value in self._real or _is_real(value):
+                return self._real.get(value, value)
+            return torch.zeros((), dtype=value.dtype).expand(value.shape)
+        return CPU if isinstance(value, torch.device) else value
 
 
 def _followed(count: int, dtype: torch.dtype | None) -> bool:
-    """Whether the numbers of so many elements are followed; no dtype said is float32's most often."""
+    """Whether the values of `count` elements are followed; None as dtype most often means float32."""
     return count <= (FRACTIONS if dtype is None or dtype.is_floating_point or dtype.is_complex else FOLLOWED)
 
 
-def _is_real(one: torch.Tensor) -> bool:
-    """Whether a tensor has numbers itself: what is made of a list or an array is, until it meets the others."""
-    return type(one) is torch.Tensor and one.device == CPU
+def _is_real(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds values itself: one made of a list or an array does, until it meets fake ones."""
+    return type(tensor) is torch.Tensor and tensor.device == CPU
 
 
 def _like(real: Any, device: torch.device) -> Any:
@@ -151,9 +154,9 @@ def _like(real: Any, device: torch.device) -> Any:
 
 
 def aligned(scores: torch.Tensor, longest: int, labels: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """An empty result of `aten::_ctc_loss` for scores (time, rows, letters): losses (rows), and the alignments' sums.
+    """Return an empty result of `aten::_ctc_loss` for scores (time, rows, letters): losses (rows), alignment sums.
 
-    Those are of shape (rows, `longest` input, 2 x `labels` + 1), aten/src/ATen/native/LossCTC.cpp.
+    The sums have shape (rows, `longest` input, 2 x `labels` + 1), aten/src/ATen/native/LossCTC.cpp.
     """
     rows = scores.shape[1]
     return scores.new_empty(rows), scores.new_empty(rows, longest, 2 * labels + 1)
@@ -166,9 +169,9 @@ def grouped(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """An empty result of `aten::_grouped_mm`: a matrix, or one for each group where both have as many dimensions.
+    """Return an empty result of `aten::_grouped_mm`: a matrix, or one a group where both inputs have equal rank.
 
-    Its lines begin every 16 bytes, as `create_grouped_gemm_output_tensor` (aten/src/ATen/native/GroupedMMUtils.h) has
+    Its rows are aligned to 16 bytes, as `create_grouped_gemm_output_tensor` (aten/src/ATen/native/GroupedMMUtils.h) has
     it.
     """
     groups = [len(second)] if offsets is None else [len(offsets)]
@@ -182,7 +185,7 @@ def grouped(
 
 
 def needs_numbers(error: BaseException) -> bool:
-    """Whether a step failed only because its tensors have no numbers, or an operator cannot tell its result's shape."""
+    """Whether a step failed only because its tensors hold no values, or an operator cannot know its result's shape."""
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
         DynamicOutputShapeException,
@@ -190,7 +193,7 @@ def needs_numbers(error: BaseException) -> bool:
         UnsupportedOperatorException,
     )
 
-    told = (
+    kinds = (
         DataDependentOutputException,
         DynamicOutputShapeException,
         UnsupportedFakeTensorException,
@@ -198,7 +201,7 @@ def needs_numbers(error: BaseException) -> bool:
     )
     chain: BaseException | None = error
     while chain is not None:
-        if isinstance(chain, told) or (isinstance(chain, AssertionError) and "FakeTensor" in str(chain)):
+        if isinstance(chain, kinds) or (isinstance(chain, AssertionError) and "FakeTensor" in str(chain)):
             return True
         chain = chain.__cause__ or chain.__context__
     return "FakeTensor" in str(error) or "meta" in str(error).lower()

@@ -1,4 +1,4 @@
-"""The configuration of a tiny model of any architecture: every size made small, and as many as hold together."""
+"""The configuration of a tiny model of any architecture: as many of its sizes made small as fit together."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WIDTHS: dict[str, Any] = {
     "embed_dim": 8,  # swin: it doubles in each stage
     "window_size": 2,
 }
-# As long as the layers were many, or a size that another one settles.
+# Keys whose length is the number of layers, or that follow from other sizes.
 DERIVED = (
     *("layer_types", "max_window_layers", "out_features", "out_indices", "stage_names", "_out_features"),
     *("_out_indices", "mlp_layer_types", "layers_block_type", "attention_layers"),
@@ -54,25 +54,25 @@ MOST = 60_000_000
 
 
 def smallest(
-    name: str, own: Mapping[str, Any], said: Mapping[str, Any], make: Callable[[Any], Any]
+    name: str, own: Mapping[str, Any], token_ids: Mapping[str, Any], make: Callable[[Any], Any]
 ) -> tuple[Any, str | None]:
-    """The configuration of a tiny `name`, and None; or the least tiny one that there is, and why it is of no use.
+    """Return the configuration of a tiny `name` and None, or the last one tried and why it does not work.
 
-    `own` is what a checkpoint's configuration says (empty: the architecture's defaults), `said` what the tokenizer
-    settles; `make` builds a model from a configuration. The first that holds together is taken: that is built, and
+    `own` is a checkpoint's configuration (empty: the architecture's defaults), `token_ids` what the tokenizer
+    determines; `make` builds a model from a configuration. The first configuration wins whose model can be built and
     takes one short input on the device meta. Raises UserError where the installed transformers lacks the architecture.
     """
-    why: str | None = "its sizes fit each other in none of the ways that were tried"
+    problem: str | None = "its sizes fit each other in none of the ways that were tried"
     config = None
-    for config in candidates(name, own, said):
-        why = unfitness(config, make)
-        if why is None:
+    for config in candidates(name, own, token_ids):
+        problem = problem_with(config, make)
+        if problem is None:
             break
-    return config, why
+    return config, problem
 
 
-def candidates(name: str, own: Mapping[str, Any], said: Mapping[str, Any]) -> Iterator[Any]:
-    """Configurations of architecture `name`, the smallest first; those that its own class refuses are left out."""
+def candidates(name: str, own: Mapping[str, Any], token_ids: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield configurations of architecture `name`, smallest first, without those that its own class refuses."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
@@ -82,17 +82,19 @@ def candidates(name: str, own: Mapping[str, Any], said: Mapping[str, Any]) -> It
         raise UserError(f"--smoke: the installed transformers has no architecture '{name}'") from error
     for sizes in (DEPTHS | HEADS | WIDTHS, DEPTHS | WIDTHS, DEPTHS):
         small = _small(defaults, own, sizes) | OWN.get(name, {})
-        numbers = {key: value for key, value in said.items() if key in defaults or key == "decoder_start_token_id"}
+        known_ids = {
+            key: value for key, value in token_ids.items() if key in defaults or key == "decoder_start_token_id"
+        }
         try:
-            yield AutoConfig.for_model(name, **small | numbers)
+            yield AutoConfig.for_model(name, **small | known_ids)
         except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError):
             continue
 
 
-def unfitness(config: Any, make: Callable[[Any], Any]) -> str | None:
-    """Why no tiny model comes of `config`, from building it on meta and handing it one short input; None where it does.
+def problem_with(config: Any, make: Callable[[Any], Any]) -> str | None:
+    """Return why no model can be made of `config`, or None; it is built on meta and given one short input.
 
-    A forward pass that reads numbers, which meta has none of, speaks for nothing.
+    A forward pass that reads values fails on meta and says nothing about the configuration.
     """
     import torch
 
@@ -113,52 +115,52 @@ def unfitness(config: Any, make: Callable[[Any], Any]) -> str | None:
 
 
 def inputs(model: Any) -> dict[str, Any]:
-    """One short row of what `model` reads, on the device meta."""
+    """Return one short row of what `model` reads, on the device meta."""
     import torch
 
     config, name = model.config, model.main_input_name
     with torch.device("meta"):
         if name == "pixel_values":
-            made = torch.zeros(1, getattr(config, "num_channels", 3), *picture(config))
+            main_input = torch.zeros(1, getattr(config, "num_channels", 3), *picture(config))
         elif name in ("input_values", "input_features"):
             width: Any = getattr(config, "num_mel_bins", None) or getattr(config, "feat_extract_input_dim", 80)
-            made = torch.zeros(1, 4000) if name == "input_values" else torch.zeros(1, 64, width)
+            main_input = torch.zeros(1, 4000) if name == "input_values" else torch.zeros(1, 64, width)
         else:
-            made = torch.zeros(1, 8, dtype=torch.long)
-        found = {name: made}
+            main_input = torch.zeros(1, 8, dtype=torch.long)
+        batch = {name: main_input}
         if config.is_encoder_decoder:
-            found["decoder_input_ids"] = torch.zeros(1, 8, dtype=torch.long)
-    return found
+            batch["decoder_input_ids"] = torch.zeros(1, 8, dtype=torch.long)
+    return batch
 
 
 def picture(config: Any, default: int = IMAGE) -> tuple[int, int]:
-    """The height and width in pixels that a configuration names, or `default` where any will do."""
+    """Return the height and width in pixels that a configuration names, or `default` where it names none."""
     vision = getattr(config, "vision_config", None)
     size = getattr(config, "image_size", None) or getattr(vision, "image_size", None) or default
     return (int(size), int(size)) if isinstance(size, (int, float)) else (int(size[0]), int(size[1]))
 
 
 def _small(defaults: Mapping[str, Any], own: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """What a configuration says, with `sizes` in place of its own, in the configurations inside it too."""
-    made = {
+    """Return a configuration with `sizes` in place of its own, also in the configurations inside it."""
+    small = {
         key: value
         for key, value in own.items()
-        if key not in (*DERIVED, "architectures", "dtype", "model_type") and not _inner(value)
+        if key not in (*DERIVED, "architectures", "dtype", "model_type") and not _is_config(value)
     }
     for key, value in defaults.items():
-        if _inner(value):
-            made[key] = {"model_type": value["model_type"], **_small(value, own.get(key) or {}, sizes)}
-            made[key] = _without_none(made[key])
+        if _is_config(value):
+            small[key] = {"model_type": value["model_type"], **_small(value, own.get(key) or {}, sizes)}
+            small[key] = _without_none(small[key])
         elif key in sizes and value is not None:
-            said = own.get(key, value)
-            made[key] = [sizes[key]] * len(said) if isinstance(said, (list, tuple)) else sizes[key]
+            current = own.get(key, value)
+            small[key] = [sizes[key]] * len(current) if isinstance(current, (list, tuple)) else sizes[key]
     if any(isinstance(defaults.get(key), (list, tuple)) for key in STAGES):
-        made |= {key: size for key, size in STAGED.items() if isinstance(made.get(key), int) and key in sizes}
-    return made
+        small |= {key: size for key, size in STAGED.items() if isinstance(small.get(key), int) and key in sizes}
+    return small
 
 
-def _inner(value: Any) -> bool:
-    """Whether a value is the configuration of a part: of a picture's or a text's side."""
+def _is_config(value: Any) -> bool:
+    """Whether a value is the configuration of a part, such as the image or the text tower."""
     return isinstance(value, dict) and "model_type" in value
 
 

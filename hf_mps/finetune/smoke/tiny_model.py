@@ -12,32 +12,34 @@ from hf_mps.finetune.smoke import shrink, tokenizers
 from hf_mps.finetune.smoke.families import Family
 
 SPECIAL = ("pad", "bos", "eos", "sep", "cls", "mask", "unk")
-PARTS = ("bert", "electra")  # those whose tokenizer tells the model which of two texts a word is of
+PARTS = ("bert", "electra")  # their tokenizers tell the model which of two texts a token belongs to
 
 
 def write(family: Family, folder: Path, texts: Sequence[str], seed: int) -> None:
-    """Write model, configuration and tokenizer (or processor) of a tiny `family` into `folder`.
+    """Write a tiny `family` into `folder`: model, configuration and tokenizer (or processor).
 
-    `texts` are what the tokenizer learns its words from. Raises UserError for an architecture that the installed
-    transformers does not have, and where no tiny model of it can be made.
+    The tokenizer learns its words from `texts`. Raises UserError for an architecture that the installed transformers
+    lacks, and where its configuration cannot be made tiny.
     """
     import torch
     from transformers import set_seed
 
-    said = processor(family, folder, texts)
-    config, why = shrink.smallest(family.name, family.config, said, lambda config: _class(config).from_config(config))
-    if why is not None:
-        raise UserError(f"--smoke: no tiny {family.name} can be made of its configuration: {why}")
+    token_ids = processor(family, folder, texts)
+    config, problem = shrink.smallest(
+        family.name, family.config, token_ids, lambda config: _auto_class(config).from_config(config)
+    )
+    if problem is not None:
+        raise UserError(f"--smoke: no tiny {family.name} can be made of its configuration: {problem}")
     if family.reads == "image":
         image_processor(folder, shrink.picture(config))
     set_seed(seed)
     with torch.device("cpu"):
-        model = _class(config).from_config(config)
+        model = _auto_class(config).from_config(config)
     model.save_pretrained(folder)
 
 
 def processor(family: Family, folder: Path, texts: Sequence[str]) -> dict[str, Any]:
-    """Write the tokenizer (or processor) of a tiny `family` into `folder`; what its configuration says of that."""
+    """Write a tiny `family`'s tokenizer (or processor) into `folder`; return what the configuration says of it."""
     folder.mkdir(parents=True)
     if family.reads == "image":
         image_processor(folder, (shrink.IMAGE, shrink.IMAGE))
@@ -46,37 +48,37 @@ def processor(family: Family, folder: Path, texts: Sequence[str]) -> dict[str, A
         return tokenizers.letters(texts, folder)
     tokenizer = tokenizers.train(family.words, texts, parts=family.name in PARTS)
     tokenizer.save_pretrained(folder)
-    return _numbers(tokenizer)
+    return _token_ids(tokenizer)
 
 
 def tiny_copy(model: Any) -> Any:
-    """A tiny model of the class of `model`, on the CPU with random weights: for trials that need numbers.
+    """Return a tiny model of the class of `model`, on the CPU with random weights, for trials that need values.
 
-    None where its configuration cannot be made small.
+    None where its configuration cannot be made tiny.
     """
     import torch
 
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    config, why = shrink.smallest(inner.config.model_type, inner.config.to_dict(), {}, type(inner))
-    if why is not None:
+    config, problem = shrink.smallest(inner.config.model_type, inner.config.to_dict(), {}, type(inner))
+    if problem is not None:
         return None
     with torch.device("cpu"):
         return type(inner)(config)
 
 
-def _numbers(tokenizer: Any) -> dict[str, Any]:
-    """What a configuration says of the tokenizer: the vocabulary's size and the special words' numbers."""
-    found = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id", None) for name in SPECIAL}
-    numbers: dict[str, Any] = {key: value for key, value in found.items() if value is not None}
-    numbers["vocab_size"] = len(tokenizer)
-    numbers["decoder_start_token_id"] = numbers.get("bos_token_id", numbers.get("pad_token_id"))
-    numbers["forced_eos_token_id"] = numbers.get("eos_token_id")
-    # Special words of the architecture's defaults that this vocabulary does not have.
-    return numbers | {key: None for key in ("bos_token_id", "pad_token_id") if key not in numbers}
+def _token_ids(tokenizer: Any) -> dict[str, Any]:
+    """Return what a configuration says of the tokenizer: the size of the vocabulary and the special tokens' ids."""
+    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id", None) for name in SPECIAL}
+    ids: dict[str, Any] = {key: value for key, value in special.items() if value is not None}
+    ids["vocab_size"] = len(tokenizer)
+    ids["decoder_start_token_id"] = ids.get("bos_token_id", ids.get("pad_token_id"))
+    ids["forced_eos_token_id"] = ids.get("eos_token_id")
+    # None replaces ids among the architecture's defaults that this vocabulary does not have.
+    return ids | {key: None for key in ("bos_token_id", "pad_token_id") if key not in ids}
 
 
-def _class(config: Any) -> Any:
-    """The class whose weights a hub checkpoint of this architecture holds: with the head that it was trained with."""
+def _auto_class(config: Any) -> Any:
+    """Return the auto class of the architecture's hub checkpoints, with the head of their pretraining."""
     import transformers
     from transformers.models.auto import modeling_auto as auto
 
@@ -90,8 +92,8 @@ def _class(config: Any) -> Any:
 
 
 def image_processor(folder: Path, size: tuple[int, int]) -> None:
-    """Write what the ViT checkpoints' own preprocessor_config.json says, for pictures of `size` (height, width)."""
-    says = {
+    """Write the preprocessor_config.json of ViT's checkpoints, for images of `size` (height, width)."""
+    settings = {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": True,
         "do_rescale": True,
@@ -102,4 +104,4 @@ def image_processor(folder: Path, size: tuple[int, int]) -> None:
         "resample": 2,
         "rescale_factor": 1 / 255,
     }
-    (folder / "preprocessor_config.json").write_text(json.dumps(says), encoding="utf-8")
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Tokenizers trained on the spot, of the kinds that the architectures have."""
+"""Tokenizers trained on the spot, of each kind that the architectures use."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from hf_mps.finetune.smoke.families import Words
 
 VOCABULARY = 400
-# What a tokenizer cuts to where it is not told: that of the encoders; a decoder's is left to its positions.
+# `model_max_length`: the encoders' own; a decoder's is left to its positions.
 LONGEST: dict[str, int] = {"wordpiece": 512, "sentence": 1024, "pieces": 512, "bytes": 32768, "chat": 32768}
-# Qwen's and SmolLM's format of a conversation (ChatML): github.com/openai/openai-python/blob/release-v0.28.0/chatml.md
+# Qwen's and SmolLM's chat format (ChatML): github.com/openai/openai-python/blob/release-v0.28.0/chatml.md
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-# Each kind's special words by their roles, in the order of their numbers.
+# Each kind's special tokens by their roles, in the order of their ids.
 SPECIAL: dict[str, dict[str, str]] = {
     "wordpiece": {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
     "sentence": {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"},
@@ -28,9 +28,9 @@ SAMPLE = "The quick brown fox jumps over the lazy dog, 0123456789 times; isn't t
 
 
 def train(kind: Words, texts: Sequence[str], *, parts: bool) -> Any:
-    """A tokenizer of transformers with at most VOCABULARY words, learned from `texts`.
+    """Return a transformers tokenizer with at most VOCABULARY tokens, learned from `texts`.
 
-    With `parts` it tells the model which of two texts each word is of (token_type_ids).
+    With `parts` it tells the model which of two texts each token belongs to (token_type_ids).
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
@@ -64,31 +64,31 @@ def train(kind: Words, texts: Sequence[str], *, parts: bool) -> Any:
         pre_tokenizers.ByteLevel(add_prefix_space=False),
         decoders.ByteLevel(),
     )
-    words, trainer, before, after = makers.get(kind, in_bytes)
-    words.pre_tokenizer, words.decoder = before, after
+    tokenizer, trainer, before, after = makers.get(kind, in_bytes)
+    tokenizer.pre_tokenizer, tokenizer.decoder = before, after
     if kind == "wordpiece":
-        words.normalizer = normalizers.BertNormalizer(lowercase=False)
-    words.train_from_iterator([*texts, SAMPLE], trainer)
-    if (around := _around(kind)) is not None:
-        single, pair = around
-        numbers = [(word, words.token_to_id(word)) for word in special]
-        words.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=numbers)
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
+    tokenizer.train_from_iterator([*texts, SAMPLE], trainer)
+    if (templates := _templates(kind)) is not None:
+        single, pair = templates
+        special_ids = [(word, tokenizer.token_to_id(word)) for word in special]
+        tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=special_ids)
     elif kind in ("bytes", "chat"):
-        words.post_processor = processors.ByteLevel(trim_offsets=False)
+        tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     names = ["input_ids", "attention_mask"]
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=words,
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
         model_max_length=LONGEST[kind],
         model_input_names=[*names, "token_type_ids"] if parts else names,
         **{f"{role}_token": word for role, word in roles.items()},
     )
     if kind == "chat":
-        made.chat_template = CHATML
-    return made
+        wrapped.chat_template = CHATML
+    return wrapped
 
 
 def letters(texts: Sequence[str], folder: Path) -> dict[str, Any]:
-    """Write the processor of a wav2vec2 checkpoint, one word a letter, and return what its configuration says."""
+    """Write the processor of a wav2vec2 checkpoint, a token a letter; return what the configuration says of it."""
     import json
 
     from transformers import Wav2Vec2CTCTokenizer, Wav2Vec2FeatureExtractor, Wav2Vec2Processor
@@ -101,8 +101,8 @@ def letters(texts: Sequence[str], folder: Path) -> dict[str, Any]:
     return {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
 
 
-def _around(kind: Words) -> tuple[str, str] | None:
-    """The special words around one text and around a pair, with the number of each part."""
+def _templates(kind: Words) -> tuple[str, str] | None:
+    """Return the templates with special tokens around one text and around a pair."""
     return {
         "wordpiece": ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"),
         "sentence": ("<s> $A </s>", "<s> $A </s> </s> $B </s>"),

@@ -144,9 +144,9 @@ def test_the_gradient_is_the_same_early_and_late(late: bool) -> None:
     wanted, weight.grad = weight.grad, None
     embedding = TiedEmbedding(WORDS, 8)
     embedding.weight = torch.nn.Parameter(weight.detach())
-    embedding.shared = shared = TiedGradient(late=late)
+    embedding.shared = shared = TiedGradient(recompute=late)
     chunked.cross_entropy(embedding(ids), embedding.weight, None, labels, shared=shared).backward()
-    assert shared.joined
+    assert shared.claimed
     torch.testing.assert_close(embedding.weight.grad, wanted)
 
 
