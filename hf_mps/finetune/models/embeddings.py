@@ -1,4 +1,4 @@
-"""What sentence-transformers lends to the task: model, batches of few shapes, a trainer that measures, its judge."""
+"""What the task sentence-embeddings takes from sentence-transformers: model, collator, trainer, and its evaluation."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ if TYPE_CHECKING:
     from hf_mps.finetune.data.load import Rows
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
-# A role's name in sentence-transformers, which takes no name that another one begins with.
+# Each role's column for sentence-transformers, which refuses a name that begins with another one's.
 NAMES = {"text": "anchor", "text_pair": "positive", "negative": "negative"}
 IDS = "_input_ids"
-# Rows that are embedded, or compared with all others, at once.
+# Rows embedded at once, and rows compared with all candidates at once.
 BATCH = 32
 BLOCK = 1024
 
 
 def library() -> Any:
-    """The module sentence_transformers. Raises UserError, with the command that installs it, where it is not there."""
+    """Return the module sentence_transformers. Raises UserError, with the command that installs it, where it is
+    absent.
+    """
     try:
         import sentence_transformers
         import sentence_transformers.sentence_transformer.losses  # version 6 has them there
@@ -37,7 +39,7 @@ def library() -> Any:
 
 
 def load(checkpoint: Checkpoint, device: str) -> tuple[Any, Choice[str]]:
-    """The checkpoint as a SentenceTransformer in float32: with its own pooling, or with the tokens' mean."""
+    """Load the checkpoint as a SentenceTransformer in float32, with its own pooling or else the mean of the tokens."""
     model = checkpoint.sentence_transformer(device)
     count = sum(parameter.numel() for parameter in model.parameters())
     parts = " + ".join(type(part).__name__ for part in model)
@@ -45,19 +47,19 @@ def load(checkpoint: Checkpoint, device: str) -> tuple[Any, Choice[str]]:
 
 
 def collator(model: Any, length: Lengths, prompts: Any) -> Any:
-    """sentence-transformers' own collator; each column of a batch is then padded up to a length of the list."""
+    """Return sentence-transformers' collator, each column of its batches padded up to a length of the list."""
     from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 
     class Padded(SentenceTransformerDataCollator):  # type: ignore[misc]
         def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
             batch: dict[str, Any] = super().__call__(features)
             for prefix in [name.removesuffix("input_ids") for name in batch if name.endswith(IDS)]:
-                own = {name.removeprefix(prefix): batch[name] for name in batch if name.startswith(prefix)}
-                batch |= {f"{prefix}{name}": value for name, value in self.pad(own).items()}
+                column_batch = {name.removeprefix(prefix): batch[name] for name in batch if name.startswith(prefix)}
+                batch |= {f"{prefix}{name}": value for name, value in self.pad(column_batch).items()}
             return batch
 
         def texts(self, texts: Sequence[str], column: str) -> dict[str, Any]:
-            """What the model takes for `texts` of one column."""
+            """Return the model's inputs for `texts` of one column."""
             given = self.prompts.get(column) if isinstance(self.prompts, dict) else self.prompts
             made: dict[str, Any] = self.pad(self.preprocess_fn(list(texts), prompt=given))
             return made
@@ -68,10 +70,11 @@ def collator(model: Any, length: Lengths, prompts: Any) -> Any:
     return made
 
 
-def trainer(judge: Judge) -> Callable[..., Any]:
-    """sentence-transformers' trainer, whose evaluation adds what `judge` measures.
+def trainer(evaluator: EmbeddingEvaluator) -> Callable[..., Any]:
+    """Return sentence-transformers' trainer class with an evaluation that adds what `evaluator` measures.
 
-    Its own way, an evaluator, leaves an empty folder `eval` in the output folder; its model card is this project's.
+    The library's own way, an evaluator, leaves an empty folder `eval` behind; the model card is written by this
+    project.
     """
     from sentence_transformers import SentenceTransformerTrainer
 
@@ -87,18 +90,18 @@ def trainer(judge: Judge) -> Callable[..., Any]:
             output = super().evaluation_loop(
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
             )
-            found = judge.measure(self.model)
-            output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in found.items()})
+            measured = evaluator.measure(self.model)
+            output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in measured.items()})
             return output
 
         def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
-            """Nothing: the callback asks the hub about model and data while the trainer is made."""
+            """Do nothing: the callback would ask the hub about model and data when the trainer is made."""
 
     return Measuring
 
 
-class Judge:
-    """The validation rows, and what a model's cosines make of them."""
+class EmbeddingEvaluator:
+    """Measures a model on the validation rows by the cosines of its embeddings."""
 
     def __init__(self, rows: Rows, data: Any, measured: Metrics, collator: Any) -> None:
         self._rows = rows
@@ -106,16 +109,16 @@ class Judge:
         self._collator = collator
         self._texts: dict[str, list[str]] = {name: data[name][:] for name in data.column_names if name != "score"}
         self._scores: list[float] | None = data["score"][:] if "score" in data.column_names else None
-        # What a text is to be found among: every right answer and every hard negative, each once.
+        # The candidates: every right answer and every hard negative, each once.
         candidates = [*self._texts["positive"], *self._texts.get("negative", ())]
         self._corpus = {text: place for place, text in enumerate(dict.fromkeys(candidates))}
 
     def measure(self, model: Any) -> dict[str, float]:
-        """The metrics of `model` on the validation rows."""
+        """Return the metrics of `model` on the validation rows."""
         return self._metrics(lambda texts, column: self._embedded(model, texts, column))
 
     def baseline(self) -> Baseline:
-        """What the words that two texts share tell."""
+        """Return what the words that two texts share achieve."""
         from sklearn.feature_extraction.text import HashingVectorizer
 
         counts = HashingVectorizer(token_pattern=r"\w+", alternate_sign=False)
@@ -123,25 +126,25 @@ class Judge:
         return Baseline("compares the counts of the texts' words", words)
 
     def rows(self, model: Any) -> Iterator[dict[str, Any]]:
-        """The rows of predictions.csv."""
+        """Yield the rows of predictions.csv."""
         first, second = (self._embedded(model, self._texts[name], name) for name in ("anchor", "positive"))
         cosines = (first * second).sum(axis=1)
         ranks, nearest = (None, None) if self._scores is not None else self._ranks(first, self._candidates(model))
         corpus = list(self._corpus)
         raw = self._rows.dataset["score"][:] if self._scores is not None else None
         for number, cosine in enumerate(cosines.tolist()):
-            told = {role: self._texts[name][number] for role, name in NAMES.items() if name in self._texts}
-            told |= {"cosine": round(cosine, 4)}
+            line = {role: self._texts[name][number] for role, name in NAMES.items() if name in self._texts}
+            line |= {"cosine": round(cosine, 4)}
             if raw is not None:
-                yield told | {"score": raw[number]}
+                yield line | {"score": raw[number]}
             elif ranks is not None and nearest is not None:
-                yield told | {"rank": ranks[number], "nearest": corpus[nearest[number]]}
+                yield line | {"rank": ranks[number], "nearest": corpus[nearest[number]]}
 
     def _candidates(self, model: Any) -> Any:
         return self._embedded(model, list(self._corpus), "positive")
 
     def _metrics(self, embed: Callable[[list[str], str], Any]) -> dict[str, float]:
-        """`embed(texts, column)` gives vectors of length 1, shape (texts, dimensions), dense or sparse."""
+        """Return the metrics; `embed(texts, column)` gives unit vectors (texts, dimensions), dense or sparse."""
         import numpy
 
         first = embed(self._texts["anchor"], "anchor")
@@ -154,7 +157,9 @@ class Judge:
         return self._measured.compute(ranks, [1] * len(ranks))
 
     def _ranks(self, queries: Any, corpus: Any) -> tuple[list[int], list[int]]:
-        """The rank of each row's right answer among all, from 1, and the place of what came first."""
+        """Return the rank of each row's right answer among all candidates, from 1, and the number of the first-ranked
+        one.
+        """
         import numpy
 
         right = numpy.array([self._corpus[text] for text in self._texts["positive"]])
@@ -166,20 +171,20 @@ class Judge:
             for line, text in enumerate(self._texts["anchor"][begin : begin + BLOCK]):
                 itself = self._corpus.get(text)
                 if itself is not None and itself != right[begin + line]:
-                    cosines[line, itself] = -numpy.inf  # nobody looks for what is in his hand
+                    cosines[line, itself] = -numpy.inf  # the query itself is no answer to it
             own = cosines[numpy.arange(len(cosines)), right[begin : begin + BLOCK]]
-            # Not "above it": a cosine that is no number must never pass for the best.
+            # Not "above it": a NaN cosine must never rank first.
             ranks += (1 + (~(cosines <= own[:, None])).sum(axis=1)).tolist()
             nearest += cosines.argmax(axis=1).tolist()
         return ranks, nearest
 
     def _embedded(self, model: Any, texts: list[str], column: str) -> Any:
-        """Vectors of length 1, a float32 array of shape (texts, dimensions); like lengths share a batch."""
+        """Return unit vectors, float32 of shape (texts, dimensions); texts of like length share a batch."""
         import numpy
         import torch
 
         order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
-        found: list[Any] = [None] * len(texts)
+        embedded: list[Any] = [None] * len(texts)
         was_training = model.training
         model.eval()
         with torch.no_grad():
@@ -191,6 +196,6 @@ class Judge:
                 }
                 vectors = torch.nn.functional.normalize(model(batch)["sentence_embedding"].float(), dim=-1)
                 for place, vector in zip(places, vectors.cpu().numpy(), strict=True):
-                    found[place] = vector
+                    embedded[place] = vector
         model.train(was_training)
-        return numpy.stack(found)
+        return numpy.stack(embedded)

@@ -1,4 +1,4 @@
-"""What the tasks of decoder language models share: the recipe's keys, the model with its adapters, what is measured."""
+"""What the tasks of decoder language models share: the recipe's keys, and the model with its adapters and its loss."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForCausalLM"
-# peft's names for what the two classes are trained to do.
+# peft's task types of the two auto classes.
 TASK_TYPES = {AUTO_CLASS: "CAUSAL_LM", "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM"}
-# Longer than what a classifier reads: what a model learns of the far context it needs in one row.
+# Longer than a classifier's rows: a model learns long context only from long rows.
 MAX_LENGTH = 512
 
 
@@ -32,7 +32,7 @@ class Recipe(lengths.Padded):
 
 @dataclass
 class Loaded:
-    """A checkpoint opened: tokenizer and configuration at once, the weights when asked for."""
+    """An opened checkpoint: its tokenizer and configuration; the weights are loaded later."""
 
     tokenizer: Any
     config: Any
@@ -42,7 +42,9 @@ class Loaded:
 
 
 def load(recipe: lengths.Padded, checkpoint: Checkpoint) -> Loaded:
-    """Open tokenizer and configuration, with a padding token. Raises UserError where that or the length cannot be."""
+    """Open tokenizer and configuration, with a padding token. Raises UserError where there is none, or for the
+    length.
+    """
     tokenizer, config = checkpoint.tokenizer(), checkpoint.config()
     longest = lengths.limit(recipe, tokenizer, config, MAX_LENGTH)
     lent = tokens.set_pad_token(tokenizer, config)
@@ -52,41 +54,41 @@ def load(recipe: lengths.Padded, checkpoint: Checkpoint) -> Loaded:
 def model(
     recipe: Recipe, checkpoint: Checkpoint, loaded: Loaded, auto_class: str = AUTO_CLASS, chunks: bool = True
 ) -> Any:
-    """The model, adapted where the recipe says `lora`, its loss taken in chunks where `chunks` asks and it can be.
+    """Load the model, with adapters where the recipe says `lora`, and with its loss in chunks where `chunks` and it
+    allow.
 
-    What was loaded, what trains and how the loss is taken is added to the choices.
-
-    Raises UserError for a checkpoint that cannot be used and for layers that it does not have.
+    Adds to the choices what was loaded, what trains, and how the loss is computed. Raises UserError for a checkpoint
+    that cannot be used and for layers that it does not have.
     """
     import transformers
 
     from hf_mps.finetune.loss import deferred_head
 
-    found, loaded.choices["model"] = checkpoint.model(getattr(transformers, auto_class), config=loaded.config)
+    model_, loaded.choices["model"] = checkpoint.model(getattr(transformers, auto_class), config=loaded.config)
     if recipe.lora is not None:
         checkpointed = bool(recipe.training.get(training_section.checkpointing()))
-        found, loaded.choices["lora"] = apply(found, recipe.lora, TASK_TYPES[auto_class], checkpointed=checkpointed)
+        model_, loaded.choices["lora"] = apply(model_, recipe.lora, TASK_TYPES[auto_class], checkpointed=checkpointed)
     if chunks:
-        loaded.choices["loss"] = deferred_head.decide(recipe, found)
-    return found
+        loaded.choices["loss"] = deferred_head.decide(recipe, model_)
+    return model_
 
 
 def saved(recipe: Recipe, auto_class: str = AUTO_CLASS) -> dict[str, Any]:
-    """`save` and `snippet` of Prepared, where adapters ask for others than Trainer's."""
-    said = recipe.lora
-    if said is None:
+    """Return `save` and `snippet` of Prepared where adapters need others than Trainer's."""
+    adapters = recipe.lora
+    if adapters is None:
         return {}
 
     def write(trainer: Any, folder: Path) -> None:
-        save(trainer, folder, said)
+        save(trainer, folder, adapters)
 
-    return {"save": write, "snippet": snippet(said, auto_class)}
+    return {"save": write, "snippet": snippet(adapters, auto_class)}
 
 
 def untrained(recipe: lengths.Padded) -> tuple[dict[str, Any], Baseline | None]:
-    """The arguments that measure the model before its first step, and the baseline that this evaluation fills.
+    """Return the arguments that evaluate the model before its first step, and the baseline that this fills.
 
-    None where the recipe's `training` says `eval_on_start: false`.
+    The baseline is None where the recipe's `training` says `eval_on_start: false`.
     """
     if recipe.training.get("eval_on_start") is False:
         return {}, None
@@ -94,7 +96,7 @@ def untrained(recipe: lengths.Padded) -> tuple[dict[str, Any], Baseline | None]:
 
 
 def labelled() -> Features:
-    """The columns of rows that carry their labels, as `datasets` keeps them."""
+    """Return the columns of rows that carry their labels, as `datasets` stores them."""
     from datasets import Features, List, Value
 
     return Features({"input_ids": List(Value("int32")), "labels": List(Value("int32"))})
@@ -102,13 +104,15 @@ def labelled() -> Features:
 
 @dataclass
 class Labelled:
-    """Pads rows of `input_ids` with labels for each token, or with the tokens themselves as labels; padding: -100."""
+    """Pads rows of `input_ids` and a label for each token (the token itself where the row has none); padding is
+    -100.
+    """
 
     tokenizer: Any
 
     def __call__(self, features: list[Any]) -> Any:
         from transformers import DataCollatorForTokenClassification
 
-        # The plain collator of a label for each token, whatever its name.
+        # Its name aside, this is the collator for one label a token.
         rows = [{"input_ids": row["input_ids"], "labels": row.get("labels", row["input_ids"])} for row in features]
         return DataCollatorForTokenClassification(self.tokenizer)(rows)

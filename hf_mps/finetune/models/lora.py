@@ -1,4 +1,4 @@
-"""LoRA through peft: which layers carry an adapter, how many parameters train, what is left in the output folder."""
+"""LoRA through peft: the layers that carry an adapter, the parameters that train, and what is saved."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHOWN = 8
 
 
 class Lora(schema.Section):
-    """peft's own names of LoraConfig, and `export`: what the output folder holds.
+    """Keys of peft's LoraConfig under their own names, and `export`: what the output folder holds.
 
     `target_modules` is `all-linear` (each linear layer but the output layer, as QLoRA found it necessary to match full
     fine-tuning, arXiv 2305.14314, section 4) or a list of module names. `merged` writes a model that loads without
@@ -33,8 +33,10 @@ class Lora(schema.Section):
     export: Literal["merged", "adapter"] = "merged"
 
 
-def configuration(said: Lora, task_type: str) -> Any:
-    """peft's LoraConfig for `task_type` (CAUSAL_LM, SEQ_2_SEQ_LM). Raises UserError where peft is not installed."""
+def configuration(lora: Lora, task_type: str) -> Any:
+    """Return peft's LoraConfig for `task_type` (CAUSAL_LM, SEQ_2_SEQ_LM). Raises UserError where peft is not
+    installed.
+    """
     try:
         from peft import LoraConfig
     except ImportError as error:
@@ -42,41 +44,40 @@ def configuration(said: Lora, task_type: str) -> Any:
             f"lora: peft is not installed; next: {extras.install('lora')}, or lora=null to train every weight"
         ) from error
     return LoraConfig(
-        r=said.r,
+        r=lora.r,
         # peft only divides by it, and annotates it as an integer.
-        lora_alpha=said.lora_alpha,
-        lora_dropout=said.lora_dropout,
-        target_modules=said.target_modules,
-        use_rslora=said.use_rslora,
+        lora_alpha=lora.lora_alpha,
+        lora_dropout=lora.lora_dropout,
+        target_modules=lora.target_modules,
+        use_rslora=lora.use_rslora,
         task_type=task_type,
     )
 
 
-def apply(model: Any, said: Lora, task_type: str, *, checkpointed: bool = False) -> tuple[Any, Choice[str]]:
-    """The model with adapters, its own weights frozen, and which layers carry them.
+def apply(model: Any, lora: Lora, task_type: str, *, checkpointed: bool = False) -> tuple[Any, Choice[str]]:
+    """Return the model with adapters, its own weights frozen, and a choice that names the adapted layers.
 
-    `checkpointed` says that its blocks keep no activations and compute them again in the backward pass.
-
-    Raises UserError where peft is not installed or the model has none of `target_modules`.
+    With `checkpointed` the model's blocks recompute their activations in the backward pass. Raises UserError where peft
+    is not installed or the model has none of `target_modules`.
     """
-    wanted = configuration(said, task_type)
-    _refuse_unknown(model, said.target_modules)
+    lora_config = configuration(lora, task_type)
+    _refuse_unknown(model, lora.target_modules)
     from peft import get_peft_model
 
-    adapted = get_peft_model(model, wanted)
+    adapted = get_peft_model(model, lora_config)
     if checkpointed:
         # A checkpointed block recomputes only where its input needs a gradient, and frozen embeddings give none
-        # (transformers#42489); it is also what keeps LayerNorm's weight gradients right on Metal (pytorch#183825).
+        # (transformers#42489). It also keeps LayerNorm's weight gradients right on Metal (pytorch#183825).
         adapted.enable_input_require_grads()
-    return adapted, Choice(_words(said), _reason(adapted, said))
+    return adapted, Choice(_words(lora), _reason(adapted, lora))
 
 
-def save(trainer: Any, folder: Path, said: Lora) -> None:
-    """Write the trained weights into `folder`: the adapter alone, or merged into the weights that it was trained over.
+def save(trainer: Any, folder: Path, lora: Lora) -> None:
+    """Write the trained weights into `folder`: the adapter alone, or merged into the base model's weights.
 
-    The trainer's model is what it was afterwards, to rounding: it goes on being measured against its own start.
+    The trainer's model is unmerged afterwards, equal to rounding: it is still measured against its own start.
     """
-    if said.export == "adapter":
+    if lora.export == "adapter":
         trainer.save_model(str(folder))
         return
     adapted = trainer.model
@@ -90,7 +91,7 @@ def save(trainer: Any, folder: Path, said: Lora) -> None:
 
 
 def _merged(base: Any) -> Iterator[tuple[str, Any]]:
-    """The weights of a model with merged adapters under the names that they have without."""
+    """Yield the weights of a model with merged adapters under the names that they have without adapters."""
     for name, weight in base.state_dict().items():
         if ".base_layer." in name:
             yield name.replace(".base_layer.", "."), weight
@@ -98,9 +99,11 @@ def _merged(base: Any) -> Iterator[tuple[str, Any]]:
             yield name, weight
 
 
-def snippet(said: Lora, auto_class: str) -> str | None:
-    """Three lines that load an adapter with its base model; None where the auto class itself reads the folder."""
-    if said.export == "merged":
+def snippet(lora: Lora, auto_class: str) -> str | None:
+    """Return three lines that load an adapter with its base model; None where the auto class itself reads the
+    folder.
+    """
+    if lora.export == "merged":
         return None
     kind = auto_class.replace("Auto", "AutoPeft", 1)
     return (
@@ -109,34 +112,36 @@ def snippet(said: Lora, auto_class: str) -> str | None:
     )
 
 
-def _words(said: Lora) -> str:
-    return f"rank {said.r}, alpha {said.lora_alpha:g}" + (
-        f", dropout {said.lora_dropout:g}" if said.lora_dropout else ""
+def _words(lora: Lora) -> str:
+    return f"rank {lora.r}, alpha {lora.lora_alpha:g}" + (
+        f", dropout {lora.lora_dropout:g}" if lora.lora_dropout else ""
     )
 
 
-def _reason(adapted: Any, said: Lora) -> str:
+def _reason(adapted: Any, lora: Lora) -> str:
     modules = sorted(adapted.peft_config["default"].target_modules)
     trained, total = adapted.get_nb_trainable_parameters()
     shown = ", ".join(modules[:SHOWN]) + (", …" if len(modules) > SHOWN else "")
-    which = "every linear layer but the output layer" if said.target_modules == ALL_LINEAR else "the recipe's layers"
+    which = "every linear layer but the output layer" if lora.target_modules == ALL_LINEAR else "the recipe's layers"
     return (
-        f"{trained:,} of {total:,} parameters train ({trained / total:.2%}), on {which}: {shown}; saved {said.export}"
+        f"{trained:,} of {total:,} parameters train ({trained / total:.2%}), on {which}: {shown}; saved {lora.export}"
     )
 
 
 def _refuse_unknown(model: Any, targets: list[str] | str) -> None:
-    """peft takes a list of which only one name fits; here each must, or nobody would know that it trains less."""
+    """Raise UserError for a target that no layer matches: peft takes a list with one match, and would train less in
+    silence.
+    """
     if isinstance(targets, str):
         return
-    there = {
+    layer_names = {
         name.rpartition(".")[2] for name, module in model.named_modules() if getattr(module, "weight", None) is not None
     }
     paths = {name for name, _ in model.named_modules()}
     for name in targets:
-        if name not in there and not any(path == name or path.endswith(f".{name}") for path in paths):
-            allowed = ", ".join(sorted(part for part in there if not part.isdecimal()))
+        if name not in layer_names and not any(path == name or path.endswith(f".{name}") for path in paths):
+            allowed = ", ".join(sorted(part for part in layer_names if not part.isdecimal()))
             raise UserError(
                 f"lora.target_modules has '{name}', and {type(model).__name__} has no such layer; allowed:"
-                f" {ALL_LINEAR}, {allowed}{nearest(name, there)}"
+                f" {ALL_LINEAR}, {allowed}{nearest(name, layer_names)}"
             )

@@ -1,4 +1,4 @@
-"""TRL's DPOTrainer with an evaluation over pairs: rewards of each pair, never averaged by batches."""
+"""TRL's DPOTrainer with an evaluation over pairs: the rewards of each pair, never means over batches."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from hf_mps.finetune.metrics.chosen import Chosen
 
 @dataclass
 class Arguments(DPOConfig):  # type: ignore[misc]
-    """DPOConfig with what TrainingArguments has by default: TRL's own turn bf16 and checkpointing on by themselves."""
+    """DPOConfig with TrainingArguments' defaults: TRL's own switch on bf16 and gradient checkpointing."""
 
     bf16: bool = False
     gradient_checkpointing: bool | None = None
 
 
 class PreferenceTrainer(DPOTrainer):  # type: ignore[misc]
-    """DPOTrainer whose evaluations give (reward of the chosen answer, reward of the rejected one) for each pair.
+    """DPOTrainer whose evaluations return (reward of the chosen answer, reward of the rejected one) for each pair.
 
-    It sends no telemetry, which TRL's own trainers do (trl/trainer/base_trainer.py), and leaves the model card to the
+    It sends no telemetry, as TRL's own trainers do (trl/trainer/base_trainer.py), and leaves the model card to the
     runner.
     """
 
@@ -34,15 +34,17 @@ class PreferenceTrainer(DPOTrainer):  # type: ignore[misc]
     def prediction_step(
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Any, Any, Any]:
-        """The batch's loss and rewards of shape (pairs, 2), float32; two passes, one of them the reference's."""
+        """Return the batch's loss and rewards of shape (pairs, 2), float32; one of the two passes is the
+        reference's.
+        """
         inputs = self._prepare_inputs(inputs)
-        watched = _Watched(model)
+        recorder = _LogProbRecorder(model)
         with torch.no_grad(), self.compute_loss_context_manager():
             reference = self.compute_ref_log_probs(self.ref_model or model, inputs)
-            known = dict(zip(("ref_chosen_logps", "ref_rejected_logps"), reference, strict=True))
+            reference_logps = dict(zip(("ref_chosen_logps", "ref_rejected_logps"), reference, strict=True))
             with self._reference_known():
-                loss = self.compute_loss(watched, {**inputs, **known})
-            policy = watched.log_probs.sum(dim=1).chunk(2)
+                loss = self.compute_loss(recorder, {**inputs, **reference_logps})
+            policy = recorder.log_probs.sum(dim=1).chunk(2)
         rewards = [self.beta * (ours - theirs).float() for ours, theirs in zip(policy, reference, strict=True)]
         pairs = torch.stack(rewards, dim=1)
         return (
@@ -57,18 +59,18 @@ class PreferenceTrainer(DPOTrainer):  # type: ignore[misc]
         super().log(logs, start_time)
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
-        """None here: the runner writes one."""
+        """Do nothing: the runner writes the model card."""
 
     def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
-        """As the task made it: TRL's own would render and tokenise texts, and these are ids."""
+        """Return the data set unchanged: TRL would render and tokenise texts, and the task has done so."""
         return dataset
 
     def _send_telemetry(self) -> None:
-        """None is sent."""
+        """Do nothing."""
 
     @contextmanager
     def _reference_known(self) -> Iterator[None]:
-        """Let the loss take the reference's log-probabilities from the batch."""
+        """Let the loss read the reference's log-probabilities from the batch."""
         before, self.precompute_ref_logps = self.precompute_ref_logps, True
         try:
             yield
@@ -76,21 +78,23 @@ class PreferenceTrainer(DPOTrainer):  # type: ignore[misc]
             self.precompute_ref_logps = before
 
 
-class _Watched:
-    """A model that keeps the log-probabilities of its last pass, shape (2 pairs, tokens - 1), 0 outside the answers."""
+class _LogProbRecorder:
+    """A model that keeps its last pass's log-probabilities, shape (2 pairs, tokens - 1), 0 outside the answers."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self.log_probs: Any = None
 
     def __call__(self, **inputs: Any) -> Any:
-        found = self._model(**inputs)
-        self.log_probs = found.log_probs
-        return found
+        output = self._model(**inputs)
+        self.log_probs = output.log_probs
+        return output
 
 
 def measured(pairs: Any, chosen: Chosen) -> dict[str, float]:
-    """The numbers of a split from its pairs' rewards, shape (pairs, 2): TRL's names, over every pair alike."""
+    """Return a split's metrics under TRL's names from its pairs' rewards, shape (pairs, 2), every pair weighted
+    alike.
+    """
     better, worse = numpy.asarray(pairs, dtype=numpy.float64).T
     values = {
         "rewards/accuracies": float((better > worse).mean()),

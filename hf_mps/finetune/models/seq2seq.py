@@ -1,4 +1,4 @@
-"""What summarization and translation share: a text read, another one written, measured by what the model generates."""
+"""What summarization and translation share: the model reads one text, generates another, and is measured on that."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Columns(schema.Columns):
 
 
 class Recipe(language.Recipe):
-    """Adds what stands before each source, and the longest target in tokens (128 where the model has the positions).
+    """Adds the prefix of each source, and the longest target in tokens (128 where the model has the positions).
 
-    `source_prefix` is the checkpoint's own for the task where nothing is said (T5's configurations have them).
+    `source_prefix` defaults to the checkpoint's own for the task (T5's configurations have them).
     """
 
     source_prefix: str | None = None
@@ -54,7 +54,7 @@ class Recipe(language.Recipe):
 
 @dataclass(frozen=True)
 class Seq2SeqTask:
-    """What one of the two tasks adds: its metrics, its baseline and the name of its prefix in a configuration."""
+    """What tells the two tasks apart: metrics, baseline, and the name of the prefix in a configuration."""
 
     pipeline_tag: str
     metrics: tuple[str, ...]
@@ -65,7 +65,7 @@ class Seq2SeqTask:
 
 
 def prepare(
-    recipe: Any, rows: dict[str, Rows], checkpoint: Checkpoint, kind: Seq2SeqTask, settle: Callable[[Any, Any], None]
+    recipe: Any, rows: dict[str, Rows], checkpoint: Checkpoint, task: Seq2SeqTask, settle: Callable[[Any, Any], None]
 ) -> Prepared:
     """Make features, model, collator and metrics; `settle(tokenizer, model)` is called with each as it is loaded.
 
@@ -73,12 +73,12 @@ def prepare(
     """
     from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
-    chosen = choose(recipe.metrics, kind.metrics, recipe.task)
+    chosen = choose(recipe.metrics, task.metrics, recipe.task)
     measured = metrics.load(chosen.names)
     loaded = language.load(recipe, checkpoint)
     longest_target = _longest_target(recipe.max_target_length, loaded.config)
     settle(loaded.tokenizer, None)
-    prefix, loaded.choices["source_prefix"] = _prefix(recipe, loaded.config, kind)
+    prefix, loaded.choices["source_prefix"] = _prefix(recipe, loaded.config, task)
     features = {split: _tokenised(rows[split], loaded, prefix, longest_target) for split in rows}
     sources, targets = (
         _lengths(recipe, features, column, longest)
@@ -99,10 +99,10 @@ def prepare(
             decoded(evaluated.predictions, loaded.tokenizer), decoded(evaluated.label_ids, loaded.tokenizer)
         ),
         baseline=metrics.Baseline(
-            kind.what, measured.compute([kind.untrained(one) for one in validation["source"]], validation["target"])
+            task.what, measured.compute([task.untrained(one) for one in validation["source"]], validation["target"])
         ),
         auto_class=AUTO_CLASS,
-        pipeline_tag=kind.pipeline_tag,
+        pipeline_tag=task.pipeline_tag,
         choices={"lengths": sources, **loaded.choices},
         trainer=Seq2SeqTrainer,
         arguments=Seq2SeqTrainingArguments,
@@ -114,7 +114,7 @@ def prepare(
 
 
 def decoded(ids: Any, tokenizer: Any) -> list[str]:
-    """Texts from ids of shape (rows, tokens), -100 where a row has ended."""
+    """Return texts for ids of shape (rows, tokens), -100 behind a row's end."""
     import numpy
 
     ids = ids[0] if isinstance(ids, tuple) else ids
@@ -122,15 +122,17 @@ def decoded(ids: Any, tokenizer: Any) -> list[str]:
     return [text.strip() for text in tokenizer.batch_decode(whole, skip_special_tokens=True)]
 
 
-def _longest_target(said: int | None, config: Any) -> int:
-    positions = getattr(config, "max_position_embeddings", None) or 2**31  # T5 has none, and no limit
-    if said is not None and said > positions:
-        raise UserError(f"max_target_length is {said}; allowed: at most {positions}, the positions of this model")
-    return said or min(TARGET, positions)
+def _longest_target(max_target_length: int | None, config: Any) -> int:
+    positions = getattr(config, "max_position_embeddings", None) or 2**31  # T5 has no such limit
+    if max_target_length is not None and max_target_length > positions:
+        raise UserError(
+            f"max_target_length is {max_target_length}; allowed: at most {positions}, the positions of this model"
+        )
+    return max_target_length or min(TARGET, positions)
 
 
 def _prefix(recipe: Any, config: Any, kind: Seq2SeqTask) -> tuple[str, Choice[str]]:
-    """What stands before each source, and the choice to be shown."""
+    """Return the prefix of each source, and the choice to be shown."""
     if recipe.source_prefix is not None:
         return recipe.source_prefix, Choice(repr(recipe.source_prefix), "source_prefix in the recipe")
     own = (getattr(config, "task_specific_params", None) or {}).get(kind.prefix, {}).get("prefix")
@@ -140,7 +142,7 @@ def _prefix(recipe: Any, config: Any, kind: Seq2SeqTask) -> tuple[str, Choice[st
 
 
 def _tokenised(rows: Rows, loaded: Loaded, prefix: str, longest_target: int) -> Dataset:
-    """Sources behind the prefix and targets as labels, each cut to its longest length."""
+    """Return sources with their prefix as ids and targets as labels, each cut to its longest length."""
     from datasets import Features, List, Value
 
     tokens.refuse_other_than_text(rows, ("source", "target"))
@@ -162,14 +164,14 @@ def _tokenised(rows: Rows, loaded: Loaded, prefix: str, longest_target: int) -> 
 def _lengths(recipe: Any, features: Mapping[str, Dataset], column: str, longest: int) -> Choice[Lengths]:
     counts = {split: tokens.counts(rows, column) for split, rows in features.items()}
     others = [n for some in counts.values() for n in some]
-    # A batch holds sources of like length; its targets are of any.
+    # A batch groups sources by length; its targets have any length.
     return lengths.decide(
         recipe, counts["train"], longest, others=others, grouped=None if column == "input_ids" else False
     )
 
 
 def _generated(trainer: Any, features: Dataset, rows: Rows, tokenizer: Any) -> Iterator[dict[str, Any]]:
-    """Each validation row's source, its target and what the model writes."""
+    """Yield each validation row's source, its target and what the model generates."""
     texts = decoded(trainer.predict(features).predictions, tokenizer)
     for row, text in zip(rows.dataset, texts, strict=True):
         yield {"prompt": row["source"], "reference": row["target"], "generated": text}

@@ -1,4 +1,6 @@
-"""transformers' Trainer with an evaluation over tokens: losses summed, never averaged by batches, logits never kept."""
+"""transformers' Trainer with an evaluation over tokens: losses are summed, never averaged by batches, no logits are
+kept.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ from hf_mps.finetune.text.padding import IGNORED
 
 
 class TokenTrainer(Trainer):  # type: ignore[misc]
-    """Trainer for models that predict tokens; its evaluations give sums for each row in place of logits.
+    """Trainer for models that predict tokens; its evaluations return sums for each row instead of logits.
 
-    `causal` tells models whose logits at one place are for the next token from masked ones. `untrained` is a baseline
-    without numbers: the evaluation before the first step (`eval_on_start`) fills it.
+    `causal` says that the logits at one position are for the next token. `untrained` is an empty baseline that the
+    evaluation before the first step (`eval_on_start`) fills.
     """
 
     def __init__(
@@ -34,7 +36,7 @@ class TokenTrainer(Trainer):  # type: ignore[misc]
     def prediction_step(
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Any, Any, Any]:
-        """The batch's loss a token, and for each row (summed loss, tokens, rightly predicted ones), float32 (B, 3)."""
+        """Return the batch's loss a token, and for each row (summed loss, tokens, correct ones), float32 (B, 3)."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             sums = row_sums(model, inputs, causal=self._causal)
@@ -44,35 +46,37 @@ class TokenTrainer(Trainer):  # type: ignore[misc]
     def evaluate(self, *arguments: Any, **settings: Any) -> dict[str, float]:
         measured: dict[str, float] = super().evaluate(*arguments, **settings)
         if self._untrained is not None and not self._untrained.metrics:
-            # A run that goes on from a checkpoint finds what its first part logged.
+            # A resumed run finds what its first part logged.
             before: dict[str, Any] = next((entry for entry in self.state.log_history if entry.get("step") == 0), {})
             self._untrained.metrics.update(of_log(before))
         return measured
 
 
 def row_sums(model: Any, inputs: Mapping[str, Any], *, causal: bool) -> Any:
-    """For each row of a batch: (loss summed over its labelled tokens, their number, those rightly predicted).
+    """Return for each row of a batch: (loss summed over its labelled tokens, their number, the correctly predicted
+    ones).
 
     `inputs` are the model's own on its device, with `labels` of shape (B, T), -100 where nothing is to be predicted.
-    Returns float32 (B, 3). Where the model takes its loss in chunks, so are these sums, and no logits are made whole.
+    The result is float32 (B, 3). Where the model computes its loss in chunks, the sums are too, and whole logits never
+    exist.
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     loss = getattr(inner, "loss_function", None)
     if not isinstance(loss, deferred_head.ChunkedLoss):
         logits = model(**{name: value for name, value in inputs.items() if name != "labels"}).logits
         return _sums(*_tokens(logits, None, None, _targets(inputs["labels"], causal)))
-    watching = Watching(**{field.name: getattr(loss, field.name) for field in fields(loss)})
-    inner.loss_function = watching
+    recorder = RowSumLoss(**{field.name: getattr(loss, field.name) for field in fields(loss)})
+    inner.loss_function = recorder
     try:
         model(**inputs)
     finally:
         inner.loss_function = loss
-    return watching.sums
+    return recorder.sums
 
 
 @dataclass
-class Watching(deferred_head.ChunkedLoss):
-    """Stands in for a model's loss for one pass without gradients, and keeps the sums of each row."""
+class RowSumLoss(deferred_head.ChunkedLoss):
+    """Replaces a model's loss for one pass without gradients, and keeps the sums of each row."""
 
     sums: Any = None
 
@@ -83,45 +87,46 @@ class Watching(deferred_head.ChunkedLoss):
 
 
 def _targets(labels: Any, causal: bool) -> Any:
-    """What each place predicts: the next place's label for a causal model, nothing at the last one."""
+    """Return what each position predicts: the next position's label for a causal model, nothing at the last one."""
     return torch.nn.functional.pad(labels, (0, 1), value=IGNORED)[..., 1:] if causal else labels
 
 
-def _tokens(given: Any, weight: Any, bias: Any, targets: Any) -> tuple[Any, Any, Any]:
-    """Each place's loss (float32, 0 without a label), whether it is rightly predicted, whether it has a label; (B, T).
+def _tokens(logits_or_hidden: Any, weight: Any, bias: Any, targets: Any) -> tuple[Any, Any, Any]:
+    """Return each position's loss (float32, 0 without a label), whether it is correct, whether it has a label; (B, T).
 
-    `given` are logits, or hidden states where the head's `weight` is given. Some places at a time: one chunk's logits
-    are all there is in float32. Every place, labelled or not: Metal compiles a graph for each shape (pytorch#181485).
+    `logits_or_hidden` are logits, or hidden states where the head's `weight` is given. Only one chunk's logits exist in
+    float32 at a time. Positions without a label are computed too: Metal compiles a graph for each shape
+    (pytorch#181485).
     """
-    flat, truth = given.flatten(0, -2), targets.flatten()
-    losses, right = [], []
-    size = max(1, chunked.CHUNK_BYTES // (4 * len(weight if weight is not None else given[0, 0])))
-    for start in range(0, len(truth), size):
-        part, wanted = flat[start : start + size], truth[start : start + size]
+    flat, flat_targets = logits_or_hidden.flatten(0, -2), targets.flatten()
+    losses, correct = [], []
+    size = max(1, chunked.CHUNK_BYTES // (4 * len(weight if weight is not None else logits_or_hidden[0, 0])))
+    for start in range(0, len(flat_targets), size):
+        part, target = flat[start : start + size], flat_targets[start : start + size]
         logits = part if weight is None else torch.nn.functional.linear(part, weight, bias)
-        losses.append(torch.nn.functional.cross_entropy(logits.float(), wanted, ignore_index=IGNORED, reduction="none"))
-        right.append(logits.argmax(-1) == wanted)  # -100 is no token: a place without a label is never right
-    return torch.cat(losses).view_as(targets), torch.cat(right).view_as(targets), targets != IGNORED
+        losses.append(torch.nn.functional.cross_entropy(logits.float(), target, ignore_index=IGNORED, reduction="none"))
+        correct.append(logits.argmax(-1) == target)  # -100 is no token: a position without a label is never correct
+    return torch.cat(losses).view_as(targets), torch.cat(correct).view_as(targets), targets != IGNORED
 
 
-def _sums(losses: Any, right: Any, counted: Any) -> Any:
-    return torch.stack([one.float().sum(-1) for one in (losses, counted, right)], dim=-1)
+def _sums(losses: Any, correct: Any, labelled: Any) -> Any:
+    return torch.stack([values.float().sum(-1) for values in (losses, labelled, correct)], dim=-1)
 
 
 def measured(sums: Any, chosen: Chosen) -> dict[str, float]:
-    """The numbers of a whole split from its rows' sums, shape (rows, 3), as `row_sums` gives them.
+    """Return a split's metrics from its rows' sums, shape (rows, 3), as `row_sums` returns them.
 
-    The loss is the mean token's, which takes the place of Trainer's mean of batches; perplexity is its exponential.
+    The loss is the mean over tokens and replaces Trainer's mean over batches; perplexity is its exponential.
     """
-    total, tokens, right = numpy.asarray(sums, dtype=numpy.float64).sum(axis=0)
+    total, tokens, correct = numpy.asarray(sums, dtype=numpy.float64).sum(axis=0)
     tokens = max(tokens, 1.0)
     loss = total / tokens
-    values = {"perplexity": perplexity(loss), "accuracy": right / tokens}
+    values = {"perplexity": perplexity(loss), "accuracy": correct / tokens}
     return {"loss": float(loss), **chosen.of(values)}
 
 
 def perplexity(loss: float) -> float:
-    """The exponential of a mean loss a token in nats; infinite where it is no float any more."""
+    """Return the exponential of a mean loss a token in nats; infinite where that overflows."""
     try:
         return math.exp(loss)
     except OverflowError:

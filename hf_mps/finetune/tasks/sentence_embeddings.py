@@ -117,7 +117,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     kept_columns = [*(embeddings.NAMES[role] for role in roles), *(["score"] if scored else [])]
     data = {split: found[split].select_columns(kept_columns) for split in SPLITS}
     collator = embeddings.collator(model, length.value, recipe.training.get("prompts"))
-    judge = embeddings.Judge(rows["validation"], data["validation"], measured, collator)
+    judge = embeddings.EmbeddingEvaluator(rows["validation"], data["validation"], measured, collator)
     return Prepared(
         splits=data,
         model=model,

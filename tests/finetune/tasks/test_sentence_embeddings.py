@@ -221,11 +221,11 @@ class Vectors:
         return {"sentence_embedding": batch["vectors"]}
 
 
-def judge(rows: list[dict[str, Any]], metric: str) -> embeddings.Judge:
+def judge(rows: list[dict[str, Any]], metric: str) -> embeddings.EmbeddingEvaluator:
     from datasets import Dataset
 
     data = Dataset.from_list(rows)
-    return embeddings.Judge(Rows(data, "here"), data, metrics.load([metric]), Vectors())
+    return embeddings.EmbeddingEvaluator(Rows(data, "here"), data, metrics.load([metric]), Vectors())
 
 
 def test_ranks_count_what_is_nearer_than_the_right_text_among_all_answers_and_negatives() -> None:
