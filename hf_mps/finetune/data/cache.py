@@ -49,23 +49,23 @@ def _digest(path: Path, said: Sequence[Any]) -> str:
     return found.hexdigest()[:32]
 
 
-def _write(place: Path, made: Tables) -> None:
+def _write(path: Path, tables_made: Tables) -> None:
     """Write Arrow's stream format, which `datasets` maps into memory. A table without rows is written for its names."""
     import pyarrow
 
-    tables = iter(made)
+    tables = iter(tables_made)
     first = next(tables)
-    place.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     # A name of its own: two processes may read one file at a time, and the last to end wins with the same rows.
-    hidden = place.with_name(f".{place.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    hidden = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         with pyarrow.OSFile(str(hidden), "wb") as sink, pyarrow.ipc.new_stream(sink, first.schema) as writer:
             writer.write_table(first)
             for table in tables:
                 writer.write_table(table)
-        hidden.replace(place)
+        hidden.replace(path)
     except BaseException:  # Ctrl-C included
         with contextlib.suppress(OSError):
             hidden.unlink()
-            place.parent.rmdir()
+            path.parent.rmdir()
         raise

@@ -63,16 +63,16 @@ def refuse_disguised(path: Path, name: str) -> None:
     """Raise UserError for a file whose first bytes say that it is something else than its name does."""
     with path.open("rb") as file:
         begun = file.read(4)
-    found = next((what for magic, what in MAGIC.items() if begun.startswith(magic)), None)
+    actual = next((what for magic, what in MAGIC.items() if begun.startswith(magic)), None)
     expected = "gzip" if packed(path) else {"xlsx": "zip", "parquet": "Parquet"}.get(kind(path) or "")
-    if found == expected:
+    if actual == expected:
         return
-    if found is None:
+    if actual is None:
         what = "Excel workbook" if expected == "zip" else f"{expected} file"
         raise UserError(f"{name}: is no {what}, though its name says so; next: fetch it again, or rename it")
-    wanted = {"gzip": GZ, "zip": ".xlsx if it is a workbook", "Parquet": ".parquet"}[found]
-    way_on = f"mv {name} {name}{GZ}" if found == "gzip" else f"a name that ends in {wanted}"
-    raise UserError(f"{name}: is a {found} file, though its name does not say so; next: {way_on}")
+    right_ending = {"gzip": GZ, "zip": ".xlsx if it is a workbook", "Parquet": ".parquet"}[actual]
+    way_on = f"mv {name} {name}{GZ}" if actual == "gzip" else f"a name that ends in {right_ending}"
+    raise UserError(f"{name}: is a {actual} file, though its name does not say so; next: {way_on}")
 
 
 @contextmanager
@@ -93,13 +93,13 @@ def not_text(path: Path, name: str) -> UserError:
     """The error for a file of text that is not UTF-8: where, and what makes it so."""
     with opened(path, name) as file:
         content = file.read()
-    coding, place = "latin1", 0
+    coding, offset = "latin1", 0
     try:
         content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        place = error.start
+        offset = error.start
     if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
         coding = "utf-16"
     source, made = (f"<(gzip -dc {name})", path.with_suffix("")) if packed(path) else (name, path)
     way_on = f"iconv -f {coding} -t utf-8 {source} > new{made.suffix}"
-    return UserError(f"{name}: is not UTF-8 text (byte {place}); next: {way_on}")
+    return UserError(f"{name}: is not UTF-8 text (byte {offset}); next: {way_on}")

@@ -30,21 +30,21 @@ KINDS = {bool: "a truth value", int: "a number", float: "a number", str: "a text
 NESTED = (KINDS[list], KINDS[dict])
 
 
-def tables(path: Path, name: str, wanted: Collection[str], field: str | None = None) -> Tables:
-    """The rows of a JSON file; of the columns that are not `wanted` the name alone is kept.
+def tables(path: Path, name: str, columns: Collection[str], field: str | None = None) -> Tables:
+    """The rows of a JSON file; of the columns that are not `columns` the name alone is kept.
 
     `field` leads to the rows inside the document, through objects and lists; each then has the plain values around it.
     A column is of one type in all rows: one of objects that differ is kept as JSON. Raises UserError, calling the file
     `name`, for what is no JSON, for rows that are no objects, and for a wanted column of several types.
     """
-    rows = _source(path, name, wanted, field)
+    rows = _source(path, name, columns, field)
     first = list(islice(rows(), ROWS))
     some = first if len(first) < ROWS else None
-    features = _features(_tables_of(some, rows), wanted, name)
+    features = _features(_tables_of(some, rows), columns, name)
     if first and not features:
         raise UserError(f"{name}: its rows are empty objects; allowed: objects with the columns as their keys")
     for number, table in _tables_of(some, rows):
-        yield _table(table, number, features, wanted, name)
+        yield _table(table, number, features, columns, name)
 
 
 def _tables_of(first: list[Row] | None, rows: Source) -> Iterator[tuple[int, list[Row]]]:
@@ -58,7 +58,7 @@ def _tables_of(first: list[Row] | None, rows: Source) -> Iterator[tuple[int, lis
         number += len(some)
 
 
-def _source(path: Path, name: str, wanted: Collection[str], field: str | None) -> Source:
+def _source(path: Path, name: str, columns: Collection[str], field: str | None) -> Source:
     """How to go through the rows of a file as often as needed; one that is a single document is held in memory."""
     if formats.kind(path) == "jsonl" and field is None:
         return lambda: _objects(_lines(path, name), name)
@@ -70,7 +70,7 @@ def _source(path: Path, name: str, wanted: Collection[str], field: str | None) -
         return lambda: iter(found)
     if isinstance(document, dict):
         inside = [key for key, value in document.items() if _are_rows(value)]
-        if inside and not any(key in wanted for key in document):  # a file of one row may well hold a conversation
+        if inside and not any(key in columns for key in document):  # a file of one row may well hold a conversation
             shown = " or ".join(f"data.field={brief(key)}" for key in inside)
             raise UserError(f"{name}: is one object, and its rows stand inside; next: {shown}")
         document = [document]
@@ -168,7 +168,7 @@ def _explode(here: Any, path: list[str], around: Row, name: str, field: str) -> 
         yield from _explode(here[path[0]], path[1:], around | plain, name, field)
 
 
-def _features(every: Iterable[tuple[int, list[Row]]], wanted: Collection[str], name: str) -> Features:
+def _features(every: Iterable[tuple[int, list[Row]]], columns: Collection[str], name: str) -> Features:
     """The type of each column over all rows. Raises UserError where a wanted column has several."""
     import pyarrow
     from datasets import Features
@@ -179,7 +179,7 @@ def _features(every: Iterable[tuple[int, list[Row]]], wanted: Collection[str], n
     for number, rows in every:
         for column in dict.fromkeys(key for row in rows for key in row):
             types.setdefault(column, pyarrow.null())
-            if column not in wanted or column in mixed:
+            if column not in columns or column in mixed:
                 continue
             values = [row.get(column) for row in rows]
             if first.get(column, (KINDLESS, 0))[0] == KINDLESS:
@@ -209,7 +209,7 @@ def _typed(values: list[Any], number: int, column: str, first: tuple[str, int], 
     """
     import pyarrow
 
-    told = f"'{brief(column)}' is nested more than {DEEPEST} deep"
+    problem = f"'{brief(column)}' is nested more than {DEEPEST} deep"
     try:
         kind = pyarrow.array(values).type
     except (pyarrow.ArrowException, OverflowError, ValueError) as error:
@@ -217,13 +217,13 @@ def _typed(values: list[Any], number: int, column: str, first: tuple[str, int], 
             raise _of_another_kind(values, number, column, first, name) from error
         deep = next((row for row, value in enumerate(values, number) if _deeper(value, DEEPEST)), None)
         if deep is not None:
-            raise UserError(f"{name}: row {deep}: {told}; next: write it flatter") from error
+            raise UserError(f"{name}: row {deep}: {problem}; next: write it flatter") from error
         if first[0] not in NESTED or not _json_kept(values):
             raise _unfit(values, number, column, name, error) from error
         return None
     if _depth(kind) > DEEPEST:
         deep = next(row for row, value in enumerate(values, number) if _deeper(value, DEEPEST))
-        raise UserError(f"{name}: row {deep}: {told}; next: write it flatter")
+        raise UserError(f"{name}: row {deep}: {problem}; next: write it flatter")
     return kind
 
 

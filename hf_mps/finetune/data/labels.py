@@ -61,26 +61,33 @@ def key(raw: Any) -> str:
 
 
 def decide(
-    train: Rows, others: Iterable[Rows], given: Sequence[str] | None = None, problem_type: ProblemType | None = None
+    train: Rows,
+    others: Iterable[Rows],
+    named_in_recipe: Sequence[str] | None = None,
+    problem_type: ProblemType | None = None,
 ) -> Labels:
     """Decide what column `label` of every split means; the training rows say which labels there are.
 
-    `given` are class names in the order of their ids. Raises UserError, naming file, row and label, for a row without a
-    label and for a label that is not in the set, and where fewer than two classes are left.
+    `named_in_recipe` are class names in the order of their ids. Raises UserError, naming file, row and label, for a row
+    without a label and for a label that is not in the set, and where fewer than two classes are left.
     """
     splits = (train, *others)
     named = getattr(train.dataset.features["label"], "names", None)
     _refuse_other_names(splits)
     seen = _distinct(train)
-    if problem_type == "regression" or (problem_type is None and not given and not named and _numbers(train, seen)):
+    if problem_type == "regression" or (
+        problem_type is None and not named_in_recipe and not named and _numbers(train, seen)
+    ):
         why = "problem_type in the recipe" if problem_type else "the labels are numbers with a decimal point"
         _check_numbers(splits)
         whole = problem_type is None and all(float(raw).is_integer() for raw in seen)
         few = f"every label is a whole number ({listed([f'{raw}' for raw in seen])})"
         doubt = f"{few}, and taken for a measure; problem_type=single_label_classification takes them for classes"
         return Labels((), {}, why, (doubt,) if whole else ())
-    if classes := given or named:
-        labels = _named(classes, train, seen, "data.labels in the recipe" if given else "the data set names them")
+    if classes := named_in_recipe or named:
+        labels = _named(
+            classes, train, seen, "data.labels in the recipe" if named_in_recipe else "the data set names them"
+        )
     else:
         ordered = _ordered({key(raw) for raw in seen} - {""})
         labels = Labels(tuple(ordered), {name: number for number, name in enumerate(ordered)}, f"{FOUND} {train.where}")

@@ -100,7 +100,7 @@ def _columns(line: str, name: str, roles: dict[str, str], defaults: dict[str, st
 def _sentences(path: Path, name: str, roles: dict[str, str], defaults: dict[str, str]) -> Iterator[Sentence]:
     words: list[str] = []
     tags: list[str] = []
-    found: _Columns | None = None
+    columns: _Columns | None = None
     with _lines(path, name) as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -108,17 +108,17 @@ def _sentences(path: Path, name: str, roles: dict[str, str], defaults: dict[str,
                     yield words, tags
                 words, tags = [], []
                 continue
-            found = found or _columns(line, name, roles, defaults)
-            if found is None or line.split()[0] == DOCUMENT:
+            columns = columns or _columns(line, name, roles, defaults)
+            if columns is None or line.split()[0] == DOCUMENT:
                 continue
-            fields = line.rstrip("\n").split(found.separator)
-            if len(fields) != found.width:
+            fields = line.rstrip("\n").split(columns.separator)
+            if len(fields) != columns.width:
                 if not words and line.startswith("# "):
                     continue
-                told = f"line {number} has {counted(len(fields), 'column')} and the first {found.width}"
+                told = f"line {number} has {counted(len(fields), 'column')} and the first {columns.width}"
                 raise UserError(f"{name}: {told}; allowed: as many in each, an empty line between sentences")
-            words.append(fields[found.words])
-            tags.append(fields[found.tags])
+            words.append(fields[columns.words])
+            tags.append(fields[columns.tags])
     if words:
         yield words, tags
 

@@ -92,17 +92,17 @@ def load(data: schema.Data, seed: int) -> dict[str, Rows]:
 def _narrow(rows: Rows, columns: Mapping[str, str], data: schema.Data) -> Rows:
     """Keep the columns of the task under the names of their roles; refuse a missing column and a split without rows."""
     dataset = _flattened(rows.dataset, columns)
-    there = dataset.column_names
+    available = dataset.column_names
     for role, column in columns.items():
-        if column not in there:
+        if column not in available:
             told = f"{rows.where}: there is no column '{column}' for data.columns.{role}; the columns are"
             if not data.header:
-                last = len(there) - 1
+                last = len(available) - 1
                 raise UserError(f"{told} 0 to {last}, counted from 0; next: data.columns.{role}=NUMBER")
             way_on = f"; next: name the one that it is with data.columns.{role}"
             if rows.textual:
                 way_on += ", or data.header=false where the first line is a row"
-            raise UserError(f"{told} {', '.join(map(brief, there))}{nearest(column, there) or way_on}")
+            raise UserError(f"{told} {', '.join(map(brief, available))}{nearest(column, available) or way_on}")
     if len(dataset) == 0:
         raise UserError(f"{rows.where}: {sources.NO_ROWS}")
     dataset = dataset.select_columns(list(dict.fromkeys(columns.values())))

@@ -57,18 +57,18 @@ class Rows:
         Raises UserError, naming the row, for a gap and for a file that is not there or cannot be read.
         """
         value: Any = self.dataset[index][role]
-        place = f"{self.where}: row {self.number(index)}"
-        said = value.get("path") if isinstance(value, dict) else value
+        where = f"{self.where}: row {self.number(index)}"
+        name = value.get("path") if isinstance(value, dict) else value
         if isinstance(value, dict) and value.get("bytes") is not None:
             return bytes(value["bytes"])
-        if not said:
-            raise UserError(f"{place} has no {role}; allowed: one in every row")
-        if not isinstance(said, str):
-            raise UserError(f"{place}: {role} is a {type(said).__name__}; allowed: a path, or bytes as in Parquet")
+        if not name:
+            raise UserError(f"{where} has no {role}; allowed: one in every row")
+        if not isinstance(name, str):
+            raise UserError(f"{where}: {role} is a {type(name).__name__}; allowed: a path, or bytes as in Parquet")
         try:
-            return self.path(said).read_bytes()
+            return self.path(name).read_bytes()
         except FileNotFoundError as error:
-            raise UserError(f"{place}: {role}: {self.path(said)}: there is no such file") from error
+            raise UserError(f"{where}: {role}: {self.path(name)}: there is no such file") from error
         except (OSError, ValueError, RuntimeError) as error:  # a path with a NUL; the home of ~nobody
             why = getattr(error, "strerror", None) or error
-            raise UserError(f"{place}: {role}: {brief(said)}: cannot be read: {why}; allowed: a file's path") from error
+            raise UserError(f"{where}: {role}: {brief(name)}: cannot be read: {why}; allowed: a file's path") from error

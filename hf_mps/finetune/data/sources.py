@@ -73,28 +73,28 @@ def _local(data: schema.Data, path: Path, name: str, further: Collection[str] = 
         kind = data.TEXT
     roles = data.columns.roles()
     notes: tuple[str, ...] = ()
-    said: list[Any] = [kind]
+    read_options: list[Any] = [kind]
     make: Callable[[], cache.Tables]
     if kind in ("csv", "tsv"):
-        said.append(data.header)
+        read_options.append(data.header)
         make, notes = partial(csv.tables, path, name, header=data.header), csv.notes(path)
     elif kind == "xlsx":
-        said.append(data.header)
+        read_options.append(data.header)
         make, notes = partial(spreadsheet.tables, path, name, header=data.header), spreadsheet.notes(path, name)
     elif kind in ("json", "jsonl"):
         # A column `translation` is wanted where `translation.en` is.
         wanted = {".".join(column.split(".")[:end]) for column in (*roles.values(), *further) for end in range(1, 9)}
-        said += [data.field, sorted(wanted)]
+        read_options += [data.field, sorted(wanted)]
         make = partial(json_rows.tables, path, name, wanted, data.field)
     elif kind == "conll":
         if not {"words", "tags"} <= roles.keys():
             raise UserError(f"{name}: CoNLL files are for token-classification; allowed: {formats.allowed(PLAIN)}")
         defaults = type(data.columns)().roles()
-        said += [roles, defaults]
+        read_options += [roles, defaults]
         make, notes = partial(lines.sentences, path, name, roles, defaults), lines.notes(path, name, roles, defaults)
     else:
         make = partial(lines.texts, path, name)
-    dataset = cache.kept(path, said, make)
+    dataset = cache.kept(path, read_options, make)
     return Rows(dataset, name, textual=kind in TEXTUAL, folder=path.parent, notes=notes)
 
 
@@ -124,7 +124,7 @@ def _described(data: schema.Data, metadata: Path, column: str) -> Rows:
     return rows.with_columns(rows.dataset.rename_column(FILE_NAME, column))
 
 
-def _media(place: Path) -> tuple[str, list[Path]]:
+def _media(folder: Path) -> tuple[str, list[Path]]:
     """Whether a folder holds images or sound, whichever is the more frequent, and its files of that kind in order.
 
     Raises UserError where it holds neither.
@@ -132,12 +132,12 @@ def _media(place: Path) -> tuple[str, list[Path]]:
     from datasets.packaged_modules.audiofolder.audiofolder import AudioFolder
     from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
-    files = sorted(path for path in place.rglob("*") if path.is_file() and path.name[0] != ".")
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
     kinds = {"image": set(ImageFolder.EXTENSIONS), "audio": set(AudioFolder.EXTENSIONS)}
     found = {kind: [file for file in files if file.suffix.lower() in known] for kind, known in kinds.items()}
     most = max(found, key=lambda kind: len(found[kind]))
     if not found[most]:
-        raise UserError(f"{place}: holds neither images nor sound; allowed: a folder for each class with files in it")
+        raise UserError(f"{folder}: holds neither images nor sound; allowed: a folder for each class with files in it")
     return most, found[most]
 
 

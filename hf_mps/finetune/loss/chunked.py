@@ -70,18 +70,18 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         needs_gradients: bool,
         shared: TiedGradient | None,
     ) -> Tensor:
-        wanted = [needs_gradients and needed for needed in ctx.needs_input_grad[:3]]
+        needs = [needs_gradients and needed for needed in ctx.needs_input_grad[:3]]
         # Only a gradient that flows on through the rows reaches the embedding.
-        ctx.shared = shared if shared is not None and shared.claimed and wanted[0] else None
+        ctx.shared = shared if shared is not None and shared.claimed and needs[0] else None
         device = rows.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else rows.dtype
 
-        def gradients(wanted: list[bool]) -> tuple[Tensor, list[Tensor | None]]:
+        def gradients(needs: list[bool]) -> tuple[Tensor, list[Tensor | None]]:
             with torch.autocast(device, enabled=False):
-                return _loss_and_gradients(rows.detach(), weight.detach(), bias, targets, ignore_index, wanted, dtype)
+                return _loss_and_gradients(rows.detach(), weight.detach(), bias, targets, ignore_index, needs, dtype)
 
-        recompute = ctx.shared is not None and ctx.shared.recompute and wanted[1]
-        total, ctx.gradients = gradients([wanted[0], wanted[1] and not recompute, wanted[2]])
+        recompute = ctx.shared is not None and ctx.shared.recompute and needs[1]
+        total, ctx.gradients = gradients([needs[0], needs[1] and not recompute, needs[2]])
         ctx.recompute = (lambda: gradients([False, True, False])[1][1]) if recompute else None
         ctx.dtypes = (rows.dtype, weight.dtype, bias.dtype if bias is not None else None)
         return total
@@ -110,22 +110,22 @@ def _loss_and_gradients(
     bias: Tensor | None,
     targets: Tensor,
     ignore_index: int,
-    wanted: list[bool],
+    needs: list[bool],
     dtype: torch.dtype,
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Return the summed loss and the gradients of rows, weight and bias (None where not `wanted`), undivided."""
+    """Return the summed loss and the gradients of rows, weight and bias (None where `needs` is False), undivided."""
     scale = HALF_SCALE if dtype == torch.float16 else 1.0
     head, words = weight.to(dtype), len(weight)
     total = torch.zeros((), dtype=torch.float32, device=rows.device)
-    rows_gradient = torch.empty_like(rows, dtype=torch.float32 if scale > 1 else rows.dtype) if wanted[0] else None
-    weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if wanted[1] else None
-    bias_gradient = torch.zeros_like(weight[:, 0], dtype=torch.float32) if wanted[2] else None
+    rows_gradient = torch.empty_like(rows, dtype=torch.float32 if scale > 1 else rows.dtype) if needs[0] else None
+    weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if needs[1] else None
+    bias_gradient = torch.zeros_like(weight[:, 0], dtype=torch.float32) if needs[2] else None
     size = max(1, CHUNK_BYTES // (4 * words))
     for start in range(0, len(rows), size):
         chunk = slice(start, start + size)
         part, target = _padded_chunk(rows[chunk].to(dtype), targets[chunk], size, ignore_index)
         logits = torch.nn.functional.linear(part, head, None if bias is None else bias.to(dtype)).float()
-        losses, gradient = _chunk_loss(logits, target, ignore_index, needs_gradient=any(wanted))
+        losses, gradient = _chunk_loss(logits, target, ignore_index, needs_gradient=any(needs))
         total += losses
         if bias_gradient is not None:
             bias_gradient += gradient.sum(0)

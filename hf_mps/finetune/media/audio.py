@@ -1,4 +1,4 @@
-"""Sound: decoded by libsndfile, brought to one channel and the model's rate, and padded to a short list of lengths.
+"""Sound: decoded by libsndfile, mixed to one channel, resampled, and padded to a short list of lengths.
 
 `datasets` would decode through torchcodec, which needs FFmpeg; soundfile's wheel carries its own libsndfile for wav,
 flac, ogg and mp3 on macOS and Linux.
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from hf_mps.finetune.recipe.schema import Recipe
 
 
-# Samples a second that a recording can have. A header that is damaged says anything, and resampling from one sample a
-# second to 16,000 would fill any memory.
+# Samples a second that a recording may have. A damaged header says anything, and resampling from one sample a second to
+# 16,000 would fill any memory.
 RATES = (1_000, 768_000)
 
 
 def library() -> Any:
-    """The module soundfile. Raises UserError, with the command that installs it, where it is absent."""
+    """Return the module soundfile. Raises UserError, with the command that installs it, where it is absent."""
     try:
         import soundfile
     except (ImportError, OSError) as error:  # OSError: a system without a wheel and without libsndfile
@@ -43,45 +43,47 @@ def library() -> Any:
 
 
 def samples(rows: Rows, index: int, rate: int, role: str = "audio") -> int:
-    """The number of samples that `read` will give for one row, from the file's header. Raises UserError as `read`."""
+    """Return the number of samples that `read` will return for one row, from the file's header. Raises UserError as
+    `read`.
+    """
     with _opened(rows, index, role) as sound:
         frames: int = sound.frames
         return -(-frames * rate // int(sound.samplerate))
 
 
 def read(rows: Rows, index: int, rate: int, role: str = "audio") -> Any:
-    """One row's sound as a numpy array of float32, shape (samples,), `rate` samples a second, its channels' mean.
+    """Return one row's sound as float32 of shape (samples,), at `rate` samples a second, the mean of its channels.
 
-    Resampled by scipy's polyphase filter, whose length is ceil(samples x rate / rate before). Raises UserError, naming
-    the row, for a file that is not there, is no sound that libsndfile reads, is cut off or empty, holds NaN, or has a
-    rate outside of RATES.
+    scipy's polyphase filter resamples to ceil(samples x rate / file's rate). Raises UserError, naming the row, for a
+    file that is missing, is no sound that libsndfile reads, is cut off or empty, holds NaN, or has a rate outside of
+    RATES.
     """
     import numpy
 
-    place = f"{rows.where}: row {rows.number(index)}: {role}"
+    where = f"{rows.where}: row {rows.number(index)}: {role}"
     with _opened(rows, index, role) as sound:
         try:
             channels = sound.read(dtype="float32", always_2d=True)
         except (RuntimeError, ValueError) as error:  # soundfile's own is a RuntimeError
-            raise UserError(f"{place} cannot be decoded: {error}; allowed: wav, flac, ogg, mp3") from error
-        before, said = sound.samplerate, sound.frames
-    if len(channels) != said:
-        raise UserError(f"{place} ends after {len(channels)} of {said} samples; next: fetch the file again")
+            raise UserError(f"{where} cannot be decoded: {error}; allowed: wav, flac, ogg, mp3") from error
+        file_rate, promised = sound.samplerate, sound.frames
+    if len(channels) != promised:
+        raise UserError(f"{where} ends after {len(channels)} of {promised} samples; next: fetch the file again")
     samples = channels.mean(axis=1)
     if not numpy.isfinite(samples).all():
-        raise UserError(f"{place} holds samples that are no finite number; allowed: finite ones")
-    if before != rate:
+        raise UserError(f"{where} holds samples that are no finite number; allowed: finite ones")
+    if file_rate != rate:
         from scipy.signal import resample_poly
 
-        common = gcd(rate, before)
-        samples = resample_poly(samples, rate // common, before // common)
+        common = gcd(rate, file_rate)
+        samples = resample_poly(samples, rate // common, file_rate // common)
     return samples.astype("float32", copy=False)
 
 
 class Wav:
-    """A wav file of 16 bits a sample, read by Python itself: the part of soundfile.SoundFile that is used here.
+    """A wav file of 16 bits a sample, read by Python itself, with the part of soundfile.SoundFile that is used here.
 
-    A plan or an audit makes up such files, and is not to need soundfile for them. Raises wave.Error for other files.
+    Plans and audits make up such files and need no soundfile for them. Raises wave.Error for other files.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -98,7 +100,7 @@ class Wav:
         self._content = b""
 
     def read(self, dtype: str, always_2d: bool) -> Any:
-        """The samples between -1 and 1, of shape (frames, channels)."""
+        """Return the samples between -1 and 1, shape (frames, channels)."""
         import numpy
 
         return (numpy.frombuffer(self._content, "<i2") / 2**15).astype(dtype).reshape(-1, self._channels)
@@ -106,21 +108,21 @@ class Wav:
 
 def _opened(rows: Rows, index: int, role: str) -> Any:
     content = rows.content(index, role)
-    place = f"{rows.where}: row {rows.number(index)}: {role}"
-    sound = _decoder(content, place)
+    where = f"{rows.where}: row {rows.number(index)}: {role}"
+    sound = _decoder(content, where)
     if sound.frames <= 0:
-        raise UserError(f"{place} is empty; allowed: at least one sample")
+        raise UserError(f"{where} is empty; allowed: at least one sample")
     if not RATES[0] <= sound.samplerate <= RATES[1]:
-        told = f"has {sound.samplerate:,} samples a second"
-        raise UserError(f"{place} {told}; allowed: {RATES[0]:,} to {RATES[1]:,}")
+        problem = f"has {sound.samplerate:,} samples a second"
+        raise UserError(f"{where} {problem}; allowed: {RATES[0]:,} to {RATES[1]:,}")
     missing = _missing(content)
     if missing:
-        raise UserError(f"{place} ends {missing:,} bytes before its header says; next: fetch the file again")
+        raise UserError(f"{where} ends {missing:,} bytes before its header says; next: fetch the file again")
     return sound
 
 
-def _decoder(content: bytes, place: str) -> Any:
-    """The content of a sound file: soundfile's, or `Wav` for what needs none. Raises UserError for any other."""
+def _decoder(content: bytes, where: str) -> Any:
+    """Open a sound file with soundfile, or with `Wav` where that is absent. Raises UserError for anything else."""
     try:
         soundfile = library()
     except UserError:
@@ -132,21 +134,21 @@ def _decoder(content: bytes, place: str) -> Any:
     try:
         return soundfile.SoundFile(io.BytesIO(content))
     except soundfile.LibsndfileError as error:
-        said = str(error.error_string).rstrip(".\n ")
-        raise UserError(f"{place} is no sound that can be read: {said}; allowed: wav, flac, ogg, mp3") from error
+        problem = str(error.error_string).rstrip(".\n ")
+        raise UserError(f"{where} is no sound that can be read: {problem}; allowed: wav, flac, ogg, mp3") from error
 
 
 def _missing(content: bytes) -> int:
-    """The bytes that a wav's header (RIFF, Microsoft 1991) promises and the file lacks: libsndfile reads what is there.
+    """Return the bytes that a wav's header (RIFF, Microsoft 1991) promises and the file lacks; libsndfile ignores them.
 
-    A length of 0 or of all ones is what a program writes that does not know it yet, as into a pipe.
+    Programs that write into a pipe do not know the length and write 0 or all ones.
     """
     if content[:4] != b"RIFF" or content[8:12] != b"WAVE":
         return 0
     promised = int.from_bytes(content[4:8], "little")
     if promised in (0, 2**32 - 1) or promised >= 2**31 - 256:
         return 0
-    # A last chunk of odd length is padded with a byte that some programs count and do not write.
+    # A last chunk of odd length has a padding byte, which some programs count and do not write.
     return max(0, promised + 8 - len(content) - 1)
 
 
@@ -162,7 +164,7 @@ class Durations(Lengths):
         return f"{seconds} seconds" if self.shapes else "as long as the batch's longest row"
 
     def collator(self, inner: Any, tokenizer: Any = None, **settings: Any) -> PadToBucket:
-        """`inner`, whose batches of `input_values` are padded with silence up to a length of the list."""
+        """Wrap `inner` so that its `input_values` are padded with silence up to a length of the list."""
         return PadToBucket(inner, self._samples, {"input_values": 0.0, "attention_mask": 0})
 
     def _samples(self, width: int) -> int:
@@ -171,23 +173,23 @@ class Durations(Lengths):
 
 def durations(recipe: Recipe, counts: Sequence[int], others: Sequence[int], hop: int, rate: int) -> Choice[Durations]:
     """Choose what batches of sound are padded to, from the frames of each training row and of `others`."""
-    told = f"half of the rows within {sorted(counts)[len(counts) // 2] * hop / rate:.1f} seconds"
+    summary = f"half of the rows within {sorted(counts)[len(counts) // 2] * hop / rate:.1f} seconds"
     longest = max([*counts, *others])
     if not recipe.speedups:
-        return Choice(Durations(longest, "longest", hop=hop, rate=rate), f"speedups is false in the recipe; {told}")
+        return Choice(Durations(longest, "longest", hop=hop, rate=rate), f"speedups is false in the recipe; {summary}")
     batch = recipe.training.get("per_device_train_batch_size") or DEFAULT_BATCH
     alike = buckets.grouped(buckets.decide(recipe, counts, batch))
-    found = optimal_buckets(counts, top=longest, limit=longest, batch=1 if alike else batch, most=SHAPES, step=1)
-    listed = Durations(longest, "list", found, hop=hop, rate=rate)
+    shapes = optimal_buckets(counts, top=longest, limit=longest, batch=1 if alike else batch, most=SHAPES, step=1)
+    listed = Durations(longest, "list", shapes, hop=hop, rate=rate)
     silence = 1 - sum(counts) / buckets.padded_tokens(counts, batch, listed.target, alike=alike)
-    return Choice(listed, f"{len(found)} lengths, laid where the rows are: about {silence:.0%} silence; {told}")
+    return Choice(listed, f"{len(shapes)} lengths, laid where the rows are: about {silence:.0%} silence; {summary}")
 
 
 class Sounds:
-    """Rows for Trainer, decoded when they are asked for: `input_values` as the extractor makes them, and `labels`.
+    """Rows for Trainer, decoded on access: `input_values` as the extractor makes them, and `labels`.
 
-    Decoded sound is some twenty times as large as a compressed file, so none is kept. `kept` are the numbers of the
-    rows that take part.
+    Decoded sound is some twenty times as large as a compressed file, so none is kept in memory. `kept` are the numbers
+    of the rows that take part.
     """
 
     def __init__(self, rows: Rows, labels: Sequence[Sequence[int]], kept: Sequence[int], extractor: Any) -> None:
@@ -199,11 +201,11 @@ class Sounds:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def __getitem__(self, place: int) -> dict[str, Any]:
-        row = self._kept[place]
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = self._kept[index]
         rate = self._extractor.sampling_rate
-        heard = read(self._rows, row, rate)
-        values = self._extractor(heard, sampling_rate=rate)["input_values"][0]
+        sound = read(self._rows, row, rate)
+        values = self._extractor(sound, sampling_rate=rate)["input_values"][0]
         return {"input_values": values, "labels": self._labels[row]}
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -211,7 +213,7 @@ class Sounds:
 
 
 def collate(extractor: Any, width: int, features: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A batch of `Sounds`: sound padded as the extractor pads, labels padded to `width` (or their longest row)."""
+    """Make a batch of `Sounds`: the extractor pads the sound, labels are padded to `width` or their longest row."""
     import torch
 
     batch = extractor.pad([{"input_values": row["input_values"]} for row in features], return_tensors="pt")
@@ -224,5 +226,5 @@ def collate(extractor: Any, width: int, features: Sequence[dict[str, Any]]) -> d
 
 
 def collator(extractor: Any, width: int) -> Any:
-    """`collate` for Trainer."""
+    """Return `collate` for Trainer."""
     return partial(collate, extractor, width)

@@ -1,7 +1,7 @@
-"""Images as a model takes them, decoded and prepared one by one with PIL, and drawn anew in each epoch.
+"""Images for a model: decoded and prepared one by one with PIL, and augmented anew in each epoch.
 
-transformers prepares images with torchvision where it is installed and with PIL elsewhere, and the two round otherwise.
-Here it is PIL always: a run gives the same pixels on every machine, and torchvision is not needed.
+transformers prepares images with torchvision where it is installed and with PIL elsewhere, and the two round
+differently. Here PIL always does it: a run gets the same pixels on every machine, and torchvision is not needed.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from hf_mps.finetune.recipe import schema
 if TYPE_CHECKING:
     from hf_mps.finetune.data.load import Rows
 
-# Width over height of a drawn part, and how often a part is tried: as in Szegedy et al., "Going deeper with
-# convolutions" (arXiv 1409.4842), and so in torchvision's RandomResizedCrop.
+# Aspect ratio (width / height) of a drawn part, and the number of tries: Szegedy et al., "Going deeper with
+# convolutions" (arXiv 1409.4842), as in torchvision's RandomResizedCrop.
 RATIO = (3 / 4, 4 / 3)
 TRIES = 10
 
 
 class Augmentation(schema.Section):
-    """How a training image is varied: a part of it of `crop` (least and greatest share of its area), mirrored left to
-    right in a share `flip` of the draws.
+    """How a training image is varied: cropped to a share of its area within `crop` (least, greatest), and mirrored left
+    to right with probability `flip`.
     """
 
     crop: list[float] = Field(default=[0.08, 1.0], min_length=2, max_length=2)
@@ -47,10 +47,10 @@ class Augmentation(schema.Section):
 
 
 class Images:
-    """A split as Trainer reads it: rows of `pixel_values`, float32 of shape (3, height, width), and `labels`.
+    """A split for Trainer: rows of `pixel_values`, float32 of shape (3, height, width), and `labels`.
 
-    What is drawn for a row depends on the seed, the epoch and the row alone: a run that goes on from a checkpoint sees
-    the images that it would have seen, with any number of worker processes.
+    The augmentation of a row depends on seed, epoch and row alone: a resumed run sees the images that it would have
+    seen, with any number of worker processes.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Images:
         self._processor = processor
         self._augment = augment
         self._seed = seed
-        # In shared memory: workers that live on from epoch to epoch hear of the next one too.
+        # In shared memory: persistent workers see the next epoch too.
         epoch: Any = torch.zeros((), dtype=torch.int64)
         self._epoch = epoch.share_memory_()
 
@@ -71,10 +71,10 @@ class Images:
         return len(self._labels)
 
     def begin(self, epoch: int) -> None:
-        """Draw as epoch `epoch`, counted from 0, does.
+        """Augment as in epoch `epoch`, counted from 0.
 
-        Not called `set_epoch`: Accelerate's data loader calls that, but not in the epoch that a resumed run goes on
-        with (DataLoaderShard.set_epoch stops at the sampler that skips what was seen).
+        The name `set_epoch` is avoided: Accelerate's data loader calls that, but not in the epoch in which a run
+        resumes (DataLoaderShard.set_epoch stops at the sampler that skips what was seen).
         """
         self._epoch.fill_(epoch)
 
@@ -82,7 +82,7 @@ class Images:
         image, settings = opened(self._rows, index), {}
         if self._augment is not None:
             draw = random.Random(f"{self._seed} {int(self._epoch)} {index}")
-            image = varied(
+            image = augmented(
                 image, self._augment, size(self._processor), getattr(self._processor, "resample", None), draw
             )
             settings = {"do_resize": False, "do_center_crop": False}
@@ -91,7 +91,7 @@ class Images:
 
 
 def opened(rows: Rows, index: int) -> Any:
-    """The image of a row as `rgb` makes it, turned as its EXIF data say.
+    """Return a row's image as `rgb` makes it, turned as its EXIF data say.
 
     Raises UserError, naming the row, for what is no image, is cut off, or has more pixels than Pillow opens.
     """
@@ -109,17 +109,17 @@ def opened(rows: Rows, index: int) -> Any:
         raise UserError(f"{_place(rows, index)} {_too_large()}") from error
     except (MemoryError, UserError):
         raise
-    except Exception as error:  # a decoder raises anything for a file that is cut off: struct.error, KeyError, …
+    except Exception as error:  # a decoder raises anything for a truncated file: struct.error, KeyError, …
         raise UserError(
             f"{_place(rows, index)} cannot be decoded: {first_line(error)}; next: save it again, or leave it out"
         ) from error
 
 
 def rgb(image: Any) -> Any:
-    """A PIL image of any mode in RGB of 8 bits: what is transparent stands on white, as a page shows it.
+    """Return a PIL image of any mode in 8-bit RGB; transparency is put on white, as on a page.
 
-    Grey of 16 bits (modes I;16 and I) is scaled by 65535, which is white, to 8 bits: PIL's own conversion makes all
-    above 255 white. Floats (mode F) are scaled from 0 to 1. Raises ValueError for numbers beyond those.
+    Grey of 16 bits (modes I;16 and I) is scaled by 65535, its white: PIL's own conversion would make all above 255
+    white. Floats (mode F) are scaled from 0 to 1. Raises ValueError for values outside.
     """
     from PIL import Image
 
@@ -132,13 +132,13 @@ def rgb(image: Any) -> Any:
 
 
 def _grey(image: Any) -> Any:
-    """An image of 16 or 32 bits a pixel in 8 bits."""
+    """Return an image of 16 or 32 bits a pixel in 8 bits."""
     import numpy
     from PIL import Image
 
     values = numpy.asarray(image).astype(numpy.float32)
     white = 1.0 if image.mode == "F" else 65535.0
-    # Not from the image's own darkest and lightest: two images of one brightness would come out unlike.
+    # Not scaled by the image's own extremes: two images of equal brightness would come out different.
     if not (numpy.isfinite(values).all() and values.min() >= 0 and values.max() <= white):
         told = f"its values go from {values.min():g} to {values.max():g}"
         raise ValueError(f"{told}; allowed: 0 to {white:g} in mode {image.mode}")
@@ -153,7 +153,7 @@ def _too_large() -> str:
 
 
 def name(rows: Rows, index: int) -> str:
-    """The file that a row's image came from; empty where the data do not say."""
+    """Return the file of a row's image; empty where the data do not say."""
     value = rows.dataset[index]["image"]
     said = value.get("path") if isinstance(value, dict) else value
     return said or ""
@@ -163,8 +163,10 @@ def _place(rows: Rows, index: int) -> str:
     return " ".join((f"{rows.where}: row {rows.number(index)}: image", name(rows, index))).rstrip()
 
 
-def varied(image: Any, augment: Augmentation, shape: tuple[int, int], resample: int | None, draw: random.Random) -> Any:
-    """A drawn part of a PIL image, brought to `shape` (height, width) and perhaps mirrored."""
+def augmented(
+    image: Any, augment: Augmentation, shape: tuple[int, int], resample: int | None, draw: random.Random
+) -> Any:
+    """Crop a drawn part of a PIL image, resize it to `shape` (height, width), and perhaps mirror it."""
     from PIL import Image
 
     width, height = image.size
@@ -173,9 +175,9 @@ def varied(image: Any, augment: Augmentation, shape: tuple[int, int], resample: 
 
 
 def _part(width: int, height: int, shares: Sequence[float], draw: random.Random) -> tuple[int, int, int, int]:
-    """The corners (left, upper, right, lower) of a part with a drawn share of the area and a drawn shape.
+    """Return the corners (left, upper, right, lower) of a part with a drawn share of the area and a drawn aspect ratio.
 
-    Where TRIES draws do not fit into the image, the greatest part in its middle that has a shape within RATIO.
+    Where TRIES draws do not fit into the image, return the largest central part with an aspect ratio within RATIO.
     """
     for _ in range(TRIES):
         area = width * height * draw.uniform(*shares)
@@ -190,7 +192,7 @@ def _part(width: int, height: int, shares: Sequence[float], draw: random.Random)
 
 
 def size(processor: Any) -> tuple[int, int]:
-    """The height and width of what a processor makes, in pixels. Raises UserError where it names no fixed ones."""
+    """Return the height and width in pixels of a processor's output. Raises UserError where they are not fixed."""
     cropped = getattr(processor, "do_center_crop", False) and getattr(processor, "crop_size", None)
     said = dict(cropped or processor.size)
     if said.get("height") and said.get("width"):
@@ -204,13 +206,13 @@ def size(processor: Any) -> tuple[int, int]:
 
 
 def refuse_missing(rows: Rows) -> None:
-    """Raise UserError for the first row whose image is a file that is not there or is none, before a run begins."""
+    """Raise UserError for the first row whose image file is missing or no image, before a run begins."""
     from PIL import Image
 
     for index, value in enumerate(rows.dataset["image"]):
         said = value.get("path") if isinstance(value, dict) else value
         if isinstance(value, dict) and value.get("bytes") is not None:
-            continue  # decoded when it is needed: to read them all now would take long
+            continue  # decoded later: decoding all of them now would take long
         if not isinstance(said, str):
             rows.content(index, "image")  # which refuses it
             continue

@@ -1,4 +1,4 @@
-"""The alphabet of a speech recogniser: which letters there are, and how texts are brought to them."""
+"""The alphabet of a speech recogniser: its letters, and how texts are reduced to them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DELIMITER, UNKNOWN, PAD = "|", "[UNK]", "[PAD]"
 
 @dataclass(frozen=True)
 class Spelling:
-    """A CTC `tokenizer`, the `case` that texts are brought to, the characters `ignored`, and why."""
+    """A CTC `tokenizer`, the `case` of all texts, the characters `ignored`, and the choices behind them."""
 
     tokenizer: Any
     case: Case
@@ -30,18 +30,18 @@ class Spelling:
     choices: dict[str, Choice[Any]]
 
     def clean(self, text: str) -> str:
-        """`text` as the model is to spell it."""
+        """Return `text` as the model is to spell it."""
         return cleaned(text, self.case, self.ignored)
 
 
 def cleaned(text: str, case: Case, ignored: str) -> str:
-    """`text` without the `ignored` characters and surplus white space, in `case`."""
+    """Return `text` in `case`, without the `ignored` characters and surplus white space."""
     kept = " ".join(text.translate(dict.fromkeys(map(ord, ignored))).split())
     return {"lower": kept.lower(), "upper": kept.upper(), "keep": kept}[case]
 
 
 def decide(recipe: Any, rows: Mapping[str, Rows], checkpoint: Checkpoint, config: Any) -> Spelling:
-    """The vocabulary and the case of the recipe (`vocabulary`, `letter_case`, `chars_to_ignore`), or what suits.
+    """Choose vocabulary and case: the recipe's (`vocabulary`, `letter_case`, `chars_to_ignore`), or what suits.
 
     Raises UserError for a checkpoint without letters where the recipe asks for them, and for texts without any.
     """
@@ -61,11 +61,11 @@ def decide(recipe: Any, rows: Mapping[str, Rows], checkpoint: Checkpoint, config
     tokenizer = _tokenizer(alphabet)
     choices = {"vocabulary": Choice(_shown(alphabet), f"the letters of the training texts: {reason}")}
     spelling = Spelling(tokenizer, case, ignored, {**choices, "letter_case": Choice(case, why)})
-    return _told_unknown(spelling, rows)
+    return _report_unknown(spelling, rows)
 
 
 def _known(recipe: Any, rows: Mapping[str, Rows], tokenizer: Any, ignored: str, reason: str) -> Spelling:
-    """The checkpoint's letters, and the case that they are in."""
+    """Return the checkpoint's letters, in their case."""
     delimiter = getattr(tokenizer, "word_delimiter_token", None)
     known = {token for token in tokenizer.get_vocab() if len(token) == 1 and token != delimiter}
     large, small = any(letter.isupper() for letter in known), any(letter.islower() for letter in known)
@@ -73,11 +73,11 @@ def _known(recipe: Any, rows: Mapping[str, Rows], tokenizer: Any, ignored: str, 
     case: Case = recipe.letter_case or suits
     why = "letter_case in the recipe" if recipe.letter_case else "the case of the vocabulary"
     choices = {"vocabulary": Choice(_shown(sorted(known)), f"the checkpoint's: {reason}")}
-    return _told_unknown(Spelling(tokenizer, case, ignored, {**choices, "letter_case": Choice(case, why)}), rows)
+    return _report_unknown(Spelling(tokenizer, case, ignored, {**choices, "letter_case": Choice(case, why)}), rows)
 
 
-def _told_unknown(spelling: Spelling, rows: Mapping[str, Rows]) -> Spelling:
-    """Say which characters of the data the vocabulary lacks: they are learned and measured as one unknown sign."""
+def _report_unknown(spelling: Spelling, rows: Mapping[str, Rows]) -> Spelling:
+    """Report which characters of the data the vocabulary lacks; they are learned and measured as one unknown token."""
     vocabulary = spelling.tokenizer.get_vocab()
     texts = (text or "" for split in rows.values() for text in split.dataset["text"])
     missing = [one for one in _letters(map(spelling.clean, texts)) if one not in vocabulary]
@@ -96,7 +96,7 @@ def _shown(alphabet: list[str]) -> str:
 
 
 def _tokenizer(alphabet: list[str]) -> Any:
-    """A CTC tokenizer of these letters, the word delimiter, and signs for unknown letters and the blank."""
+    """Return a CTC tokenizer of these letters, the word delimiter, an unknown token and the blank."""
     from transformers import Wav2Vec2CTCTokenizer
 
     ids = {token: number for number, token in enumerate([DELIMITER, *(a for a in alphabet if a != DELIMITER)])}

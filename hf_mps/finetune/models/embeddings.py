@@ -183,19 +183,19 @@ class EmbeddingEvaluator:
         import numpy
         import torch
 
-        order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
+        order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
         embedded: list[Any] = [None] * len(texts)
         was_training = model.training
         model.eval()
         with torch.no_grad():
             for begin in range(0, len(order), BATCH):
-                places = order[begin : begin + BATCH]
-                batch = self._collator.texts([texts[place] for place in places], column)
+                numbers = order[begin : begin + BATCH]
+                batch = self._collator.texts([texts[number] for number in numbers], column)
                 batch = {
                     name: value.to(model.device) if hasattr(value, "to") else value for name, value in batch.items()
                 }
                 vectors = torch.nn.functional.normalize(model(batch)["sentence_embedding"].float(), dim=-1)
-                for place, vector in zip(places, vectors.cpu().numpy(), strict=True):
-                    embedded[place] = vector
+                for number, vector in zip(numbers, vectors.cpu().numpy(), strict=True):
+                    embedded[number] = vector
         model.train(was_training)
         return numpy.stack(embedded)

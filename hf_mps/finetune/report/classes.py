@@ -23,28 +23,28 @@ def confusion(pairs: Sequence[tuple[str, str]], names: Sequence[str], of: str = 
     most mistakes are shown, and the title says so.
     """
     counts = Counter(pairs)
-    shown = _most_mistaken(counts, names)
-    table = [[counts[truth, answer] for answer in shown] for truth in shown]
+    classes = _most_mistaken(counts, names)
+    table = [[counts[truth, answer] for answer in classes] for truth in classes]
     title = f"Validation {of} by class"
-    if len(shown) < len(names):
-        title += f": the {len(shown)} of {len(names)} classes with the most mistakes"
+    if len(classes) < len(names):
+        title += f": the {len(classes)} of {len(names)} classes with the most mistakes"
 
     def paint(figure: Any) -> None:
         axes = figure.add_subplot()
         shares = [[count / max(1, sum(row)) for count in row] for row in table]
         axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-        for down, row in enumerate(table if len(shown) <= NUMBERED else ()):
+        for down, row in enumerate(table if len(classes) <= NUMBERED else ()):
             for across, count in enumerate(row):
                 colour = "white" if shares[down][across] > 0.5 else INK if count else QUIET
                 axes.text(across, down, f"{count}", ha="center", va="center", color=colour, fontsize=9)
-        labels = [_short(name) for name in shown]
-        crowded = len(shown) > 4 or max(map(len, labels)) > 10
-        axes.set_xticks(range(len(shown)), labels, rotation=45 if crowded else 0, ha="right" if crowded else "center")
-        axes.set_yticks(range(len(shown)), labels)
+        labels = [_short(name) for name in classes]
+        crowded = len(classes) > 4 or max(map(len, labels)) > 10
+        axes.set_xticks(range(len(classes)), labels, rotation=45 if crowded else 0, ha="right" if crowded else "center")
+        axes.set_yticks(range(len(classes)), labels)
         axes.set(title=title, xlabel="answered", ylabel="truth")
         axes.grid(visible=False)
 
-    side = 3.6 + 0.34 * len(shown)
+    side = 3.6 + 0.34 * len(classes)
     return {"confusion_matrix.png": png((side + 1, side), paint, layout="constrained")}
 
 

@@ -54,24 +54,25 @@ MOST = 60_000_000
 
 
 def smallest(
-    name: str, own: Mapping[str, Any], token_ids: Mapping[str, Any], make: Callable[[Any], Any]
+    name: str, checkpoint_config: Mapping[str, Any], token_ids: Mapping[str, Any], make: Callable[[Any], Any]
 ) -> tuple[Any, str | None]:
     """Return the configuration of a tiny `name` and None, or the last one tried and why it does not work.
 
-    `own` is a checkpoint's configuration (empty: the architecture's defaults), `token_ids` what the tokenizer
-    determines; `make` builds a model from a configuration. The first configuration wins whose model can be built and
-    takes one short input on the device meta. Raises UserError where the installed transformers lacks the architecture.
+    `checkpoint_config` is a checkpoint's configuration (empty: the architecture's defaults), `token_ids` what the
+    tokenizer determines; `make` builds a model from a configuration. The first configuration wins whose model can be
+    built and takes one short input on the device meta. Raises UserError where the installed transformers lacks the
+    architecture.
     """
     problem: str | None = "its sizes fit each other in none of the ways that were tried"
     config = None
-    for config in candidates(name, own, token_ids):
+    for config in candidates(name, checkpoint_config, token_ids):
         problem = problem_with(config, make)
         if problem is None:
             break
     return config, problem
 
 
-def candidates(name: str, own: Mapping[str, Any], token_ids: Mapping[str, Any]) -> Iterator[Any]:
+def candidates(name: str, checkpoint_config: Mapping[str, Any], token_ids: Mapping[str, Any]) -> Iterator[Any]:
     """Yield configurations of architecture `name`, smallest first, without those that its own class refuses."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
@@ -81,7 +82,7 @@ def candidates(name: str, own: Mapping[str, Any], token_ids: Mapping[str, Any]) 
     except ValueError as error:
         raise UserError(f"--smoke: the installed transformers has no architecture '{name}'") from error
     for sizes in (DEPTHS | HEADS | WIDTHS, DEPTHS | WIDTHS, DEPTHS):
-        small = _small(defaults, own, sizes) | OWN.get(name, {})
+        small = _small(defaults, checkpoint_config, sizes) | OWN.get(name, {})
         known_ids = {
             key: value for key, value in token_ids.items() if key in defaults or key == "decoder_start_token_id"
         }
@@ -140,19 +141,21 @@ def picture(config: Any, default: int = IMAGE) -> tuple[int, int]:
     return (int(size), int(size)) if isinstance(size, (int, float)) else (int(size[0]), int(size[1]))
 
 
-def _small(defaults: Mapping[str, Any], own: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
+def _small(
+    defaults: Mapping[str, Any], checkpoint_config: Mapping[str, Any], sizes: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return a configuration with `sizes` in place of its own, also in the configurations inside it."""
     small = {
         key: value
-        for key, value in own.items()
+        for key, value in checkpoint_config.items()
         if key not in (*DERIVED, "architectures", "dtype", "model_type") and not _is_config(value)
     }
     for key, value in defaults.items():
         if _is_config(value):
-            small[key] = {"model_type": value["model_type"], **_small(value, own.get(key) or {}, sizes)}
+            small[key] = {"model_type": value["model_type"], **_small(value, checkpoint_config.get(key) or {}, sizes)}
             small[key] = _without_none(small[key])
         elif key in sizes and value is not None:
-            current = own.get(key, value)
+            current = checkpoint_config.get(key, value)
             small[key] = [sizes[key]] * len(current) if isinstance(current, (list, tuple)) else sizes[key]
     if any(isinstance(defaults.get(key), (list, tuple)) for key in STAGES):
         small |= {key: size for key, size in STAGED.items() if isinstance(small.get(key), int) and key in sizes}

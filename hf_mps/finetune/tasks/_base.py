@@ -1,4 +1,4 @@
-"""What a task hands to the runner: features, model, collator and metrics, with everything that it decided."""
+"""What a task hands to the runner: features, model, collator and metrics, and all of its choices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Measures(Protocol):
-    """What the runner asks of a task's metrics; `hf_mps.finetune.metrics.Metrics` is one for a label a row."""
+    """What the runner needs of a task's metrics; `hf_mps.finetune.metrics.Metrics` serves tasks with a label a row."""
 
     names: tuple[str, ...]
     """As a recipe's `metrics` has them."""
@@ -32,8 +32,9 @@ class Measures(Protocol):
 class Prepared:
     """A task ready for Trainer.
 
-    `splits` are `train`, `validation` and any further one by name, of the model's own columns alone, as Python numbers.
-    The fields from `trainer` on are for tasks that need more than transformers' plain Trainer on one label a row.
+    `splits` are `train`, `validation` and any further one by name; they hold the model's own columns alone, as Python
+    numbers. The fields from `trainer` on are for tasks that need more than transformers' plain Trainer and a label a
+    row.
     """
 
     splits: Mapping[str, Any]
@@ -80,11 +81,11 @@ class Prepared:
 
     @property
     def further(self) -> dict[str, Any]:
-        """The splits beside these two: measured once, after training, as `NAME_metric`."""
+        """The splits beside these two: measured once after training, as `NAME_metric`."""
         return {name: rows for name, rows in self.splits.items() if name not in SPLITS}
 
     @property
     def reported(self) -> tuple[str, ...]:
-        """Every number that a run reports, by the name that `expect` takes: `f1`, and `test_f1` of a further split."""
+        """Every number that a run reports, by the name that `expect` takes: `f1`, and `test_f1` for a further split."""
         own = self.metrics.reported
         return (*own, *(f"{split}_{number}" for split in self.further for number in own))

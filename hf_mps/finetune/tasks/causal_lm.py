@@ -1,4 +1,4 @@
-"""Causal language modelling: a model learns to continue texts, which are joined and cut into blocks."""
+"""Causal language modelling: a model learns to continue texts, joined and cut into blocks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
 
     chosen = choose(recipe.metrics, METRICS, recipe.task)
     loaded = language.load(recipe, checkpoint)
-    # What ends a text of the tokenizer's own does not stand in the middle of a longer one.
+    # The end token of a single text has no place within a longer one.
     around = blocks.SpecialTokens(blocks.special_tokens(loaded.tokenizer).before, ())
     features = {split: blocks.make(recipe.data, rows[split], loaded, around) for split in rows}
     counts = {split: tokens.counts(features[split]) for split in features}
@@ -61,12 +61,12 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
 
 
 def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Generated sentences, four to a row."""
+    """Return generated sentences, four to a row."""
     return blocks.smoke_rows(recipe.data, recipe.seed)
 
 
 def predicted(trainer: Any, features: Dataset, tokenizer: Any) -> Iterator[dict[str, Any]]:
-    """Each validation block with the number of its predicted tokens, their mean loss, perplexity and accuracy."""
+    """Yield each validation block with the number of its predicted tokens, their mean loss, perplexity and accuracy."""
     from hf_mps.finetune.models.token_trainer import perplexity
 
     for row, (total, count, right) in zip(features, trainer.predict(features).predictions.tolist(), strict=True):

@@ -65,7 +65,7 @@ class Recipe(language.Recipe):
 
 
 def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
-    """Make features, model, collator and metrics. Raises UserError for what cannot be used, and without TRL."""
+    """Make features, model, collator and metrics. Raises UserError for unusable input, and without TRL."""
     if find_spec("trl") is None:
         raise UserError(f"task dpo: trl is not installed; next: {extras.install('preference')}")
     from trl.trainer.dpo_trainer import DataCollatorForPreference
@@ -104,7 +104,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
 
 
 def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Made-up sentences: of two answers to one, another sentence is chosen and its words in disorder rejected."""
+    """Return made-up sentences: the chosen answer is another sentence, the rejected one its words in disorder."""
     draw = random.Random(recipe.seed)
     return {
         split: [_smoke_row(recipe.data.columns, *synthetic.sentences(draw, 2)) for _ in range(count)]
@@ -113,7 +113,7 @@ def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def conversation(row: Mapping[str, Any]) -> tuple[list[dict[str, str]], str, str]:
-    """The prompt's messages and the two answers of a row. Raises chat.ConversationError for a row that holds none."""
+    """Return a row's prompt messages and its two answers. Raises chat.ConversationError for a row without them."""
     sides = {}
     for side in ("chosen", "rejected"):
         raw = row[side]
@@ -133,11 +133,13 @@ def conversation(row: Mapping[str, Any]) -> tuple[list[dict[str, str]], str, str
 
 
 def _tokenised(rows: Rows, loaded: Loaded) -> Dataset:
-    """Prompt and answers of one split as ids, cut at their ends; rows whose prompt leaves no room are left out."""
+    """Return prompt and answers of one split as ids, cut at their ends; rows whose prompt fills the length are
+    dropped.
+    """
     from datasets import Features, List, Value
 
     def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
-        kept: dict[str, list[list[int]]] = {name: [] for name in IDS}
+        complete: dict[str, list[list[int]]] = {name: [] for name in IDS}
         for place, index in enumerate(indices):
             row = {role: column[place] for role, column in batch.items()}
             try:
@@ -148,8 +150,8 @@ def _tokenised(rows: Rows, loaded: Loaded) -> Dataset:
             room = loaded.longest - len(asked)
             if room > 0:
                 for name, ids in zip(IDS, (asked, chosen[:room], rejected[:room]), strict=True):
-                    kept[name].append(ids)
-        return kept
+                    complete[name].append(ids)
+        return complete
 
     kinds = Features({name: List(Value("int32")) for name in IDS})
     key = ("dpo", loaded.longest)
@@ -160,7 +162,7 @@ def _tokenised(rows: Rows, loaded: Loaded) -> Dataset:
 
 
 def _split(tokenizer: Any, prompt: Sequence[chat.Message], answer: str) -> tuple[list[int], list[int]]:
-    """The ids before the answer and the answer's own: the last run of the assistant's words, its end included."""
+    """Return the ids before the answer and the answer's own: the last run of the assistant's words, with its end."""
     found = chat.encode(tokenizer, [*prompt, {"role": "assistant", "content": answer}])
     if not any(found.words):
         raise chat.ConversationError("has an empty answer")
@@ -170,13 +172,13 @@ def _split(tokenizer: Any, prompt: Sequence[chat.Message], answer: str) -> tuple
 
 
 def _counts(features: Dataset) -> list[int]:
-    """The longer of each pair, prompt included."""
+    """Return the length of each pair's longer side, prompt included."""
     each = [tokens.counts(features, name) for name in IDS]
     return [prompt + max(chosen, rejected) for prompt, chosen, rejected in zip(*each, strict=True)]
 
 
 def _longer(features: Dataset) -> Baseline:
-    """What preferring the longer answer scores: the easiest habit to pick up from preferences."""
+    """Return the score of preferring the longer answer, the habit that preferences teach most easily."""
     chosen, rejected = (tokens.counts(features, name) for name in IDS[1:])
     right = sum(one > other for one, other in zip(chosen, rejected, strict=True))
     return Baseline("always prefers the longer answer", {"rewards/accuracies": right / len(chosen)})
@@ -190,7 +192,7 @@ def _left_out(rows: Mapping[str, Rows], features: Mapping[str, Dataset]) -> Choi
 
 
 def _preferred(trainer: Any, features: Dataset, tokenizer: Any) -> Iterator[dict[str, Any]]:
-    """Each validation pair with the rewards that the trained model gives, and whether it prefers the chosen answer."""
+    """Yield each validation pair with the trained model's rewards, and whether it prefers the chosen answer."""
     rewards = trainer.predict(features).predictions.tolist()
     for row, (better, worse) in zip(features, rewards, strict=True):
         texts = {

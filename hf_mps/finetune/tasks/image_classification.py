@@ -56,7 +56,7 @@ class Recipe(schema.Recipe):
 
 
 def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Images of noise, written into `folder`, whose colour tells the class."""
+    """Write noise images into `folder`, whose colour is their class, and return their rows."""
     from PIL import Image
 
     draw, named = random.Random(recipe.seed), recipe.data.columns
@@ -86,20 +86,20 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     import transformers
 
     others = [rows[split] for split in rows if split != "train"]
-    found = labels.decide(rows["train"], others, recipe.data.labels, "single_label_classification")
-    measured = metrics.of_labels(recipe.metrics or ["accuracy", "f1/macro"], recipe.task, len(found.names))
+    classes = labels.decide(rows["train"], others, recipe.data.labels, "single_label_classification")
+    measured = metrics.of_labels(recipe.metrics or ["accuracy", "f1/macro"], recipe.task, len(classes.names))
     processor = checkpoint.image_processor()
     for split in rows.values():
         images.refuse_missing(split)
-    config = labels.configure(checkpoint.config(), found.names, recipe.config_overrides)
+    config = labels.configure(checkpoint.config(), classes.names, recipe.config_overrides)
     if recipe.augmentation is not None:
         images.size(processor)
-    model, told = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
-    ids = {split: [int(found.encode(raw)) for raw in rows[split].dataset["label"]] for split in rows}
+    model, weights = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
+    ids = {split: [int(classes.encode(raw)) for raw in rows[split].dataset["label"]] for split in rows}
     varied = {"train": recipe.augmentation}
-    made = {split: Images(rows[split], ids[split], processor, varied.get(split), recipe.seed) for split in rows}
+    splits = {split: Images(rows[split], ids[split], processor, varied.get(split), recipe.seed) for split in rows}
     return Prepared(
-        splits=made,
+        splits=splits,
         model=model,
         processing_class=processor,
         collator=transformers.default_data_collator,
@@ -107,25 +107,25 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         compute_metrics=lambda evaluated: measured.compute(
             classification.logits_of(evaluated.predictions).argmax(axis=-1), evaluated.label_ids
         ),
-        baseline=measured.baseline(ids["validation"], train=ids["train"], names=found.names),
+        baseline=measured.baseline(ids["validation"], train=ids["train"], names=classes.names),
         auto_class=AUTO_CLASS,
         pipeline_tag="image-classification",
         choices={
             "images": Choice(_size(processor), f"by {type(processor).__name__}, with PIL on any machine; {MODES}"),
             "augmentation": _augmentation(recipe.augmentation),
-            **labels.choices(found),
-            "model": told,
+            **labels.choices(classes),
+            "model": weights,
         },
-        trainer=lambda **settings: _trainer(made["train"], **settings),
+        trainer=lambda **settings: _trainer(splits["train"], **settings),
         trainer_settings={"preprocess_logits_for_metrics": classification.keep_logits},
-        predict=lambda trainer: _predicted(rows["validation"], trainer.predict(made["validation"]), found.names),
-        figures=lambda predicted: _figures(predicted, found.names),
+        predict=lambda trainer: _predicted(rows["validation"], trainer.predict(splits["validation"]), classes.names),
+        figures=lambda predicted: _figures(predicted, classes.names),
         snippet=SNIPPET,
     )
 
 
 def _trainer(train: Images, *, callbacks: Sequence[Any], **settings: Any) -> Any:
-    """transformers' Trainer, whose training images hear of each epoch."""
+    """Return transformers' Trainer, with a callback that tells the training images each epoch."""
     from transformers import Trainer
 
     from hf_mps.finetune.run.callbacks import Epochs
@@ -145,7 +145,7 @@ def _augmentation(said: Augmentation | None) -> Choice[str]:
 
 
 def _predicted(rows: Rows, evaluated: Any, names: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows of predictions.csv."""
+    """Return the rows of predictions.csv."""
     count = len(rows.dataset)
     inputs = [{"row": rows.number(at), "image": images.name(rows, at)} for at in range(count)]
     return classification.rows(inputs, evaluated.label_ids, classification.logits_of(evaluated.predictions), names)

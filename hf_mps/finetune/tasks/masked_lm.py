@@ -1,4 +1,4 @@
-"""Masked language modelling: a model learns to fill gaps in texts, which are joined and cut into blocks."""
+"""Masked language modelling: a model learns to fill masked tokens in texts, joined and cut into blocks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AUTO_CLASS = "AutoModelForMaskedLM"
 
 
 class Recipe(lengths.Padded):
-    """Adds the share of tokens that are to be predicted."""
+    """Adds the share of tokens that are masked."""
 
     task: Literal["masked-lm"]
     data: blocks.Data
@@ -37,7 +37,7 @@ class Recipe(lengths.Padded):
 
 @dataclass
 class MaskingCollator:
-    """Draws gaps anew for training rows; rows that carry their labels keep the gaps that they have."""
+    """Draws new masks for training rows; rows that carry labels keep the masks that they have."""
 
     drawn: Any
     kept: Any
@@ -93,12 +93,12 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
 
 
 def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Generated sentences, four to a row."""
+    """Return generated sentences, four to a row."""
     return blocks.smoke_rows(recipe.data, recipe.seed)
 
 
 def _drawing(recipe: Recipe, tokenizer: Any, seed: int | None = None) -> Any:
-    """transformers' collator that draws gaps: 80 % the mask token, 10 % another token, 10 % the token itself.
+    """Return transformers' masking collator: 80 % become the mask token, 10 % another token, 10 % stay.
 
     Those shares are BERT's (arXiv 1810.04805, section 3.1) and the collator's defaults.
     """
@@ -108,7 +108,7 @@ def _drawing(recipe: Recipe, tokenizer: Any, seed: int | None = None) -> Any:
 
 
 def _masked_once(recipe: Recipe, features: Dataset, loaded: language.Loaded) -> Dataset:
-    """The blocks of an evaluated split with gaps drawn from the recipe's seed, the same in every evaluation and run."""
+    """Return an evaluated split's blocks, masked from the recipe's seed: equal in every evaluation and run."""
     from datasets.fingerprint import Hasher
 
     draw = _drawing(recipe, loaded.tokenizer, recipe.seed)

@@ -32,8 +32,8 @@ AUTO_CLASS = "AutoModelForMultipleChoice"
 class Columns(schema.Columns):
     """The columns of the data by their roles.
 
-    `choices` is one column of lists, or a column for each choice. `start` is what every choice of a row begins with,
-    where the data has it apart (SWAG). `label` is the number of the right choice counted from 0, or its letter from A.
+    `choices` is one column of lists, or a column for each choice. `start` is the beginning that all choices of a row
+    share, where the data keeps it apart (SWAG). `label` is the right choice's number from 0, or its letter from A.
     """
 
     context: str = "context"
@@ -72,7 +72,7 @@ class Recipe(lengths.Padded):
 
 
 def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Contexts, each with one choice that has words of its class."""
+    """Return contexts, each with one choice made of its class's words."""
     draw, named = random.Random(recipe.seed), recipe.data.columns
     count = 4 if isinstance(named.choices, str) else len(named.choices)
 
@@ -111,7 +111,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     features = {split: _tokenised(rows[split], tokenizer, content, longest) for split in rows}
     counts = {split: _longest(features[split]) for split in features}
     length = lengths.decide(recipe, counts["train"], longest, others=itertools.chain(*counts.values()))
-    model, told = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
+    model, weights = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
     truths = {split: features[split]["labels"] for split in load.SPLITS}
     collator = transformers.data.data_collator.DataCollatorForMultipleChoice(tokenizer)
     return Prepared(
@@ -130,7 +130,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
             "lengths": length,
             "choices": Choice(count, f"in every row of {rows['train'].where}"),
             **lent,
-            "model": told,
+            "model": weights,
         },
         trainer_settings={"preprocess_logits_for_metrics": classification.keep_logits},
         token_counts=counts["train"],
@@ -145,14 +145,14 @@ def _roles(rows: Rows) -> list[str]:
 
 
 def _choices(rows: Rows) -> list[list[Any]]:
-    """The choices of each row."""
+    """Return each row's choices."""
     table = rows.dataset.select_columns(_roles(rows))[:]
     columns = list(table.values())
     return columns[0] if "choices" in table else [list(row) for row in zip(*columns, strict=True)]
 
 
 def _count(rows: Rows) -> int:
-    """The number of choices of the first row. Raises UserError for columns of another kind."""
+    """Return the number of choices of the first row. Raises UserError for columns of another kind."""
     texts = [role for role in rows.dataset.column_names if role in ("context", "start") or role.startswith("choice_")]
     tokens.refuse_other_than_text(rows, texts)
     if "choices" not in rows.dataset.column_names:
@@ -170,20 +170,20 @@ def _count(rows: Rows) -> int:
 def _refuse_misfits(rows: Rows, count: int) -> None:
     """Raise UserError for the first row with another number of choices, without a text, or with an unusable label."""
     for index, (choices, raw) in enumerate(zip(_choices(rows), rows.dataset["label"], strict=True)):
-        place = f"{rows.where}: row {rows.number(index)}"
+        where = f"{rows.where}: row {rows.number(index)}"
         if choices is None or len(choices) != count or count < 2:
-            raise UserError(f"{place} has {len(choices or ())} choices; allowed: {max(count, 2)}, as many in every row")
+            raise UserError(f"{where} has {len(choices or ())} choices; allowed: {max(count, 2)}, as many in every row")
         if None in choices:
-            raise UserError(f"{place}: choice {choices.index(None)} has no text; allowed: a text for each choice")
+            raise UserError(f"{where}: choice {choices.index(None)} has no text; allowed: a text for each choice")
         if raw == -1 or labels.key(raw) == "":
-            raise UserError(f"{place} has no label; allowed: a label in every row")
+            raise UserError(f"{where} has no label; allowed: a label in every row")
         if not 0 <= _place(raw) < count:
             letters = f"A to {string.ascii_uppercase[count - 1]}" if count <= 26 else "a letter"
-            raise UserError(f"{place}: label '{raw}' is no choice of it; allowed: 0 to {count - 1}, or {letters}")
+            raise UserError(f"{where}: label '{raw}' is no choice of it; allowed: 0 to {count - 1}, or {letters}")
 
 
 def _place(raw: Any) -> int:
-    """The number of the choice that a label names, -1 where it names none."""
+    """Return the number of the choice that a label names, -1 where it names none."""
     said = labels.key(raw)
     if said.isdecimal():
         return int(said)
@@ -191,7 +191,7 @@ def _place(raw: Any) -> int:
 
 
 def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int) -> Dataset:
-    """The features of one split: in each column a list for each choice, and the number of the right one."""
+    """Return one split's features: each column a list for each choice, and the number of the right one."""
     from datasets import Features, List, Value
 
     roles, starts = _roles(rows), "start" in rows.dataset.column_names
@@ -218,12 +218,12 @@ def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int) -> Datase
 
 
 def _longest(features: Dataset) -> list[int]:
-    """The tokens of the longest choice of each row: what the row is padded to."""
+    """Return the tokens of each row's longest choice, to which the row is padded."""
     return [max(map(len, row)) for row in features["input_ids"]]
 
 
 def _predicted(rows: Rows, evaluated: Any, names: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows of predictions.csv."""
+    """Return the rows of predictions.csv."""
     given = rows.dataset.select_columns([role for role in ("context", "start") if role in rows.dataset.column_names])
     inputs = [{**row, "choices": choices} for row, choices in zip(given, _choices(rows), strict=True)]
     return classification.rows(inputs, evaluated.label_ids, classification.logits_of(evaluated.predictions), names)

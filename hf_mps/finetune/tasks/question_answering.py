@@ -1,4 +1,4 @@
-"""Question answering: a question and a text, to the piece of the text that answers it, or to none."""
+"""Question answering: for a question and a text, the piece of the text that answers it, or none."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class Data(schema.Data):
 
 
 class Recipe(lengths.Padded):
-    """Adds the settings of transformers' run_qa.py, under its names, `max_length` being its max_seq_length.
+    """Adds settings of transformers' run_qa.py under its names, but `max_length` for its max_seq_length.
 
     A text too long for one window is cut into several that share `doc_stride` tokens. `version_2_with_negative` allows
-    questions without an answer (SQuAD 2.0); where it is not given, the training rows tell.
-    `null_score_diff_threshold`: how far the score of no answer must pass the best answer's.
+    questions without an answer (SQuAD 2.0); without it the training rows decide. `null_score_diff_threshold`: by how
+    much the score of no answer must exceed the best answer's.
     """
 
     task: Literal["question-answering"]
@@ -98,23 +98,23 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     longest = lengths.limit(recipe, tokenizer, config, default=LONGEST)
     lent = tokens.set_pad_token(tokenizer, config)
     cut = QAWindowing(tokenizer, tokens.digest(tokenizer), longest, recipe.doc_stride, negative.value)
-    found = {split: cut.windows(rows[split]) for split in ("train", "validation")}
-    counts = {split: tokens.counts(found[split]) for split in found}
+    windows_by_split = {split: cut.windows(rows[split]) for split in ("train", "validation")}
+    counts = {split: tokens.counts(windows_by_split[split]) for split in windows_by_split}
     drawn = _sampling(recipe)
     length = lengths.decide(
         recipe, counts["train"], longest, others=counts["validation"], grouped=False if drawn else None
     )
     choices: dict[str, Choice[Any]] = {
         "lengths": length,
-        "windows": windows.summary(found, rows, recipe.doc_stride),
+        "windows": windows.summary(windows_by_split, rows, recipe.doc_stride),
         "questions_without_answer": negative,
         **drawn,
         **lent,
     }
     model, choices["model"] = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
-    asked = QAEvaluator(recipe, rows["validation"], found["validation"], measured, negative.value)
+    asked = QAEvaluator(recipe, rows["validation"], windows_by_split["validation"], measured, negative.value)
     return Prepared(
-        splits={split: found[split].select_columns(cut.columns) for split in SPLITS},
+        splits={split: windows_by_split[split].select_columns(cut.columns) for split in SPLITS},
         model=model,
         processing_class=tokenizer,
         collator=length.value.collator(transformers.DataCollatorWithPadding(tokenizer), tokenizer),
@@ -132,7 +132,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
 
 
 def _sampling(recipe: Recipe) -> dict[str, Choice[str]]:
-    """Random batches, unless the recipe says how they are drawn."""
+    """Return random batches, unless the recipe says how they are drawn."""
     if buckets.KEY in recipe.training:
         return {}
     # Measured on XQuAD with two seeds: after 3 epochs F1 4.5 points below the stock Trainer's random batches.
@@ -141,9 +141,9 @@ def _sampling(recipe: Recipe) -> dict[str, Choice[str]]:
 
 
 def smoke_rows(recipe: Recipe, folder: Any) -> dict[str, list[dict[str, Any]]]:
-    """Questions about short generated texts, some of which answer nothing where the recipe allows that."""
+    """Return questions about short generated texts; some have no answer where the recipe allows that."""
     named = recipe.data.columns
-    made = []
+    rows = []
     for person, place, thing in itertools.product(
         ("Ada", "Kofi", "Mina", "Ravi"), ("Lagos", "Oslo", "Lima", "Kyoto"), ("kite", "drum", "map")
     ):
@@ -152,10 +152,10 @@ def smoke_rows(recipe: Recipe, folder: Any) -> dict[str, list[dict[str, Any]]]:
         if recipe.version_2_with_negative and thing == "map":
             truth = {"text": [], "answer_start": []}
         question = f"Where does {person} live?" if truth["text"] else f"Who sold the {thing}?"
-        made.append({named.context: text, named.question: question, named.answers: truth})
+        rows.append({named.context: text, named.question: question, named.answers: truth})
         if named.id:
-            made[-1][named.id] = f"q{len(made)}"
-    return {"train": made[:32], "validation": made[32:]}
+            rows[-1][named.id] = f"q{len(rows)}"
+    return {"train": rows[:32], "validation": rows[32:]}
 
 
 def _is_squad(path: Path) -> bool:
@@ -177,27 +177,31 @@ def _negative(recipe: Recipe, rows: Mapping[str, Rows]) -> Choice[bool]:
 
 
 def _two_logits(logits: Any, labels: Any) -> Any:
-    """Start and end alone: encoders with a decoder return hidden states behind them, too many to be kept."""
+    """Keep start and end logits alone: models with a decoder return hidden states behind them, which would fill
+    memory.
+    """
     return tuple(logits[:2])
 
 
 class QAEvaluator:
-    """The questions of the validation split, and what the logits of their windows answer."""
+    """Answers the validation questions from the logits of their windows, and scores the answers."""
 
-    def __init__(self, recipe: Recipe, rows: Rows, found: Any, measured: metrics.Metrics, negative: bool) -> None:
+    def __init__(self, recipe: Recipe, rows: Rows, features: Any, measured: metrics.Metrics, negative: bool) -> None:
         self._recipe = recipe
         self._measured = measured
         self._negative = negative
         self._contexts: list[str] = rows.dataset["context"][:]
         self._questions: list[str] = rows.dataset["question"][:]
         self._truths = windows.truths(rows)
-        named = "id" in rows.dataset.column_names
+        has_ids = "id" in rows.dataset.column_names
         count = len(self._contexts)
-        self._ids = [str(one) for one in rows.dataset["id"]] if named else [str(rows.number(n)) for n in range(count)]
-        self._places = found.select_columns(["row", "starts", "ends", "null"]).with_format("numpy")
+        self._ids = (
+            [str(value) for value in rows.dataset["id"]] if has_ids else [str(rows.number(n)) for n in range(count)]
+        )
+        self._places = features.select_columns(["row", "starts", "ends", "null"]).with_format("numpy")
 
     def answers(self, logits: Sequence[Any]) -> list[Answer]:
-        """The answer to each question; `logits` are start and end, each of shape (windows, width)."""
+        """Return the answer to each question; `logits` are start and end, each of shape (windows, width)."""
         return [
             answer(
                 self._contexts[row],
@@ -215,11 +219,11 @@ class QAEvaluator:
             yield int(place["row"]), Window(start, end, place["starts"], place["ends"], int(place["null"]))
 
     def score(self, answers: Sequence[Answer]) -> dict[str, float]:
-        """The metrics of an answer to every question."""
-        return self._score([one.text for one in answers])
+        """Return the metrics of an answer to every question."""
+        return self._score([given.text for given in answers])
 
     def _score(self, texts: Sequence[str]) -> dict[str, float]:
-        # Numbered here: the ids of a user's own rows need not differ.
+        # Numbered here: ids in a user's rows may repeat.
         predictions = [{"id": str(number), "prediction_text": text} for number, text in enumerate(texts)]
         references = [
             {"id": str(number), "answers": {"text": truths, "answer_start": [0] * len(truths)}}
@@ -228,24 +232,24 @@ class QAEvaluator:
         return self._measured.compute(predictions, references)
 
     def baseline(self) -> metrics.Baseline:
-        """What the text's first sentence scores, or no answer at all where that is allowed."""
+        """Return the score of the text's first sentence, or of no answer where that is allowed."""
         if self._negative:
             return metrics.Baseline("always answers that there is no answer", self._score([""] * len(self._truths)))
         firsts = [context.partition(". ")[0] for context in self._contexts]
         return metrics.Baseline("always answers with the first sentence of the text", self._score(firsts))
 
     def rows(self, answers: Sequence[Answer]) -> Iterator[dict[str, Any]]:
-        """The rows of predictions.csv."""
-        for number, one in enumerate(answers):
+        """Yield the rows of predictions.csv."""
+        for number, given in enumerate(answers):
             truths = self._truths[number]
             yield {
                 "id": self._ids[number],
                 "question": self._questions[number],
-                "prediction": one.text,
+                "prediction": given.text,
                 "truth": " | ".join(dict.fromkeys(truths)),
-                "exact_match": exact_match(one.text, truths),
-                "f1": round(f1(one.text, truths), 4),
-                "probability": round(one.probability, 4),
-                "start": one.start,
-                **({"null_score_diff": round(one.null_margin, 4)} if self._negative else {}),
+                "exact_match": exact_match(given.text, truths),
+                "f1": round(f1(given.text, truths), 4),
+                "probability": round(given.probability, 4),
+                "start": given.start,
+                **({"null_score_diff": round(given.null_margin, 4)} if self._negative else {}),
             }

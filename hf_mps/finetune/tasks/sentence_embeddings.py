@@ -1,7 +1,7 @@
-"""Sentence embeddings: texts to vectors whose cosine tells how alike they are, trained by sentence-transformers.
+"""Sentence embeddings: texts become vectors whose cosine is their similarity, trained by sentence-transformers.
 
-Pairs with a score learn the score; pairs without one learn that the second text is the nearest of the batch to the
-first, and that a third, the hard negative, is not.
+Pairs with a score learn the score; pairs without one learn that the second text is the batch's nearest to the first,
+and that a third, the hard negative, is not.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Columns(schema.Columns):
 
 
 class Data(schema.Data):
-    """Adds the columns, and `score_range`: the scores of what is not alike at all and of what is the same."""
+    """Adds the columns, and `score_range`: the scores of no similarity and of identity."""
 
     columns: Columns = Columns()
     score_range: list[float] | None = Field(default=None, min_length=2, max_length=2)
@@ -74,7 +74,7 @@ class Data(schema.Data):
 
 
 class Recipe(lengths.Padded):
-    """Adds the loss, by the name of its class in sentence-transformers; where it is not given, what suits the data."""
+    """Adds the loss, by its class name in sentence-transformers; it defaults to what suits the data."""
 
     task: Literal["sentence-embeddings"]
     data: Data
@@ -97,13 +97,13 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     library = embeddings.library()
     scored = recipe.data.columns.score is not None
     measured = metrics.load(choose(recipe.metrics, ["sts" if scored else "retrieval"], recipe.task).names)
-    model, kept = embeddings.load(checkpoint, device)
+    model, columns = embeddings.load(checkpoint, device)
     longest = lengths.limit(recipe, model.tokenizer, checkpoint.config())
     model.max_seq_length = longest
     span = _span(recipe, rows) if scored else Choice((0.0, 1.0), "")
     roles = [role for role in recipe.data.columns.roles() if role != "score"]
-    found = {split: _encoded(rows[split], model.tokenizer, longest, roles, span.value) for split in rows}
-    counts = {split: found[split]["lengths"][:] for split in found}
+    encoded = {split: _encoded(rows[split], model.tokenizer, longest, roles, span.value) for split in rows}
+    counts = {split: encoded[split]["lengths"][:] for split in encoded}
     flat = {split: list(itertools.chain(*counts[split])) for split in counts}
     length = lengths.decide(recipe, flat["train"], longest, others=itertools.chain(*flat.values()), grouped=False)
     named = recipe.loss or (SCORED if scored else RANKED)[0]
@@ -112,10 +112,10 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         "loss": Choice(named, "loss in the recipe" if recipe.loss else _why(scored)),
         **({"scores": Choice(f"{span.value[0]:g} to {span.value[1]:g}", span.reason)} if scored else {}),
         "sampling": _sampling(recipe, scored),
-        "model": kept,
+        "model": columns,
     }
     kept_columns = [*(embeddings.NAMES[role] for role in roles), *(["score"] if scored else [])]
-    data = {split: found[split].select_columns(kept_columns) for split in SPLITS}
+    data = {split: encoded[split].select_columns(kept_columns) for split in SPLITS}
     collator = embeddings.collator(model, length.value, recipe.training.get("prompts"))
     judge = embeddings.EmbeddingEvaluator(rows["validation"], data["validation"], measured, collator)
     return Prepared(
@@ -146,12 +146,12 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
 
 
 def smoke_rows(recipe: Recipe, folder: Any) -> dict[str, list[dict[str, Any]]]:
-    """Pairs of short generated texts that share a thing, with a score or a negative where the recipe has them."""
+    """Return pairs of short generated texts about one thing, with a score or a negative where the recipe has them."""
     named = recipe.data.columns
     things, doings = ("kite", "drum", "boat", "lamp", "tent", "coin"), ("bought", "painted", "lost", "sold")
-    made: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for thing, doing in itertools.product(things, doings):
-        number = len(made)
+        number = len(rows)
         row: dict[str, Any] = {named.text: f"Ada {doing} a {thing}.", named.text_pair: f"A {thing} was {doing} by Ada."}
         if named.negative:
             row[named.negative] = f"Ada {doing} a {things[(number + 7) % len(things)]}."
@@ -159,8 +159,8 @@ def smoke_rows(recipe: Recipe, folder: Any) -> dict[str, list[dict[str, Any]]]:
             low, high = recipe.data.score_range or (0.0, 5.0)
             row[named.score] = float(high) if number % 2 else low + (high - low) / 10 * (number % 5)
             row[named.text_pair] = row[named.text_pair] if number % 2 else f"Kofi sleeps near the {things[number % 6]}."
-        made.append(row)
-    return {"train": made[:16], "validation": made[16:]}
+        rows.append(row)
+    return {"train": rows[:16], "validation": rows[16:]}
 
 
 def _why(scored: bool) -> str:
@@ -170,7 +170,7 @@ def _why(scored: bool) -> str:
 
 
 def _sampling(recipe: Recipe, scored: bool) -> Choice[str]:
-    """How batches are drawn, to be shown."""
+    """Describe how batches are drawn."""
     if said := recipe.training.get("batch_sampler"):
         return Choice(str(said), "the recipe says so")
     if scored:
@@ -179,8 +179,10 @@ def _sampling(recipe: Recipe, scored: bool) -> Choice[str]:
 
 
 def _span(recipe: Recipe, rows: Mapping[str, Rows]) -> Choice[tuple[float, float]]:
-    """The lowest and highest score. Raises UserError, naming the row, for a score outside or no number."""
-    found = {split: [_number(rows[split], place, raw) for place, raw in _scores(rows[split])] for split in rows}
+    """Return the lowest and highest score. Raises UserError, naming the row, for a score outside of them or not
+    finite.
+    """
+    found = {split: [_number(rows[split], where, raw) for where, raw in _scores(rows[split])] for split in rows}
     low, high = min(found["train"]), max(found["train"])
     if recipe.data.score_range is not None:
         span, reason = Choice(tuple(recipe.data.score_range), "").value, "data.score_range in the recipe"
@@ -189,9 +191,9 @@ def _span(recipe: Recipe, rows: Mapping[str, Rows]) -> Choice[tuple[float, float
     else:
         span, reason = (min(0.0, low), high), "the training scores' own span; data.score_range names another"
     for split, values in found.items():
-        for place, value in enumerate(values):
+        for where, value in enumerate(values):
             if not span[0] <= value <= span[1]:
-                number = rows[split].number(place)
+                number = rows[split].number(where)
                 raise UserError(
                     f"{rows[split].where}: row {number} has the score {value:g}; allowed: {span[0]:g} to {span[1]:g}, "
                     + reason
@@ -216,7 +218,7 @@ def _number(rows: Rows, place: int, raw: Any) -> float:
 
 
 def _encoded(rows: Rows, tokenizer: Any, longest: int, roles: Sequence[str], span: tuple[float, float]) -> Dataset:
-    """The texts, the score between 0 and 1, and `lengths`: the tokens of each text."""
+    """Return the texts, the score between 0 and 1, and `lengths`: the tokens of each text."""
     from datasets import Features, List, Value
 
     tokens.refuse_other_than_text(rows, roles)

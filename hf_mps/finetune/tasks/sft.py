@@ -1,4 +1,4 @@
-"""Supervised fine-tuning of an instruction model: it learns the assistant's words in conversations, and no others."""
+"""Supervised fine-tuning of an instruction model: it learns the assistant's words in conversations and nothing else."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Data(schema.Data):
 
 
 class Recipe(language.Recipe):
-    """Adds the chat template (`plain`, or a Jinja file; the tokenizer's own where nothing is said) and predictions.
+    """Adds the chat template (`plain`, or a Jinja file; the tokenizer's own by default) and predictions.
 
-    `packing` lays several conversations in a row of `max_length` tokens, none of which sees another.
+    `packing` puts several conversations into a row of `max_length` tokens; none of them sees another.
     """
 
     task: Literal["sft"]
@@ -100,7 +100,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
 
 
 def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Made-up sentences, each to be answered with another."""
+    """Return made-up sentences, each with another one as its answer."""
     draw = random.Random(recipe.seed)
 
     def row() -> dict[str, Any]:
@@ -111,16 +111,16 @@ def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def _tokenised(rows: Rows, loaded: Loaded) -> Dataset:
-    """The conversations of one split, labels -100 but for the assistant's words.
+    """Return one split's conversations, with labels -100 for all but the assistant's words.
 
-    Rows are cut to the longest length; one of which no word of the assistant is left teaches nothing and is left out.
+    Rows are cut to the longest length; a row without any of the assistant's words left is dropped.
     """
     tokenizer, longest = loaded.tokenizer, loaded.longest
     if not getattr(tokenizer, "is_fast", False):
         raise UserError("the model's tokenizer is no fast one (tokenizer.json), so words cannot be found in its tokens")
 
     def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
-        kept: dict[str, list[list[int]]] = {"input_ids": [], "labels": []}
+        usable: dict[str, list[list[int]]] = {"input_ids": [], "labels": []}
         for place, index in enumerate(indices):
             row = {role: column[place] for role, column in batch.items()}
             try:
@@ -128,11 +128,11 @@ def _tokenised(rows: Rows, loaded: Loaded) -> Dataset:
             except chat.ConversationError as error:
                 raise conversations.row_error(rows, index, error) from error
             ids, words = found.input_ids[:longest], found.words[:longest]
-            # The first token has nothing before it that it could be predicted from.
+            # Nothing precedes the first token, so nothing can predict it.
             if any(words[1:]):
-                kept["input_ids"].append(ids)
-                kept["labels"].append([one if said else IGNORED for one, said in zip(ids, words, strict=True)])
-        return kept
+                usable["input_ids"].append(ids)
+                usable["labels"].append([one if said else IGNORED for one, said in zip(ids, words, strict=True)])
+        return usable
 
     key = ("sft", longest)
     features = tokens.map_cached(rows, encode, content=loaded.content, key=key, features=language.labelled())
@@ -144,7 +144,7 @@ def _tokenised(rows: Rows, loaded: Loaded) -> Dataset:
 
 
 def _learned(rows: Mapping[str, Rows], features: Mapping[str, Dataset]) -> Choice[str]:
-    """In words how much of the conversations is learned, and what was left out."""
+    """Describe how much of the conversations is learned, and what was dropped."""
     import numpy
 
     labels = numpy.concatenate([numpy.asarray(row) for row in features["train"].with_format("numpy")["labels"]])
@@ -156,7 +156,7 @@ def _learned(rows: Mapping[str, Rows], features: Mapping[str, Dataset]) -> Choic
 
 
 def _answered(trainer: Any, rows: Rows, tokenizer: Any, said: generated.Generate) -> Iterator[dict[str, Any]]:
-    """The first validation rows: the prompt of the last answer, the answer in the data, and the model's own."""
+    """Yield the first validation rows: the last answer's prompt, the answer in the data, and the model's own."""
     prompts, truths = [], []
     for index in range(min(said.rows, len(rows.dataset))):
         conversation = conversations.read(rows, rows.dataset[index], index)

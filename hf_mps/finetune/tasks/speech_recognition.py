@@ -45,11 +45,11 @@ class Data(schema.Data):
 
 
 class Recipe(schema.Recipe):
-    """Adds what becomes of text and sound, after transformers' run_speech_recognition_ctc.py, and under its names.
+    """Adds options for text and sound under the names of transformers' run_speech_recognition_ctc.py.
 
-    `vocabulary`: the letters of the training texts (`data`) or those that the checkpoint knows; where it is not given,
-    the checkpoint's if it was fine-tuned for recognition. `letter_case`: what texts are brought to; where it is not
-    given, what suits the vocabulary. Training rows longer than `max_duration_in_seconds` are left out.
+    `vocabulary`: the letters of the training texts (`data`) or those that the checkpoint knows; by default the
+    checkpoint's if it was fine-tuned for recognition. `letter_case`: the case of all texts; by default what suits the
+    vocabulary. Training rows longer than `max_duration_in_seconds` are dropped.
     """
 
     task: Literal["speech-recognition"]
@@ -77,24 +77,27 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     choices = dict(spelling.choices)
     tokenizer = spelling.tokenizer
     choices["ctc"] = _configure(config, recipe, tokenizer)
-    found = {split: _encoded(rows[split], spelling, extractor.sampling_rate) for split in ("train", "validation")}
-    counts = {split: found[split]["samples"][:] for split in found}
-    kept = {"train": _short(rows["train"], counts["train"], recipe, extractor.sampling_rate, choices)}
-    kept["validation"] = list(range(len(counts["validation"])))
+    encoded = {split: _encoded(rows[split], spelling, extractor.sampling_rate) for split in ("train", "validation")}
+    counts = {split: encoded[split]["samples"][:] for split in encoded}
+    short_enough = {"train": _short(rows["train"], counts["train"], recipe, extractor.sampling_rate, choices)}
+    short_enough["validation"] = list(range(len(counts["validation"])))
     hop = getattr(config, "inputs_to_logits_ratio", 320)
-    frames = {split: [-(-counts[split][row] // hop) for row in kept[split]] for split in found}
+    frames = {split: [-(-counts[split][row] // hop) for row in short_enough[split]] for split in encoded}
     length = audio.durations(recipe, frames["train"], frames["validation"], hop, extractor.sampling_rate)
     choices["lengths"] = length
     model, choices["model"] = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
-    # transformers' CTC loss takes num_items_in_batch and does not divide by it. Trainer believes that it does, and loss
+    # transformers' CTC loss takes num_items_in_batch and does not divide by it. Trainer assumes that it does, and loss
     # and gradients would be gradient_accumulation_steps times as large (loss/loss_ctc.py, trainer.py).
     model.accepts_loss_kwargs = False
     if recipe.freeze_feature_encoder and hasattr(model, "freeze_feature_encoder"):  # not those that read spectrograms
         model.freeze_feature_encoder()
         choices["feature_encoder"] = Choice("frozen", "its filters are learned in pretraining; freeze_feature_encoder")
-    sounds = {split: audio.Sounds(rows[split], found[split]["labels"][:], kept[split], extractor) for split in SPLITS}
+    sounds = {
+        split: audio.Sounds(rows[split], encoded[split]["labels"][:], short_enough[split], extractor)
+        for split in SPLITS
+    }
     heard = ASREvaluator(rows["validation"], counts["validation"], tokenizer, model, spelling, extractor.sampling_rate)
-    widest = max(map(len, found["train"]["labels"][:]))
+    widest = max(map(len, encoded["train"]["labels"][:]))
     return Prepared(
         splits=sounds,
         model=model,
@@ -119,7 +122,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
 
 
 def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Words spelled in tones, a tone for a letter, as wav files in `folder`."""
+    """Write words spelled in tones, a tone for a letter, as wav files into `folder`, and return their rows."""
     named = recipe.data.columns
     words = ("abba", "baa", "cab", "dad", "add", "bad", "cad", "dab")
     rows = []
@@ -159,7 +162,7 @@ def _configure(config: Any, recipe: Recipe, tokenizer: Any) -> Choice[str]:
     config.vocab_size = len(tokenizer)
     config.pad_token_id = tokenizer.pad_token_id
     config.ctc_loss_reduction = "mean"
-    # A text of more letters than the sound has frames has no path: its loss would be infinite, and is left out.
+    # A text with more letters than the sound has frames has no alignment; its infinite loss is left out.
     config.ctc_zero_infinity = True
     config.layerdrop = 0.0
     labels.override(config, recipe.config_overrides)
@@ -168,7 +171,7 @@ def _configure(config: Any, recipe: Recipe, tokenizer: Any) -> Choice[str]:
 
 
 def _encoded(rows: Rows, spelling: letters.Spelling, rate: int) -> Any:
-    """`labels` (the letters' ids) and `samples` (at `rate`) of each row."""
+    """Return `labels` (the letters' ids) and `samples` (at `rate`) of each row."""
     from datasets import Features, List, Value
 
     def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
@@ -191,7 +194,7 @@ def _encoded(rows: Rows, spelling: letters.Spelling, rate: int) -> Any:
 
 
 def _short(rows: Rows, counts: Sequence[int], recipe: Recipe, rate: int, choices: dict[str, Choice[Any]]) -> list[int]:
-    """The numbers of the training rows that are short enough. Raises UserError where none is."""
+    """Return the numbers of the training rows that are short enough. Raises UserError where none is."""
     most = recipe.max_duration_in_seconds
     kept = [row for row, count in enumerate(counts) if count <= most * rate]
     if not kept:
@@ -205,12 +208,12 @@ def _short(rows: Rows, counts: Sequence[int], recipe: Recipe, rate: int, choices
 
 
 def _best_letters(logits: Any, labels: Any) -> Any:
-    """The likeliest letter of each frame, chosen on the device: logits would be the vocabulary's size as large."""
+    """Return each frame's likeliest letter; on the device, because logits are larger by the vocabulary's size."""
     return (logits[0] if isinstance(logits, tuple) else logits).argmax(dim=-1)
 
 
 class ASREvaluator:
-    """The validation rows, and what the frames' letters spell."""
+    """Spells the validation rows from their frames' letters, and measures the texts."""
 
     def __init__(
         self, rows: Rows, counts: Sequence[int], tokenizer: Any, model: Any, spelling: letters.Spelling, rate: int
@@ -222,12 +225,12 @@ class ASREvaluator:
         self.truths = [spelling.clean(text) for text in rows.dataset["text"]]
 
     def texts(self, letter_ids: Any) -> list[str]:
-        """The text of each row: `letter_ids` has shape (rows, frames); frames of padding spell nothing."""
+        """Return the text of each row; `letter_ids` has shape (rows, frames), and padding frames spell nothing."""
         own = [ids[:count] for ids, count in zip(letter_ids, self._frames, strict=True)]
         return [str(text) for text in self._tokenizer.batch_decode(own)]
 
     def rows(self, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """The rows of predictions.csv."""
+        """Yield the rows of predictions.csv."""
         for number, (text, truth) in enumerate(zip(texts, self.truths, strict=True)):
             yield {
                 "row": self._rows.number(number),

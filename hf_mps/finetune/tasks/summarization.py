@@ -1,4 +1,4 @@
-"""Summarization: a document read, a short text written that says the same."""
+"""Summarization: the model reads a document and writes a short text that says the same."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
 
 
 def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Made-up sentences, eight to a document, of which the first is the summary."""
+    """Return made-up documents of eight sentences, the first of which is the summary."""
     draw, (source, target) = random.Random(recipe.seed), recipe.data.columns.roles().values()
 
     def row() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Text classification: one text or a pair of texts, to a class or, where the labels are floats, to a number."""
+"""Text classification: one text or a pair of texts to a class, or to a number where the labels are floats."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Recipe(lengths.Padded):
 
 
 def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Sentences with words of their class; where there is a second text, the label tells how the two are related."""
+    """Return sentences made of their class's words; with a second text, the label is their relation."""
     draw, named = random.Random(recipe.seed), recipe.data.columns
     names = recipe.data.labels
     kinds = len(names) if names else 2
@@ -81,38 +81,38 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     import transformers
 
     others = [rows[split] for split in rows if split != "train"]
-    found = labels.decide(rows["train"], others, recipe.data.labels, recipe.problem_type)
-    measured = metrics.of_labels(recipe.metrics or _metrics(found), recipe.task, len(found.names))
+    classes = labels.decide(rows["train"], others, recipe.data.labels, recipe.problem_type)
+    measured = metrics.of_labels(recipe.metrics or _metrics(classes), recipe.task, len(classes.names))
     tokenizer = checkpoint.tokenizer()
-    config = labels.configure(checkpoint.config(), found.names, recipe.config_overrides)
-    config.problem_type = found.problem_type
+    config = labels.configure(checkpoint.config(), classes.names, recipe.config_overrides)
+    config.problem_type = classes.problem_type
     longest = lengths.limit(recipe, tokenizer, config)
     lent = tokens.set_pad_token(tokenizer, config)
     content = tokens.digest(tokenizer)
-    features = {split: _tokenised(rows[split], tokenizer, content, longest, found) for split in rows}
+    features = {split: _tokenised(rows[split], tokenizer, content, longest, classes) for split in rows}
     counts = {split: tokens.counts(features[split]) for split in features}
     length = lengths.decide(recipe, counts["train"], longest, others=itertools.chain(*counts.values()))
-    model, told = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
+    model, weights = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
     return Prepared(
         splits=features,
         model=model,
         processing_class=tokenizer,
         collator=length.value.collator(transformers.DataCollatorWithPadding(tokenizer), tokenizer),
         metrics=measured,
-        compute_metrics=lambda evaluated: measured.compute(_answers(evaluated, found), evaluated.label_ids),
-        baseline=_baseline(measured, features, found),
+        compute_metrics=lambda evaluated: measured.compute(_answers(evaluated, classes), evaluated.label_ids),
+        baseline=_baseline(measured, features, classes),
         auto_class=AUTO_CLASS,
         pipeline_tag="text-classification",
-        choices={"lengths": length, **labels.choices(found), **lent, "model": told},
+        choices={"lengths": length, **labels.choices(classes), **lent, "model": weights},
         trainer_settings={"preprocess_logits_for_metrics": classification.keep_logits},
         token_counts=counts["train"],
-        predict=lambda trainer: _predicted(rows["validation"], trainer.predict(features["validation"]), found),
-        figures=lambda predicted: _figures(predicted, found),
+        predict=lambda trainer: _predicted(rows["validation"], trainer.predict(features["validation"]), classes),
+        figures=lambda predicted: _figures(predicted, classes),
     )
 
 
 def _metrics(found: labels.Labels) -> list[str]:
-    """What is measured where the recipe does not say."""
+    """Return what is measured where the recipe does not say."""
     if not found.names:
         return ["pearsonr", "spearmanr"]
     return ["accuracy", "f1" if len(found.names) == 2 else "f1/macro"]
@@ -127,8 +127,8 @@ def _baseline(measured: metrics.Metrics, features: dict[str, Dataset], found: la
     )
 
 
-def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, found: labels.Labels) -> Dataset:
-    """The features of one split."""
+def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, classes: labels.Labels) -> Dataset:
+    """Return the features of one split."""
     from datasets import ClassLabel, Features, List, Value
 
     roles = _texts(rows)
@@ -138,16 +138,16 @@ def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, found: la
     def encode(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, Any]:
         texts = [tokens.texts(rows, role, batch, indices) for role in roles]
         encoded = tokenizer(*texts, truncation=True, max_length=longest)
-        return {**encoded, "labels": [found.encode(raw) for raw in batch["label"]]}
+        return {**encoded, "labels": [classes.encode(raw) for raw in batch["label"]]}
 
     # Features said outright, and a new column for the ids: a `map` that overwrites a text column with integers casts
     # them back to text, and Metal refuses the float64 that a plain Python float would become on the way.
-    label = ClassLabel(names=list(found.names)) if found.names else Value("float32")
+    label = ClassLabel(names=list(classes.names)) if classes.names else Value("float32")
     return tokens.map_cached(
         rows,
         encode,
         content=content,
-        key=("text-classification", longest, roles, found.names, found.keys),
+        key=("text-classification", longest, roles, classes.names, classes.keys),
         features=Features({**{name: List(Value("int32")) for name in inputs}, "labels": label}),
     )
 
@@ -157,13 +157,13 @@ def _texts(rows: Rows) -> list[str]:
 
 
 def _answers(evaluated: Any, found: labels.Labels) -> Any:
-    """Class ids, or numbers for regression, from logits of shape (rows, classes); shape (rows,)."""
+    """Return class ids, or numbers for regression, shape (rows,), from logits of shape (rows, classes)."""
     logits = classification.logits_of(evaluated.predictions)
     return logits.argmax(axis=-1) if found.names else logits.squeeze(-1)
 
 
 def _predicted(rows: Rows, evaluated: Any, found: labels.Labels) -> list[dict[str, Any]]:
-    """The rows of predictions.csv."""
+    """Return the rows of predictions.csv."""
     inputs = list(rows.dataset.select_columns(_texts(rows)))
     if found.names:
         return classification.rows(

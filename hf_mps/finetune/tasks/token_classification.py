@@ -56,7 +56,7 @@ class Recipe(lengths.Padded):
 
 
 def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Sentences in which the words tell their tags: of the recipe's own set where it has one, or people and places."""
+    """Return sentences whose words reveal their tags: the recipe's own set of tags, or people and places."""
     draw, named = random.Random(recipe.seed), recipe.data.columns
     tags = recipe.data.labels or ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 
@@ -76,20 +76,20 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     """
     import transformers
 
-    found = word_labels.decide(rows["train"], [rows[split] for split in rows if split != "train"], recipe.data.labels)
-    measured = of_tags(recipe.metrics, found.names, recipe.task)
+    tags = word_labels.decide(rows["train"], [rows[split] for split in rows if split != "train"], recipe.data.labels)
+    measured = of_tags(recipe.metrics, tags.names, recipe.task)
     tokenizer = _tokenizer(checkpoint)
-    config = labels.configure(checkpoint.config(), found.names, recipe.config_overrides)
+    config = labels.configure(checkpoint.config(), tags.names, recipe.config_overrides)
     longest = lengths.limit(recipe, tokenizer, config)
     lent = tokens.set_pad_token(tokenizer, config)
     content = tokens.digest(tokenizer)
-    features = {split: _tokenised(rows[split], tokenizer, content, longest, found) for split in rows}
+    features = {split: _tokenised(rows[split], tokenizer, content, longest, tags) for split in rows}
     counts = {split: tokens.counts(features[split]) for split in features}
     length = lengths.decide(recipe, counts["train"], longest, others=itertools.chain(*counts.values()))
     unseen = {split: _unseen(rows[split], features[split]) for split in ("train", "validation")}
-    model, told = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
+    model, weights = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
     inputs = {split: features[split].remove_columns("words_seen") for split in features}
-    truths = {split: _truths(features[split], found) for split in ("train", "validation")}
+    truths = {split: _truths(features[split], tags) for split in ("train", "validation")}
     collator = transformers.DataCollatorForTokenClassification(tokenizer)
     return Prepared(
         splits=inputs,
@@ -97,23 +97,23 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         processing_class=tokenizer,
         collator=length.value.collator(collator, tokenizer),
         metrics=measured,
-        compute_metrics=lambda evaluated: _measured(evaluated, found, measured),
+        compute_metrics=lambda evaluated: _measured(evaluated, tags, measured),
         baseline=measured.baseline(truths["validation"], truths["train"]),
         auto_class=AUTO_CLASS,
         pipeline_tag="token-classification",
-        choices={"lengths": length, **word_labels.choices(found), **unseen_words(unseen), **lent, "model": told},
+        choices={"lengths": length, **word_labels.choices(tags), **unseen_words(unseen), **lent, "model": weights},
         trainer_settings={"preprocess_logits_for_metrics": _answers},
         token_counts=counts["train"],
         predict=lambda trainer: _predicted(
-            rows["validation"], features["validation"], trainer.predict(inputs["validation"]), found
+            rows["validation"], features["validation"], trainer.predict(inputs["validation"]), tags
         ),
-        figures=lambda predicted: _figures(predicted, found),
-        snippet=SNIPPET if found.chunked else None,
+        figures=lambda predicted: _figures(predicted, tags),
+        snippet=SNIPPET if tags.chunked else None,
     )
 
 
 def unseen_words(counts: Mapping[str, tuple[int, int]]) -> dict[str, Choice[str]]:
-    """What is said where words have no token and so no tag to learn or to measure; {split: (unseen, all)}."""
+    """Report words without a token, which have no tag to learn or measure; `counts` is {split: (unseen, all)}."""
     parts = [f"{unseen} of {total} {split} words" for split, (unseen, total) in counts.items() if unseen]
     if not parts:
         return {}
@@ -122,9 +122,9 @@ def unseen_words(counts: Mapping[str, tuple[int, int]]) -> dict[str, Choice[str]
 
 
 def _tokenizer(checkpoint: Checkpoint) -> Any:
-    """The checkpoint's tokenizer, which must tell what word a token is of.
+    """Return the checkpoint's tokenizer, which must tell the word of each token.
 
-    One that marks a word's beginning by the space before it (RoBERTa, GPT-2) is to see one before each word.
+    A tokenizer that marks the beginning of a word by the space before it (RoBERTa, GPT-2) gets a space before each.
     """
     tokenizer = checkpoint.tokenizer()
     if not tokenizer.is_fast:
@@ -137,14 +137,14 @@ def _tokenizer(checkpoint: Checkpoint) -> Any:
     return tokenizer
 
 
-def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, found: word_labels.Tags) -> Dataset:
-    """The features of one split, with `words_seen`, the numbers of the words that have a label, in their order."""
+def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, tagset: word_labels.Tags) -> Dataset:
+    """Return one split's features, with `words_seen`, the numbers of the labelled words in their order."""
     from datasets import Features, List, Value
 
     def encode(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, Any]:
         encoded = tokenizer(batch["words"], is_split_into_words=True, truncation=True, max_length=longest)
         ids = [encoded.word_ids(number) for number in range(len(indices))]
-        tags = [word_labels.align(row, found.ids(raw)) for row, raw in zip(ids, batch["tags"], strict=True)]
+        tags = [word_labels.align(row, tagset.ids(raw)) for row, raw in zip(ids, batch["tags"], strict=True)]
         return {**encoded, "labels": tags, "words_seen": [word_labels.labelled_words(row) for row in ids]}
 
     inputs = tokenizer(["a"], is_split_into_words=True)
@@ -152,7 +152,7 @@ def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, found: wo
         rows,
         encode,
         content=content,
-        key=("token-classification", longest, found.names, found.keys),
+        key=("token-classification", longest, tagset.names, tagset.keys),
         features=Features(
             {name: List(Value("int32")) for name in (*inputs, "words_seen")} | {"labels": List(Value("int64"))}
         ),
@@ -164,45 +164,45 @@ def _unseen(rows: Rows, features: Dataset) -> tuple[int, int]:
     return total - sum(tokens.counts(features, "words_seen")), total
 
 
-def _truths(features: Dataset, found: word_labels.Tags) -> list[list[str]]:
-    return [[found.names[tag] for tag in row if tag != IGNORED] for row in features["labels"]]
+def _truths(features: Dataset, tagset: word_labels.Tags) -> list[list[str]]:
+    return [[tagset.names[tag] for tag in row if tag != IGNORED] for row in features["labels"]]
 
 
 def _answers(logits: Any, _labels: Any) -> tuple[Any, Any]:
-    """The answered tags' ids and their probabilities, each of shape (rows, tokens): the logits would fill memory."""
+    """Return the predicted tags' ids and probabilities, each of shape (rows, tokens); the logits would fill memory."""
     logits = logits[0] if isinstance(logits, tuple) else logits
     shares, ids = logits.float().softmax(-1).max(-1)
     return ids, shares
 
 
-def _measured(evaluated: Any, found: word_labels.Tags, measured: TagMetrics) -> dict[str, float]:
+def _measured(evaluated: Any, tagset: word_labels.Tags, measured: TagMetrics) -> dict[str, float]:
     ids, _ = evaluated.predictions
     kept = evaluated.label_ids != IGNORED
     answers, truths = (
-        [[found.names[tag] for tag in row[mask]] for row, mask in zip(table, kept, strict=True)]
+        [[tagset.names[tag] for tag in row[mask]] for row, mask in zip(table, kept, strict=True)]
         for table in (ids, evaluated.label_ids)
     )
     return measured.compute(answers, truths)
 
 
-def _predicted(rows: Rows, features: Dataset, evaluated: Any, found: word_labels.Tags) -> list[dict[str, Any]]:
-    """The rows of predictions.csv: one for each word; a word without a token has no answer."""
-    made: list[dict[str, Any]] = []
+def _predicted(rows: Rows, features: Dataset, evaluated: Any, tagset: word_labels.Tags) -> list[dict[str, Any]]:
+    """Return the rows of predictions.csv, one for each word; a word without a token has no prediction."""
+    lines: list[dict[str, Any]] = []
     kept = evaluated.label_ids != IGNORED
     for index, (row, numbers) in enumerate(zip(rows.dataset, features["words_seen"], strict=True)):
         answers = zip(*(table[index][kept[index]] for table in evaluated.predictions), strict=True)
         answered = dict(zip(numbers, answers, strict=True))
         for number, (word, tag) in enumerate(zip(row["words"], row["tags"], strict=True)):
-            said = {"row": rows.number(index), "word": word, "label": found.names[found.keys[labels.key(tag)]]}
+            line = {"row": rows.number(index), "word": word, "label": tagset.names[tagset.keys[labels.key(tag)]]}
             if number in answered:
                 answer, share = answered[number]
-                said |= {"prediction": found.names[answer], "probability": round(float(share), 4)}
-            made.append(said)
-    return made
+                line |= {"prediction": tagset.names[answer], "probability": round(float(share), 4)}
+            lines.append(line)
+    return lines
 
 
-def _figures(predicted: Sequence[Mapping[str, Any]], found: word_labels.Tags) -> Mapping[str, bytes]:
+def _figures(predicted: Sequence[Mapping[str, Any]], tagset: word_labels.Tags) -> Mapping[str, bytes]:
     from hf_mps.finetune.report import classes
 
     pairs = [(row["label"], row["prediction"]) for row in predicted if "prediction" in row]
-    return classes.confusion(pairs, found.names, of="words")
+    return classes.confusion(pairs, tagset.names, of="words")

@@ -1,4 +1,4 @@
-"""Translation: a text read in one language and written in another."""
+"""Translation: the model reads a text in one language and writes it in another."""
 
 from __future__ import annotations
 
@@ -53,11 +53,13 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         untrained=str,
         prefix=f"translation_{source}_to_{target}",
     )
-    return seq2seq.prepare(recipe, rows, checkpoint, kind, lambda tokenizer, model: _settle(recipe, tokenizer, model))
+    return seq2seq.prepare(
+        recipe, rows, checkpoint, kind, lambda tokenizer, model: _set_languages(recipe, tokenizer, model)
+    )
 
 
 def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Made-up sentences, to be written with the words in the other order."""
+    """Return made-up sentences; the target has the words in reverse order."""
     draw = random.Random(recipe.seed)
     return {
         split: [_nested(recipe, text, " ".join(reversed(text.split()))) for text in synthetic.sentences(draw, count)]
@@ -65,8 +67,8 @@ def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def _settle(recipe: Recipe, tokenizer: Any, model: Any) -> None:
-    """Give a multilingual tokenizer its languages, and the model the token that its translations begin with."""
+def _set_languages(recipe: Recipe, tokenizer: Any, model: Any) -> None:
+    """Set a multilingual tokenizer's languages, and the token with which the model begins its translations."""
     multilingual = hasattr(tokenizer, "src_lang") and hasattr(tokenizer, "tgt_lang")
     if recipe.tgt_lang is None:
         if multilingual:
@@ -78,14 +80,14 @@ def _settle(recipe: Recipe, tokenizer: Any, model: Any) -> None:
         raise UserError(
             f"src_lang: model {recipe.model} has no languages to choose from; leave src_lang and tgt_lang out"
         )
-    numbers = {key: _number(tokenizer, key, getattr(recipe, key)) for key in ("src_lang", "tgt_lang")}
+    numbers = {key: _language_token(tokenizer, key, getattr(recipe, key)) for key in ("src_lang", "tgt_lang")}
     tokenizer.src_lang, tokenizer.tgt_lang = recipe.src_lang, recipe.tgt_lang
     if model is not None:
         model.generation_config.forced_bos_token_id = numbers["tgt_lang"]
 
 
-def _number(tokenizer: Any, key: str, name: str) -> int:
-    """The token of a language. Raises UserError for a name that the tokenizer does not know."""
+def _language_token(tokenizer: Any, key: str, name: str) -> int:
+    """Return the token of a language. Raises UserError for a name that the tokenizer does not know."""
     codes = getattr(tokenizer, "lang_code_to_token", None)  # M2M100 writes `ro` as __ro__; the others as it is
     known = codes if codes is not None else {token: token for token in tokenizer.all_special_tokens}
     if name not in known:

@@ -53,27 +53,27 @@ class Encoded:
     words: list[bool]
 
 
-def template(tokenizer: Any, said: str | None) -> Choice[str]:
+def template(tokenizer: Any, requested: str | None) -> Choice[str]:
     """Choose the chat template and set it on `tokenizer`, so that it is saved with the model.
 
-    `said` is `plain` or the path of a Jinja file; None is the tokenizer's own, or `plain` where it has none. Raises
-    UserError for a file that cannot be read, and for a tokenizer without the end token that `plain` needs.
+    `requested` is `plain` or the path of a Jinja file; None is the tokenizer's own, or `plain` where it has none.
+    Raises UserError for a file that cannot be read, and for a tokenizer without the end token that `plain` needs.
     """
-    if said is None and tokenizer.chat_template:
+    if requested is None and tokenizer.chat_template:
         if _marks_assistant(tokenizer):
             return Choice("the tokenizer's own", "it marks the assistant's words")
         return Choice("the tokenizer's own", "the assistant's words are found in its text")
-    if said not in (None, PLAIN_TEMPLATE):
-        tokenizer.chat_template = read_template(str(said))
-        return Choice(str(said), "chat_template in the recipe")
+    if requested not in (None, PLAIN_TEMPLATE):
+        tokenizer.chat_template = read_template(str(requested))
+        return Choice(str(requested), "chat_template in the recipe")
     if tokenizer.eos_token is None:
         raise UserError(
             "chat_template: plain needs an end token, and the model's tokenizer has none; give a Jinja file"
         )
     # Llama's tokenizer begins every text with a first token: the template has to write it too.
-    begun = tokenizer.bos_token_id is not None and special_tokens(tokenizer).before == (tokenizer.bos_token_id,)
-    tokenizer.chat_template = "{{ bos_token }}" * begun + PLAIN
-    reason = "chat_template in the recipe" if said else "the tokenizer has none; Alpaca's headings in plain words"
+    bos_first = tokenizer.bos_token_id is not None and special_tokens(tokenizer).before == (tokenizer.bos_token_id,)
+    tokenizer.chat_template = "{{ bos_token }}" * bos_first + PLAIN
+    reason = "chat_template in the recipe" if requested else "the tokenizer has none; Alpaca's headings in plain words"
     return Choice(PLAIN_TEMPLATE, reason)
 
 

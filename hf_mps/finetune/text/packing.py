@@ -35,15 +35,15 @@ TRIAL_LENGTHS = (5, 3)
 
 
 class Packed:
-    """Whole examples, as many in a row of `capacity` tokens as fit; every row filled up to it with `filler`.
+    """Whole examples, as many in a row of `capacity` tokens as fit; `filler` pads every row to that length.
 
-    `features` has `input_ids` and, unless all tokens count, `labels` (IGNORED where they do not), both lists of one
-    length and at most `capacity` long. The first token of an example is no label: what stands before it is another's.
+    `features` has `input_ids` and, unless all tokens count, `labels` (IGNORED where they do not): lists of equal
+    length, at most `capacity` long. An example's first token is no label, because another example stands before it.
     """
 
     def __init__(self, features: Dataset, counts: Sequence[int], capacity: int, filler: int) -> None:
-        kept = [name for name in ("input_ids", "labels") if name in features.column_names]
-        self._features = features.select_columns(kept)
+        columns = [name for name in ("input_ids", "labels") if name in features.column_names]
+        self._features = features.select_columns(columns)
         self._capacity = capacity
         self._filler = filler
         self.rows = best_fit(counts, capacity)
@@ -56,9 +56,9 @@ class Packed:
         return len(self.rows)
 
     def __getitem__(self, number: int) -> dict[str, list[int]]:
-        found = self._features[self.rows[number]]
+        examples = self._features[self.rows[number]]
         row: dict[str, list[int]] = {"input_ids": [], "labels": [], "position_ids": []}
-        for ids, labels in zip(found["input_ids"], found.get("labels", found["input_ids"]), strict=True):
+        for ids, labels in zip(examples["input_ids"], examples.get("labels", examples["input_ids"]), strict=True):
             row["input_ids"] += ids
             row["labels"] += [IGNORED, *labels[1:]]
             row["position_ids"] += range(len(ids))
@@ -69,67 +69,68 @@ class Packed:
         return row
 
     def batch(self, examples: int) -> int:
-        """How many rows hold about `examples` examples: the batch that leaves a step as many as it had."""
+        """Return how many rows hold about `examples` examples: the batch that keeps the examples of a step."""
         return max(1, round(examples / self.examples))
 
 
 def best_fit(counts: Sequence[int], capacity: int) -> list[list[int]]:
-    """Place examples of `counts` tokens into rows of `capacity`: the longest first, each where least room remains.
+    """Place examples of `counts` tokens into rows of `capacity`: longest first, each where least space remains.
 
-    Best-fit decreasing, which needs asymptotically at most 11/9 of the fewest rows possible. Returns the examples'
-    numbers by rows. Raises ValueError for an example that is longer than a row.
+    Best-fit decreasing needs asymptotically at most 11/9 of the fewest rows possible. Returns the examples' numbers by
+    rows. Raises ValueError for an example longer than a row.
     """
     rows: list[list[int]] = []
-    open_rows: list[tuple[int, int]] = []  # (room, row), in order
+    open_rows: list[tuple[int, int]] = []  # (space, row), in order
     for number in sorted(range(len(counts)), key=lambda number: -counts[number]):
         count = counts[number]
         if count > capacity:
             raise ValueError(f"example {number} has {count} tokens, more than a row of {capacity}")
         place = bisect_left(open_rows, (count, -1))
         if place < len(open_rows):
-            room, row = open_rows.pop(place)
+            space, row = open_rows.pop(place)
         else:
-            room, row = capacity, len(rows)
+            space, row = capacity, len(rows)
             rows.append([])
         rows[row].append(number)
-        if room > count:
-            insort(open_rows, (room - count, row))
+        if space > count:
+            insort(open_rows, (space - count, row))
     return rows
 
 
-def decide(recipe: Recipe, said: bool | None, model: Any, counts: Sequence[int], capacity: int) -> Choice[bool]:
-    """Whether examples of `counts` tokens are packed into rows of `capacity`; `said` is the recipe's word or None.
+def decide(recipe: Recipe, requested: bool | None, model: Any, counts: Sequence[int], capacity: int) -> Choice[bool]:
+    """Choose whether to pack examples of `counts` tokens into rows of `capacity`; `requested` is the recipe's word or
+    None.
 
-    Raises UserError where the recipe says so and `model` lets packed examples see each other.
+    Raises UserError where the recipe asks for it and `model` lets packed examples see each other.
     """
-    if said is False or (said is None and not recipe.speedups):
-        return Choice(False, "packing in the recipe" if said is False else "speedups is false in the recipe")
-    unfit = packing_obstacle(model)
-    if said:
-        if unfit:
-            raise UserError(f"packing is true, and {unfit}; next: packing=false")
+    if requested is False or (requested is None and not recipe.speedups):
+        return Choice(False, "packing in the recipe" if requested is False else "speedups is false in the recipe")
+    obstacle = packing_obstacle(model)
+    if requested:
+        if obstacle:
+            raise UserError(f"packing is true, and {obstacle}; next: packing=false")
         return Choice(True, "packing in the recipe")
-    if unfit:
-        return Choice(False, unfit)
+    if obstacle:
+        return Choice(False, obstacle)
     rows = len(best_fit(counts, capacity))
     waste = 1 - sum(counts) / (rows * capacity)
     shapes = optimal_buckets(counts, top=max(counts), limit=capacity, batch=1, most=SHAPES, step=STEP)
-    # At their best: each row padded to the length of the list that is next to its own.
+    # Bucketing at its best: each row is padded to the next length of the list.
     listed = 1 - sum(counts) / buckets.padded_tokens(counts, 1, Lengths(capacity, "list", shapes).target, alike=False)
     if waste >= listed:
         return Choice(False, f"no less padding than batches of like length have: {waste:.1%} against {listed:.1%}")
-    told = f"{len(counts)} examples in {rows} rows of {capacity} tokens, {waste:.1%} padding"
-    return Choice(True, f"{told} ({listed:.1%} in batches of like length); none sees another")
+    summary = f"{len(counts)} examples in {rows} rows of {capacity} tokens, {waste:.1%} padding"
+    return Choice(True, f"{summary} ({listed:.1%} in batches of like length); none sees another")
 
 
 def packing_obstacle(model: Any) -> str:
-    """Why examples may not be packed for `model`, or an empty string: two short ones are tried, packed and alone."""
+    """Return why examples may not be packed for `model`, or ""; two short ones are tried, packed and alone."""
     import torch
 
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     if "position_ids" not in inspect.signature(inner.forward).parameters:
         return f"{type(inner).__name__} takes no position_ids, so that packed examples would see each other"
-    if inner.device.type == "meta":  # without numbers (`hf-mps plan`): a small one of its class is tried
+    if inner.device.type == "meta":  # `hf-mps plan`: a tiny copy is tried
         from hf_mps.finetune.smoke.tiny_model import tiny_copy
 
         tiny = tiny_copy(inner)
@@ -155,7 +156,7 @@ def packing_obstacle(model: Any) -> str:
 
 @dataclass
 class Collator:
-    """A batch of `Packed` rows as they are, or of any others as `inner` makes it."""
+    """Passes batches of `Packed` rows on as they are; `inner` makes those of any other rows."""
 
     inner: Callable[[list[Any]], Any]
 
@@ -164,5 +165,5 @@ class Collator:
             return self.inner(rows)
         from transformers import default_data_collator
 
-        # No cache is asked for: with one, the attention would not be block-diagonal.
+        # With a cache the attention would not be block-diagonal.
         return {**default_data_collator(rows), "use_cache": False}

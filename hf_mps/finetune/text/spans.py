@@ -1,4 +1,4 @@
-"""Answers in a text from the logits of its overlapping windows: exact n-best lists, and the answer that there is none.
+"""Answers in a text from its windows' logits: exact n-best lists, and the decision that there is no answer.
 
 Imports numpy alone, so that the formulas can be tested without a model.
 """
@@ -22,7 +22,7 @@ class Window:
 
     `start_logits` and `end_logits` have shape (width,); `starts` and `ends` are the characters at which each token
     begins and ends in the whole text (NOWHERE outside of it), shape (tokens,) with tokens at most width. `null` is the
-    place of the token that stands for "no answer here".
+    position of the token that stands for "no answer here".
     """
 
     start_logits: Any
@@ -43,10 +43,10 @@ class Span:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a text answers: `text` is empty where it answers nothing, and `start` is then -1.
+    """A text's answer: `text` is empty where there is none, and `start` is then -1.
 
-    `probability` is the softmax over the n-best spans (and "no answer" where that was allowed). `null_margin` is the
-    score of "no answer" less that of the best span: above the threshold, the text answers nothing.
+    `probability` is the softmax over the n-best spans (and "no answer" where that is allowed). `null_margin` is the
+    score of "no answer" minus that of the best span: above the threshold, the text has no answer.
     """
 
     text: str
@@ -57,27 +57,27 @@ class Answer:
 
 
 def best_spans(window: Window, count: int, longest: int) -> list[Span]:
-    """The `count` best spans of a window, at most `longest` tokens long, best first: exactly, every span is scored.
+    """Return the `count` best spans of a window, at most `longest` tokens long, best first; every span is scored.
 
-    A span begins and ends in the text. Of equal scores the earlier, then the shorter span comes first.
+    A span begins and ends in the text. Among equal scores the earlier, then the shorter span comes first.
     """
     starts, ends = numpy.asarray(window.starts), numpy.asarray(window.ends)
     width = len(starts)
     inside = starts != NOWHERE
     first = numpy.where(inside, numpy.asarray(window.start_logits, dtype=numpy.float64)[:width], -numpy.inf)
     last = numpy.where(inside, numpy.asarray(window.end_logits, dtype=numpy.float64)[:width], -numpy.inf)
-    # Row `more` holds the spans of `more` further tokens: all that a span can be, in longest x width sums.
+    # Row `more` holds the spans of `more` further tokens; longest x width sums are all spans.
     sums = numpy.full((min(longest, width), width), -numpy.inf)
     for more in range(len(sums)):
         sums[more, : width - more] = first[: width - more] + last[more:]
     flat = numpy.where(numpy.isnan(sums), -numpy.inf, sums).ravel()
     taken = min(count, flat.size)
     worst = numpy.partition(flat, flat.size - taken)[flat.size - taken]
-    # All that equal the worst of them: which of those a partition keeps is not defined.
+    # All ties with the worst: which of them a partition keeps is undefined.
     places = numpy.flatnonzero((flat >= worst) & (flat > -numpy.inf)).tolist()
-    found = [(-flat[place], place % width, place // width) for place in places]
-    found.sort()
-    return [Span(int(starts[at]), int(ends[at + more]), float(-score)) for score, at, more in found[:count]]
+    ranked = [(-flat[place], place % width, place // width) for place in places]
+    ranked.sort()
+    return [Span(int(starts[at]), int(ends[at + more]), float(-score)) for score, at, more in ranked[:count]]
 
 
 def answer(
@@ -89,11 +89,11 @@ def answer(
     nothing: bool = False,
     threshold: float = 0.0,
 ) -> Answer:
-    """What `text` answers, from all of its windows: the best of the `count` best spans of each.
+    """Return what `text` answers, from all of its windows: the best of each window's `count` best spans.
 
-    `longest` is in tokens. With `nothing`, the answer may be that there is none (SQuAD 2.0): where the null score, the
-    least over the windows, passes the best span by more than `threshold`. The same rule as transformers' run_qa.py; its
-    n-best list, though, combines the 20 best starts with the 20 best ends, and this one is exact.
+    `longest` is in tokens. With `nothing` there may be no answer (SQuAD 2.0): when the null score, the least over the
+    windows, exceeds the best span by more than `threshold`. transformers' run_qa.py has the same rule, but combines the
+    20 best starts with the 20 best ends; this n-best list is exact.
     """
     seen: dict[tuple[int, int], Span] = {}
     null = math.inf

@@ -1,4 +1,4 @@
-"""Texts to tokens, once: what a tokenizer makes of a split is kept by `datasets` and found again by the next run."""
+"""Tokenisation: `datasets` caches what a tokenizer makes of a split, and the next run finds it there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TEXT = ("string", "large_string")
 # The columns of tokens that tasks and TRL make.
 IDS = ("input_ids", "prompt_ids", "chosen_ids", "rejected_ids")
-# Of which rows unknown tokens are counted, and from what share on they are told of.
+# In how many rows unknown tokens are counted, and from which share on they are reported.
 SAMPLED_ROWS = 1000
 REPORTED_SHARE = 0.1
 
@@ -76,9 +76,8 @@ def refuse_other_than_text(rows: Rows, roles: Sequence[str]) -> None:
 
 
 def texts(rows: Rows, role: str, batch: Mapping[str, list[Any]], indices: Sequence[int]) -> list[str]:
-    """The column of `role` in a batch of `encode`.
-
-    Raises UserError, with the row's number, for a row without a text.
+    """Return the column of `role` in a batch of `encode`. Raises UserError, with the row's number, for a row without
+    text.
     """
     column = batch[role]
     if None in column:
@@ -88,7 +87,7 @@ def texts(rows: Rows, role: str, batch: Mapping[str, list[Any]], indices: Sequen
 
 
 def counts(features: Dataset, column: str = "input_ids") -> list[int]:
-    """The length of each row's list in `column`."""
+    """Return the length of each row's list in `column`."""
     import pyarrow.compute
 
     table = features.with_format("arrow")[:]
@@ -96,30 +95,30 @@ def counts(features: Dataset, column: str = "input_ids") -> list[int]:
 
 
 def unknown_tokens(prepared: Prepared) -> dict[str, Choice[str]]:
-    """What is said where a tokenizer knows nothing of a large share of the texts: Hebrew with an English vocabulary.
+    """Return a warning where a large share of the texts is unknown to the tokenizer: Hebrew for an English vocabulary.
 
-    Counted over the rows as they are trained on, special tokens left out. Nothing where rows are no tokens, and where
-    the unknown token is another special one too (GPT-2's ends a text; its tokens are bytes, of which none is unknown).
+    Counts the rows as they are trained on, without special tokens. Empty where rows are no tokens, and where the
+    unknown token doubles as another special one (GPT-2's ends a text; its tokens are bytes, and none is unknown).
     """
     tokenizer = prepared.processing_class
-    sign = getattr(tokenizer, "unk_token_id", None)
+    unknown_id = getattr(tokenizer, "unk_token_id", None)
     special = set(getattr(tokenizer, "all_special_ids", ()))
-    if sign is None or sign in (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id):
+    if unknown_id is None or unknown_id in (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id):
         return {}
     # Packed training rows are no table: then those of validation.
     split = next((name for name, rows in prepared.splits.items() if hasattr(rows, "column_names")), None)
-    lost, every = 0, 0
+    unknown, total = 0, 0
     for ids in _ids(prepared.splits[split], tokenizer) if split else ():
-        lost += sum(1 for one in ids if one == sign)
-        every += sum(1 for one in ids if one == sign or one not in special)
-    if lost <= REPORTED_SHARE * every:
+        unknown += sum(1 for one in ids if one == unknown_id)
+        total += sum(1 for one in ids if one == unknown_id or one not in special)
+    if unknown <= REPORTED_SHARE * total:
         return {}
     reason = f"each is {tokenizer.unk_token} to the model, whatever it says; next: a model of the texts' language"
-    return {"unknown_tokens": Choice(f"{lost / every:.0%} of the {split} tokens", reason)}
+    return {"unknown_tokens": Choice(f"{unknown / total:.0%} of the {split} tokens", reason)}
 
 
 def _ids(rows: Dataset, tokenizer: Any) -> Iterator[list[int]]:
-    """The tokens of the first LOOKED_AT rows; of rows that are texts, as `tokenizer` makes them."""
+    """Yield the tokens of the first SAMPLED_ROWS rows; rows of text are tokenised."""
     some = rows.select(range(min(SAMPLED_ROWS, len(rows))))
     for column in some.column_names:
         if column in IDS:
@@ -130,7 +129,7 @@ def _ids(rows: Dataset, tokenizer: Any) -> Iterator[list[int]]:
 
 
 def set_pad_token(tokenizer: Any, config: Any) -> dict[str, Choice[str]]:
-    """Lend a tokenizer that has no padding token its end token, as decoder checkpoints need; the choice to be shown.
+    """Give a tokenizer without padding token its end token, as decoder checkpoints need; return the choice to be shown.
 
     Raises UserError where it has neither.
     """

@@ -1,4 +1,4 @@
-"""Questions with their texts, cut into overlapping windows of tokens, and where the answer stands in each."""
+"""Questions with their texts, cut into overlapping windows of tokens, and the answer's tokens in each window."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class QAWindowing:
-    """How rows are cut: windows of at most `longest` tokens, question included, two neighbours sharing `stride` tokens.
+    """Cuts rows into windows of at most `longest` tokens, question included; neighbours share `stride` tokens.
 
-    `content` is the tokenizer's digest; `negative` whether a question may have no answer.
+    `content` is the tokenizer's digest; `negative` says whether a question may have no answer.
     """
 
     tokenizer: Any
@@ -33,7 +33,7 @@ class QAWindowing:
 
     @property
     def columns(self) -> list[str]:
-        """What the model takes: the tokenizer's columns, and the first and last token of the answer."""
+        """The model's inputs: the tokenizer's columns, and the first and last token of the answer."""
         return [*self.tokenizer("a", "b"), "start_positions", "end_positions"]
 
     def windows(self, rows: Rows) -> Dataset:
@@ -58,7 +58,7 @@ class QAWindowing:
         )
 
     def _encode(self, rows: Rows, batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
-        # Some of SQuAD's questions begin with blanks, which alone could fill a window.
+        # Some of SQuAD's questions begin with blanks, enough to fill a window.
         questions = [text.strip() for text in tokens.texts(rows, "question", batch, indices)]
         contexts = tokens.texts(rows, "context", batch, indices)
         self._refuse_long(rows, questions, indices)
@@ -72,8 +72,8 @@ class QAWindowing:
             return_offsets_mapping=True,
         )
         offsets, sources = encoded.pop("offset_mapping"), encoded.pop("overflow_to_sample_mapping")
-        made: dict[str, list[Any]] = {name: [] for name in ("starts", "ends", "null", "row")}
-        made |= {"start_positions": [], "end_positions": []}
+        columns: dict[str, list[Any]] = {name: [] for name in ("starts", "ends", "null", "row")}
+        columns |= {"start_positions": [], "end_positions": []}
         spans = [
             _first_answer(rows, context, value, index)
             for context, value, index in zip(contexts, batch["answers"], indices, strict=True)
@@ -83,32 +83,33 @@ class QAWindowing:
             starts = [pair[0] if here else NOWHERE for pair, here in zip(offsets[number], inside, strict=True)]
             ends = [pair[1] if here else NOWHERE for pair, here in zip(offsets[number], inside, strict=True)]
             null = self._null(encoded["input_ids"][number])
-            found = token_span(starts, ends, spans[source]) or (null, null)
-            for name, value in zip(made, (starts, ends, null, indices[source], *found), strict=True):
-                made[name].append(value)
-        return {**encoded, **made}
+            span_tokens = token_span(starts, ends, spans[source]) or (null, null)
+            for name, value in zip(columns, (starts, ends, null, indices[source], *span_tokens), strict=True):
+                columns[name].append(value)
+        return {**encoded, **columns}
 
     def _null(self, ids: Sequence[int]) -> int:
-        """The place of the token that answers "nothing": [CLS], as BERT has it, or the first."""
+        """Return the position of the token that answers "nothing": [CLS], as in BERT, or the first."""
         for token in (self.tokenizer.cls_token_id, self.tokenizer.bos_token_id):
             if token is not None and token in ids:
                 return list(ids).index(token)
         return 0
 
     def _refuse_long(self, rows: Rows, questions: list[str], indices: Sequence[int]) -> None:
-        room = self.longest - self.tokenizer.num_special_tokens_to_add(pair=True)
-        cut = self.tokenizer(questions, add_special_tokens=False)["input_ids"]
-        for question, index in zip(cut, indices, strict=True):
-            if room - len(question) <= self.stride:
+        capacity = self.longest - self.tokenizer.num_special_tokens_to_add(pair=True)
+        question_ids = self.tokenizer(questions, add_special_tokens=False)["input_ids"]
+        for question, index in zip(question_ids, indices, strict=True):
+            left = capacity - len(question)
+            if left <= self.stride:
                 raise UserError(
                     f"{rows.where}: row {rows.number(index)}: the question has {len(question)} tokens, which leaves"
-                    f" {max(0, room - len(question))} of {self.longest} for the text; allowed: more than doc_stride,"
-                    f" {self.stride}; next: a larger max_length or a smaller doc_stride"
+                    f" {max(0, left)} of {self.longest} for the text; allowed: more than doc_stride, {self.stride};"
+                    " next: a larger max_length or a smaller doc_stride"
                 )
 
 
 def token_span(starts: Sequence[int], ends: Sequence[int], span: tuple[int, int] | None) -> tuple[int, int] | None:
-    """The first and last token of the characters `span` of the text, None where a window does not hold all of it."""
+    """Return the first and last token of the characters `span`; None where a window does not hold all of them."""
     if span is None:
         return None
     first = next((number for number, start in enumerate(starts) if start != NOWHERE), len(starts))
@@ -121,7 +122,7 @@ def token_span(starts: Sequence[int], ends: Sequence[int], span: tuple[int, int]
 
 
 def check(rows: Mapping[str, Rows]) -> None:
-    """Raise UserError where questions and texts are no text, or answers are not of SQuAD's form."""
+    """Raise UserError where questions or texts are no text, or answers do not have SQuAD's form."""
     for split in rows.values():
         tokens.refuse_other_than_text(split, ["context", "question"])
         kind = split.dataset.features["answers"]
@@ -140,12 +141,12 @@ def refuse_slow(tokenizer: Any, said: str) -> None:
 
 
 def truths(rows: Rows) -> list[list[str]]:
-    """The answers of each question, in the order of the rows."""
+    """Return each question's answers, in the order of the rows."""
     return [_answers(value)[0] for value in rows.dataset["answers"]]
 
 
 def unanswered(rows: Rows) -> list[int]:
-    """The numbers of the rows without an answer."""
+    """Return the numbers of the rows without an answer."""
     return [number for number, texts in enumerate(truths(rows)) if not texts]
 
 
@@ -157,23 +158,25 @@ def refuse_unanswered(rows: Mapping[str, Rows], empty: Mapping[str, Sequence[int
             raise UserError(f"{rows[split].where}: row {row} has no answer; allowed with version_2_with_negative=true")
 
 
-def summary(found: Mapping[str, Dataset], rows: Mapping[str, Rows], stride: int) -> Choice[str]:
-    """How many windows there are, to be shown."""
-    told = " + ".join(str(len(dataset)) for dataset in found.values())
-    questions = " + ".join(str(len(rows[split].dataset)) for split in found)
+def summary(windows: Mapping[str, Dataset], rows: Mapping[str, Rows], stride: int) -> Choice[str]:
+    """Describe how many windows there are."""
+    counts = " + ".join(str(len(dataset)) for dataset in windows.values())
+    questions = " + ".join(str(len(rows[split].dataset)) for split in windows)
     shared = f"a text too long for one goes on in the next, with {stride} tokens of overlap"
-    return Choice(told, f"of {questions} questions; {shared}")
+    return Choice(counts, f"of {questions} questions; {shared}")
 
 
 def _answers(value: Any) -> tuple[list[str], list[int]]:
-    """Texts and places of SQuAD's two forms: a dict of lists, or a list of dicts; None where there is nothing."""
+    """Return texts and positions from either of SQuAD's forms: a dict of lists, or a list of dicts; empty where
+    None.
+    """
     if isinstance(value, dict):
         return list(value["text"] or ()), list(value["answer_start"] or ())
     return [one["text"] for one in value or ()], [one["answer_start"] for one in value or ()]
 
 
 def _first_answer(rows: Rows, context: str, value: Any, index: int) -> tuple[int, int] | None:
-    """The characters of the first answer, None for none. Raises UserError where the text there is another."""
+    """Return the characters of the first answer, None for none. Raises UserError where the text there differs."""
     texts, starts = _answers(value)
     if not texts:
         return None

@@ -1,4 +1,4 @@
-"""Rows of words with a tag each: what the tags are, and which token of a text carries which word's tag."""
+"""Word-level labels: rows of words with a tag each, the set of tags, and which token carries which word's tag."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tags:
-    """`names` are the tags in the order of their ids; `keys` maps what a row may say to an id, see `labels.key`."""
+    """`names` are the tags in the order of their ids; `keys` maps what a row may hold to an id, see `labels.key`."""
 
     names: tuple[str, ...]
     keys: dict[str, int]
@@ -35,70 +35,70 @@ class Tags:
         return [self.keys[labels.key(tag)] for tag in raw]
 
 
-def decide(train: Rows, others: Iterable[Rows], given: Sequence[str] | None = None) -> Tags:
-    """Decide which tags there are; the training rows say it, unless the data set or the recipe (`given`) names them.
+def decide(train: Rows, others: Iterable[Rows], named_in_recipe: Sequence[str] | None = None) -> Tags:
+    """Return the set of tags: named by the recipe (`named_in_recipe`) or the data set, or found in the training rows.
 
-    Raises UserError, naming file, row and tag, for rows whose words and tags differ in number, for a word or tag that
-    is missing, and for a tag that is not in the set.
+    Raises UserError, naming file, row and tag, for rows whose words and tags differ in number, for a missing word or
+    tag, and for a tag outside the set.
     """
     splits = (train, *others)
     for rows in splits:
         _refuse_misfits(rows)
     inner = getattr(train.dataset.features["tags"], "feature", None)
     named = getattr(inner, "names", None)
-    said = {labels.key(tag) for row in train.dataset["tags"] for tag in row}
-    if classes := given or named:
+    seen = {labels.key(tag) for row in train.dataset["tags"] for tag in row}
+    if classes := named_in_recipe or named:
         by_name = {labels.key(name): number for number, name in enumerate(classes)}
         by_id = {str(number): number for number in range(len(classes))}
-        reason = "data.labels in the recipe" if given else "the data set names them"
-        found = Tags(tuple(classes), by_name if _are_text(train) and said & by_name.keys() else by_id, reason)
+        reason = "data.labels in the recipe" if named_in_recipe else "the data set names them"
+        tagset = Tags(tuple(classes), by_name if _are_text(train) and seen & by_name.keys() else by_id, reason)
     else:
-        ordered = sorted(said, key=_order)
-        found = Tags(tuple(ordered), {tag: number for number, tag in enumerate(ordered)}, f"found in {train.where}")
+        ordered = sorted(seen, key=_order)
+        tagset = Tags(tuple(ordered), {tag: number for number, tag in enumerate(ordered)}, f"found in {train.where}")
     for rows in splits:
-        _refuse_unknown(rows, found)
-    return found
+        _refuse_unknown(rows, tagset)
+    return tagset
 
 
-def described(found: Tags) -> Choice[str]:
-    """The tags in words, as a header has them."""
-    return Choice(f"{len(found.names)} tags: {labels.listed(found.names)}", found.reason)
+def described(tagset: Tags) -> Choice[str]:
+    """Return the tags in words, as a header shows them."""
+    return Choice(f"{len(tagset.names)} tags: {labels.listed(tagset.names)}", tagset.reason)
 
 
-def choices(found: Tags) -> dict[str, Choice[str]]:
-    """`described`, and what a person should look at in the set of tags."""
-    return {"tags": described(found), **labels.doubted("tags", labels.doubts(found.names))}
+def choices(tagset: Tags) -> dict[str, Choice[str]]:
+    """Return `described`, and the doubts about the set of tags that a person should look at."""
+    return {"tags": described(tagset), **labels.doubted("tags", labels.doubts(tagset.names))}
 
 
 def _are_text(rows: Rows) -> bool:
-    """Whether the tags are words, and not ids."""
+    """Whether the tags are words and not ids."""
     inner = getattr(rows.dataset.features["tags"], "feature", None)
     return getattr(inner, "dtype", None) in TEXT and not hasattr(inner, "names")
 
 
 def align(word_ids: Sequence[int | None], tag_ids: Sequence[int]) -> list[int]:
-    """The label of each token: its word's tag at the word's first token, -100 elsewhere and at special tokens.
+    """Return the label of each token: its word's tag at the word's first token, -100 elsewhere and at special tokens.
 
-    `word_ids` as a fast tokenizer gives them: the number of the word that a token belongs to, None for special ones.
+    `word_ids` is what a fast tokenizer returns: the number of each token's word, None for special tokens.
     """
-    found = []
+    token_labels = []
     before: int | None = None
     for word in word_ids:
-        found.append(IGNORED if word is None or word == before else tag_ids[word])
+        token_labels.append(IGNORED if word is None or word == before else tag_ids[word])
         before = word
-    return found
+    return token_labels
 
 
 def labelled_words(word_ids: Sequence[int | None]) -> list[int]:
-    """The numbers of the words that have a token: those that were not cut off and that the tokenizer knows anything of.
+    """Return the numbers of the words that have a token, in the order of `align`'s labels other than -100.
 
-    Their order is that of the labels other than -100 in `align`.
+    Words that were cut off, or that the tokenizer turns into nothing, are missing.
     """
     return list(dict.fromkeys(word for word in word_ids if word is not None))
 
 
 def _refuse_misfits(rows: Rows) -> None:
-    """Raise UserError where the columns are no lists of words and tags, and for a row in which they do not fit."""
+    """Raise UserError where the columns are no lists of words and tags, or differ in length in a row."""
     for role, what in (("words", "words"), ("tags", "tags")):
         kind = rows.dataset.features[role]
         inner = getattr(kind, "feature", None)
@@ -121,24 +121,23 @@ def _refuse_misfits(rows: Rows) -> None:
             raise UserError(f"{place}: word {words.index(None) + 1} is missing; allowed: a text for each word")
 
 
-def _refuse_unknown(rows: Rows, found: Tags) -> None:
+def _refuse_unknown(rows: Rows, tagset: Tags) -> None:
     names = rows.dataset.features["tags"].feature
-    own: Mapping[int, str] = dict(enumerate(getattr(names, "names", ())))
+    names_of_ids: Mapping[int, str] = dict(enumerate(getattr(names, "names", ())))
     for index, row in enumerate(rows.dataset["tags"]):
         for number, tag in enumerate(row):
-            if labels.key(tag) in found.keys:
+            if labels.key(tag) in tagset.keys:
                 continue
             place = f"{rows.where}: row {rows.number(index)}: word {number + 1}"
             if tag == -1 or labels.key(tag) == "":
                 raise UserError(f"{place} has no tag; allowed: a tag for each word")
-            shown = labels.listed(found.names)
-            near = nearest(labels.key(tag), found.names)
-            raise UserError(
-                f"{place}: tag '{brief(str(own.get(tag, tag)))}' is not in the set ({shown}), {found.reason}{near}"
-            )
+            shown = labels.listed(tagset.names)
+            near = nearest(labels.key(tag), tagset.names)
+            name = brief(str(names_of_ids.get(tag, tag)))
+            raise UserError(f"{place}: tag '{name}' is not in the set ({shown}), {tagset.reason}{near}")
 
 
 def _order(tag: str) -> tuple[bool, str, str]:
-    """O first, then by kind with B before I: the ids do not depend on the order of the rows."""
+    """Sort O first, then by kind with B before I, so that ids do not depend on the order of the rows."""
     prefix, kind = tags.split(tag)
     return tag != tags.OUTSIDE, kind, prefix

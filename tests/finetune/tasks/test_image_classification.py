@@ -202,7 +202,7 @@ def test_the_part_of_an_image_keeps_within_its_bounds() -> None:
     ]
     assert min(shares) == pytest.approx(0.25, abs=0.02)
     assert max(shares) == pytest.approx(0.5, abs=0.02)
-    flipped = images.varied(picture("red", 1), Augmentation(crop=[1.0, 1.0], flip=1.0), (24, 20), 2, draw)
+    flipped = images.augmented(picture("red", 1), Augmentation(crop=[1.0, 1.0], flip=1.0), (24, 20), 2, draw)
     assert flipped.size == (20, 24)
 
 
