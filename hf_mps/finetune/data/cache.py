@@ -1,4 +1,4 @@
-"""Rows that were read once, kept below the user's HF_HOME as Arrow under a digest of the file and how it was read."""
+"""Rows that were read once, cached below the user's HF_HOME as Arrow under a digest of the file and how it was read."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ BLOCK = 1 << 20
 Tables = Iterator["pyarrow.Table"]
 
 
-def kept(path: Path, said: Sequence[Any], make: Callable[[], Tables]) -> Dataset:
-    """The rows of the file `path` as `make` reads them, which is called where nobody has read this content so before.
+def cached(path: Path, read_options: Sequence[Any], make: Callable[[], Tables]) -> Dataset:
+    """Return the rows of the file `path` as `make` reads them; `make` runs only for content that was not yet read so.
 
-    `said` is all that `make` depends on beside its code and the file's content, as plain values. Raises OSError for a
-    full disk, and what `make` raises; neither leaves a file behind.
+    `read_options` is all that `make` depends on beside its code and the file's content, as plain values. Raises OSError
+    for a full disk, and what `make` raises; neither leaves a file behind.
     """
     from datasets import Dataset, config
 
-    digest = _digest(path, (source_digest.digest(make), *said))
-    place = Path(config.HF_DATASETS_CACHE) / "hf_mps" / digest / "rows.arrow"
-    if not place.is_file():
-        _write(place, make())
-    dataset = Dataset.from_file(str(place))
-    # The content's own name: what a task makes of the rows is found again wherever the file lies.
+    digest = _digest(path, (source_digest.digest(make), *read_options))
+    rows_file = Path(config.HF_DATASETS_CACHE) / "hf_mps" / digest / "rows.arrow"
+    if not rows_file.is_file():
+        _write(rows_file, make())
+    dataset = Dataset.from_file(str(rows_file))
+    # Named by content: what a task makes of the rows is found again wherever the file lies.
     dataset._fingerprint = digest
     return dataset
 
@@ -49,14 +49,16 @@ def _digest(path: Path, said: Sequence[Any]) -> str:
     return found.hexdigest()[:32]
 
 
-def _write(path: Path, tables_made: Tables) -> None:
-    """Write Arrow's stream format, which `datasets` maps into memory. A table without rows is written for its names."""
+def _write(path: Path, chunks: Tables) -> None:
+    """Write Arrow's stream format, which `datasets` memory-maps. A table without rows is written for its column
+    names.
+    """
     import pyarrow
 
-    tables = iter(tables_made)
+    tables = iter(chunks)
     first = next(tables)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A name of its own: two processes may read one file at a time, and the last to end wins with the same rows.
+    # A name of its own: two processes may read one file at once; the last to finish wins, with equal rows.
     hidden = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         with pyarrow.OSFile(str(hidden), "wb") as sink, pyarrow.ipc.new_stream(sink, first.schema) as writer:

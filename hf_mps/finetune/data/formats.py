@@ -1,4 +1,4 @@
-"""The formats that files of rows may have, told by their names. Imports nothing heavy: a mistake is told at once."""
+"""File formats of rows, recognised by the file's name. Imports nothing heavy, so that mistakes are reported at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import IO, ClassVar
 
 from hf_mps.core.errors import UserError
 
-# What a file's name ends in, by the reader that it goes to.
+# Each ending of a file's name, and its reader.
 ENDINGS = {
     ".csv": "csv",
     ".tsv": "tsv",
@@ -23,10 +23,10 @@ ENDINGS = {
     ".txt": "text",
     ".tokens": "text",
 }
-# Formats of text, which gzip makes several times smaller; Parquet and xlsx are packed already.
+# Text formats, which gzip makes several times smaller; Parquet and xlsx are compressed already.
 PACKED = tuple(ending for ending, kind in ENDINGS.items() if kind not in ("parquet", "xlsx"))
 GZ = ".gz"
-# How a file begins that is not what its name says, and what it is.
+# First bytes of files that may bear a wrong name, and what they are.
 MAGIC = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"PAR1": "Parquet"}
 
 
@@ -37,7 +37,7 @@ class Unreadable(UserError):
 
 
 def ending(path: Path) -> str:
-    """The ending that tells the format, in small letters and without a .gz behind it: `UP.CSV.gz` has `.csv`."""
+    """Return the ending that names the format, in lower case and without .gz: `UP.CSV.gz` has `.csv`."""
     suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
     if suffixes[-1:] == [GZ] and len(suffixes) == 2 and suffixes[0] in PACKED:
         return suffixes[0]
@@ -45,7 +45,7 @@ def ending(path: Path) -> str:
 
 
 def kind(path: Path) -> str | None:
-    """The format of a file by its name: one of ENDINGS' values, or None for an ending that is none of them."""
+    """Return a file's format by its name: one of ENDINGS' values, or None for any other ending."""
     return ENDINGS.get(ending(path))
 
 
@@ -55,12 +55,12 @@ def packed(path: Path) -> bool:
 
 
 def allowed(kinds: tuple[str, ...] = tuple(ENDINGS.values())) -> str:
-    """The endings of `kinds`, in words."""
+    """Return the endings of `kinds`, separated by commas."""
     return ", ".join(ending for ending, kind in ENDINGS.items() if kind in kinds)
 
 
 def refuse_disguised(path: Path, name: str) -> None:
-    """Raise UserError for a file whose first bytes say that it is something else than its name does."""
+    """Raise UserError for a file whose first bytes contradict its name."""
     with path.open("rb") as file:
         begun = file.read(4)
     actual = next((what for magic, what in MAGIC.items() if begun.startswith(magic)), None)
@@ -77,7 +77,7 @@ def refuse_disguised(path: Path, name: str) -> None:
 
 @contextmanager
 def opened(path: Path, name: str) -> Iterator[IO[bytes]]:
-    """The bytes of a file, unpacked where it is packed. Raises UserError for a gzip file that is cut off or damaged."""
+    """Open a file's bytes, unpacked where it is packed. Raises UserError for a gzip file that is cut off or damaged."""
     if not packed(path):
         with path.open("rb") as plain:
             yield plain
@@ -90,7 +90,7 @@ def opened(path: Path, name: str) -> Iterator[IO[bytes]]:
 
 
 def not_text(path: Path, name: str) -> UserError:
-    """The error for a file of text that is not UTF-8: where, and what makes it so."""
+    """Return the error for a text file that is not UTF-8: the byte, and the command that converts it."""
     with opened(path, name) as file:
         content = file.read()
     coding, offset = "latin1", 0

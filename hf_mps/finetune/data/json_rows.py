@@ -1,7 +1,7 @@
-"""Rows of JSON: a list of them, a line each, or inside a document (SQuAD's questions within paragraphs, for instance).
+"""Rows of JSON: a list, a row a line, or inside a document (SQuAD's questions within paragraphs, for instance).
 
-Read by Python's own json module. `datasets` reads them with PyArrow, which takes a text such as 2020-01-01 for a date,
-and types a column anew for every ten megabytes.
+Python's own json module reads them. `datasets` would read them with PyArrow, which takes a text such as 2020-01-01 for
+a date, and types a column anew for every ten megabytes.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ NESTED = (KINDS[list], KINDS[dict])
 
 
 def tables(path: Path, name: str, columns: Collection[str], field: str | None = None) -> Tables:
-    """The rows of a JSON file; of the columns that are not `columns` the name alone is kept.
+    """Yield the rows of a JSON file; of columns other than `columns` only the name is kept.
 
-    `field` leads to the rows inside the document, through objects and lists; each then has the plain values around it.
-    A column is of one type in all rows: one of objects that differ is kept as JSON. Raises UserError, calling the file
-    `name`, for what is no JSON, for rows that are no objects, and for a wanted column of several types.
+    `field` leads to the rows inside the document, through objects and lists; each row gains the plain values around it.
+    A column has one type in all rows; differing objects are kept as JSON. Raises UserError, calling the file `name`,
+    for what is no JSON, for rows that are no objects, and for a wanted column of several types.
     """
     rows = _source(path, name, columns, field)
     first = list(islice(rows(), ROWS))
@@ -48,7 +48,7 @@ def tables(path: Path, name: str, columns: Collection[str], field: str | None = 
 
 
 def _tables_of(first: list[Row] | None, rows: Source) -> Iterator[tuple[int, list[Row]]]:
-    """ROWS rows at a time with the number of the first of them; `first` are all of them where they are so few."""
+    """Yield ROWS rows at a time with the number of the first; `first` holds all of them where they are so few."""
     if first is not None:
         yield 1, first
         return
@@ -59,7 +59,7 @@ def _tables_of(first: list[Row] | None, rows: Source) -> Iterator[tuple[int, lis
 
 
 def _source(path: Path, name: str, columns: Collection[str], field: str | None) -> Source:
-    """How to go through the rows of a file as often as needed; one that is a single document is held in memory."""
+    """Return a function that goes through a file's rows anew at each call; a single document is held in memory."""
     if formats.kind(path) == "jsonl" and field is None:
         return lambda: _objects(_lines(path, name), name)
     document = list(_lines(path, name)) if formats.kind(path) == "jsonl" else _document(path, name)
@@ -84,7 +84,7 @@ def _are_rows(value: Any) -> bool:
 
 
 def _document(path: Path, name: str) -> Any:
-    """The value of a whole file; of several values, one in each line, their list."""
+    """Return the value of a whole file; of several values, one a line, their list."""
     try:
         with formats.opened(path, name) as file:
             text = file.read().decode("utf-8-sig")
@@ -101,13 +101,13 @@ def _document(path: Path, name: str) -> Any:
 
 
 def _where_it_ends(error: json.JSONDecodeError) -> str:
-    """What to do about a text that is no JSON; one that ends in the middle of a value is perhaps cut off."""
+    """Say what to do about text that is no JSON; one that ends in the middle of a value may be cut off."""
     ended = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
     return ", in the middle of a value; next: fetch the file again" if ended else "; next: correct it there"
 
 
 def _lines(path: Path, name: str) -> Iterator[Any]:
-    """The value of each line that holds one."""
+    """Yield the value of each line that holds one."""
     number = 0
     try:
         with formats.opened(path, name) as file:
@@ -125,7 +125,9 @@ def _lines(path: Path, name: str) -> Iterator[Any]:
 
 
 def _value(text: str) -> Any:
-    """A JSON value. Raises ValueError, in words, for a number of thousands of digits and for nesting without end."""
+    """Return a JSON value. Raises ValueError, in plain words, for numbers of thousands of digits and for endless
+    nesting.
+    """
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -139,7 +141,7 @@ def _value(text: str) -> Any:
 
 
 def _objects(values: Iterable[Any], name: str) -> Iterator[Row]:
-    """The rows, each an object; a text alone is a row of the column `text`."""
+    """Yield the rows, each an object; a bare text is a row of the column `text`."""
     for number, value in enumerate(values, 1):
         if isinstance(value, str):
             yield {"text": value}
@@ -150,7 +152,7 @@ def _objects(values: Iterable[Any], name: str) -> Iterator[Row]:
 
 
 def _explode(here: Any, path: list[str], around: Row, name: str, field: str) -> Iterator[Row]:
-    """Each object at the end of `path`, with the plain values (text, numbers) of the objects around it."""
+    """Yield each object at the end of `path`, with the plain values (text, numbers) of the objects around it."""
     if isinstance(here, list):
         for item in here:
             yield from _explode(item, path, around, name, field)
@@ -169,7 +171,7 @@ def _explode(here: Any, path: list[str], around: Row, name: str, field: str) -> 
 
 
 def _features(every: Iterable[tuple[int, list[Row]]], columns: Collection[str], name: str) -> Features:
-    """The type of each column over all rows. Raises UserError where a wanted column has several."""
+    """Return each column's type over all rows. Raises UserError where a wanted column has several."""
     import pyarrow
     from datasets import Features
 
@@ -202,10 +204,10 @@ def _features(every: Iterable[tuple[int, list[Row]]], columns: Collection[str], 
 
 
 def _typed(values: list[Any], number: int, column: str, first: tuple[str, int], name: str) -> pyarrow.DataType | None:
-    """Arrow's type of these values, None for lists and objects that differ and can be kept as JSON.
+    """Return Arrow's type of these values; None for differing lists and objects that can be kept as JSON.
 
-    `first` is the kind of the column's first value and its row. Raises UserError for values of several kinds, nested
-    too deep, or that no table holds.
+    `first` is the kind of the column's first value and its row. Raises UserError for values of several kinds, too deep
+    nesting, or values that no table holds.
     """
     import pyarrow
 
@@ -228,12 +230,12 @@ def _typed(values: list[Any], number: int, column: str, first: tuple[str, int], 
 
 
 def _first(values: list[Any], number: int) -> tuple[str, int]:
-    """The kind of the first value that is there, and its row."""
+    """Return the kind of the first value that is not missing, and its row."""
     return next(((_kind(one), row) for row, one in enumerate(values, number) if one is not None), (KINDLESS, number))
 
 
 def _of_another_kind(values: list[Any], number: int, column: str, first: tuple[str, int], name: str) -> UserError:
-    """The error for the first value that is of another kind than the column's first."""
+    """Return the error for the first value of another kind than the column's first."""
     before, where = first
     row, kind = next(
         (row, _kind(one)) for row, one in enumerate(values, number) if one is not None and _kind(one) != before
@@ -243,7 +245,7 @@ def _of_another_kind(values: list[Any], number: int, column: str, first: tuple[s
 
 
 def _kind_of(kind: pyarrow.DataType) -> str:
-    """The kind of the values that Arrow types so."""
+    """Return the kind of values that have this Arrow type."""
     import pyarrow.types as types
 
     if types.is_null(kind):
@@ -256,7 +258,7 @@ def _kind_of(kind: pyarrow.DataType) -> str:
 
 
 def _depth(kind: pyarrow.DataType) -> int:
-    """How deep lists and objects stand in one another in a type."""
+    """Return how deep lists and objects nest in a type."""
     import pyarrow.types as types
 
     if types.is_list(kind):
@@ -265,7 +267,7 @@ def _depth(kind: pyarrow.DataType) -> int:
 
 
 def _unified(types: list[pyarrow.DataType]) -> pyarrow.DataType:
-    """The one type that holds all of these; no type holds nothing."""
+    """Return the one type that holds all of these; the type of no values holds nothing."""
     import pyarrow
 
     schemas = [pyarrow.schema([("value", kind)]) for kind in (pyarrow.null(), *types)]
@@ -292,7 +294,7 @@ def _table(rows: list[Row], number: int, features: Features, wanted: Collection[
 
 
 def _deeper(value: Any, left: int) -> bool:
-    """Whether lists and objects stand more than `left` deep in `value`."""
+    """Whether lists and objects nest more than `left` deep in `value`."""
     if not isinstance(value, (list, dict)):
         return False
     inside = value.values() if isinstance(value, dict) else value
@@ -310,14 +312,14 @@ def _json() -> Any:
 
 
 def _json_kept(values: list[Any]) -> bool:
-    """Whether `datasets` has a type for objects that differ, and these hold no number or letter that it would lose."""
+    """Whether `datasets` has a type for differing objects, and these hold no number or letter that it would lose."""
     import datasets
 
     return hasattr(datasets, "Json") and not any(map(_lost, values))
 
 
 def _lost(value: Any) -> str:
-    """What of a value has no place in a table, with what is allowed; empty where all has."""
+    """Return what of a value has no place in a table, and what is allowed; empty where all has."""
     if isinstance(value, (list, dict)):
         inside = [*value, *value.values()] if isinstance(value, dict) else value
         return next(filter(None, map(_lost, inside)), "")
@@ -329,7 +331,7 @@ def _lost(value: Any) -> str:
 
 
 def _unfit(values: list[Any], number: int, column: str, name: str, error: Exception) -> UserError:
-    """The error for a column that no table holds, with the first value that is why where one alone is."""
+    """Return the error for a column that no table holds, with the first value to blame where a single one is."""
     row, lost = next(((row, lost) for row, one in enumerate(values, number) if (lost := _lost(one))), (0, ""))
     if lost:
         return UserError(f"{name}: row {row}: '{brief(column)}' holds {lost}")

@@ -1,4 +1,4 @@
-"""What the label column means: classes by integer or by name, or a number to be predicted."""
+"""The meaning of the label column: classes by integer or by name, or a number to predict."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from hf_mps.finetune.data.load import Rows
 
 ProblemType = Literal["single_label_classification", "regression"]
 SHOWN = 12
-# Of float32, which a loss is computed in: a label beyond it makes the first loss infinite.
+# float32's largest: the loss is computed in it, and a larger label makes it infinite.
 LARGEST = 3.4028234e38
 # What programs write for a missing value. R's NA is one, and Python's None; `none` in small letters is a word.
 GAPS = ("nan", "NaN", "NAN", "null", "NULL", "Null", "None", "NA", "N/A", "n/a", "#N/A", "<NA>")
 # Python refuses to read an integer of more digits than 4,300; those are names.
 DIGITS = 4000
-# How a reason begins where the training rows themselves say which labels there are.
+# Begins the reason where the training rows determine the labels.
 FOUND = "found in"
-# Keys of configurations that count layers, heads or numbers in a vector, and those that are shares.
+# Configuration keys that are counts (layers, heads, dimensions), and those that are probabilities.
 COUNT = re.compile(r"(^|_)(layers?|heads?|groups?|size|dim|embd|positions)$|^d_(model|ff|kv)$")
 PROBABILITY = re.compile(r"dropout|_prob$|_pdrop$")
 
@@ -32,8 +32,8 @@ PROBABILITY = re.compile(r"dropout|_prob$|_pdrop$")
 class Labels:
     """`names` are the classes in the order of their ids, empty for regression; `reason` says how they were found.
 
-    `keys` maps what a row may say to its class id: the text of the raw value, see `key`. `doubts` are what a person
-    should look at, though it can be trained on.
+    `keys` maps what a row may hold to its class id: the text of the raw value, see `key`. `doubts` are what a person
+    should check, though it can be trained on.
     """
 
     names: tuple[str, ...]
@@ -43,16 +43,16 @@ class Labels:
 
     @property
     def problem_type(self) -> ProblemType:
-        """transformers' own name for the problem."""
+        """transformers' name for the problem."""
         return "single_label_classification" if self.names else "regression"
 
     def encode(self, raw: Any) -> int | float:
-        """The class id of a raw label, or its number for regression. The label must have passed `decide`."""
+        """Return the class id of a raw label, or its number for regression. The label must have passed `decide`."""
         return self.keys[key(raw)] if self.names else float(raw)
 
 
 def key(raw: Any) -> str:
-    """A raw label as text, so that 1, 1.0, "1" and " 1" of different files are one label; empty for a gap."""
+    """Return a raw label as text, so that 1, 1.0, "1" and " 1" of different files are one label; empty for a gap."""
     if raw is None or (isinstance(raw, float) and math.isnan(raw)):
         return ""
     if isinstance(raw, float) and raw.is_integer():
@@ -66,10 +66,10 @@ def decide(
     named_in_recipe: Sequence[str] | None = None,
     problem_type: ProblemType | None = None,
 ) -> Labels:
-    """Decide what column `label` of every split means; the training rows say which labels there are.
+    """Return what column `label` of every split means; the training rows say which labels there are.
 
     `named_in_recipe` are class names in the order of their ids. Raises UserError, naming file, row and label, for a row
-    without a label and for a label that is not in the set, and where fewer than two classes are left.
+    without a label, for a label outside the set, and for fewer than two classes.
     """
     splits = (train, *others)
     named = getattr(train.dataset.features["label"], "names", None)
@@ -102,40 +102,40 @@ def decide(
     return replace(labels, doubts=(*doubts(labels.names), *_lonely(train, labels)))
 
 
-def described(found: Labels) -> Choice[str]:
-    """The labels in words, with how they were found, as a header has them."""
-    if not found.names:
-        return Choice("regression", found.reason)
-    return Choice(f"{len(found.names)} classes: {listed(found.names)}", found.reason)
+def described(labels: Labels) -> Choice[str]:
+    """Return the labels in words, with how they were found, as a header shows them."""
+    if not labels.names:
+        return Choice("regression", labels.reason)
+    return Choice(f"{len(labels.names)} classes: {listed(labels.names)}", labels.reason)
 
 
-def choices(found: Labels) -> dict[str, Choice[str]]:
-    """`described`, and where there are doubts those, for a header."""
-    return {"labels": described(found), **doubted("labels", found.doubts)}
+def choices(labels: Labels) -> dict[str, Choice[str]]:
+    """Return `described`, and the doubts where there are any, for a header."""
+    return {"labels": described(labels), **doubted("labels", labels.doubts)}
 
 
-def doubted(what: str, found: Sequence[str]) -> dict[str, Choice[str]]:
-    """The doubts about the labels or tags as a choice of their own, so that they stand out in a header."""
+def doubted(what: str, doubts_found: Sequence[str]) -> dict[str, Choice[str]]:
+    """Return the doubts about labels or tags as a choice of their own, so that they stand out in a header."""
     reason = "the rows are trained on as they are"
-    return {f"{what}_to_check": Choice("; ".join(found), reason)} if found else {}
+    return {f"{what}_to_check": Choice("; ".join(doubts_found), reason)} if doubts_found else {}
 
 
 def doubts(names: Sequence[str]) -> tuple[str, ...]:
-    """What looks like a slip in a set of classes: names that differ in case or spaces alone, and words for a gap."""
+    """Return what looks like a slip in a set of classes: names that differ in case or spaces alone, words for a gap."""
     alike: dict[str, list[str]] = {}
     for name in names:
         alike.setdefault("".join(name.split()).casefold(), []).append(name)
-    told = [f"{' and '.join(same)} differ in case or spaces alone" for same in alike.values() if len(same) > 1]
-    return (*told, *(f"'{name}' is a class, and often stands for a gap" for name in names if name in GAPS))
+    slips = [f"{' and '.join(same)} differ in case or spaces alone" for same in alike.values() if len(same) > 1]
+    return (*slips, *(f"'{name}' is a class, and often stands for a gap" for name in names if name in GAPS))
 
 
 def listed(names: Sequence[str]) -> str:
-    """The names in one line; of many the first, and how many there are."""
+    """Return the names in one line; of many only the first, and their number."""
     return ", ".join(map(brief, names[:SHOWN])) + (f", … {len(names)} in all" if len(names) > SHOWN else "")
 
 
 def configure(config: Any, names: Sequence[str], overrides: Mapping[str, Any] | None = None) -> Any:
-    """Give a model's configuration the classes `names` (none: one number a row) and a recipe's `config_overrides`.
+    """Set the classes `names` (none: one number a row) and a recipe's `config_overrides` in a model's configuration.
 
     Raises UserError for an override that is no key of the configuration.
     """
@@ -148,9 +148,9 @@ def configure(config: Any, names: Sequence[str], overrides: Mapping[str, Any] | 
 
 
 def override(config: Any, overrides: Mapping[str, Any]) -> None:
-    """Lay a recipe's `config_overrides` over a model's configuration.
+    """Set a recipe's `config_overrides` in a model's configuration.
 
-    Raises UserError for what is no key of it, and for a value of another type than the key has, or below its least.
+    Raises UserError for unknown keys, for a value of another type than the key has, and for one below its least.
     """
     known = config.to_dict()
     for name, value in overrides.items():
@@ -162,7 +162,9 @@ def override(config: Any, overrides: Mapping[str, Any]) -> None:
 
 
 def _other_than(name: str, now: Any, value: Any) -> str:
-    """What is allowed in place of `value` for a key that is `now`; empty where `value` is, or nobody can tell."""
+    """Return what is allowed instead of `value` for a key that is `now`; empty where `value` is allowed or nobody
+    knows.
+    """
     if isinstance(now, bool):
         return "" if isinstance(value, bool) else "true or false"
     if isinstance(now, (int, float)) and (isinstance(value, bool) or not isinstance(value, (int, float))):
@@ -177,7 +179,7 @@ def _other_than(name: str, now: Any, value: Any) -> str:
 
 
 def _named(classes: Sequence[str], train: Rows, seen: Iterable[Any], reason: str) -> Labels:
-    """Classes with given names; the rows may say the name, or the id where no name is said."""
+    """Return classes with given names; rows hold the names, or ids where no row holds a name."""
     names = tuple(classes)
     by_name = {key(name): number for number, name in enumerate(names)}
     by_id = {str(number): number for number in range(len(names))}
@@ -187,7 +189,7 @@ def _named(classes: Sequence[str], train: Rows, seen: Iterable[Any], reason: str
 
 
 def _numbers(train: Rows, seen: Sequence[Any]) -> bool:
-    """Whether the labels are floats: in a csv, where all is text, numbers of which one has more than digits."""
+    """Whether the labels are floats; in a csv, where all is text, numbers of which one is no integer."""
     if not train.textual:
         return str(getattr(train.dataset.features["label"], "dtype", "")).startswith(("float", "decimal"))
     values = [raw for raw in seen if key(raw)]
@@ -195,7 +197,7 @@ def _numbers(train: Rows, seen: Sequence[Any]) -> bool:
 
 
 def _lonely(train: Rows, labels: Labels) -> tuple[str, ...]:
-    """A doubt about classes that one training row alone has: a slip, a row cut off, or too little to learn from."""
+    """Return a doubt about classes of a single training row: a slip, a row cut off, or too little to learn from."""
     counts = Counter(labels.keys[key(raw)] for raw in train.dataset["label"])
     alone = [labels.names[number] for number, count in sorted(counts.items()) if count == 1]
     if not alone or len(train.dataset) <= 2 * len(counts):  # a handful of rows in all
@@ -233,7 +235,7 @@ def _check_classes(splits: Iterable[Rows], labels: Labels) -> None:
 
 
 def _refuse_first(rows: Rows, wrong: Any, problem: str, names: Sequence[str] = (), way_on: str = "") -> None:
-    """Raise UserError for the first row whose label is wrong; the distinct labels are looked at first, they are few."""
+    """Raise UserError for the first row with a wrong label; the few distinct labels are checked first."""
     bad = {repr(raw) for raw in _distinct(rows) if wrong(raw)}
     if not bad:
         return
@@ -254,7 +256,7 @@ def _distinct(rows: Rows) -> list[Any]:
 
 
 def _ordered(keys: set[str]) -> list[str]:
-    """Numbers by size, names by alphabet: the ids do not depend on the order of the rows."""
+    """Sort numbers by size and names by alphabet, so that ids do not depend on the order of the rows."""
     sized = {name for name in keys if _is_integer(name) and len(name) <= DIGITS}
     return sorted(keys, key=lambda name: (0, int(name), "") if name in sized else (1, 0, name))
 

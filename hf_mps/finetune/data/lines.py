@@ -1,4 +1,4 @@
-"""Files of lines: plain text, a row for each; and CoNLL's columns, a word and its tags in each, a blank line between
+"""Files of lines: plain text, a row a line; and CoNLL's columns, a word and its tags a line, a blank line between
 sentences.
 """
 
@@ -16,13 +16,13 @@ from hf_mps.core.text import counted
 from hf_mps.finetune.data import formats
 from hf_mps.finetune.data.cache import ROWS, Tables
 
-# What CoNLL-2003 puts between two documents: a line, with tags of its own, that is no sentence.
+# CoNLL-2003's line between two documents: it has tags, and is no sentence.
 DOCUMENT = "-DOCSTART-"
 Sentence = tuple[list[str], list[str]]
 
 
 def texts(path: Path, name: str) -> Tables:
-    """The lines of a file without their ends, in the column `text`. Raises UserError for what is no UTF-8 text."""
+    """Yield a file's lines without their ends, in the column `text`. Raises UserError for text that is not UTF-8."""
     import pyarrow
 
     schema = pyarrow.schema([("text", pyarrow.string())])
@@ -35,11 +35,11 @@ def texts(path: Path, name: str) -> Tables:
 
 
 def sentences(path: Path, name: str, roles: dict[str, str], defaults: dict[str, str]) -> Tables:
-    """The sentences of a CoNLL file: a list of words and a list of tags each, under the columns that `roles` names.
+    """Yield the sentences of a CoNLL file: lists of words and of tags, under the columns that `roles` names.
 
-    The columns of a line have numbers, from 0 on or from -1 backwards, and stand between tabs or spaces. Where `roles`
-    has `defaults`' own name, words are the first column and tags the last. Raises UserError for a line with more or
-    fewer columns than the first, and for a name or number that is no column.
+    Columns are numbered from 0, or backwards from -1, and are separated by tabs or spaces. Where `roles` has
+    `defaults`' own name, words are the first column and tags the last. Raises UserError for a line with more or fewer
+    columns than the first, and for a name or number that is no column.
     """
     import pyarrow
 
@@ -55,7 +55,7 @@ def sentences(path: Path, name: str, roles: dict[str, str], defaults: dict[str, 
 
 
 def notes(path: Path, name: str, roles: dict[str, str], defaults: dict[str, str]) -> tuple[str, ...]:
-    """Which columns were taken for words and tags. Raises UserError as `sentences`."""
+    """Say which columns were taken for words and tags. Raises UserError as `sentences`."""
     with _lines(path, name) as lines:
         found = next((columns for line in lines if (columns := _columns(line, name, roles, defaults))), None)
     return (f"words in column {found.words}, tags in column {found.tags} of {found.width}",) if found else ()
@@ -63,7 +63,7 @@ def notes(path: Path, name: str, roles: dict[str, str], defaults: dict[str, str]
 
 @dataclass(frozen=True)
 class _Columns:
-    """What stands between the columns (None: spaces), how many there are, and which hold words and tags."""
+    """The separator of the columns (None: spaces), their number, and which of them hold words and tags."""
 
     separator: str | None
     width: int
@@ -72,9 +72,9 @@ class _Columns:
 
 
 def _columns(line: str, name: str, roles: dict[str, str], defaults: dict[str, str]) -> _Columns | None:
-    """The columns as the first line with any has them; None for an empty line and a comment before it.
+    """Return the columns as the first line with any has them; None for an empty line and a comment before it.
 
-    Raises UserError where a column is not there, or words and tags are one.
+    Raises UserError where a column is missing, or words and tags are one.
     """
     separator = "\t" if "\t" in line else None
     if not line.strip() or line.split()[0] == DOCUMENT or (line.startswith("# ") and "=" in line):  # "# id = 1"
@@ -125,7 +125,7 @@ def _sentences(path: Path, name: str, roles: dict[str, str], defaults: dict[str,
 
 @contextmanager
 def _lines(path: Path, name: str) -> Iterator[Iterator[str]]:
-    """The lines of a file, each end a "\\n", a byte order mark taken off. Raises UserError for what is no UTF-8."""
+    """Open a file as lines that end in "\n", without a byte order mark. Raises UserError for text that is not UTF-8."""
     try:
         with formats.opened(path, name) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as text:
             yield iter(text)

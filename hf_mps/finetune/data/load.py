@@ -1,7 +1,7 @@
 """The rows of a recipe, with the columns that the task reads under the names of their roles.
 
-Where they come from (hub, files, folder, generated) is `sources`' business. Everything is read through `datasets`, so
-that rows and whatever is made of them are cached below the user's HF_HOME.
+`sources` knows where they come from (hub, files, folder, generated). Everything is read through `datasets`, so that
+rows and what is made of them are cached below the user's HF_HOME.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TABLES = ("csv", "tsv", "xlsx")
 
 
 def check(data: schema.Data) -> None:
-    """Refuse files that are not there or of an unknown kind, before anything heavy is imported. Raises UserError."""
+    """Refuse missing files and unknown formats before anything heavy is imported. Raises UserError."""
     for split, name in (data.files or {}).items():
         path = Path(name).expanduser()
         kind = formats.kind(path)
@@ -58,14 +58,14 @@ def check(data: schema.Data) -> None:
 
 
 def wanted(data: schema.Data) -> list[str]:
-    """The splits that are read from the source: `train`, `validation` unless it is held out, and any further one."""
+    """Return the splits to read from the source: `train`, `validation` unless it is held out, and any further one."""
     named = (data.files if data.files else data.splits) or {}
     held = ("validation",) if data.hold_out else ()
     return [split for split in dict.fromkeys((*SPLITS, *named)) if split not in held]
 
 
 def refuse_unread(rows: Mapping[str, Rows], read: Collection[str], task: str) -> None:
-    """Raise UserError for a split that the task would have loaded for nothing."""
+    """Raise UserError for a split that the task would load in vain."""
     for split in rows:
         if split not in read:
             raise UserError(f"data names a split {split}, which {task} does not measure; allowed: {', '.join(SPLITS)}")
@@ -90,7 +90,7 @@ def load(data: schema.Data, seed: int) -> dict[str, Rows]:
 
 
 def _narrow(rows: Rows, columns: Mapping[str, str], data: schema.Data) -> Rows:
-    """Keep the columns of the task under the names of their roles; refuse a missing column and a split without rows."""
+    """Keep the task's columns under the names of their roles; refuse a missing column and a split without rows."""
     dataset = _flattened(rows.dataset, columns)
     available = dataset.column_names
     for role, column in columns.items():
@@ -107,10 +107,10 @@ def _narrow(rows: Rows, columns: Mapping[str, str], data: schema.Data) -> Rows:
         raise UserError(f"{rows.where}: {sources.NO_ROWS}")
     dataset = dataset.select_columns(list(dict.fromkeys(columns.values())))
     renamed = dataset.rename_columns({column: role for role, column in columns.items() if role != column})
-    return _empty_told(rows.with_columns(renamed))
+    return _note_empty(rows.with_columns(renamed))
 
 
-def _empty_told(rows: Rows) -> Rows:
+def _note_empty(rows: Rows) -> Rows:
     """Note how many rows have no text in a column that is read as one. Raises UserError where none has any.
 
     Rows of nothing but text are paragraphs, between which empty lines stand.
@@ -141,7 +141,7 @@ def _flattened(dataset: Dataset, columns: Mapping[str, str]) -> Dataset:
 def _held_out(rows: Rows, share: float, seed: int, together: str | None) -> dict[str, Rows]:
     """Split the training rows in two, seeded. Raises UserError where one side would be empty.
 
-    Rows with one value in column `together` stand on one side: the validation split then ends with the group that
+    Rows with equal values in column `together` stay on one side: the validation split then ends with the group that
     reaches its share.
     """
     count = len(rows.dataset)

@@ -17,8 +17,8 @@ class Rows:
     """The rows of one split, its columns renamed to their roles ("text", "label", …).
 
     `where` names the split to a person; `textual` says that every value is text, as in a csv, whatever it stands for.
-    `folder` is the folder of the rows' file, which the paths of images and sound in it are relative to. `notes` are
-    what a person may want to know of how they were read.
+    Paths of images and sound are relative to `folder`, that of the rows' file. `notes` say what a person may want to
+    know of how the rows were read.
     """
 
     dataset: Dataset
@@ -30,31 +30,31 @@ class Rows:
 
     @property
     def told(self) -> str:
-        """Where the rows are from, with the notes."""
+        """The origin of the rows, with the notes."""
         return f"{self.where} ({'; '.join(self.notes)})" if self.notes else self.where
 
     def number(self, index: int) -> int:
-        """The place of a row in its source, counted from 1 after any header, whatever sample was drawn from it."""
+        """Return a row's place in its source, from 1 after any header, whatever sample was drawn."""
         return (self.numbers[index] if self.numbers is not None else index) + 1
 
     def sample(self, indices: list[int], where: str | None = None) -> Rows:
-        """Only the rows at `indices`, in that order."""
+        """Return only the rows at `indices`, in that order."""
         numbers = tuple(self.numbers[index] if self.numbers is not None else index for index in indices)
         return replace(self, dataset=self.dataset.select(indices), where=where or self.where, numbers=numbers)
 
     def with_columns(self, dataset: Dataset) -> Rows:
-        """The same rows in the same order with other columns."""
+        """Return the same rows in the same order with other columns."""
         return replace(self, dataset=dataset)
 
     def path(self, value: str) -> Path:
-        """The file that a row names: relative to the folder of the rows' own file, never to the user's folder."""
+        """Return the file that a row names; it is relative to the folder of the rows' own file, never to the user's."""
         path = Path(value).expanduser()
         return path if path.is_absolute() or self.folder is None else self.folder / path
 
     def content(self, index: int, role: str) -> bytes:
-        """The encoded bytes of the image or sound of one row: a column of paths, or of {"bytes", "path"} as in Parquet.
+        """Return the encoded image or sound of one row: a column of paths, or of {"bytes", "path"} as in Parquet.
 
-        Raises UserError, naming the row, for a gap and for a file that is not there or cannot be read.
+        Raises UserError, naming the row, for a gap and for a file that is missing or cannot be read.
         """
         value: Any = self.dataset[index][role]
         where = f"{self.where}: row {self.number(index)}"

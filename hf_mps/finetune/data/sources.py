@@ -1,4 +1,4 @@
-"""Where rows come from: a hub data set, local files, a folder of images or sound, or this project's own pairs."""
+"""Sources of rows: a hub data set, local files, a folder of images or sound, or this project's own pairs."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from hf_mps.finetune.run.logging import datasets_silent
 if TYPE_CHECKING:
     from datasets import Dataset
 
-# The folders that a split of a `data.folder` may lie in where `data.splits` does not say.
+# Folders where a split of a `data.folder` may be, unless `data.splits` says.
 FOLDERS = {"train": ("train", "training"), "validation": ("validation", "valid", "val", "dev", "eval", "test")}
-# What tells of a folder's files, as the hub's image and audio folders have it, and its column that names the file.
+# Metadata files of a folder, as in the hub's image and audio folders, and their column with the file's name.
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 FILE_NAME = "file_name"
-# Formats in which every value is text, whatever it stands for; and those that a row of text may come in.
+# Formats in which every value is text, whatever it stands for; and formats of plain rows of text.
 TEXTUAL = ("csv", "tsv", "xlsx")
 PLAIN = ("csv", "tsv", "json", "jsonl", "parquet", "xlsx", "text")
 NO_ROWS = "holds no rows; allowed: at least one"
-# Below the recipes' folder; and how many of them a recipe has that gives no `data.rows`.
+# A path below the recipes' folder; and the rows of a recipe without `data.rows`.
 PAIRS = Path("data", "paraphrases.tsv")
 GENERATED = {"train": 2000, "validation": 500}
 
 
 def read(data: schema.Data, split: str, seed: int) -> Rows:
-    """The rows of one split as their source has them, images and sound left undecoded. Raises UserError."""
+    """Return one split's rows as their source has them, images and sound undecoded. Raises UserError."""
     sources = {"hub": _hub, "files": _file, "folder": _folder, "generated": _generated}
     rows = sources[data.source](data, split, seed)
     return rows.with_columns(_undecoded(rows.dataset))
 
 
 def split_folder(data: schema.Data, split: str) -> Path:
-    """The folder of one split inside `data.folder`. Raises UserError where there is none, naming those that are."""
+    """Return the folder of one split inside `data.folder`. Raises UserError where there is none, naming the others."""
     root = Path(data.folder or "").expanduser()
     if data.splits:
         names: tuple[str, ...] = (data.splits[split],)
     else:
-        # Nothing but classes inside: the whole folder is the training split, of which a share is held out.
+        # Only classes inside: the whole folder is the training split, and a share of it is held out.
         names = FOLDERS[split] + ((".",) if split == "train" and data.hold_out else ())
     for name in names:
         if (root / name).is_dir():
@@ -58,14 +58,14 @@ def split_folder(data: schema.Data, split: str) -> Path:
 
 
 def _file(data: schema.Data, split: str, seed: int) -> Rows:
-    """One local file, or the rows inside it."""
+    """Return the rows of one local file, or those inside it."""
     assert data.files is not None
     name = data.files[split]
     return _local(data, Path(name).expanduser(), name)
 
 
 def _local(data: schema.Data, path: Path, name: str, further: Collection[str] = ()) -> Rows:
-    """The rows of the file `path`, called `name` to a person; `further` columns are wanted beside those of the task."""
+    """Return the rows of the file `path`, called `name` to a person, with `further` columns beside the task's."""
     kind = formats.kind(path)
     if kind == "parquet":
         return Rows(_parquet(path, name), name, folder=path.parent)
@@ -82,7 +82,7 @@ def _local(data: schema.Data, path: Path, name: str, further: Collection[str] = 
         read_options.append(data.header)
         make, notes = partial(spreadsheet.tables, path, name, header=data.header), spreadsheet.notes(path, name)
     elif kind in ("json", "jsonl"):
-        # A column `translation` is wanted where `translation.en` is.
+        # `translation.en` needs the column `translation`.
         wanted = {".".join(column.split(".")[:end]) for column in (*roles.values(), *further) for end in range(1, 9)}
         read_options += [data.field, sorted(wanted)]
         make = partial(json_rows.tables, path, name, wanted, data.field)
@@ -94,12 +94,12 @@ def _local(data: schema.Data, path: Path, name: str, further: Collection[str] = 
         make, notes = partial(lines.sentences, path, name, roles, defaults), lines.notes(path, name, roles, defaults)
     else:
         make = partial(lines.texts, path, name)
-    dataset = cache.kept(path, read_options, make)
+    dataset = cache.cached(path, read_options, make)
     return Rows(dataset, name, textual=kind in TEXTUAL, folder=path.parent, notes=notes)
 
 
 def _folder(data: schema.Data, split: str, seed: int) -> Rows:
-    """The images or the sound of a folder, with the class that each lies in or the columns of its metadata file."""
+    """Return a folder's images or sound, with each file's class folder or the columns of the metadata file."""
     from datasets import Dataset
 
     place = split_folder(data, split)
@@ -107,15 +107,15 @@ def _folder(data: schema.Data, split: str, seed: int) -> Rows:
     for name in METADATA:
         if (place / name).is_file():
             return _described(data, place / name, column)
-    # Names and not numbers: each split would number the classes that it holds itself.
+    # Names and not numbers: each split would number its own classes.
     rows = [{column: str(file.resolve()), "label": file.parent.name} for file in files]
     return Rows(Dataset.from_list(rows), str(place), folder=place)
 
 
 def _described(data: schema.Data, metadata: Path, column: str) -> Rows:
-    """The rows of a folder's metadata file, whose `file_name` is the image or the sound (`column`).
+    """Return the rows of a folder's metadata file, whose `file_name` is the image or the sound (`column`).
 
-    Read here: the builder of `datasets` decodes sound on the way, and needs torchcodec for it.
+    Read here: the builder of `datasets` would decode sound on the way, and needs torchcodec for it.
     """
     rows = _local(data, metadata, str(metadata), [FILE_NAME])
     if FILE_NAME not in rows.dataset.column_names:
@@ -125,7 +125,7 @@ def _described(data: schema.Data, metadata: Path, column: str) -> Rows:
 
 
 def _media(folder: Path) -> tuple[str, list[Path]]:
-    """Whether a folder holds images or sound, whichever is the more frequent, and its files of that kind in order.
+    """Return whether a folder holds images or sound, whichever is more frequent, and its files of that kind in order.
 
     Raises UserError where it holds neither.
     """
@@ -142,7 +142,7 @@ def _media(folder: Path) -> tuple[str, list[Path]]:
 
 
 def _parquet(path: Path, name: str) -> Dataset:
-    """The rows of a Parquet file, with what `datasets` says of a broken one in one line."""
+    """Return the rows of a Parquet file; what `datasets` says of a broken one becomes one line."""
     import glob
 
     from datasets import load_dataset
@@ -160,7 +160,7 @@ def _parquet(path: Path, name: str) -> Dataset:
 
 
 def _hub(data: schema.Data, split: str, seed: int) -> Rows:
-    """One split of a hub data set, from the cache where it is there."""
+    """Return one split of a hub data set, from the cache where it is there."""
     from datasets import load_dataset
 
     from hf_mps.finetune.models.checkpoint import unreachable
@@ -181,9 +181,9 @@ def _hub(data: schema.Data, split: str, seed: int) -> Rows:
 
 
 def _generated(data: schema.Data, split: str, seed: int) -> Rows:
-    """The paraphrase pairs that lie beside the recipes: of each split the first ones, as many as the recipe wants."""
+    """Return the first paraphrase pairs of a split, as many as the recipe wants; they lie beside the recipes."""
     path = catalogue.folder() / PAIRS
-    dataset = cache.kept(path, ["pairs", split], partial(_pairs, path, split))
+    dataset = cache.cached(path, ["pairs", split], partial(_pairs, path, split))
     size = getattr(data.rows, split) or GENERATED[split]
     if size > len(dataset):
         raise UserError(f"data.rows.{split} is {size}; allowed: up to {len(dataset):,} of the generated pairs")
@@ -191,7 +191,7 @@ def _generated(data: schema.Data, split: str, seed: int) -> Rows:
 
 
 def _pairs(path: Path, split: str) -> cache.Tables:
-    """The rows of one split, with the label as a number: a table's values are text."""
+    """Yield the rows of one split with integer labels; the table's own values are text."""
     import pyarrow
     import pyarrow.compute
 
@@ -201,7 +201,7 @@ def _pairs(path: Path, split: str) -> cache.Tables:
 
 
 def _undecoded(dataset: Dataset) -> Dataset:
-    """Columns of images and sound as {"bytes", "path"}: a task decodes them itself, once, with what it has."""
+    """Leave images and sound as {"bytes", "path"}: a task decodes them itself, once, with what it has."""
     from datasets import Audio, Image
 
     for column, kind in dataset.features.items():
@@ -213,14 +213,14 @@ def _undecoded(dataset: Dataset) -> Dataset:
 
 
 def _root(error: BaseException) -> BaseException:
-    """The error that began a chain: `datasets` wraps what pandas or pyarrow said."""
+    """Return the error that began a chain: `datasets` wraps what pandas or pyarrow said."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
 def _raise_machine_failure(error: Exception) -> None:
-    """Let a full disk and the like through: no fault of the data."""
+    """Let a full disk and the like through: it is no fault of the data."""
     from hf_mps.finetune.run.failures import describe
 
     if describe(error) is not None and not isinstance(error, FileNotFoundError):

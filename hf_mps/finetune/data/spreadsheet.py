@@ -1,4 +1,4 @@
-"""The first sheet of an Excel workbook (.xlsx) as rows of text, as a person who looks at it reads them."""
+"""The first sheet of an Excel workbook (.xlsx) as rows of text, as a person reads them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import first_line
 from hf_mps.finetune.data.cache import ROWS, Tables
-from hf_mps.finetune.data.csv import named
+from hf_mps.finetune.data.csv import column_names
 
 
 def tables(path: Path, name: str, *, header: bool = True) -> Tables:
-    """The rows of the first sheet, every value as text; empty rows are left out, wherever they stand.
+    """Yield the rows of the first sheet, every value as text, without empty rows.
 
-    A whole number has no decimals, a date is written as ISO 8601 has it, a truth value as TRUE or FALSE. A formula
-    counts as the value that was last stored with it. Raises UserError for a file that is no workbook, a formula that
-    was never calculated, a cell with an error (#N/A), and where openpyxl is not installed.
+    A whole number has no decimals, a date is in ISO 8601, a boolean is TRUE or FALSE, and a formula counts as its last
+    stored value. Raises UserError for a file that is no workbook, a formula that was never calculated, a cell with an
+    error (#N/A), and where openpyxl is not installed.
     """
     import pyarrow
 
@@ -30,19 +30,19 @@ def tables(path: Path, name: str, *, header: bool = True) -> Tables:
         first = next(rows, None)
         if first is None:
             raise UserError(f"{name}: the first sheet holds no rows; allowed: at least one")
-        columns = named(_trimmed(first[1]), name) if header else tuple(map(str, range(len(_trimmed(first[1])))))
+        columns = column_names(_trimmed(first[1]), name) if header else tuple(map(str, range(len(_trimmed(first[1])))))
         body = _body(rows if header else _with(first, rows), columns, name)
         schema = pyarrow.schema([(column, pyarrow.string()) for column in columns])
         while True:
             some = list(islice(body, ROWS))
-            made = [pyarrow.array(column, pyarrow.string()) for column in zip(*some, strict=True)]
-            yield pyarrow.Table.from_arrays(made or [[] for _ in schema], schema=schema)
+            arrays = [pyarrow.array(column, pyarrow.string()) for column in zip(*some, strict=True)]
+            yield pyarrow.Table.from_arrays(arrays or [[] for _ in schema], schema=schema)
             if len(some) < ROWS:
                 return
 
 
 def notes(path: Path, name: str) -> tuple[str, ...]:
-    """Which sheet was read, where there are more."""
+    """Name the sheet that was read, where there are more."""
     with _book(path, name, values=True) as book:
         names = book.sheetnames
     return (f"sheet '{names[0]}', the first of {len(names)}",) if len(names) > 1 else ()
@@ -62,12 +62,12 @@ def _body(rows: Iterator[tuple[int, list[str]]], columns: tuple[str, ...], name:
 
 
 def _trimmed(fields: list[str]) -> list[str]:
-    """Without the empty cells at the end."""
+    """Return the fields without the empty ones at the end."""
     return fields[: max((at for at, field in enumerate(fields, 1) if field), default=0)]
 
 
 def _rows(values: Any, formulas: Any, name: str) -> Iterator[tuple[int, list[str]]]:
-    """Each row that is not empty, with its number in the sheet."""
+    """Yield each row that is not empty, with its number in the sheet."""
     for number, (row, said) in enumerate(zip(values.iter_rows(), formulas.iter_rows(), strict=True), 1):
         fields = [_text(cell, other, f"{name}: cell {_name(at, number)}") for at, (cell, other) in _cells(row, said)]
         if any(fields):
@@ -79,17 +79,17 @@ def _cells(row: Any, said: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _name(column: int, row: int) -> str:
-    """A cell's name as Excel has it: B3."""
+    """Return a cell's name as in Excel: B3."""
     from openpyxl.utils import get_column_letter
 
     return f"{get_column_letter(column + 1)}{row}"
 
 
-def _text(cell: Any, said: Any, place: str) -> str:
-    """What a cell shows; `said` is the same cell with its formula."""
+def _text(cell: Any, formula_cell: Any, place: str) -> str:
+    """Return what a cell shows; `formula_cell` is the same cell with its formula."""
     value = cell.value
     if value is None:
-        if said.data_type == "f":
+        if formula_cell.data_type == "f":
             raise UserError(f"{place} holds a formula without a value; next: open and save it in a spreadsheet program")
         return ""
     if cell.data_type == "e":
@@ -105,7 +105,7 @@ def _text(cell: Any, said: Any, place: str) -> str:
 
 @contextmanager
 def _sheets(path: Path, name: str) -> Iterator[tuple[Any, Any]]:
-    """The first sheet twice: with its values, and with its formulas."""
+    """Open the first sheet twice: with its values, and with its formulas."""
     with _book(path, name, values=True) as values, _book(path, name, values=False) as formulas:
         sheets = values.worksheets[0], formulas.worksheets[0]
         for sheet in sheets:

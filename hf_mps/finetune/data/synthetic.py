@@ -18,33 +18,33 @@ ROWS = {"train": 32, "validation": 16}
 
 
 def splits(wanted: Iterable[str] = ("train", "validation")) -> dict[str, int]:
-    """The number of rows of each split: training's for `train`, validation's for all others."""
+    """Return the number of rows of each split: training's for `train`, validation's for all others."""
     return {split: ROWS["train" if split == "train" else "validation"] for split in wanted}
 
 
 def word(draw: random.Random, kind: int) -> str:
-    """A word of class `kind`; past the lists' end, classes have a word of a number each."""
+    """Return a word of class `kind`; past the lists' end, each class has one numbered word."""
     return draw.choice(WORDS[kind]) if kind < len(WORDS) else f"kind{kind}"
 
 
 def sentence(draw: random.Random, kind: int) -> str:
-    """A sentence of four to nine words about class `kind`."""
+    """Return a sentence of four to nine words about class `kind`."""
     parts = [f"{draw.choice(SUBJECTS)} {draw.choice(VERBS)} {word(draw, kind)}" for _ in range(draw.choice((1, 2)))]
     return " and ".join(parts)
 
 
 def sentences(draw: random.Random, count: int) -> list[str]:
-    """`count` sentences about drawn classes, written as in a text: with a capital and a full stop."""
+    """Return `count` sentences about drawn classes, with a capital and a full stop."""
     return [f"{sentence(draw, draw.randrange(len(WORDS))).capitalize()}." for _ in range(count)]
 
 
 def classes(count: int, kinds: int, draw: random.Random) -> list[int]:
-    """`count` class ids, each class as often as the others (one row apart), in a drawn order."""
+    """Return `count` class ids in a drawn order, each class as often as the others, give or take one."""
     ids = [number % kinds for number in range(count)]
     draw.shuffle(ids)
     return ids
 
 
-def named(names: Sequence[str] | None, kind: int) -> str | int:
-    """What a row says of its class: the name where there are names, or the id."""
+def class_value(names: Sequence[str] | None, kind: int) -> str | int:
+    """Return what a row holds for its class: the name where there are names, or the id."""
     return names[kind] if names else kind

@@ -23,8 +23,8 @@ def write(
 ) -> list[Path]:
     """Write results.json, training.png, README.md and what `answer` writes, each atomically; return their paths.
 
-    results.json comes first. What only tells of it costs itself alone where it fails, in a line on stderr, and is then
-    named nowhere. An earlier run's files of these names are replaced. Raises OSError where the disk refuses the first.
+    results.json comes first. Any of the others may fail: a line on stderr says so, and no file mentions it. An earlier
+    run's files of these names are replaced. Raises OSError where the disk refuses the first.
     """
     from hf_mps.finetune.report.card import card
     from hf_mps.finetune.report.plot import draw

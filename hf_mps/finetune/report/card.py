@@ -40,7 +40,7 @@ def card(record: RunRecord) -> str:
 
 
 def front_matter(record: RunRecord) -> str:
-    """The card's metadata as YAML, as huggingface_hub writes it; numbers that are not finite are left out of it."""
+    """Return the card's metadata as YAML, as huggingface_hub writes it, without numbers that are not finite."""
     from huggingface_hub import ModelCardData
 
     data = ModelCardData(
@@ -63,7 +63,7 @@ def _eval_results(record: RunRecord) -> list[Any]:
     return [
         EvalResult(
             task_type=record.pipeline_tag,
-            dataset_type=record.dataset or "other",  # the hub wants an id; data of one's own has none
+            dataset_type=record.dataset or "other",  # the hub needs an id, and the user's own data have none
             dataset_name=record.dataset_words or "the user's own data",
             dataset_config=record.dataset_config,
             dataset_split=record.split,
@@ -77,7 +77,9 @@ def _eval_results(record: RunRecord) -> list[Any]:
 
 
 def _hub_metric(name: str) -> str | None:
-    """The id of evaluate's metric that a number belongs to (`f1` for `f1_macro`), None for a loss and the like."""
+    """Return the id of evaluate's metric that a number belongs to (`f1` for `f1_macro`); None for a loss and the
+    like.
+    """
     known = {metric for metric in available() if "/" not in metric}
     kind = re.sub(r"_(macro|micro|weighted)$", "", name)
     return kind if kind in known else None
@@ -94,7 +96,7 @@ def _opening(record: RunRecord) -> str:
 
 
 def _cost(record: RunRecord) -> str:
-    """Time, speed and memory; what a simulated device took is told as what it is, and its speed not at all."""
+    """Return time, speed and memory; of a simulated device only the time, marked as no Mac's."""
     took = duration(record.train_seconds)
     if record.simulated:
         return f"{took} on the CPU that stood in for a Mac's GPU: it says nothing about the speed or memory of a Mac"
@@ -151,7 +153,7 @@ def _fallback(record: RunRecord) -> str:
 
 
 def _acted(found: Sequence[Any], kind: str, did: str) -> str:
-    """Guards or sentinels that acted: which, what they said, how often, and the upstream issue of a guard."""
+    """Return the table of guards or sentinels that acted: name, lines, how often, and a guard's upstream issue."""
     with_issue = any(one.get("issue") for one in found)
     heads = (kind, did, "times", "reported in")
     rows = [
@@ -170,7 +172,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that cannot break out of a table's cell or open a tag; safe to apply twice."""
+    """Escape text so that it cannot break out of a table's cell or open a tag; safe to apply twice."""
     one_line = " ".join(str(text).split())
     return re.sub(r"(?<!\\)\|", r"\\|", one_line).replace("<", "&lt;")
 

@@ -1,4 +1,4 @@
-"""Pictures of what a classifier answered, from the rows of predictions.csv: a confusion matrix or a scatter."""
+"""Pictures of a classifier's answers, from the rows of predictions.csv: a confusion matrix or a scatter plot."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from hf_mps.finetune.report.plot import BLUE, INK, QUIET, png
 Rows = Sequence[Mapping[str, Any]]
 # More classes than this are too many to read: those with the most mistakes are shown.
 SHOWN = 24
-# Up to so many classes each cell has its number.
+# Up to so many classes each cell shows its number.
 NUMBERED = 16
 LONGEST_NAME = 24
 
 
 def confusion(pairs: Sequence[tuple[str, str]], names: Sequence[str], of: str = "rows") -> dict[str, bytes]:
-    """confusion_matrix.png of (truth, answer) pairs over the classes `names`, in their order; a pair is one of `of`.
+    """Return confusion_matrix.png of (truth, answer) pairs over the classes `names` in their order; a pair is one of
+    `of`.
 
-    A cell holds the number of pairs, its shade the share of its row's truth. Of more than SHOWN classes those with the
+    A cell shows the number of pairs, its shade the share of its row's truth. Beyond SHOWN classes only those with the
     most mistakes are shown, and the title says so.
     """
     counts = Counter(pairs)
@@ -49,7 +50,7 @@ def confusion(pairs: Sequence[tuple[str, str]], names: Sequence[str], of: str = 
 
 
 def scatter(truths: Sequence[float], answers: Sequence[float]) -> dict[str, bytes]:
-    """values.png: each answered value over the truth, with the line on which they are equal."""
+    """Return values.png: each answered value over the truth, with the line of equality."""
 
     def paint(figure: Any) -> None:
         axes = figure.add_subplot()

@@ -1,4 +1,4 @@
-"""Pictures of what a model answered: each a page of two panels, from the rows of predictions.csv."""
+"""Pictures of a model's answers, each a page of two panels, from the rows of predictions.csv."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Any
 from hf_mps.finetune.report.plot import BLUE, INK, ORANGE, QUIET, png
 
 Rows = Sequence[Mapping[str, Any]]
-# Lengths in words up to which each has a bar of its own; longer ones share the last.
+# Up to this length in words each length has its own bar; longer ones share the last.
 WORDS = 12
 RANKS = 10
 
 
 def answers(rows: Rows) -> dict[str, bytes]:
-    """answers.png of `question`, `prediction`, `truth`, `f1` (0 to 1): F1 by the truth's length, and both lengths."""
+    """Return answers.png of `question`, `prediction`, `truth`, `f1` (0 to 1): F1 by the truth's length, and both
+    lengths.
+    """
     by_length: dict[int, list[float]] = {}
     for row in rows:
         by_length.setdefault(_words(row["truth"].split(" | ")[0]), []).append(float(row["f1"]))
@@ -48,7 +50,7 @@ def answers(rows: Rows) -> dict[str, bytes]:
 
 
 def similarities(rows: Rows) -> dict[str, bytes]:
-    """similarities.png of `cosine` and `score`: one over the other; empty where rows have no score."""
+    """Return similarities.png of `cosine` over `score`; empty where rows have no score."""
     pairs = [(float(row["score"]), float(row["cosine"])) for row in rows if "score" in row]
     if not pairs:
         return {}
@@ -70,7 +72,7 @@ def similarities(rows: Rows) -> dict[str, bytes]:
 
 
 def ranks(rows: Rows) -> dict[str, bytes]:
-    """ranks.png of `rank` and `cosine`: how far down the right text came, and how like it is."""
+    """Return ranks.png of `rank` and `cosine`: at which rank the right text came, and how similar it is."""
     places = Counter(min(int(row["rank"]), RANKS + 1) for row in rows)
     first = [float(row["cosine"]) for row in rows if row["rank"] == 1]
     others = [float(row["cosine"]) for row in rows if row["rank"] != 1]
@@ -86,7 +88,7 @@ def ranks(rows: Rows) -> dict[str, bytes]:
 
 
 def transcripts(rows: Rows) -> dict[str, bytes]:
-    """transcripts.png of `seconds`, `wer`: errors over the length of the sound, and how many rows have how many."""
+    """Return transcripts.png of `seconds`, `wer`: errors over the length of the sound, and their distribution."""
     seconds = [float(row["seconds"]) for row in rows]
     rates = [float(row["wer"]) for row in rows]
 
@@ -100,7 +102,7 @@ def transcripts(rows: Rows) -> dict[str, bytes]:
 
 
 def _page(draw: Callable[[Any, Any], None]) -> bytes:
-    """Two panels side by side."""
+    """Return a page of two panels side by side."""
     return png((11, 4.2), lambda figure: draw(*figure.subplots(1, 2)), layout="constrained")
 
 

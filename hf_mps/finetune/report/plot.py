@@ -13,7 +13,7 @@ from hf_mps.device.machine import SIMULATED
 from hf_mps.finetune.report.results import RunRecord
 from hf_mps.finetune.report.screen.rows import evaluated
 
-# Okabe and Ito's palette, told apart with any common colour blindness: https://jfly.uni-koeln.de/color/
+# Okabe and Ito's palette, distinguishable with any common colour blindness: https://jfly.uni-koeln.de/color/
 BLUE, ORANGE, GREEN, PURPLE, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
 INK, QUIET, GRID = "#1f2328", "#656d76", "#e4e7eb"
 STYLE = {
@@ -38,7 +38,7 @@ STYLE = {
     "legend.fontsize": 9,
     "lines.solid_capstyle": "round",
 }
-SMOOTHED_FROM = 12  # fewer points show their course without help
+SMOOTHED_FROM = 12  # fewer points need no line to guide the eye
 
 Series = tuple[list[float], list[float]]
 Panel = tuple[str, str, str, list[tuple[str, Series]]]
@@ -46,7 +46,7 @@ Panel = tuple[str, str, str, list[tuple[str, Series]]]
 
 
 def draw(record: RunRecord) -> bytes:
-    """Return the run's picture as PNG bytes, 1650 pixels wide; what was not logged leaves its panel out."""
+    """Return the run's picture as PNG bytes, 1650 pixels wide; panels of what was not logged are left out."""
     small = _small_panels(record)
 
     def paint(figure: Any) -> None:
@@ -57,13 +57,13 @@ def draw(record: RunRecord) -> bytes:
 
 
 def png(inches: tuple[float, float], paint: Callable[[Any], None], **settings: Any) -> bytes:
-    """A page in the house's style as PNG bytes, 150 pixels to the inch; `paint` draws on its empty Figure."""
+    """Return a page in this project's style as PNG bytes, 150 pixels to the inch; `paint` draws on its empty Figure."""
     from matplotlib import style
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    # A user's matplotlibrc must not change the page, and Figure (not pyplot) leaves their session alone.
-    # Of names in letters that the font lacks matplotlib warns once a letter.
+    # A user's matplotlibrc must not change the page; Figure (not pyplot) leaves their session alone.
+    # matplotlib warns once for each letter that the font lacks.
     with ignoring(), style.context(["default", STYLE]):
         figure = Figure(figsize=inches, dpi=150, facecolor="white", **settings)
         FigureCanvasAgg(figure)
@@ -93,7 +93,7 @@ def _draw_panels(figure: Any, record: RunRecord, small: list[Panel]) -> None:
 
 
 def smoothed(values: Sequence[float], weight: float) -> list[float]:
-    """The exponential moving average without the pull of its start: s_t = sum w^(t-i) x_i / sum w^(t-i), i <= t.
+    """Return the bias-corrected exponential moving average: s_t = sum w^(t-i) x_i / sum w^(t-i), i <= t.
 
     A value that is not finite leaves the average where it was.
     """
@@ -107,7 +107,7 @@ def smoothed(values: Sequence[float], weight: float) -> list[float]:
 
 
 def column(history: Sequence[dict[str, Any]], name: str) -> Series:
-    """The steps and values of one key of the Trainer's log_history; a later value of the same step takes its place."""
+    """Return the steps and values of one key of the Trainer's log_history; the last value of a step counts."""
     found: dict[float, float] = {}
     for entry in history:
         value = entry.get(name)
@@ -159,7 +159,7 @@ def _draw_metrics(axes: Any, record: RunRecord) -> None:
 
 
 def _comparable(record: RunRecord) -> list[str]:
-    """The metrics for one axis: the main one first, and beside it those that share its unit (all within [-1, 1])."""
+    """Return the metrics for one axis: the main one first, and those that share its unit (all within [-1, 1])."""
     names = {name: None for entry in record.log_history for name in evaluated(entry)}
     others = [name for name in names if name not in ("loss", record.main_metric)]
 
@@ -199,7 +199,7 @@ def _draw_metric(axes: Any, record: RunRecord, name: str) -> bool:
 
 
 def _small_panels(record: RunRecord) -> list[Panel]:
-    """The small panels that have something to show, left to right; what was no Mac's speed or memory says so."""
+    """Draw the small panels that have data, left to right; speed and memory of a simulated device are marked."""
     history, label = record.log_history, _label(record)
     rate = column(history, "learning_rate")
     exponent = math.floor(math.log10(max(map(abs, rate[1]), default=0.0) or 1.0))
@@ -226,7 +226,7 @@ def _draw_small(axes: Any, title: str, unit: str, colour: str, columns: list[tup
     for index, (label, (steps, values)) in enumerate(columns):
         marker = {"marker": "o", "markersize": 3} if len(steps) < SMOOTHED_FROM else {}
         axes.plot(steps, values, color=colour, linewidth=1.6, linestyle=("-", ":")[index], label=label, **marker)
-    # From zero, and with room above: a level line would otherwise lie on the panel's edge.
+    # From zero and with space above: a level line would otherwise lie on the panel's edge.
     top = max((value for _, (_, values) in columns for value in values if math.isfinite(value)), default=0)
     axes.set_ylim(0, top * 1.15 if top > 0 else 1)
     if len(columns) > 1:
@@ -234,7 +234,7 @@ def _draw_small(axes: Any, title: str, unit: str, colour: str, columns: list[tup
 
 
 def _finish(axes: Any, history: Sequence[dict[str, Any]]) -> None:
-    """The step axis: whole numbers from 0 to the last step, epochs as faint lines where they are few."""
+    """Draw the step axis: whole numbers from 0 to the last step, and epochs as faint lines where they are few."""
     from matplotlib.ticker import MaxNLocator
 
     last = _last_step(history)

@@ -1,4 +1,4 @@
-"""predictions.csv: what the kept model answers on each validation row, and the pictures that a task draws of it."""
+"""predictions.csv: the kept model's answer to each validation row, and the pictures that a task draws of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Written:
 
 
 def write(output: Path, prepared: Prepared, trainer: Any) -> Written:
-    """Write what the task offers into `output`, each file atomically; pictures that fail cost themselves alone.
+    """Write what the task offers into `output`, each file atomically; a picture that fails is left out.
 
     Raises whatever the task's `predict` does, and OSError where the disk refuses.
     """
@@ -48,7 +48,7 @@ def write(output: Path, prepared: Prepared, trainer: Any) -> Written:
 
 
 def text(rows: Iterable[Mapping[str, Any]]) -> str:
-    """The rows as csv with a header of all their keys; lists and dicts as JSON, a gap where a row has no such key."""
+    """Return the rows as csv with a header of all their keys; lists and dicts as JSON, missing keys as gaps."""
     rows = list(rows)
     names = list(dict.fromkeys(name for row in rows for name in row))
     written = io.StringIO()

@@ -1,4 +1,4 @@
-"""What a run leaves to be read later: one dataclass, and the dict that results.json holds."""
+"""What a run leaves for later: one dataclass, and the dict that results.json holds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PACKAGES = ("hf-mps", "torch", "transformers", "accelerate", "datasets")
 
 @dataclass
 class RunRecord:
-    """Everything about a finished run that its files tell.
+    """Everything about a finished run that its files report.
 
     Units: seconds, bytes, training samples per second (epochs x rows / seconds of training). `recipe` is what ran, with
     the user's own words for paths; `log_history` is the Trainer's; metric names carry no `eval_` prefix.
@@ -88,12 +88,12 @@ class RunRecord:
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether `name` has the form of a hub id, `owner/name` or an old `name`, and is no folder or file here."""
+    """Whether `name` has the form of a hub id, `owner/name` or an old `name`, and is no local folder or file."""
     return bool(HUB_ID.fullmatch(name)) and not Path(name).exists()
 
 
 def versions() -> dict[str, str]:
-    """The versions of what ran, by distribution name, read without importing any; `python` and `platform` as well."""
+    """Return the versions of what ran by distribution name, without importing any; also `python` and `platform`."""
     found: dict[str, str] = {}
     for name in PACKAGES:
         try:

@@ -69,7 +69,7 @@ def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
         file = folder / split / f"{number:03}.png"
         file.parent.mkdir(exist_ok=True)
         Image.frombytes("RGB", SMOKE_SIZE, pixels).save(file)
-        return {named.image: f"{split}/{file.name}", named.label: synthetic.named(names, kind)}
+        return {named.image: f"{split}/{file.name}", named.label: synthetic.class_value(names, kind)}
 
     rows = synthetic.splits((*load.wanted(recipe.data), "validation"))
     return {

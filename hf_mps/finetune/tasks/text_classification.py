@@ -66,7 +66,7 @@ def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
         made: dict[str, Any] = {named.text: synthetic.sentence(draw, first)}
         if named.text_pair:
             made[named.text_pair] = synthetic.sentence(draw, (first + kind) % kinds)
-        label = 2.5 * kind if recipe.problem_type == "regression" else synthetic.named(names, kind)
+        label = 2.5 * kind if recipe.problem_type == "regression" else synthetic.class_value(names, kind)
         return made | {named.label: label}
 
     rows = synthetic.splits((*load.wanted(recipe.data), "validation"))

@@ -1,4 +1,4 @@
-"""One line for a logging step or an evaluation: its fields, in order, and which go first where it is narrow."""
+"""One line for a logging step or an evaluation: its fields in order, and which go first on a narrow terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDEST = 160
 
 @dataclass(frozen=True)
 class Field:
-    """A piece of a line: its text, how soon it is left out of a narrow one (0: never), and the colour of its arrow."""
+    """A piece of a line: its text, how soon it is dropped on a narrow terminal (0: never), and its arrow's colour."""
 
     text: str
     leave: int = 0
@@ -25,7 +25,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Step:
-    """The numbers of one training line; None leaves the field out. Memory in bytes, eta in seconds."""
+    """The numbers of one training line; None drops the field. Memory in bytes, eta in seconds."""
 
     step: int
     total: int
@@ -41,7 +41,7 @@ class Step:
 
 
 def arrow(now: float, last: float | None, *, drawn: bool = True) -> str:
-    """▲ or ▼ (^ or v where those cannot be drawn) as a value rose or fell, `=` if it stayed, a space at the first."""
+    """Return ▲ or ▼ (^ or v where those cannot be written) for a rise or fall, `=` for no change, a space at first."""
     if last is None or not math.isfinite(now) or not math.isfinite(last):
         return " "
     up, down = "▲▼" if drawn else "^v"
@@ -49,7 +49,7 @@ def arrow(now: float, last: float | None, *, drawn: bool = True) -> str:
 
 
 def step_fields(row: Step, *, drawn: bool = True) -> list[Field]:
-    """The fields of a training line, left to right."""
+    """Return the fields of a training line, left to right."""
     colour = _judge(row.loss, row.last_loss, greater_is_better=False)
     fields = [Field(_place("step", row.step, row.total))]
     if row.epoch is not None:
@@ -82,7 +82,7 @@ def eval_fields(
     greater_is_better: bool = True,
     drawn: bool = True,
 ) -> list[Field]:
-    """The fields of an evaluation line, from Trainer's log of it and the log of the evaluation before (or {})."""
+    """Return the fields of an evaluation line from Trainer's log of it and the previous evaluation's log (or {})."""
     fields = [Field(_place("eval", step, total))]
     if isinstance(epoch := logs.get("epoch"), (int, float)):
         fields.append(Field(f"epoch {epoch:5.2f}", leave=2))
@@ -105,22 +105,22 @@ def eval_fields(
 
 
 def evaluated(logs: Mapping[str, object]) -> dict[str, float]:
-    """The metrics of an evaluation's log, without `eval_`, loss first."""
+    """Return the metrics of an evaluation's log, without `eval_`, loss first."""
     metrics = of_log(logs)
     return {name: float(metrics[name]) for name in sorted(metrics, key=lambda name: name != "loss")}
 
 
 def fit(fields: list[Field], width: int | None) -> list[Field]:
-    """The fields that fit into `width` columns (None: no limit), the least wanted left out first."""
+    """Return the fields that fit into `width` columns (None: no limit); the least important are dropped first."""
     kept = list(fields)
     while width is not None and len(line(kept)) > width and any(field.leave for field in kept):
-        # Of fields that are wanted as little the last goes first: overall measures stand before those of a class.
+        # Among equals the last goes first: overall metrics stand before those of a class.
         kept.remove(min((field for field in reversed(kept) if field.leave), key=lambda field: field.leave))
     return kept
 
 
 def line(fields: list[Field]) -> str:
-    """The fields as one line of plain text."""
+    """Return the fields as one line of plain text."""
     return GAP.join(field.text for field in fields).rstrip()
 
 

@@ -20,11 +20,11 @@ Memory = Callable[[], "tuple[int, int | None] | None"]
 
 
 class StepLines(TrainerCallback):  # type: ignore[misc]
-    """Prints training as it goes; use it as a context manager, so that a Ctrl-C leaves the terminal as it was.
+    """Prints training as it goes; use it as a context manager, so that Ctrl-C leaves the terminal as it was.
 
     `memory()` returns (bytes now, bytes at peak or None) or None; `stream` defaults to stdout; `clock` is in seconds.
     Each training entry of the Trainer's log_history gains `samples_per_second`, `memory_bytes`, `peak_memory_bytes`.
-    Samples per second leave the time of evaluations and checkpoints out; the ETA counts it.
+    Samples per second exclude the time of evaluations and checkpoints; the ETA includes it.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class StepLines(TrainerCallback):  # type: ignore[misc]
         self._trained = 0.0  # seconds in training steps since the last line
 
     def attach(self, trainer: Any) -> StepLines:
-        """Take the place of Trainer's own printer or tqdm bar, and return self."""
+        """Replace Trainer's own printer or tqdm bar, and return self."""
         for theirs in (PrinterCallback, ProgressCallback):
             trainer.pop_callback(theirs)
         trainer.add_callback(self)
@@ -70,7 +70,7 @@ class StepLines(TrainerCallback):  # type: ignore[misc]
         note(line, stream=self._stream, console=self._console)
 
     def close(self) -> None:
-        """Take the bar off the terminal; safe to call twice."""
+        """Remove the bar from the terminal; safe to call twice."""
         if self._bar is not None:
             self._bar.stop()
         self._bar = self._task = self._eval_task = None
@@ -153,15 +153,15 @@ class StepLines(TrainerCallback):  # type: ignore[misc]
         self._show(state, rows.step_fields(row, drawn=self._drawn))
 
     def _remember(self, state: Any, row: rows.Step) -> None:
-        # The report draws memory and throughput over the steps, and log_history is what a checkpoint keeps of them.
+        # The report plots memory and throughput over the steps; checkpoints keep them in log_history.
         if not state.log_history or state.log_history[-1].get("step") != row.step:
             return
-        kept = {
+        values = {
             "samples_per_second": row.samples_per_second,
             "memory_bytes": row.memory,
             "peak_memory_bytes": row.peak,
         }
-        state.log_history[-1].update({name: value for name, value in kept.items() if value is not None})
+        state.log_history[-1].update({name: value for name, value in values.items() if value is not None})
 
     def _eta(self, state: Any) -> float | None:
         done = state.global_step - self._first_step
@@ -177,8 +177,8 @@ class StepLines(TrainerCallback):  # type: ignore[misc]
             return
         from rich.text import Text
 
-        kept = rows.fit(fields, self._console.width)
-        texts = [Text(field.text, style=field.colour) for field in kept]
+        shown = rows.fit(fields, self._console.width)
+        texts = [Text(field.text, style=field.colour) for field in shown]
         self._console.print(Text(rows.GAP).join(texts), no_wrap=True, overflow="crop", soft_wrap=False)
 
     def _open_bar(self, state: Any) -> None:
@@ -190,7 +190,7 @@ class StepLines(TrainerCallback):  # type: ignore[misc]
             MofNCompleteColumn(),
             TextColumn("eta {task.fields[eta]}", style="dim"),
             console=self._console,
-            transient=True,  # the lines above tell it all
+            transient=True,  # the lines above say it all
             expand=True,
         )
         self._task = self._bar.add_task("training", total=state.max_steps, completed=state.global_step, eta="--:--")

@@ -24,7 +24,7 @@ WIDE = 100
 
 
 def header(rows: Iterable[tuple[str, Any, str]], *, title: str = "hf_mps", stream: TextIO | None = None) -> None:
-    """Print what a run has decided: each row is a name, its value and the reason (may be empty). Default: stdout."""
+    """Print a run's choices: each row is a name, its value and the reason (may be empty). Default stream: stdout."""
     status.over()
     stream = stream or sys.stdout
     cells: Rows = [tuple(" ".join(str(cell).split()) for cell in row) for row in rows]
@@ -37,7 +37,7 @@ def header(rows: Iterable[tuple[str, Any, str]], *, title: str = "hf_mps", strea
 
 
 def note(line: str, *, stream: TextIO | None = None, console: Console | None = None) -> None:
-    """Print one line that a run did not ask for: what a guard did, what a sentinel found. Default stream: stdout."""
+    """Print one line that a run did not ask for: a guard's action, a sentinel's finding. Default stream: stdout."""
     stream = stream or sys.stdout
     console = console or terminal(stream)
     if console is None:
@@ -63,7 +63,7 @@ def final_table(
 ) -> None:
     """Print how a run ended: metrics against the baseline, training seconds, samples/s, peak bytes, notes, files.
 
-    Whatever is None or empty leaves no line. Default stream: stdout.
+    What is None or empty gets no line. Default stream: stdout.
     """
     stream = stream or sys.stdout
     cells: Rows = [
@@ -89,7 +89,7 @@ def final_table(
 def comparison(
     title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], files: Sequence[str], stream: TextIO | None = None
 ) -> None:
-    """Print a table of runs under its title, with the files that hold it; a row may have a remark behind its cells."""
+    """Print a table of runs under its title, and the files that hold it; a row may end in a remark."""
     stream = stream or sys.stdout
     wide = max((len(row) for row in rows), default=len(heads))
     heads = [*heads, *[""] * (wide - len(heads))]
@@ -105,7 +105,7 @@ def comparison(
 
 
 def aligned(rows: Rows, *, right: Sequence[int] = (), widest: int = 40) -> Iterator[str]:
-    """The rows as lines, two spaces between columns; a cell wider than `widest` pushes its own line only."""
+    """Yield the rows as lines, two spaces between columns; a cell wider than `widest` shifts its own line only."""
     columns = max(map(len, rows), default=0)
     widths = [
         max((len(row[i]) for row in rows if i < len(row) and len(row[i]) <= widest), default=0) for i in range(columns)
