@@ -50,7 +50,7 @@ class MetaCheckpoint(Checkpoint):
         from hf_mps.finetune.smoke import tiny_model as model
 
         try:
-            return checkpoint.resolve(self.said).image_processor()
+            return checkpoint.resolve(self.name).image_processor()
         except UserError:
             model.image_processor(Path(self.place), shrink.picture(self.size, PICTURE))
             return super().image_processor()
@@ -63,16 +63,16 @@ class MetaCheckpoint(Checkpoint):
         dtype = settings.get("dtype", torch.float32)
         kind = type(config).__name__
         if type(config) not in auto_class._model_mapping:
-            raise UserError(f"model {self.said}: transformers has no {auto_class.__name__} for a {config.model_type}")
+            raise UserError(f"model {self.name}: transformers has no {auto_class.__name__} for a {config.model_type}")
         try:
             with torch.device(self.device):
                 model = auto_class.from_config(config, dtype=dtype)
         except Exception as error:  # whatever the architecture's own code makes of such a configuration
             why = summary(error)
-            raise UserError(f"model {self.said}: transformers cannot build a model from its {kind}: {why}") from error
+            raise UserError(f"model {self.name}: transformers cannot build a model from its {kind}: {why}") from error
         count = sum(parameter.numel() for parameter in model.parameters())
         return model, Choice(
-            self.said, f"{type(model).__name__}, {count / 1e6:.1f} M parameters, without their weights"
+            self.name, f"{type(model).__name__}, {count / 1e6:.1f} M parameters, without their weights"
         )
 
     def sentence_transformer(self, device: str) -> Any:

@@ -41,12 +41,12 @@ def cached(path: Path, read_options: Sequence[Any], make: Callable[[], Tables]) 
     return dataset
 
 
-def _digest(path: Path, said: Sequence[Any]) -> str:
-    found = hashlib.sha256(repr(said).encode())
+def _digest(path: Path, read_options: Sequence[Any]) -> str:
+    digest = hashlib.sha256(repr(read_options).encode())
     with path.open("rb") as file:
         while block := file.read(BLOCK):
-            found.update(block)
-    return found.hexdigest()[:32]
+            digest.update(block)
+    return digest.hexdigest()[:32]
 
 
 def _write(path: Path, chunks: Tables) -> None:

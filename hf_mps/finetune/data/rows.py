@@ -29,7 +29,7 @@ class Rows:
     notes: tuple[str, ...] = ()
 
     @property
-    def told(self) -> str:
+    def origin(self) -> str:
         """The origin of the rows, with the notes."""
         return f"{self.where} ({'; '.join(self.notes)})" if self.notes else self.where
 

@@ -74,8 +74,8 @@ def _rows(values: Any, formulas: Any, name: str) -> Iterator[tuple[int, list[str
             yield number, fields
 
 
-def _cells(row: Any, said: Any) -> Iterator[tuple[int, Any]]:
-    return enumerate(zip(row, said, strict=True))
+def _cells(row: Any, formula_cells: Any) -> Iterator[tuple[int, Any]]:
+    return enumerate(zip(row, formula_cells, strict=True))
 
 
 def _name(column: int, row: int) -> str:

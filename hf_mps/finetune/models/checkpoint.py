@@ -25,11 +25,11 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.b
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """`said` is the recipe's `model`, `place` is what `from_pretrained` takes, and `local` tells a folder from a hub
+    """`name` is the recipe's `model`, `place` is what `from_pretrained` takes, and `local` tells a folder from a hub
     id.
     """
 
-    said: str
+    name: str
     place: str
     local: bool
 
@@ -63,9 +63,9 @@ class Checkpoint:
         return Path(cached).parent if isinstance(cached, str) else None
 
     def _without_vocabulary(self) -> UserError:
-        remedy = f"with the tokenizer that the model was trained with: tokenizer.save_pretrained('{self.said}')"
+        remedy = f"with the tokenizer that the model was trained with: tokenizer.save_pretrained('{self.name}')"
         problem = "it has no tokenizer (tokenizer.json, vocab.txt or the like), and one that is made up knows no word"
-        return UserError(f"model {self.said}: {problem}; next: {remedy}")
+        return UserError(f"model {self.name}: {problem}; next: {remedy}")
 
     def stored_config(self) -> dict[str, Any]:
         """What config.json says of a folder, or of a hub id whose files are here; empty where it cannot be read.
@@ -112,7 +112,7 @@ class Checkpoint:
         settings = {"dtype": torch.float32, "ignore_mismatched_sizes": True, "output_loading_info": True} | settings
         with errors_only():
             model, loading_info = self._load("weights", auto_class.from_pretrained, **settings)
-        return model, Choice(self.said, self._weights(model, loading_info))
+        return model, Choice(self.name, self._weights(model, loading_info))
 
     def sentence_transformer(self, device: str) -> Any:
         """Load sentence-transformers' model in float32. Raises UserError where it is missing or cannot be read."""
@@ -134,7 +134,7 @@ class Checkpoint:
         )
         if inside:
             raise UserError(
-                f"model {self.said}: its weights do not fit {type(model).__name__}: {len(inside)} are missing or of"
+                f"model {self.name}: its weights do not fit {type(model).__name__}: {len(inside)} are missing or of"
                 f" another shape, first {inside[0]}; allowed: a checkpoint of the architecture that its config names"
             )
         count = sum(parameter.numel() for parameter in model.parameters())
@@ -165,8 +165,8 @@ class Checkpoint:
     def _why_not(self, what: str, error: Exception) -> str:
         first = first_line(error)
         if self.local:
-            return f"model {self.said}: its {what} cannot be read: {first}"
-        return unreachable(f"model {self.said}", f"hf download {self.said}", "give a folder with model=PATH", first)
+            return f"model {self.name}: its {what} cannot be read: {first}"
+        return unreachable(f"model {self.name}", f"hf download {self.name}", "give a folder with model=PATH", first)
 
 
 def resolve(model: str) -> Checkpoint:

@@ -43,7 +43,7 @@ def load(checkpoint: Checkpoint, device: str) -> tuple[Any, Choice[str]]:
     model = checkpoint.sentence_transformer(device)
     count = sum(parameter.numel() for parameter in model.parameters())
     parts = " + ".join(type(part).__name__ for part in model)
-    return model, Choice(checkpoint.said, f"{parts}, {count / 1e6:.1f} M parameters")
+    return model, Choice(checkpoint.name, f"{parts}, {count / 1e6:.1f} M parameters")
 
 
 def collator(model: Any, length: Lengths, prompts: Any) -> Any:

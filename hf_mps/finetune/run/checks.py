@@ -110,7 +110,7 @@ def refuse_another_type(model_type: str | None, source: Checkpoint) -> None:
     """
     own = source.stored_config().get("model_type") if model_type is not None and source.local else None
     if own is not None and own != model_type:
-        raise UserError(f"model_type is {model_type}, and {source.said} holds a {own}; leave model_type out")
+        raise UserError(f"model_type is {model_type}, and {source.name} holds a {own}; leave model_type out")
 
 
 def refuse_unknown_operators(named: Sequence[str]) -> None:

@@ -111,5 +111,5 @@ def _check_whole(run: PreparedRun, run_dir: RunDir) -> None:
     if run_dir.checkpoint is not None:
         run_dir.refuse_other_rows(run.splits)
     sizes = " + ".join(f"{len(one.dataset)}" for one in run.rows.values())
-    where = "; ".join(f"{split}: {one.told}" for split, one in run.rows.items())
+    where = "; ".join(f"{split}: {one.origin}" for split, one in run.rows.items())
     prepared.choices = {"data": Choice(f"{sizes} rows", where), **tokens.unknown_tokens(prepared), **prepared.choices}

@@ -138,10 +138,12 @@ def _size(processor: Any) -> str:
     return f"{said} pixels"
 
 
-def _augmentation(said: Augmentation | None) -> Choice[str]:
-    if said is None:
+def _augmentation(augmentation: Augmentation | None) -> Choice[str]:
+    if augmentation is None:
         return Choice("none", "augmentation in the recipe")
-    return Choice(str(said), "drawn from the seed, the epoch and the row alone: a resumed run sees the same images")
+    return Choice(
+        str(augmentation), "drawn from the seed, the epoch and the row alone: a resumed run sees the same images"
+    )
 
 
 def _predicted(rows: Rows, evaluated: Any, names: Sequence[str]) -> list[dict[str, Any]]:

@@ -49,13 +49,13 @@ class Data(schema.Data):
 
     @model_validator(mode="before")
     @classmethod
-    def _squads_own(cls, said: Any) -> Any:
+    def _squads_own(cls, values: Any) -> Any:
         """Know a file in SQuAD's own format, questions within paragraphs within articles, by its beginning."""
-        files = said.get("files") if isinstance(said, dict) else None
-        if not isinstance(files, dict) or said.get("field") is not None:
-            return said
+        files = values.get("files") if isinstance(values, dict) else None
+        if not isinstance(files, dict) or values.get("field") is not None:
+            return values
         nested = any(isinstance(name, str) and _is_squad(Path(name).expanduser()) for name in files.values())
-        return {**said, "field": SQUAD} if nested else said
+        return {**values, "field": SQUAD} if nested else values
 
 
 class Recipe(lengths.Padded):
@@ -94,7 +94,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     own = ["squad_v2", "squad"] if negative.value else ["squad"]
     measured = metrics.load(choose(recipe.metrics or own[:1], own, recipe.task).names)
     tokenizer, config = checkpoint.tokenizer(), checkpoint.config()
-    windows.refuse_slow(tokenizer, checkpoint.said)
+    windows.refuse_slow(tokenizer, checkpoint.name)
     longest = lengths.limit(recipe, tokenizer, config, default=LONGEST)
     lent = tokens.set_pad_token(tokenizer, config)
     cut = QAWindowing(tokenizer, tokens.digest(tokenizer), longest, recipe.doc_stride, negative.value)

@@ -155,14 +155,14 @@ def _learned(rows: Mapping[str, Rows], features: Mapping[str, Dataset]) -> Choic
     return Choice("the assistant's words", f"{share:.0%} of the training tokens; the others are read, not learned{out}")
 
 
-def _answered(trainer: Any, rows: Rows, tokenizer: Any, said: generated.Generate) -> Iterator[dict[str, Any]]:
+def _answered(trainer: Any, rows: Rows, tokenizer: Any, settings: generated.Generate) -> Iterator[dict[str, Any]]:
     """Yield the first validation rows: the last answer's prompt, the answer in the data, and the model's own."""
     prompts, truths = [], []
-    for index in range(min(said.rows, len(rows.dataset))):
+    for index in range(min(settings.rows, len(rows.dataset))):
         conversation = conversations.read(rows, rows.dataset[index], index)
         last = max(place for place, message in enumerate(conversation) if message["role"] == "assistant")
         prompts.append(chat.render(tokenizer, conversation[:last], prompt=True))
         truths.append(conversation[last]["content"])
-    answers = generated.answers(trainer, tokenizer, prompts, said)
+    answers = generated.answers(trainer, tokenizer, prompts, settings)
     for prompt, truth, answer in zip(prompts, truths, answers, strict=True):
         yield {"prompt": prompt, "reference": truth, "generated": answer}

@@ -145,7 +145,7 @@ def _extractor(checkpoint: Checkpoint) -> Any:
     extractor = checkpoint.feature_extractor()
     if extractor.model_input_names[0] != "input_values":
         raise UserError(
-            f"model {checkpoint.said}: it takes {extractor.model_input_names[0]}; allowed: models that take the wave"
+            f"model {checkpoint.name}: it takes {extractor.model_input_names[0]}; allowed: models that take the wave"
             " itself, such as wav2vec2, hubert, wavlm, sew"
         )
     return extractor

@@ -129,7 +129,7 @@ def _tokenizer(checkpoint: Checkpoint) -> Any:
     tokenizer = checkpoint.tokenizer()
     if not tokenizer.is_fast:
         raise UserError(
-            f"model {checkpoint.said}: its tokenizer cannot tell which word a token is of; allowed: a fast tokenizer"
+            f"model {checkpoint.name}: its tokenizer cannot tell which word a token is of; allowed: a fast tokenizer"
             " (https://huggingface.co/docs/transformers/fast_tokenizers)"
         )
     if getattr(tokenizer, "add_prefix_space", None) is False:

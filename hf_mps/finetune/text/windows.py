@@ -134,10 +134,10 @@ def check(rows: Mapping[str, Rows]) -> None:
             )
 
 
-def refuse_slow(tokenizer: Any, said: str) -> None:
+def refuse_slow(tokenizer: Any, model: str) -> None:
     """Raise UserError for a tokenizer that does not tell which characters a token stands for."""
     if not getattr(tokenizer, "is_fast", False):
-        raise UserError(f"model {said}: its tokenizer gives no character offsets; allowed: one with a tokenizer.json")
+        raise UserError(f"model {model}: its tokenizer gives no character offsets; allowed: one with a tokenizer.json")
 
 
 def truths(rows: Rows) -> list[list[str]]:

@@ -47,7 +47,7 @@ def test_conll_files_are_read_as_they_are_published(name: str) -> None:
         "words": [["Ada", "sleeps"], ["Oslo"], ["Rain"]],
         "tags": [["B-PER", "O"], ["B-LOC"], ["O"]],
     }
-    assert rows.told == f"{name} (words in column 0, tags in column 3 of 4)"
+    assert rows.origin == f"{name} (words in column 0, tags in column 3 of 4)"
     assert tagged(name, tags=1).dataset["tags"][:] == [["NNP", "VBZ"], ["NNP"], ["NN"]]
     assert tagged(name, tags="-2").dataset["tags"][:] == [["B-NP", "B-VP"], ["B-NP"], ["B-NP"]]
 
@@ -129,7 +129,7 @@ def test_the_first_sheet_of_a_workbook_is_read_as_it_is_seen() -> None:
         "label": ["1", "2.5", "3"],
         "when": ["2026-01-02", "2026-01-02T03:04:00", ""],
     }
-    assert rows.told == snapshot("a.xlsx (sheet 'Sheet', the first of 2)")
+    assert rows.origin == snapshot("a.xlsx (sheet 'Sheet', the first of 2)")
     bare = loaded({**both("a.xlsx"), "header": False}, {"text": "0", "label": "1"})["train"].dataset
     assert bare[0] == {"text": "text", "label": "label"}
 

@@ -83,9 +83,9 @@ def test_a_csv_that_ends_without_a_line_break_is_told_of() -> None:
     Path("a.csv").write_text(PLAIN.rstrip("\n"), encoding="utf-8")
     rows = loaded(both("a.csv"), TWO)["train"]
     assert rows.dataset[:] == READ
-    assert rows.told == snapshot("a.csv (ends without a line break: is its last row whole?)")
+    assert rows.origin == snapshot("a.csv (ends without a line break: is its last row whole?)")
     Path("a.csv").write_text(PLAIN, encoding="utf-8")
-    assert loaded(both("a.csv"), TWO)["train"].told == "a.csv"
+    assert loaded(both("a.csv"), TWO)["train"].origin == "a.csv"
 
 
 def test_a_csv_that_pandas_wrote_with_its_index_is_read() -> None:
@@ -239,7 +239,7 @@ def test_a_column_of_json_has_one_type_however_long_the_file_is() -> None:
 
 def test_texts_that_are_empty_are_told_of_and_refused_where_all_are() -> None:
     Path("a.csv").write_text("text,label\n,0\nb,1\n  ,0\n", encoding="utf-8")
-    assert loaded(both("a.csv"), TWO)["train"].told == snapshot("a.csv (2 of 3 rows have an empty text)")
+    assert loaded(both("a.csv"), TWO)["train"].origin == snapshot("a.csv (2 of 3 rows have an empty text)")
     Path("a.csv").write_text("text,label\n,0\n  ,0\n", encoding="utf-8")
     assert refusal(both("a.csv"), TWO) == snapshot("a.csv: every row has an empty text; allowed: text in the column")
 
