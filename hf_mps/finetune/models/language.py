@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field
+
 from hf_mps.core.choice import Choice
 from hf_mps.finetune.metrics import Baseline
 from hf_mps.finetune.models.lora import Lora, apply, save, snippet
-from hf_mps.finetune.recipe import training_section
+from hf_mps.finetune.recipe import schema, training_section
+from hf_mps.finetune.run.logging import errors_only
 from hf_mps.finetune.text import lengths, tokens
 
 if TYPE_CHECKING:
@@ -23,11 +27,21 @@ TASK_TYPES = {AUTO_CLASS: "CAUSAL_LM", "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM"}
 # Longer than a classifier's rows: a model learns long context only from long rows.
 MAX_LENGTH = 512
 
+# Prompts that are answered at once.
+PROMPTS = 8
+
 
 class Recipe(lengths.Padded):
     """Adds `lora`: adapters in place of all weights (`lora: {}` takes their defaults)."""
 
     lora: Lora | None = None
+
+
+class Generate(schema.Section):
+    """For predictions.csv: to how many validation rows the model answers, and with at most how many tokens."""
+
+    rows: int = Field(default=16, ge=0)
+    max_new_tokens: int = Field(default=128, ge=1)
 
 
 @dataclass
@@ -116,3 +130,32 @@ class Labelled:
         # Its name aside, this is the collator for one label a token.
         rows = [{"input_ids": row["input_ids"], "labels": row.get("labels", row["input_ids"])} for row in features]
         return DataCollatorForTokenClassification(self.tokenizer)(rows)
+
+
+def answers(trainer: Any, tokenizer: Any, prompts: Sequence[str], settings: Generate) -> Iterator[str]:
+    """Yield the answer to each prompt, without special tokens; greedy, so that equal weights answer equally.
+
+    Prompts are cut on their left so that prompt and answer fit the model's positions.
+    """
+    model = trainer.model
+    positions = getattr(model.config, "max_position_embeddings", None) or 2**31
+    longest_prompt = max(1, positions - settings.max_new_tokens)
+    model.eval()
+    for start in range(0, len(prompts), PROMPTS):
+        # verbose=False: the tokenizer would warn of prompts longer than the model's positions, and they are cut here.
+        prompts_ids = tokenizer(list(prompts[start : start + PROMPTS]), add_special_tokens=False, verbose=False)[
+            "input_ids"
+        ]
+        ids = [prompt_ids[-longest_prompt:] for prompt_ids in prompts_ids]
+        # The answer follows the last token of each prompt, so padding is on the left.
+        batch = tokenizer.pad({"input_ids": ids}, padding_side="left", return_tensors="pt").to(model.device)
+        with errors_only():
+            generated = model.generate(
+                **batch,
+                max_new_tokens=min(settings.max_new_tokens, positions - batch["input_ids"].shape[1]) or 1,
+                do_sample=False,
+                num_beams=1,
+                pad_token_id=tokenizer.pad_token_id,
+                use_cache=True,
+            )
+        yield from tokenizer.batch_decode(generated[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)

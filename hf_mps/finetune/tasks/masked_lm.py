@@ -28,7 +28,7 @@ AUTO_CLASS = "AutoModelForMaskedLM"
 
 
 class Recipe(lengths.Padded):
-    """Adds the share of tokens that are masked."""
+    """Adds the share of tokens that are to be predicted."""
 
     task: Literal["masked-lm"]
     data: blocks.Data

@@ -12,7 +12,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.core.text import counted
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.metrics.chosen import choose
-from hf_mps.finetune.models import generated, language
+from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema, training_section
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import chat, conversations, lengths, packing, tokens
@@ -44,7 +44,7 @@ class Recipe(language.Recipe):
     task: Literal["sft"]
     data: Data
     chat_template: str | None = None
-    generate: generated.Generate = generated.Generate()
+    generate: language.Generate = language.Generate()
     packing: bool | None = None
 
 
@@ -155,7 +155,7 @@ def _learned(rows: Mapping[str, Rows], features: Mapping[str, Dataset]) -> Choic
     return Choice("the assistant's words", f"{share:.0%} of the training tokens; the others are read, not learned{out}")
 
 
-def _answered(trainer: Any, rows: Rows, tokenizer: Any, settings: generated.Generate) -> Iterator[dict[str, Any]]:
+def _answered(trainer: Any, rows: Rows, tokenizer: Any, settings: language.Generate) -> Iterator[dict[str, Any]]:
     """Yield the first validation rows: the last answer's prompt, the answer in the data, and the model's own."""
     prompts, truths = [], []
     for index in range(min(settings.rows, len(rows.dataset))):
@@ -163,6 +163,6 @@ def _answered(trainer: Any, rows: Rows, tokenizer: Any, settings: generated.Gene
         last = max(place for place, message in enumerate(conversation) if message["role"] == "assistant")
         prompts.append(chat.render(tokenizer, conversation[:last], prompt=True))
         truths.append(conversation[last]["content"])
-    answers = generated.answers(trainer, tokenizer, prompts, settings)
+    answers = language.answers(trainer, tokenizer, prompts, settings)
     for prompt, truth, answer in zip(prompts, truths, answers, strict=True):
         yield {"prompt": prompt, "reference": truth, "generated": answer}
