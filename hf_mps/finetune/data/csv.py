@@ -111,7 +111,7 @@ def _first_rows(path: Path, name: str, shape: Shape, count: int) -> tuple[list[l
         for strict in (True, False):
             with _lines(path, name) as lines, _readable_errors(name) if not strict else suppress(csv.Error):
                 return list(islice((row for row in shape.reader(lines, strict=strict) if row), count)), strict
-    raise AssertionError("the reader that is not strict returned nothing")
+    raise AssertionError("the lenient reader returned nothing")
 
 
 def column_names(first: list[str], name: str) -> tuple[str, ...]:

@@ -72,7 +72,7 @@ def _source(path: Path, name: str, columns: Collection[str], field: str | None) 
         inside = [key for key, value in document.items() if _are_rows(value)]
         if inside and not any(key in columns for key in document):  # a file of one row may well hold a conversation
             shown = " or ".join(f"data.field={brief(key)}" for key in inside)
-            raise UserError(f"{name}: is one object, and its rows stand inside; next: {shown}")
+            raise UserError(f"{name}: is one object that holds the rows inside; next: {shown}")
         document = [document]
     if not isinstance(document, list):
         raise UserError(f"{name}: is {_kind(document)}; allowed: a list of rows, or a row in each line")

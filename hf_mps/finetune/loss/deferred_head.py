@@ -202,7 +202,7 @@ def _chunking_obstacle(model: Any, loss: ChunkedLoss) -> str:
     if not _is_multiple(returned.float(), shown_inputs[-1].float(), exact=head.bias is not None):
         return "its forward pass changes the logits before the loss (a soft cap for instance)"
     if not torch.allclose(chunked_loss, plain_loss, rtol=1e-4 if head.weight.dtype == torch.float32 else 2e-2):
-        return f"on {TRIAL_TOKENS} tokens its loss would be {chunked_loss:.4f} in place of {plain_loss:.4f}"
+        return f"on {TRIAL_TOKENS} tokens its loss would be {chunked_loss:.4f} instead of {plain_loss:.4f}"
     return ""
 
 

@@ -71,7 +71,7 @@ def read(rows: Rows, index: int, rate: int, role: str = "audio") -> Any:
         raise UserError(f"{where} ends after {len(channels)} of {promised} samples; next: fetch the file again")
     samples = channels.mean(axis=1)
     if not numpy.isfinite(samples).all():
-        raise UserError(f"{where} holds samples that are no finite number; allowed: finite ones")
+        raise UserError(f"{where} holds NaN or infinite samples; allowed: finite ones")
     if file_rate != rate:
         from scipy.signal import resample_poly
 

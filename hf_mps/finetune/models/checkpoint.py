@@ -195,7 +195,7 @@ def unreachable(what: str, download: str, instead: str, first: str) -> str:
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         why = f"{what} is not in the local cache and HF_HUB_OFFLINE forbids to fetch it"
         return f"{why}; next: HF_HUB_OFFLINE=0 {download}, or {instead}"
-    return f"{what} cannot be had from the hub: {first}; next: {download}, or {instead}"
+    return f"{what} cannot be fetched from the hub: {first}; next: {download}, or {instead}"
 
 
 def _size(count: int) -> str:

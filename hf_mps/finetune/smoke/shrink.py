@@ -63,7 +63,7 @@ def smallest(
     built and takes one short input on the device meta. Raises UserError where the installed transformers lacks the
     architecture.
     """
-    problem: str | None = "its sizes fit each other in none of the ways that were tried"
+    problem: str | None = "no combination of small sizes that was tried fits together"
     config = None
     for config in candidates(name, checkpoint_config, token_ids):
         problem = problem_with(config, make)

@@ -27,7 +27,7 @@ SNIPPET = """from transformers import pipeline
 
 classifier = pipeline("image-classification", model=".")
 print(classifier("photo.jpg"))"""
-MODES = "16 bits brought to 8, what is transparent to white"
+MODES = "16 bits reduced to 8, transparency put on white"
 # Sides of the images of a smoke run, in pixels; each class is a colour.
 SMOKE_SIZE = (40, 32)
 COLOURS = ((200, 40, 40), (40, 80, 200), (40, 180, 60), (220, 200, 40))

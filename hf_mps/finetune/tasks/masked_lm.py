@@ -68,7 +68,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     loaded.choices["loss"] = deferred_head.decide(recipe, model)
     loaded.choices["gaps"] = Choice(
         f"{recipe.mlm_probability:.0%} of the tokens",
-        "drawn anew in each epoch of training, once for all evaluations, so that these can be compared",
+        "drawn anew in each training epoch, and once for all evaluations, which stay comparable",
     )
     defaults, baseline = language.untrained(recipe)
     return Prepared(

@@ -99,7 +99,7 @@ def decide(
     shown = " + ".join(f"{len(lengths_of):,}" for lengths_of in counts.values())
     joined = "each row ended with the end token" if data.end_of_text else "rows joined by line breaks"
     reason = (
-        f"{joined}, then cut every {longest} tokens, {sum(counts['train']):,} of them to train on; nothing is left out"
+        f"{joined}, then cut every {longest} tokens, {sum(counts['train']):,} of them to train on; nothing is dropped"
     )
     return length, Choice(f"{shown} blocks", reason)
 

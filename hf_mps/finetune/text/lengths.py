@@ -172,7 +172,7 @@ def _why(listed: Lengths, counts: Sequence[int], batch: int, alike: bool) -> str
     if ours < plain:
         gain = f", where random batches of {batch} padded to their longest rows have {plain}%"
     elif ours > plain:
-        gain = f", {plain}% where each batch is padded to its longest row and brings Metal a shape of its own"
+        gain = f", {plain}% where each batch is padded to its longest row, often a shape new to Metal"
     else:
         gain = ""
     return f"{shapes}: about {ours}% padding{gain}"

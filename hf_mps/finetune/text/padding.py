@@ -62,7 +62,7 @@ class PadToBucket:
         if missing <= 0:
             return column
         if name not in self.pad_values:
-            raise ValueError(f"nothing is known to pad the column {name} with; known: {', '.join(self.pad_values)}")
+            raise ValueError(f"the padding value of column {name} is unknown; known: {', '.join(self.pad_values)}")
         from torch.nn.functional import pad
 
         return pad(column, (0, missing) if side == "right" else (missing, 0), value=self.pad_values[name])

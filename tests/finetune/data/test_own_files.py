@@ -219,7 +219,7 @@ def test_json_is_read_as_it_stands() -> None:
     assert loaded(both("a.json"), {"said": "said"})["train"].dataset["said"][:] == [row["said"] for row in mixed]
     Path("b.json").write_text(json.dumps({"version": 1, "data": rows}), encoding="utf-8")
     assert refusal(both("b.json"), TWO) == snapshot(
-        "b.json: is one object, and its rows stand inside; next: data.field=data"
+        "b.json: is one object that holds the rows inside; next: data.field=data"
     )
     Path("c.json").write_text(json.dumps(mixed[0]), encoding="utf-8")
     assert loaded(both("c.json"), {"said": "said"})["train"].dataset["said"][:] == [mixed[0]["said"]]

@@ -109,7 +109,7 @@ def test_the_padding_that_the_reason_tells_is_what_batches_then_hold(number: int
     held += [mean(padding(rows, order, int) for order in shuffled)]
     assert told == pytest.approx(held, abs=1)
     assert ("where random batches of 16 padded to their longest rows have" in choice.reason) == (told[0] < told[1])
-    assert ("is padded to its longest row and brings Metal a shape of its own" in choice.reason) == (told[0] > told[1])
+    assert ("is padded to its longest row, often a shape new to Metal" in choice.reason) == (told[0] > told[1])
 
 
 def test_rows_of_one_length_of_the_list_leave_nothing_to_compare() -> None:
@@ -220,7 +220,7 @@ def test_a_decoder_has_lengths_of_its_own_and_starts_at_the_left() -> None:
 
 def test_a_column_of_tokens_that_nothing_is_known_of_is_refused() -> None:
     ones = torch.ones(2, 5, dtype=torch.long)
-    with pytest.raises(ValueError, match="nothing is known to pad the column bbox with; known: input_ids"):
+    with pytest.raises(ValueError, match="the padding value of column bbox is unknown; known: input_ids"):
         padded({"input_ids": ones, "bbox": ones})
     up = Lengths(16, "list", (8,)).collator(lambda rows: dict(rows[0]), Tokenizer(), filled={"bbox": 7})
     assert up([{"input_ids": ones, "bbox": ones}])["bbox"].tolist() == [[1] * 5 + [7] * 3] * 2
