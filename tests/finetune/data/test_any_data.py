@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.data import csv as separated
 from hf_mps.finetune.data import json_rows, lines, spreadsheet
+from hf_mps.finetune.data.csv import tables
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.media import audio, images
 from tests.finetune import strategies
@@ -73,7 +73,7 @@ def oracle(table: strategies.Table) -> list[dict[str, Any]] | None:
 def test_any_csv_is_read_as_pythons_own_reader_does_or_refused(place: Path, table: strategies.Table) -> None:
     path = place / "a.csv"
     path.write_bytes(table.content)
-    found = read(lambda: separated.tables(path, "a.csv", header=table.header), "a.csv")
+    found = read(lambda: tables(path, "a.csv", header=table.header), "a.csv")
     if table.whole:
         names = table.columns if table.header else list(map(str, range(len(table.columns))))
         assert found == [dict(zip(names, row, strict=True)) for row in table.rows]
@@ -92,7 +92,7 @@ def test_any_tsv_is_read_as_it_stands_quotation_marks_and_all(place: Path, rows:
     path = place / "a.tsv"
     width = len(rows[0])
     path.write_text("\n".join("\t".join(row) for row in [list("abcd")[:width], *rows]) + "\n", encoding="utf-8")
-    found = read(lambda: separated.tables(path, "a.tsv"), "a.tsv")
+    found = read(lambda: tables(path, "a.tsv"), "a.tsv")
     if all(len(row) == width for row in rows):
         assert found == [dict(zip("abcd", row, strict=False)) for row in rows]
     else:

@@ -10,7 +10,7 @@ import pytest
 from datasets import Dataset
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.data import load as data
+from hf_mps.finetune.data import load
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.run import fingerprints
 from hf_mps.finetune.tasks.text_classification import Data
@@ -18,13 +18,13 @@ from hf_mps.finetune.tasks.text_classification import Data
 COLUMNS = {"text": "sentence1", "text_pair": "sentence2", "label": "label"}
 
 
-def load(**sizes: int) -> dict[str, Rows]:
-    return data.load(Data.model_validate({"generated": "pairs", "rows": sizes, "columns": COLUMNS}), seed=42)
+def pairs_of(**sizes: int) -> dict[str, Rows]:
+    return load.load(Data.model_validate({"generated": "pairs", "rows": sizes, "columns": COLUMNS}), seed=42)
 
 
 @pytest.fixture(scope="module")
 def rows() -> dict[str, Rows]:
-    return load(train=2500, validation=500)
+    return pairs_of(train=2500, validation=500)
 
 
 def sentences(split: Dataset) -> list[str]:
@@ -62,14 +62,14 @@ def test_sentences_are_well_formed(rows: dict[str, Rows]) -> None:
 
 
 def test_fewer_rows_are_the_first_ones(rows: dict[str, Rows]) -> None:
-    few = load(train=64, validation=32)
+    few = pairs_of(train=64, validation=32)
     for split, count in (("train", 64), ("validation", 32)):
         assert few[split].dataset.to_list() == rows[split].dataset.to_list()[:count]
 
 
 def test_more_rows_than_there_are_is_refused_in_one_line() -> None:
     with pytest.raises(UserError, match=r"^data\.rows\.train is 2501; allowed: up to 2,500 of the generated pairs$"):
-        load(train=2501)
+        pairs_of(train=2501)
 
 
 def test_no_table_of_the_recipes_folder_is_without_a_word_on_where_it_comes_from() -> None:

@@ -15,14 +15,14 @@ from hf_mps.core.choice import Choice
 from tests.finetune.records import a_record
 
 
-def card(**changes: Any) -> ModelCard:
-    from hf_mps.finetune.report.card import card as text
+def model_card(**changes: Any) -> ModelCard:
+    from hf_mps.finetune.report.card import card
 
-    return ModelCard(text(a_record(**changes)))
+    return ModelCard(card(a_record(**changes)))
 
 
 def test_the_front_matter_is_what_the_hub_reads() -> None:
-    data = card().data
+    data = model_card().data
     assert data.library_name == "transformers"
     assert data.base_model == "google-bert/bert-base-cased"
     assert data.datasets == ["nyu-mll/glue"]
@@ -41,7 +41,7 @@ def test_the_front_matter_is_what_the_hub_reads() -> None:
 
 
 def test_a_folder_as_model_and_data_of_ones_own_stay_out_of_the_front_matter(tmp_path: Path) -> None:
-    made = card(
+    made = model_card(
         model=str(tmp_path / "minilm"), dataset=None, dataset_config=None, dataset_name="my pairs", language=None
     )
     assert made.data.base_model is None
@@ -55,22 +55,22 @@ def test_a_folder_as_model_and_data_of_ones_own_stay_out_of_the_front_matter(tmp
 def test_a_folder_that_is_named_like_a_hub_id_is_no_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "models" / "mine").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert card(model="models/mine").data.base_model is None
-    assert card(model="models/other").data.base_model == "models/other"
+    assert model_card(model="models/mine").data.base_model is None
+    assert model_card(model="models/other").data.base_model == "models/other"
 
 
 def test_averages_and_numbers_that_are_not_finite_reach_the_hub_rightly() -> None:
-    data = card(metrics={"f1_macro": 0.5, "pearsonr": float("nan"), "loss": 1.0}, main_metric="f1_macro").data
+    data = model_card(metrics={"f1_macro": 0.5, "pearsonr": float("nan"), "loss": 1.0}, main_metric="f1_macro").data
     assert data.eval_results is not None
     assert [(result.metric_type, result.metric_name) for result in data.eval_results] == [("f1", "f1_macro")]
 
 
 def test_a_run_without_any_metric_still_has_a_card() -> None:
-    assert card(metrics={"loss": 1.0}, main_metric="loss", baseline=None).data.eval_results is None
+    assert model_card(metrics={"loss": 1.0}, main_metric="loss", baseline=None).data.eval_results is None
 
 
 def test_the_card_tells_results_choices_recipe_and_versions_in_words() -> None:
-    text = card().text
+    text = model_card().text
     for line in (
         "# glue/mrpc",
         "Fine-tuned from [google-bert/bert-base-cased](https://huggingface.co/google-bert/bert-base-cased) on"
@@ -103,7 +103,7 @@ def test_the_snippet_is_three_lines_that_load_the_model(
     AutoTokenizer.from_pretrained(minilm).save_pretrained(tmp_path)
     small = AutoConfig.from_pretrained(minilm, num_hidden_layers=1)
     AutoModelForSequenceClassification.from_config(small).save_pretrained(tmp_path)
-    snippet = fenced(card().text, "python")
+    snippet = fenced(model_card().text, "python")
     assert len(snippet.splitlines()) == 3
     ast.parse(snippet)
     monkeypatch.chdir(tmp_path)
@@ -120,16 +120,16 @@ def test_the_recipe_on_the_card_is_yaml_that_reads_back() -> None:
         "training": {"learning_rate": 2e-5},
         "data": {"files": ["a.csv"]},
     }
-    assert yaml.safe_load(fenced(card(recipe=recipe).text, "yaml")) == recipe
+    assert yaml.safe_load(fenced(model_card(recipe=recipe).text, "yaml")) == recipe
 
 
 def test_what_a_user_names_cannot_break_the_cards_tables() -> None:
-    text = card(choices={"a|b": Choice("x`y", "two\nlines | <script>")}).text
+    text = model_card(choices={"a|b": Choice("x`y", "two\nlines | <script>")}).text
     assert r"| a\|b | `x'y` | two lines \| &lt;script> |" in text.splitlines()
 
 
 def test_fallback_and_guards_are_listed_where_there_are_any() -> None:
-    text = card(
+    text = model_card(
         fallback=[{"operator": "aten::_ctc_loss", "calls": 3, "seconds": 0.5}],
         guards=[
             {"name": "resume-rng", "times": 2, "lines": ["saved | it", "read it"], "issue": "transformers/trainer.py"},
@@ -146,13 +146,13 @@ def test_fallback_and_guards_are_listed_where_there_are_any() -> None:
         "| `loss-frozen` | the loss stays the same | 1 |\n",
     ):
         assert lines in text
-    assert "## Guards" not in card().text
-    assert "## Operators" not in card().text
+    assert "## Guards" not in model_card().text
+    assert "## Operators" not in model_card().text
 
 
 def test_a_simulated_run_is_told_as_one_and_its_speed_not_at_all() -> None:
     reason = "Metal passed its probe on Apple M2 Pro (simulated), macOS 15.6"
-    text = card(simulated=True, device=Choice("mps", reason)).text
+    text = model_card(simulated=True, device=Choice("mps", reason)).text
     assert (
         f" nyu-mll/glue mrpc, by hf_mps on a simulated device `mps` ({reason}). Training took 3 min 12 s on the CPU"
         " that stood in for a Mac's GPU: it says nothing about the speed or memory of a Mac.\n"
@@ -160,4 +160,4 @@ def test_a_simulated_run_is_told_as_one_and_its_speed_not_at_all() -> None:
     assert f"| device | `mps` | {reason} |" in text
     for figure in ("samples/s", "57.2", "1.94 GiB"):
         assert figure not in text
-    assert "simulated" not in card().text
+    assert "simulated" not in model_card().text

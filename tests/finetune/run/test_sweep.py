@@ -178,9 +178,7 @@ def test_a_sweep_reads_its_recipe_once(desk: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_words_behind_the_option_are_its_own() -> None:
-    from hf_mps.cli import finetune as command
+    from hf_mps.cli.finetune import swept
 
     typed = ["finetune", "a", "x=1", "--sweep", "seed=1,2", "y=3,4", "--fresh", "z=5"]
-    assert command.swept(typed) == [
-        *("finetune", "a", "x=1", "--sweep", "seed=1,2", "--sweep", "y=3,4", "--fresh", "z=5")
-    ]
+    assert swept(typed) == [*("finetune", "a", "x=1", "--sweep", "seed=1,2", "--sweep", "y=3,4", "--fresh", "z=5")]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from inline_snapshot import snapshot
 
-from hf_mps.fallback.accounting import ledger as fallback_ledger
+from hf_mps.fallback.accounting import ledger
 from hf_mps.finetune import tasks
 from hf_mps.finetune.recipe import catalogue
 from hf_mps.finetune.recipe.resolve import load_recipe
@@ -61,7 +61,7 @@ def test_a_recipe_runs_from_end_to_end(
     fell_back = {entry["operator"] for entry in said["fallback"]}
     # Nothing else is said on stderr than, once, what those operators cost: a line, a table with its head, and a foot.
     table = ended.err.splitlines()[: 3 + len(fell_back)] if fell_back else []
-    fallback_ledger.print_report()  # as at the end of the process
+    ledger.print_report()  # as at the end of the process
     assert ended.err.splitlines() + capfd.readouterr().err.splitlines() == table
     assert not table or table[0].startswith(f"hf-mps: {len(fell_back)} operators without a Metal kernel ran on the CPU")
     assert fell_back <= set(resolved.recipe.fallback)
@@ -157,7 +157,9 @@ def test_the_configuration_in_the_hubs_cache_tells(tmp_path: Path, monkeypatch: 
 
     (tmp_path / "config.json").write_text('{"model_type": "electra", "embedding_size": 64}', encoding="utf-8")
     monkeypatch.setattr(
-        huggingface_hub, "try_to_load_from_cache", lambda model, name: str(tmp_path / name) if model == "a/b" else None
+        huggingface_hub,
+        "try_to_load_from_cache",
+        lambda model, name: str(tmp_path / name) if model == "a/b" else None,
     )
     family = families.find(load_recipe("glue/cola", ["model=a/b"]).recipe)
     assert (family.name, family.config["embedding_size"], family.reason) == ("electra", 64, "")
@@ -197,11 +199,11 @@ PICTURES = ("vit", "deit", "swin", "dinov2", "convnext", "convnextv2", "segforme
 def test_a_tiny_model_of_every_architecture_loads(name: str, tmp_path: Path) -> None:
     from transformers import AutoModel, AutoProcessor, AutoTokenizer
 
-    from hf_mps.finetune.smoke import tiny_model as model
+    from hf_mps.finetune.smoke import tiny_model
 
     reads: families.Input = "sound" if name in SOUND else "image" if name in PICTURES else "text"
     family = families.Family(name, reads, families.WORDS.get(name, "bytes"), {})
-    model.write(family, tmp_path / "tiny", ["The cat sat on the mat.", "Where does Ada live?"], seed=1)
+    tiny_model.write(family, tmp_path / "tiny", ["The cat sat on the mat.", "Where does Ada live?"], seed=1)
     loaded = AutoModel.from_pretrained(tmp_path / "tiny")
     assert loaded.config.model_type == name
     assert loaded.num_parameters() < (200_000 if name not in OTHERS else 60_000_000)
