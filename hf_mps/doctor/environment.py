@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from importlib import metadata
 
 from hf_mps.core import settings
 from hf_mps.core.errors import UserError, nearest
+from hf_mps.device import machine
 from hf_mps.doctor.findings import Finding, note, ok, problem
 
 # What PyTorch's Metal backend reads: https://docs.pytorch.org/docs/stable/mps_environment_variables.html
@@ -20,125 +22,102 @@ METAL_VARIABLES = (
     "PYTORCH_MPS_PREFER_METAL",
     "PYTORCH_ENABLE_MPS_FALLBACK",
 )
-METAL_DOCS = "https://docs.pytorch.org/docs/stable/mps_environment_variables.html"
 # PyTorch's own low watermark where the memory is unified, used where only the high one is set.
 LOW_WATERMARK = 1.4
 
 
 def examine(refused: str = "") -> list[Finding]:
     """What is set, what contradicts; `refused` is the layer's own refusal of a variable, where it had one."""
-    found = [problem("variables", refused, "unset the variable that the line names")] if refused else []
-    found += [*_own(), *_metal_names(), *_fallback(), *_watermarks(), *_accelerate(), *_others(), _autoload()]
-    found.append(_config())
-    return found
+    first = [problem("variables", refused, "unset the variable that the line names")] if refused else []
+    return [*first, *_own(), *_metal_names(), *_fallback(), *_watermarks(), *_accelerate(), *_others(), _config()]
 
 
-def _own() -> list[Finding]:
+def _own() -> Iterator[Finding]:
     """The variables of hf_mps that are set."""
-    found = []
-    for name in sorted(os.environ):
-        if name in settings.KNOWN:
-            found.append(ok(name, f"{os.environ[name]} ({settings.KNOWN[name]})"))
-    return found
+    for name in sorted(settings.KNOWN.keys() & os.environ.keys()):
+        yield ok(name, f"{os.environ[name]} ({settings.KNOWN[name]})")
 
 
-def _metal_names() -> list[Finding]:
+def _metal_names() -> Iterator[Finding]:
     """Variables that look like PyTorch's and that nobody reads."""
-    found = []
     for name in sorted(os.environ):
         if name.startswith("PYTORCH_") and "MPS" in name and name not in METAL_VARIABLES:
             near = nearest(name, METAL_VARIABLES)
-            found.append(problem(name, f"PyTorch reads no variable of this name{near}", f"unset {name}"))
-    return found
+            yield problem(name, f"PyTorch reads no variable of this name{near}", f"unset {name}")
 
 
-def _fallback() -> list[Finding]:
+def _fallback() -> Iterator[Finding]:
     name = "PYTORCH_ENABLE_MPS_FALLBACK"
-    value = os.environ.get(name)
-    if value is None:
-        return []
+    if name not in os.environ:
+        return
     try:
         chosen = settings.fallback()
     except UserError as error:
-        return [problem(name, str(error), f"unset {name}")]
-    if value == "1":
+        yield problem(name, str(error), f"unset {name}")
+        return
+    says = f"an operator without a Metal kernel is an error: {chosen.reason}"
+    if os.environ[name] == "1":
         says = "PyTorch reads it once, when it is loaded; hf_mps falls back without it, and names every operator"
-        return [note(name, says, f"unset {name}")]
-    return [note(name, f"an operator without a Metal kernel is an error: {chosen.reason}", f"unset {name}")]
+    yield note(name, says, f"unset {name}")
 
 
-def _watermarks() -> list[Finding]:
+def _watermarks() -> Iterator[Finding]:
     high_name, low_name = "PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO"
     ratios: dict[str, float] = {}
-    found = []
     for name in (high_name, low_name):
         if name in os.environ:
             try:
                 ratios[name] = float(os.environ[name])
             except ValueError:
-                found.append(problem(name, f"{os.environ[name]} is no number", f"unset {name}"))
-    high = ratios.get(high_name)
+                yield problem(name, f"{os.environ[name]} is no number", f"unset {name}")
+    high, low = ratios.get(high_name), ratios.get(low_name, LOW_WATERMARK)
+    if high is None:
+        return
     if high == 0:
         says = "0 lifts the limit: macOS swaps, and may kill programs, before PyTorch refuses"
-        found.append(problem(high_name, says, f"unset {high_name}"))
-    elif high is not None:
-        low = ratios.get(low_name, LOW_WATERMARK)
-        if low > high:
-            says = f"{high:g} is below the low watermark, {low:g}; PyTorch refuses to start with such a pair"
-            found.append(problem(high_name, says, f"{low_name}={high:g}"))
-        elif high > 1.7:
-            says = f"{high:g} times the recommended maximum is allowed: far into swap (the default is 1.7)"
-            found.append(problem(high_name, says, f"unset {high_name}"))
-        else:
-            found.append(ok(high_name, f"{high:g} times the recommended maximum"))
-    return found
+        yield problem(high_name, says, f"unset {high_name}")
+    elif low > high:
+        says = f"{high:g} is below the low watermark, {low:g}; PyTorch refuses to start with such a pair"
+        yield problem(high_name, says, f"{low_name}={high:g}")
+    elif high > 1.7:
+        says = f"{high:g} times the recommended maximum is allowed: far into swap (the default is 1.7)"
+        yield problem(high_name, says, f"unset {high_name}")
+    else:
+        yield ok(high_name, f"{high:g} times the recommended maximum")
 
 
-def _accelerate() -> list[Finding]:
+def _accelerate() -> Iterator[Finding]:
     """Accelerate's own switches against HF_MPS_DEVICE."""
-    found = []
-    wanted, theirs = os.environ.get("HF_MPS_DEVICE", ""), os.environ.get("ACCELERATE_TORCH_DEVICE", "")
+    ours, theirs = os.environ.get("HF_MPS_DEVICE", ""), os.environ.get("ACCELERATE_TORCH_DEVICE", "")
     kind = theirs.partition(":")[0]
-    if theirs and wanted and kind != wanted:
-        says = f"{theirs} contradicts HF_MPS_DEVICE={wanted}, which wins"
-        found.append(problem("ACCELERATE_TORCH_DEVICE", says, "unset ACCELERATE_TORCH_DEVICE"))
+    if theirs and ours and kind != ours:
+        says = f"{theirs} contradicts HF_MPS_DEVICE={ours}, which wins"
+        yield problem("ACCELERATE_TORCH_DEVICE", says, "unset ACCELERATE_TORCH_DEVICE")
     elif theirs and kind != "mps":
         says = f"{theirs} sends Accelerate there; hf_mps lets TrainingArguments and Lightning follow"
-        found.append(note("ACCELERATE_TORCH_DEVICE", says, f"HF_MPS_DEVICE={kind} says it to all three"))
+        yield note("ACCELERATE_TORCH_DEVICE", says, f"HF_MPS_DEVICE={kind} says it to all three")
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "y", "on", "t"):
         says = "sends Accelerate to the CPU while TrainingArguments stays on mps"
-        found.append(
-            problem("ACCELERATE_USE_CPU", says, "unset ACCELERATE_USE_CPU (HF_MPS_DEVICE=cpu moves all three)")
-        )
-    return found
+        yield problem("ACCELERATE_USE_CPU", says, "unset ACCELERATE_USE_CPU (HF_MPS_DEVICE=cpu moves all three)")
 
 
-def _others() -> list[Finding]:
-    found = []
-    if "CUDA_VISIBLE_DEVICES" in os.environ:
-        from hf_mps.device import machine
-
-        if machine.present().mac:
-            found.append(note("CUDA_VISIBLE_DEVICES", "nobody reads it on a Mac", "unset CUDA_VISIBLE_DEVICES"))
+def _others() -> Iterator[Finding]:
+    """Variables of others, and whether `import torch` switches the layer on in this environment."""
+    if "CUDA_VISIBLE_DEVICES" in os.environ and machine.present().mac:
+        yield note("CUDA_VISIBLE_DEVICES", "nobody reads it on a Mac", "unset CUDA_VISIBLE_DEVICES")
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
         says = "PyTorch loads no extension at import, so hf_mps is not on in plain scripts"
-        found.append(problem("TORCH_DEVICE_BACKEND_AUTOLOAD", says, "hf-mps run script.py"))
-    return found
-
-
-def _autoload() -> Finding:
-    """Whether `import torch` switches the layer on in this environment."""
-    points = [each for each in metadata.entry_points(group="torch.backends") if each.name == "hf_mps"]
-    if points:
-        return ok("autoload", "every script of this environment is served: `import torch` switches hf_mps on")
-    return problem(
-        "autoload", "hf_mps is imported but not installed, so plain scripts run without it", "pip install hf-mps"
-    )
+        yield problem("TORCH_DEVICE_BACKEND_AUTOLOAD", says, "hf-mps run script.py")
+    if any(point.name == "hf_mps" for point in metadata.entry_points(group="torch.backends")):
+        yield ok("autoload", "every script of this environment is served: `import torch` switches hf_mps on")
+    else:
+        says = "hf_mps is imported but not installed, so plain scripts run without it"
+        yield problem("autoload", says, "pip install hf-mps")
 
 
 def _config() -> Finding:
     """Accelerate's configuration in its default place: CPU-only, retired, or well."""
-    from hf_mps.doctor.accelerate_config import file, repairs
+    from hf_mps.doctor.accelerate_config import file, repairs  # accelerate takes a while
 
     name, path = "accelerate config", file.default_place()
     try:

@@ -37,29 +37,24 @@ def examine() -> list[Finding]:
     from hf_mps import guards
     from hf_mps.device import choice
 
-    _import_libraries()
-    found = []
-    states, metal = guards.report().guards, choice.metal().value
-    idle = [each for each in states if not metal and each.state in IDLE]
-    for each in states:
-        if each in idle:
-            continue
-        if each.state == "failed":
-            found.append(problem(each.name, f"failed: {each.reason}", "pip install --upgrade hf-mps"))
-        elif each.state == "off by user":
-            found.append(note(each.name, f"off: {each.reason}; {each.what}", "unset HF_MPS_GUARDS"))
-        else:
-            found.append(ok(each.name, f"{each.state}: {each.reason}"))
-    if idle:
-        found.append(ok("idle", f"{len(idle)} guards have nothing to do: the hazards are Metal's, and there is none"))
-    return found
-
-
-def _import_libraries() -> None:
-    """Import what the guards wait for, where it is installed: only then do they know what they have to do."""
-    for name in INSTALLED_AFTER:
+    for library in INSTALLED_AFTER:  # what the guards wait for: only then do they know what they have to do
         with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+            importlib.import_module(library)
+    on_metal = choice.metal().value
+    idle = 0
+    findings = []
+    for guard in guards.report().guards:
+        if not on_metal and guard.state in IDLE:
+            idle += 1
+        elif guard.state == "failed":
+            findings.append(problem(guard.name, f"failed: {guard.reason}", "pip install --upgrade hf-mps"))
+        elif guard.state == "off by user":
+            findings.append(note(guard.name, f"off: {guard.reason}; {guard.what}", "unset HF_MPS_GUARDS"))
+        else:
+            findings.append(ok(guard.name, f"{guard.state}: {guard.reason}"))
+    if idle:
+        findings.append(ok("idle", f"{idle} guards have nothing to do: the hazards are Metal's, and there is none"))
+    return findings
 
 
 @dataclass(frozen=True)
@@ -85,37 +80,33 @@ class Trial:
 def try_all(names: Sequence[str] | None = None) -> list[Trial]:
     """Run the trials of these guards, by default of all that are about the device; none where there is no Metal."""
     left = list(_concerned() if names is None else names)
-    found: list[Trial] = []
+    trials: list[Trial] = []
     while left:
-        before = len(left)
-        for each in _child(left):
-            found.append(each)
-            left.remove(each.name)
-        if len(left) == before:  # a process that could not even start
-            found += [_trial(name, "not tried", "the process of the trials did not start", 0.0) for name in left]
-            break
-    return found
+        ended = list(_child(left))
+        if not ended:  # a process that could not even start
+            return trials + [_trial(name, "not tried", "the process of the trials did not start", 0.0) for name in left]
+        trials += ended
+        left = [name for name in left if name not in {trial.name for trial in ended}]
+    return trials
 
 
 def examine_trials(trials: Sequence[Trial]) -> list[Finding]:
     """The trials as lines of the report. A fault that a guard cures is no problem; one that ends the process is."""
-    found = []
-    for each in trials:
-        says = f"{each.verdict}: {each.says}"
-        if each.verdict == "ended":
-            found.append(problem(each.name, says, each.issue))
-        elif each.verdict == "failed":
-            found.append(note(each.name, says, each.issue))
-        elif each.news:
-            listed = (
-                "listed as faulty for this torch and Mac" if each.listed else "listed as right for this torch and Mac"
-            )
-            found.append(note(each.name, f"{says}; {listed}", each.issue))
-        elif each.verdict == "faulty":
-            found.append(note(each.name, f"{says}; cured here", each.issue))
-        else:
-            found.append(ok(each.name, says))
-    return found
+    return [_finding(trial) for trial in trials]
+
+
+def _finding(trial: Trial) -> Finding:
+    says = f"{trial.verdict}: {trial.says}"
+    if trial.verdict == "ended":
+        return problem(trial.name, says, trial.issue)
+    if trial.verdict == "failed":
+        return note(trial.name, says, trial.issue)
+    if trial.news:
+        listed = "faulty" if trial.listed else "right"
+        return note(trial.name, f"{says}; listed as {listed} for this torch and Mac", trial.issue)
+    if trial.verdict == "faulty":
+        return note(trial.name, f"{says}; cured here", trial.issue)
+    return ok(trial.name, says)
 
 
 def _concerned() -> list[str]:
@@ -143,10 +134,10 @@ def _child(names: Sequence[str]) -> Iterator[Trial]:
     for line in out.splitlines():
         if not line.startswith(('{"begins"', '{"name"')):  # whatever a library prints
             continue
-        told = json.loads(line)
-        running = told.get("begins", "")
+        values = json.loads(line)
+        running = values.get("begins", "")
         if not running:
-            yield Trial(**told)
+            yield Trial(**values)
     if running:
         last = next((line for line in reversed(err.splitlines()) if line.strip()), "it said nothing")
         yield _trial(running, "ended", f"{_ending(process.returncode)}: {last.strip()}", time.monotonic() - begun)
@@ -173,17 +164,17 @@ def main(names: Sequence[str]) -> None:
     for name in names:
         print(json.dumps({"begins": name}), flush=True)
         guard, begun = registry.get(name), time.monotonic()
+        verdict: Verdict
         try:
-            found = guard.tried()
+            outcome = guard.tried()
         except Exception as error:
-            made = _trial(name, "failed", summary(error), time.monotonic() - begun)
+            verdict, says = "failed", summary(error)
         else:
-            verdict: Verdict = "faulty" if found.value else "right"
-            if not found.reason.startswith(TRIED):
+            verdict = "faulty" if outcome.value else "right"
+            if not outcome.reason.startswith(TRIED):
                 verdict = "not tried"
-            says = found.reason.removeprefix(f"{TRIED}: ").removeprefix(f"{TRIED}, ")
-            made = _trial(name, verdict, says, time.monotonic() - begun)
-        print(json.dumps(asdict(made)), flush=True)
+            says = outcome.reason.removeprefix(f"{TRIED}: ").removeprefix(f"{TRIED}, ")
+        print(json.dumps(asdict(_trial(name, verdict, says, time.monotonic() - begun))), flush=True)
 
 
 if __name__ == "__main__":
