@@ -93,12 +93,12 @@ def swept(argv: list[str]) -> list[str]:
 
     Every word with a = that follows the option belongs to it, up to the next option.
     """
-    found: list[str] = []
+    words: list[str] = []
     sweeping = False
     for word in argv:
         if word.startswith("--"):
             sweeping = word == "--sweep"
-        elif sweeping and "=" in word and found[-1] != "--sweep":
-            found.append("--sweep")
-        found.append(word)
-    return found
+        elif sweeping and "=" in word and words[-1] != "--sweep":
+            words.append("--sweep")
+        words.append(word)
+    return words

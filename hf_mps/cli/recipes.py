@@ -78,12 +78,12 @@ def validate_recipes(
     wrong = 0
     for name in recipe or [entry.name for entry in catalogue.entries()]:
         problems = checks.problems(name)
-        told = [problem for problem in problems if not problem.unchecked]
-        wrong += len(told)
-        for problem in told:
+        certain = [problem for problem in problems if not problem.unchecked]
+        wrong += len(certain)
+        for problem in certain:
             print(f"hf-mps: {problem}", file=sys.stderr)
         unchecked = "".join(f" as far as this installation can tell: {one}" for one in problems if one.unchecked)
-        if not told:
+        if not certain:
             print(f"{name} is valid{unchecked}")
     return MISUSE if wrong else 0
 

@@ -24,19 +24,19 @@ RIGHT_ON_THE_FIRST = "2.14"
 def examine() -> list[Finding]:
     """Every package of the stack with its version; what does not fit; the known problems of these versions."""
     needed = [Requirement(line) for line in metadata.requires("hf-mps") or ()]
-    wanted = {each.name: each for each in needed if each.marker is None}
-    packages = [_installed(name, wanted.get(name)) for name in (*wanted, *OPTIONAL)]
+    required = {requirement.name: requirement for requirement in needed if requirement.marker is None}
+    packages = [_installed(name, required.get(name)) for name in (*required, *OPTIONAL)]
     return [finding for finding in (*packages, _newer()) if finding is not None] + [
-        _known(*each) for each in known_faults.here()
+        _known(*fault) for fault in known_faults.here()
     ]
 
 
-def _installed(name: str, wanted: Requirement | None) -> Finding | None:
+def _installed(name: str, required: Requirement | None) -> Finding | None:
     version = known_faults.version(name)
     if version is None:
-        return problem(name, "not installed", f"pip install '{wanted}'") if wanted else None
-    if wanted and not wanted.specifier.contains(version, prereleases=True):
-        return problem(name, f"{version}; hf_mps needs {wanted.specifier}", f"pip install --upgrade '{wanted}'")
+        return problem(name, "not installed", f"pip install '{required}'") if required else None
+    if required and not required.specifier.contains(version, prereleases=True):
+        return problem(name, f"{version}; hf_mps needs {required.specifier}", f"pip install --upgrade '{required}'")
     return _torch(version) if name == "torch" else ok(name, version)
 
 

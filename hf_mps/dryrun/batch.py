@@ -62,20 +62,20 @@ def widened(batch: Mapping[str, Any], wide: Width) -> dict[str, Any]:
     Tensors belong together that are as wide as the ids whose prefix they share (`anchor_input_ids`). Labels that are
     as wide as the answers' (`wide.targets`) go their own way.
     """
-    made = dict(batch)
+    result = dict(batch)
     if wide.targets is not None:
-        made |= {name: _repeated(batch[name], wide.targets) for name in TARGETS if name in batch}
+        result |= {name: _repeated(batch[name], wide.targets) for name in TARGETS if name in batch}
     for name, ids in batch.items():
         kind = next((kind for kind in (IDS, SOUND) if name.endswith(kind)), None)
-        wanted = wide.tokens if kind == IDS else wide.samples
-        if kind is None or wanted is None or name in TARGETS:
+        size = wide.tokens if kind == IDS else wide.samples
+        if kind is None or size is None or name in TARGETS:
             continue
         prefix = name.removesuffix(kind)
         for other, tensor in batch.items():
             own = other.startswith(prefix) and not (wide.targets is not None and other in TARGETS)
             if own and getattr(tensor, "ndim", 0) > 1 and tensor.shape[-1] == ids.shape[-1]:
-                made[other] = _repeated(tensor, wanted)
-    return made
+                result[other] = _repeated(tensor, size)
+    return result
 
 
 def _repeated(tensor: Any, width: int) -> Any:
@@ -89,11 +89,11 @@ def _rate(prepared: Prepared) -> int:
 
 def _positions(model: Any) -> int | None:
     """The positions of a model that has so many and no more; None where its configuration names no number."""
-    said: Any = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-    if not isinstance(said, int) or said <= 0:
+    positions: Any = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions <= 0:
         return None
     for name, module in model.named_modules():
         # RoBERTa's and its kin's begin behind the padding's number.
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
-            return said - int(module.padding_idx) - 1
-    return said
+            return positions - int(module.padding_idx) - 1
+    return positions

@@ -31,32 +31,32 @@ class Repair:
 
 def find(values: Values, *, on_metal: bool = True) -> list[Repair]:
     """What is to be changed in `values`; with `on_metal` False a CPU-only file is the user's word and stays."""
-    found = []
+    needed = []
     if values.get("use_cpu") and on_metal:
-        found.append(Repair("use_cpu", values["use_cpu"], False, ON_THE_CPU))
+        needed.append(Repair("use_cpu", values["use_cpu"], False, ON_THE_CPU))
     if values.get("distributed_type") == "MPS":
         reason = "accelerate retired the type; mps is taken by itself without one"
-        found.append(Repair("distributed_type", "MPS", "NO", reason))
+        needed.append(Repair("distributed_type", "MPS", "NO", reason))
     for key in ("use_mps_device", "mps"):
         if key in values:
-            found.append(Repair(key, values[key], None, "accelerate knows no such key any more; mps is the default"))
-    found += _older(values)
+            needed.append(Repair(key, values[key], None, "accelerate knows no such key any more; mps is the default"))
+    needed += _older(values)
     processes = values.get("num_processes")
     if processes not in (None, 1, -1):
         reason = "there is one Metal device, and each process would train the whole model"
-        found.append(Repair("num_processes", processes, 1, reason))
-    return found + _precision(values, on_metal)
+        needed.append(Repair("num_processes", processes, 1, reason))
+    return needed + _precision(values, on_metal)
 
 
-def reasons(found: list[Repair]) -> str:
+def reasons(needed: list[Repair]) -> str:
     """The repairs and their reasons in one line."""
-    return "; ".join(f"{repair}: {repair.reason}" for repair in found)
+    return "; ".join(f"{repair}: {repair.reason}" for repair in needed)
 
 
-def apply(values: Values, found: list[Repair]) -> Values:
+def apply(values: Values, needed: list[Repair]) -> Values:
     """`values` with every repair made; the keys that accelerate needs are added as it adds them itself."""
     changed = dict(values)
-    for repair in found:
+    for repair in needed:
         if repair.value is None:
             changed.pop(repair.key, None)
         else:
@@ -70,18 +70,18 @@ def apply(values: Values, found: list[Repair]) -> Values:
 
 def _older(values: Values) -> list[Repair]:
     """Keys that accelerate still converts: written in today's form."""
-    found = []
+    needed = []
     if "fp16" in values:
         today = "fp16" if values["fp16"] else "no"
-        found.append(Repair("fp16", values["fp16"], None, "older form of mixed_precision"))
+        needed.append(Repair("fp16", values["fp16"], None, "older form of mixed_precision"))
         if "mixed_precision" not in values:
-            found.append(Repair("mixed_precision", "no", today, f"what fp16: {_yaml(values['fp16'])} said"))
+            needed.append(Repair("mixed_precision", "no", today, f"what fp16: {_yaml(values['fp16'])} said"))
     if "dynamo_backend" in values:
         backend = values["dynamo_backend"]
-        found.append(Repair("dynamo_backend", backend, None, "older form of dynamo_config"))
+        needed.append(Repair("dynamo_backend", backend, None, "older form of dynamo_config"))
         if backend != "NO":
-            found.append(Repair("dynamo_config", None, {"dynamo_backend": backend}, "what dynamo_backend said"))
-    return found
+            needed.append(Repair("dynamo_config", None, {"dynamo_backend": backend}, "what dynamo_backend said"))
+    return needed
 
 
 def _precision(values: Values, on_metal: bool) -> list[Repair]:

@@ -63,15 +63,15 @@ def check(path: Path, *, json: bool = False) -> None:
     Raises UserError for a file that is not understood.
     """
     existing = file.read(path)
-    found = repairs.find(existing) if existing is not None else []
+    needed = repairs.find(existing) if existing is not None else []
     if json:
-        Outcome(path, existing, found).print_json()
+        Outcome(path, existing, needed).print_json()
     elif existing is None:
         print(f"{path}: there is {repairs.NO_FILE}")
-    elif not found:
+    elif not needed:
         print(f"{path}: nothing to repair")
-    if found:
-        raise RunError(f"{path}: {repairs.reasons(found)}; next: hf-mps config --config_file {path}")
+    if needed:
+        raise RunError(f"{path}: {repairs.reasons(needed)}; next: hf-mps config --config_file {path}")
 
 
 def run(path: Path, *, yes: bool, json: bool = False) -> None:
@@ -87,15 +87,15 @@ def run(path: Path, *, yes: bool, json: bool = False) -> None:
     if not json:
         print(*facts, sep="\n")
     choices = _settle(existing, yes=yes)
-    values, found = _values(existing, choices)
-    outcome = Outcome(path, existing, found)
-    if existing is None or values != repairs.apply(existing, []) or found:
+    values, needed = _values(existing, choices)
+    outcome = Outcome(path, existing, needed)
+    if existing is None or values != repairs.apply(existing, []) or needed:
         if not json:
-            _show(path, existing, values, choices, found)
+            _show(path, existing, values, choices, needed)
         if not yes and not typer.confirm("Write it?", default=True):
             print(f"{path} stays as it is")
             return
-        outcome = Outcome(path, existing, found, choices, written=True, backup=file.write(path, values))
+        outcome = Outcome(path, existing, needed, choices, written=True, backup=file.write(path, values))
     outcome.print_json() if json else outcome.print()
 
 
@@ -113,14 +113,14 @@ def _settle(existing: Values | None, *, yes: bool) -> dict[str, Choice[Any]]:
     """Each answer with its reason: a file's own where it has one that holds, then the user's."""
     from hf_mps.device import precision
 
-    said = repairs.apply(existing, repairs.find(existing)) if existing is not None else {}
+    before = repairs.apply(existing, repairs.find(existing)) if existing is not None else {}
     metal = Choice(False, "train on the Metal GPU; Trainer, Accelerate and Lightning then agree on mps")
     if not yes and not typer.confirm("Train on the Metal GPU (no: on the CPU)?", default=True):
         metal = Choice(True, "your answer; set HF_MPS_DEVICE=cpu as well, or TrainingArguments stays on mps")
     default = precision.default("mps")
     chosen = Choice(SHOWN_AS.get(default.value, default.value), default.reason)
     if existing is not None:
-        chosen = Choice(said["mixed_precision"] or "no", "the file says so")
+        chosen = Choice(before["mixed_precision"] or "no", "the file says so")
     if not yes:
         chosen = _ask_precision(chosen)
     return {
@@ -148,16 +148,16 @@ def _ask_precision(default: Choice[str]) -> Choice[str]:
 def _values(existing: Values | None, choices: dict[str, Choice[Any]]) -> tuple[Values, list[Repair]]:
     """What is to be written, and what of the existing file had to be repaired for it."""
     answered = {key: choice.value for key, choice in choices.items()}
-    said = existing or {}
-    found = repairs.find(said, on_metal=not answered["use_cpu"])
-    return repairs.apply(said, found) | answered, found
+    before = existing or {}
+    needed = repairs.find(before, on_metal=not answered["use_cpu"])
+    return repairs.apply(before, needed) | answered, needed
 
 
 def _show(
-    path: Path, existing: Values | None, values: Values, choices: dict[str, Choice[Any]], found: list[Repair]
+    path: Path, existing: Values | None, values: Values, choices: dict[str, Choice[Any]], needed: list[Repair]
 ) -> None:
     """The difference to the file that is there, or the whole of a new one; each line with its reason."""
-    reasons = {repair.key: repair.reason for repair in found}
+    reasons = {repair.key: repair.reason for repair in needed}
     reasons = {key: choice.reason for key, choice in choices.items()} | reasons
     before = existing or {}
     print(f"{path} ({'new' if existing is None else 'changes'}):")

@@ -122,12 +122,12 @@ def compare(reference: Trace, metal: Trace, precision: str = "fp32", again: Trac
     return Parity(_steps(reference, metal), _first(reference, metal, allowed), tolerance, failure, spread)
 
 
-def equal(one: Trace, other: Trace) -> bool:
+def equal(first: Trace, second: Trace) -> bool:
     """Whether two traces are the same to the bit."""
-    if (one.losses, one.norms, one.failure) != (other.losses, other.norms, other.failure):
+    if (first.losses, first.norms, first.failure) != (second.losses, second.norms, second.failure):
         return False
-    return one.events.keys() == other.events.keys() and all(
-        bool((digest.values == other.events[key].values).all()) for key, digest in one.events.items()
+    return first.events.keys() == second.events.keys() and all(
+        bool((digest.values == second.events[key].values).all()) for key, digest in first.events.items()
     )
 
 
@@ -193,10 +193,10 @@ def _rel_error(reference: Trace, key: Key, metal: Trace) -> float:
     return ours.rel_error(theirs)
 
 
-def _relative(one: float, other: float) -> float:
-    if not (one == one and other == other) or float("inf") in (abs(one), abs(other)):
-        return 0.0 if repr(one) == repr(other) else float("inf")
-    return abs(one - other) / max(abs(one), 1e-12)
+def _relative(first: float, second: float) -> float:
+    if not (first == first and second == second) or float("inf") in (abs(first), abs(second)):
+        return 0.0 if repr(first) == repr(second) else float("inf")
+    return abs(first - second) / max(abs(first), 1e-12)
 
 
 def report(target: str, parity: Parity, facts: Mapping[str, Choice[Any]]) -> Report:
