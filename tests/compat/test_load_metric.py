@@ -19,7 +19,7 @@ import torch
 from inline_snapshot import snapshot
 
 from hf_mps.compat import metrics
-from hf_mps.finetune.metrics import as_evaluate, needs
+from hf_mps.finetune.metrics import as_evaluate, table
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +107,7 @@ def test_a_metrics_own_file_goes_to_evaluate_with_all_arguments(monkeypatch: pyt
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(needs, "find_spec", lambda name: None)
+    monkeypatch.setattr(table, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"^wer needs jiwer, which is missing: pip install jiwer$"):
         datasets.load_metric("wer")
 

@@ -77,6 +77,11 @@ def mse(predictions: Numbers, references: Numbers) -> float:
     return float(mean_squared_error(references, predictions)) if _finite(predictions, references) else float("nan")
 
 
+def mean_reciprocal_rank(ranks: Sequence[int], wanted: Sequence[int]) -> float:
+    """The mean of one over the rank at which the right text came; a rank beyond 10 counts as 0."""
+    return sum(1 / rank for rank in ranks if rank <= 10) / len(ranks)
+
+
 def _correlation(formula: Callable[..., Any], predictions: Numbers, references: Numbers) -> float:
     if not _finite(predictions, references):
         return float("nan")

@@ -8,14 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.metrics import tags
-from hf_mps.finetune.metrics.catalogue import LOWER_IS_BETTER, REPORTS, Baseline, Metrics, load
-from hf_mps.finetune.metrics.chosen import choose
+from hf_mps.finetune.metrics import seqeval
+from hf_mps.finetune.metrics.selection import Baseline, Metrics, choose, load
+from hf_mps.finetune.metrics.table import LOWER_IS_BETTER, REPORTS, of_kind
 
-OF_WORDS = (
-    "accuracy",
-    *(f"{name}/{average}" for name in ("f1", "precision", "recall") for average in ("macro", "micro", "weighted")),
-)
 Tagged = Sequence[Sequence[str]]
 
 
@@ -36,7 +32,7 @@ class TagMetrics:
         return (*numbers, *self._of_kinds()) if "seqeval" in self.names else tuple(numbers)
 
     def _of_kinds(self) -> list[str]:
-        return [f"{kind}_{number}" for kind in self.kinds for number in tags.OVERALL]
+        return [f"{kind}_{number}" for kind in self.kinds for number in seqeval.OVERALL]
 
     def compute(self, predictions: Tagged, references: Tagged) -> dict[str, float]:
         """Every metric of rows of answered tags against the true ones, of the same lengths.
@@ -49,7 +45,7 @@ class TagMetrics:
             overall = {name: value for name, value in report.items() if name.startswith("overall_")}
             values |= overall | dict.fromkeys(self._of_kinds(), 0.0)
             for kind in self.kinds:
-                values |= {f"{kind}_{number}": report[kind][number] for number in tags.OVERALL if kind in report}
+                values |= {f"{kind}_{number}": report[kind][number] for number in seqeval.OVERALL if kind in report}
         if self.words is not None:
             ids = {name: number for number, name in enumerate(self.tag_names)}
             flat = [[ids[tag] for row in rows for tag in row] for rows in (predictions, references)]
@@ -69,17 +65,19 @@ def of_tags(asked: Sequence[str] | None, tag_names: Sequence[str], task: str) ->
 
     Raises UserError for a metric that tags have not, and for seqeval over tags that mark no names.
     """
-    chunked = tags.is_chunked(tag_names)
-    chosen = choose(asked or (["seqeval"] if chunked else ["accuracy", "f1/macro"]), ("seqeval", *OF_WORDS), task)
+    chunked = seqeval.is_chunked(tag_names)
+    chosen = choose(
+        asked or (["seqeval"] if chunked else ["accuracy", "f1/macro"]), ("seqeval", *of_kind("words")), task
+    )
     if "seqeval" in chosen.names and not chunked:
         shown = ", ".join(tag_names[:6])
         raise UserError(
             f"metrics has seqeval, which counts names, and the tags ({shown}{', …' if len(tag_names) > 6 else ''}) mark"
-            f" none (B-PER, I-PER, O); allowed: {', '.join(OF_WORDS)}"
+            f" none (B-PER, I-PER, O); allowed: {', '.join(of_kind('words'))}"
         )
     others = [name for name in chosen.names if name != "seqeval"]
     words = load(others, num_labels=len(tag_names)) if others else None
     main = chosen.reported[0]
     return TagMetrics(
-        chosen.names, main, main not in LOWER_IS_BETTER, tuple(tags.kinds(tag_names)), tuple(tag_names), words
+        chosen.names, main, main not in LOWER_IS_BETTER, tuple(seqeval.kinds(tag_names)), tuple(tag_names), words
     )

@@ -11,7 +11,7 @@ from pydantic import Field
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune import metrics
-from hf_mps.finetune.metrics.chosen import choose
+from hf_mps.finetune.metrics.selection import choose
 from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._base import Prepared

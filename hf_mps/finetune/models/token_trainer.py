@@ -14,8 +14,7 @@ import torch
 from transformers import Trainer
 
 from hf_mps.finetune.loss import chunked, deferred_head
-from hf_mps.finetune.metrics.catalogue import Baseline, of_log
-from hf_mps.finetune.metrics.chosen import Chosen
+from hf_mps.finetune.metrics.selection import Baseline, Chosen, of_log
 from hf_mps.finetune.text.padding import IGNORED
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, nearest
 from hf_mps.finetune import tasks
-from hf_mps.finetune.metrics import catalogue, tags
+from hf_mps.finetune.metrics import seqeval
+from hf_mps.finetune.metrics.table import REPORTS
 from hf_mps.finetune.recipe.schema import Recipe
 
 # What the command line may change without making another run of it than the one that the promise was given for.
@@ -89,7 +90,7 @@ def _instead(name: str, recipe: Recipe, *more: str) -> str:
 
 def _possible(recipe: Recipe) -> tuple[list[str], bool]:
     """The numbers that a recipe's metrics give, and whether its rows have no say in which metrics those are."""
-    numbers = catalogue.REPORTS | catalogue.OWN
+    numbers = REPORTS
     names = recipe.metrics or getattr(tasks.module(recipe.task), "METRICS", None)
     return list(dict.fromkeys(number for name in names or numbers for number in numbers[name])), names is not None
 
@@ -98,7 +99,7 @@ def _may_be(name: str, known: Collection[str], recipe: Recipe) -> bool:
     """Whether `name` is one of the numbers, that of a further split, or of one kind of name (PER_f1)."""
     splits = {**(recipe.data.files or {}), **(recipe.data.splits or {})}
     bare = next((name.removeprefix(f"{split}_") for split in splits if name.startswith(f"{split}_")), name)
-    of_a_kind = any(number.startswith("overall_") for number in known) and bare.endswith(tags.OVERALL)
+    of_a_kind = any(number.startswith("overall_") for number in known) and bare.endswith(seqeval.OVERALL)
     return bare in known or of_a_kind
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hf_mps import guards
 from hf_mps.device import simulated
-from hf_mps.finetune.metrics.catalogue import is_metric
+from hf_mps.finetune.metrics.selection import is_metric
 from hf_mps.finetune.recipe import expect
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import RunRecord

@@ -13,7 +13,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.metrics import Baseline
-from hf_mps.finetune.metrics.chosen import choose
+from hf_mps.finetune.metrics.selection import choose
 from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._base import Prepared

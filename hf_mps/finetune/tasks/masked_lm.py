@@ -12,7 +12,7 @@ from pydantic import Field
 from hf_mps.core import source_digest
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.metrics.chosen import choose
+from hf_mps.finetune.metrics.selection import choose
 from hf_mps.finetune.models import language
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.tasks.causal_lm import METRICS, predicted

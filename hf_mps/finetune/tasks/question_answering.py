@@ -12,8 +12,8 @@ from pydantic import Field, model_validator
 from hf_mps.core.choice import Choice
 from hf_mps.finetune import metrics
 from hf_mps.finetune.data.load import SPLITS
-from hf_mps.finetune.metrics.answers import exact_match, f1
-from hf_mps.finetune.metrics.chosen import choose
+from hf_mps.finetune.metrics.selection import choose
+from hf_mps.finetune.metrics.squad import exact_match, f1
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks._base import Prepared

@@ -17,7 +17,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, brief
 from hf_mps.finetune import metrics
 from hf_mps.finetune.data.load import SPLITS
-from hf_mps.finetune.metrics.chosen import choose
+from hf_mps.finetune.metrics.selection import choose
 from hf_mps.finetune.models import embeddings
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures

@@ -11,7 +11,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import counted
 from hf_mps.finetune.data import synthetic
-from hf_mps.finetune.metrics.chosen import choose
+from hf_mps.finetune.metrics.selection import choose
 from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema, training_section
 from hf_mps.finetune.tasks._base import Prepared

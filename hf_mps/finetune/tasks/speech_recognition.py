@@ -17,8 +17,8 @@ from hf_mps.finetune import metrics
 from hf_mps.finetune.data import labels
 from hf_mps.finetune.data.load import SPLITS
 from hf_mps.finetune.media import audio, letters
-from hf_mps.finetune.metrics import edits
-from hf_mps.finetune.metrics.chosen import choose
+from hf_mps.finetune.metrics.selection import choose
+from hf_mps.finetune.metrics.texts import cer, wer
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks._base import Prepared
@@ -237,6 +237,6 @@ class ASREvaluator:
                 "seconds": round(self._seconds[number], 2),
                 "prediction": text,
                 "truth": truth,
-                "wer": round(edits.wer([text], [truth]), 4),
-                "cer": round(edits.cer([text], [truth]), 4),
+                "wer": round(wer([text], [truth]), 4),
+                "cer": round(cer([text], [truth]), 4),
             }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hf_mps.finetune.data import synthetic
-from hf_mps.finetune.metrics.generation import sentences
+from hf_mps.finetune.metrics.texts import sentences
 from hf_mps.finetune.models import seq2seq
 from hf_mps.finetune.models.seq2seq import ARGUMENTS, SETTLED
 from hf_mps.finetune.recipe import schema

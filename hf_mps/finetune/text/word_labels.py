@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, brief, nearest
 from hf_mps.finetune.data import labels
-from hf_mps.finetune.metrics import tags
+from hf_mps.finetune.metrics import seqeval
 from hf_mps.finetune.text.padding import IGNORED
 from hf_mps.finetune.text.tokens import TEXT
 
@@ -28,7 +28,7 @@ class Tags:
     @property
     def chunked(self) -> bool:
         """Whether the tags mark names (B-PER, I-PER, O), which seqeval measures, and not each word alone."""
-        return tags.is_chunked(self.names)
+        return seqeval.is_chunked(self.names)
 
     def ids(self, raw: Sequence[Any]) -> list[int]:
         """The ids of one row's tags."""
@@ -139,5 +139,5 @@ def _refuse_unknown(rows: Rows, tagset: Tags) -> None:
 
 def _order(tag: str) -> tuple[bool, str, str]:
     """Sort O first, then by kind with B before I, so that ids do not depend on the order of the rows."""
-    prefix, kind = tags.split(tag)
-    return tag != tags.OUTSIDE, kind, prefix
+    prefix, kind = seqeval.split(tag)
+    return tag != seqeval.OUTSIDE, kind, prefix

@@ -19,7 +19,8 @@ from sklearn import metrics as sk
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune import metrics
-from hf_mps.finetune.metrics.catalogue import REPORTS, is_metric, of_log
+from hf_mps.finetune.metrics.selection import is_metric, of_log
+from hf_mps.finetune.metrics.table import computed
 from hf_mps.finetune.report.screen.rows import evaluated
 
 Oracle = Callable[[Any, Any], float]  # (references, predictions), scikit-learn's order
@@ -205,7 +206,7 @@ def test_the_baseline_of_values_is_their_mean() -> None:
 
 def test_a_recipe_may_name_every_metric_of_the_table_and_those_that_a_task_computes_itself() -> None:
     # The last three are taken from sums over tokens and pairs.
-    assert set(metrics.available()) - set(REPORTS) == {"perplexity", "rewards/accuracies", "rewards/margins"}
+    assert set(metrics.available()) - set(computed()) == {"perplexity", "rewards/accuracies", "rewards/margins"}
 
 
 NO_NETWORK = """
@@ -264,9 +265,9 @@ def test_loading_needs_no_network_and_no_writable_home(run_python: Callable[...,
         + """
 import json
 from hf_mps.finetune import metrics
-from hf_mps.finetune.metrics.catalogue import REPORTS
+from hf_mps.finetune.metrics.table import computed
 examples = json.loads(sys.argv[1])
-for name in REPORTS:
+for name in computed():
     metrics.load([name]).compute(*examples.get(name, ([0, 1, 1, 0], [0, 1, 0, 0])))
 print(metrics.load(["glue/mrpc"]).compute([0, 1, 1], [0, 1, 0]))
 """

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from hf_mps.finetune.metrics import tags
+from hf_mps.finetune.metrics import seqeval
 
 
 @pytest.mark.parametrize(
@@ -22,8 +22,8 @@ from hf_mps.finetune.metrics import tags
         ("", set()),
     ],
 )
-def test_spans_follow_conlleval(row: str, names: set[tags.Span]) -> None:
-    assert tags.spans(row.split()) == names
+def test_spans_follow_conlleval(row: str, names: set[seqeval.Span]) -> None:
+    assert seqeval.spans(row.split()) == names
 
 
 def test_the_scores_are_seqevals() -> None:
@@ -32,7 +32,7 @@ def test_the_scores_are_seqevals() -> None:
     predictions = [[draw.choice(words) for _ in range(8)] for _ in range(40)]
     references = [[draw.choice(words) for _ in range(8)] for _ in range(40)]
     # seqeval.metrics.classification_report and accuracy_score of these rows, version 1.2.2.
-    assert tags.seqeval(predictions, references) == {
+    assert seqeval.seqeval(predictions, references, zero_division=0) == {
         "LOC": {
             "precision": pytest.approx(0.22727272727272727),
             "recall": pytest.approx(0.20408163265306123),
@@ -53,19 +53,19 @@ def test_the_scores_are_seqevals() -> None:
 
 
 def test_nothing_found_and_nothing_there_score_zero() -> None:
-    assert tags.seqeval([["O", "O"]], [["B-PER", "O"]]) == {
+    assert seqeval.seqeval([["O", "O"]], [["B-PER", "O"]], zero_division=0) == {
         "PER": {"precision": 0.0, "recall": 0.0, "f1": 0.0, "number": 1},
         "overall_precision": 0.0,
         "overall_recall": 0.0,
         "overall_f1": 0.0,
         "overall_accuracy": 0.5,
     }
-    assert tags.seqeval([["O"]], [["O"]])["overall_f1"] == 0.0
+    assert seqeval.seqeval([["O"]], [["O"]], zero_division=0)["overall_f1"] == 0.0
 
 
 def test_rows_of_different_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match="longer"):
-        tags.seqeval([["O"]], [["O", "O"]])
+        seqeval.seqeval([["O"]], [["O", "O"]], zero_division=0)
 
 
 @pytest.mark.parametrize(
@@ -79,4 +79,4 @@ def test_rows_of_different_lengths_are_refused() -> None:
     ],
 )
 def test_tags_that_mark_names_are_told_from_others(named: tuple[str, ...], chunked: bool) -> None:
-    assert tags.is_chunked(named) is chunked
+    assert seqeval.is_chunked(named) is chunked

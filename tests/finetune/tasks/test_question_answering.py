@@ -13,7 +13,7 @@ from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
-from hf_mps.finetune.metrics import answers
+from hf_mps.finetune.metrics import squad
 from hf_mps.finetune.text.spans import NOWHERE
 from hf_mps.finetune.text.windows import QAWindowing, check, token_span
 from tests.finetune import tiny
@@ -80,7 +80,7 @@ def test_a_model_learns_to_answer_and_says_what_it_answered(asking: Path, finetu
     for line, row in zip(lines, given, strict=True):
         start = int(line["start"])
         assert row["context"][start : start + len(line["prediction"])] == line["prediction"]
-        assert float(line["exact_match"]) == answers.exact_match(line["prediction"], row["answers"]["text"])
+        assert float(line["exact_match"]) == squad.exact_match(line["prediction"], row["answers"]["text"])
         assert 0 < float(line["probability"]) <= 1
     share = 100 * sum(float(line["exact_match"]) for line in lines) / len(lines)
     assert share == pytest.approx(said["metrics"]["exact_match"])
@@ -259,5 +259,5 @@ def test_an_answer_that_begins_or_ends_inside_a_token_takes_the_whole_token() ->
     ],
 )
 def test_scores_are_squads_after_its_own_normalisation(answer: str, truths: list[str], exact: float, f1: float) -> None:
-    assert answers.exact_match(answer, truths) == exact
-    assert answers.f1(answer, truths) == pytest.approx(f1)
+    assert squad.exact_match(answer, truths) == exact
+    assert squad.f1(answer, truths) == pytest.approx(f1)

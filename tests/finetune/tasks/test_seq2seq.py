@@ -10,7 +10,7 @@ from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune import metrics
-from hf_mps.finetune.metrics import generation, needs
+from hf_mps.finetune.metrics import table, texts
 from tests.finetune import builders, tiny
 
 ROWS = [{"translation": {"en": text, "xx": " ".join(reversed(text.split()))}} for text in builders.TEXTS * 2]
@@ -136,13 +136,13 @@ def test_the_baseline_of_a_summary_is_the_beginning_of_its_document(models: Path
 
 
 def test_rouge_is_the_mean_over_rows_with_a_stemmer() -> None:
-    found = generation.rouge(["the cats sat", "a dog"], ["the cat sat", "the moon"])
+    found = texts.mean_rouge(["the cats sat", "a dog"], ["the cat sat", "the moon"])
     assert found == {"rouge1": 0.5, "rouge2": 0.5, "rougeL": 0.5, "rougeLsum": 0.5}
 
 
 def test_rouge_lsum_is_taken_by_sentences() -> None:
     # In another order the longest common subsequence is one sentence, and sentence by sentence both are there.
-    found = generation.rouge(["The cat sat down. A dog ran off."], ["A dog ran off. The cat sat down."])
+    found = texts.mean_rouge(["The cat sat down. A dog ran off."], ["A dog ran off. The cat sat down."])
     assert found["rougeL"] == pytest.approx(0.5)
     assert found["rougeLsum"] == pytest.approx(1.0)
 
@@ -152,16 +152,16 @@ def test_bleu_and_chrf_are_sacrebleus() -> None:
 
     answers = ["the cat sat on the mat today", "a dog ran away from the house"]
     truths = ["the cat sat on the mat", "the dog ran away from home"]
-    assert generation.sacrebleu(answers, truths)["sacrebleu"] == sacrebleu.corpus_bleu(answers, [truths]).score
-    assert generation.bleu(answers, truths)["bleu"] == pytest.approx(
+    assert texts.sacrebleu(answers, truths)["score"] == sacrebleu.corpus_bleu(answers, [truths]).score
+    assert texts.unsmoothed_bleu(answers, truths)["bleu"] == pytest.approx(
         sacrebleu.corpus_bleu(answers, [truths]).score / 100
     )
-    assert generation.chrf(answers, truths)["chrf"] == sacrebleu.corpus_chrf(answers, [truths]).score
-    assert generation.bleu(["no word"], ["of it"])["bleu"] == 0.0
+    assert texts.chrf(answers, truths)["score"] == sacrebleu.corpus_chrf(answers, [truths]).score
+    assert texts.unsmoothed_bleu(["no word"], ["of it"])["bleu"] == 0.0
 
 
 def test_a_package_that_is_absent_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(needs, "find_spec", lambda name: None)
+    monkeypatch.setattr(table, "find_spec", lambda name: None)
     with pytest.raises(UserError) as raised:
         metrics.load(["chrf"])
     assert str(raised.value) == snapshot(

@@ -15,7 +15,7 @@ from inline_snapshot import snapshot
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.media import audio, letters
-from hf_mps.finetune.metrics import edits
+from hf_mps.finetune.metrics import texts
 from hf_mps.finetune.tasks import speech_recognition
 from tests.finetune import tiny
 from tests.finetune.run_files import predictions, results
@@ -97,7 +97,7 @@ def test_a_run_falls_back_with_exactly_the_operators_that_its_recipe_names(heari
     assert [line["truth"] for line in lines] == given
     assert [float(line["seconds"]) for line in lines] == [round(len(text) * 0.1, 2) for text in given]
     assert [float(line["cer"]) for line in lines] == [
-        round(edits.cer([line["prediction"]], [line["truth"]]), 4) for line in lines
+        round(texts.cer([line["prediction"]], [line["truth"]]), 4) for line in lines
     ]
     assert (hearing / "runs/my/transcripts.png").read_bytes().startswith(b"\x89PNG")
 
@@ -287,8 +287,8 @@ def test_a_recogniser_keeps_its_own_letters_and_unknown_ones_are_told(hearing: P
 
 
 def test_error_rates_count_over_all_rows_and_may_pass_one() -> None:
-    assert edits.wer(["a b", "x"], ["a c d", "x"]) == 2 / 4
-    assert edits.wer(["a a a"], ["b"]) == 3.0
-    assert edits.cer(["a  b "], ["a b"]) == 0.0
+    assert texts.wer(["a b", "x"], ["a c d", "x"]) == 2 / 4
+    assert texts.wer(["a a a"], ["b"]) == 3.0
+    assert texts.cer(["a  b "], ["a b"]) == 0.0
     with pytest.raises(ValueError, match=r"^the references hold no word"):
-        edits.wer(["a"], [" "])
+        texts.wer(["a"], [" "])

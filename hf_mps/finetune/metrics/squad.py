@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import re
 import string
+import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Rows = Sequence[Mapping[str, Any]]
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -86,6 +90,35 @@ def squad_v2(
     return found
 
 
+def squad_of_rows(predictions: Rows, references: Rows) -> dict[str, float]:
+    """SQuAD 1.1 from evaluate's rows: `exact_match` and `f1` in percent; a question without a prediction scores 0.
+
+    predictions: `id`, `prediction_text`; references: `id`, `answers` with a list `text`.
+    """
+    given = {row["id"]: row["prediction_text"] for row in predictions}
+    _tell_missing(references, given, "scores 0")
+    texts = [given.get(row["id"]) for row in references]
+    return squad(texts, [list(row["answers"]["text"]) for row in references])
+
+
+def squad_v2_of_rows(predictions: Rows, references: Rows, no_answer_threshold: float = 1.0) -> dict[str, float]:
+    """SQuAD 2.0 from evaluate's rows, as `squad_v2`; a question without a prediction is left out.
+
+    predictions: `id`, `prediction_text`, `no_answer_probability` (0 to 1); references as `squad_of_rows` takes them. An
+    answer with a probability above the threshold counts as none.
+    """
+    given = {row["id"]: row for row in predictions}
+    _tell_missing(references, given, "is left out")
+    asked = [row for row in references if row["id"] in given]
+    rows = [given[row["id"]] for row in asked]
+    return squad_v2(
+        [row["prediction_text"] for row in rows],
+        [list(row["answers"]["text"]) for row in asked],
+        [float(row.get("no_answer_probability") or 0.0) for row in rows],
+        no_answer_threshold,
+    )
+
+
 def _best(
     answers: Sequence[str], scores: Sequence[float], doubts: Sequence[float], there: Sequence[bool]
 ) -> tuple[float, float]:
@@ -107,3 +140,10 @@ def _overlap(answer: list[str], truth: list[str], of_nothing: float) -> float:
         return of_nothing if answer == truth else 0.0
     shared = sum((Counter(answer) & Counter(truth)).values())
     return 2 * shared / (len(answer) + len(truth))
+
+
+def _tell_missing(references: Rows, given: Mapping[Any, Any], consequence: str) -> None:
+    missing = [row["id"] for row in references if row["id"] not in given]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        print(f"hf-mps: no prediction for question {missing[0]}{more}, which {consequence}", file=sys.stderr)

@@ -1,4 +1,9 @@
-"""The one evaluate.Metric behind every entry of the table; importing this imports `evaluate`."""
+"""Metrics with the interface of `evaluate`'s own modules, which `evaluate.load` would download from the hub.
+
+The same inputs, keywords and results as https://github.com/huggingface/evaluate/tree/main/metrics, computed by the
+libraries that those modules use, too: scikit-learn, scipy, rouge-score, SacreBLEU and jiwer. Importing this imports
+`evaluate`; the metrics are in `table`.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,9 @@ from typing import Any
 import datasets
 import evaluate
 
-from hf_mps.finetune.metrics.as_evaluate.table import METRICS, Entry
+from hf_mps.finetune.metrics.table import METRICS
 
+INTERFACES = {name: metric.evaluate for name, metric in METRICS.items() if metric.evaluate is not None}
 _TEXT, _NUMBER = datasets.Value("string"), datasets.Value("int32")
 # Rows that are more than a number, a text or a list of them.
 TYPES: dict[str, Any] = {
@@ -18,6 +24,21 @@ TYPES: dict[str, Any] = {
     "map": datasets.Image(),
     "truths": {"id": _TEXT, "answers": datasets.Sequence({"text": _TEXT, "answer_start": _NUMBER})},
 }
+
+
+def names() -> list[str]:
+    """The names that `load` takes, sorted."""
+    return sorted(INTERFACES)
+
+
+def load(name: str, config_name: str | None = None, **keywords: Any) -> Any:
+    """The evaluate.Metric `name`; `keywords` are those of evaluate.Metric (cache_dir, experiment_id, num_process, …).
+
+    Raises KeyError for a name or a configuration that there is not, ImportError where its library is not installed.
+    """
+    if name not in INTERFACES:
+        raise KeyError(f"'{name}' is not among the metrics here: {', '.join(names())}")
+    return Named(name, config_name, **keywords)
 
 
 class Named(evaluate.Metric):  # type: ignore[misc]
@@ -36,10 +57,10 @@ class Named(evaluate.Metric):  # type: ignore[misc]
         return self._name
 
     def _info(self) -> Any:
-        entry = METRICS[self._name]
+        entry = INTERFACES[self._name]
         if entry.only and self.config_name not in entry.only:
             raise KeyError(f"{self._name} needs a configuration: one of {', '.join(entry.only)}")
-        needs = entry.needs
+        needs = METRICS[self._name].needs
         if needs is not None and needs.missing:
             raise ImportError(f"{self._name} needs {needs.package}, which is missing: pip install {needs.package}")
         forms = (entry.configs or {}).get(self.config_name, entry.columns)
@@ -53,7 +74,7 @@ class Named(evaluate.Metric):  # type: ignore[misc]
         )
 
     def _compute(self, *, predictions: Any, references: Any, **keywords: Any) -> Any:
-        entry: Entry = METRICS[self._name]
+        entry = INTERFACES[self._name]
         if entry.by_config:
             keywords["config_name"] = self.config_name
         return entry.compute(predictions, references, **keywords)

@@ -1,9 +1,9 @@
-"""Which metrics there are, and a few of them loaded to be computed together."""
+"""The metrics that a recipe asks for: chosen among those of its task, and loaded to be computed together."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -11,101 +11,14 @@ from typing import Any
 
 from hf_mps.core import extras
 from hf_mps.core.errors import UserError, nearest
-from hf_mps.finetune.metrics import edits, generation, scores, tags
-from hf_mps.finetune.metrics.as_evaluate import answers
-from hf_mps.finetune.metrics.needs import JIWER, ROUGE, SACREBLEU, Needs
+from hf_mps.finetune.metrics import scores
+from hf_mps.finetune.metrics.table import LOWER_IS_BETTER, METRICS, REPORTS, TWO_LABELS, Metric, computed, of_kind
 
-TWO_LABELS = ("f1", "precision", "recall")
-Compute = Callable[[Any, Any], dict[str, float]]
-
-
-@dataclass(frozen=True)
-class Metric:
-    """The numbers that a metric reports, the first of which judges a run, and how it computes them."""
-
-    reports: tuple[str, ...]
-    compute: Compute
-    needs: Needs | None = None
-
-
-def _numbers(**formulas: Callable[[Any, Any], float]) -> Metric:
-    def compute(predictions: Any, references: Any) -> dict[str, float]:
-        return {name: float(formula(predictions, references)) for name, formula in formulas.items()}
-
-    return Metric(tuple(formulas), compute)
-
-
-def _averaged(name: Any, average: str = "binary") -> Callable[[Any, Any], float]:
-    return lambda predictions, references: scores.averaged(name, predictions, references, average)
-
-
-def _only(reports: tuple[str, ...], compute: Callable[..., dict[str, Any]]) -> Metric:
-    def of(predictions: Any, references: Any) -> dict[str, float]:
-        return {name: value for name, value in compute(predictions, references).items() if name in reports}
-
-    return Metric(reports, of)
-
-
-def _mean_reciprocal_rank(ranks: Sequence[int], wanted: Sequence[int]) -> float:
-    """The mean of one over the rank at which the right text came; a rank beyond 10 counts as 0."""
-    return sum(1 / rank for rank in ranks if rank <= 10) / len(ranks)
-
-
-# What each name reports; the first judges a run, so GLUE's pairs list F1 first: MRPC's results are compared by it.
-# These compare one label or value a row.
-_OF_LABELS: dict[str, Metric] = {
-    "accuracy": _numbers(accuracy=scores.accuracy),
-    "matthews_correlation": _numbers(matthews_correlation=scores.matthews_correlation),
-    "pearsonr": _numbers(pearsonr=scores.pearsonr),
-    "spearmanr": _numbers(spearmanr=scores.spearmanr),
-    "mse": _numbers(mse=scores.mse),
-    **{name: _numbers(**{name: _averaged(name)}) for name in TWO_LABELS},
-    **{
-        f"{name}/{average}": _numbers(**{f"{name}_{average}": _averaged(name, average)})
-        for name in TWO_LABELS
-        for average in ("macro", "micro", "weighted")
-    },
-    "glue/cola": _numbers(matthews_correlation=scores.matthews_correlation),
-    "glue/stsb": _numbers(pearsonr=scores.pearsonr, spearmanr=scores.spearmanr),
-    **{f"glue/{task}": _numbers(f1=_averaged("f1"), accuracy=scores.accuracy) for task in ("mrpc", "qqp")},
-    **{
-        f"glue/{task}": _numbers(accuracy=scores.accuracy)
-        for task in ("sst2", "mnli", "mnli_matched", "mnli_mismatched", "qnli", "rte", "wnli")
-    },
-}
-METRICS: dict[str, Metric] = {
-    **_OF_LABELS,
-    "squad": _only(("f1", "exact_match"), answers.squad),
-    "squad_v2": _only(
-        ("f1", "exact", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"),
-        answers.squad_v2,
-    ),
-    # sentence-transformers' names: cosines against scores of any scale.
-    "sts": _numbers(spearman_cosine=scores.spearmanr, pearson_cosine=scores.pearsonr),
-    # Predictions are the ranks at which the right text came, references the rank wanted, 1 in every row.
-    "retrieval": _numbers(**{"cosine_accuracy@1": scores.accuracy, "cosine_mrr@10": _mean_reciprocal_rank}),
-    "seqeval": Metric(("overall_f1", "overall_precision", "overall_recall", "overall_accuracy"), tags.seqeval),
-    "wer": Metric(("wer",), lambda *texts: {"wer": edits.wer(*texts)}, JIWER),
-    "cer": Metric(("cer",), lambda *texts: {"cer": edits.cer(*texts)}, JIWER),
-    "rouge": Metric(("rougeL", "rouge1", "rouge2", "rougeLsum"), generation.rouge, ROUGE),
-    "sacrebleu": Metric(("sacrebleu",), generation.sacrebleu, SACREBLEU),
-    "bleu": Metric(("bleu",), generation.bleu, SACREBLEU),
-    "chrf": Metric(("chrf",), generation.chrf, SACREBLEU),
-}
-OF_LABELS: dict[str, tuple[str, ...]] = {name: metric.reports for name, metric in _OF_LABELS.items()}
-REPORTS: dict[str, tuple[str, ...]] = {name: metric.reports for name, metric in METRICS.items()}
-# Metrics that a task computes itself, from sums over tokens or pairs that no list of answers holds.
-OWN: dict[str, tuple[str, ...]] = {
-    "perplexity": ("perplexity",),
-    "rewards/accuracies": ("rewards/accuracies",),
-    "rewards/margins": ("rewards/margins",),
-}
 # What Trainer and its speed_metrics add to the log of every evaluation, whatever the data set is called.
 TIMINGS = tuple(
     f"_{name}"
     for name in ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time", "jit_compilation_time")
 )
-LOWER_IS_BETTER = ("mse", "wer", "cer", "perplexity")
 
 
 @dataclass(frozen=True)
@@ -140,7 +53,8 @@ class Metrics:
             raise UserError(f"there is no row to compute {', '.join(self.names)} on: the evaluation data is empty")
         values: dict[str, float] = {}
         for metric in self._metrics:
-            values |= metric.compute(predicted, truths)
+            if metric.compute is not None:
+                values |= metric.compute(predicted, truths)
         return values
 
     def baseline(self, references: Any, *, train: Any, regression: bool = False, names: Sequence[str] = ()) -> Baseline:
@@ -162,6 +76,23 @@ class Metrics:
             what = f"always answers {said}, the label of {count / len(seen):.1%} of the training rows"
         truths = _column(references)
         return Baseline(what, self.compute([answer] * len(truths), truths))
+
+
+@dataclass
+class Chosen:
+    """Metrics that a task computes itself, by name.
+
+    `reported` are the numbers that an evaluation must give; `main`, the first, judges the run.
+    """
+
+    names: tuple[str, ...]
+    reported: tuple[str, ...]
+    main: str
+    greater_is_better: bool
+
+    def of(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Only the numbers that were asked for, in their order."""
+        return {name: float(values[name]) for name in self.reported}
 
 
 class Unmeasured(Metrics):
@@ -203,30 +134,59 @@ def of_log(logs: Mapping[str, Any]) -> dict[str, float]:
 
 def available() -> list[str]:
     """Every name that a recipe's `metrics` may have, sorted: those that `load` takes, and those of single tasks."""
-    return sorted({**REPORTS, **OWN})
+    return sorted(REPORTS)
 
 
 def load(names: Sequence[str], *, num_labels: int | None = None) -> Metrics:
     """Load metrics by name, `accuracy`, `f1`, `f1/macro`, `glue/mrpc`, …; the first of them judges the run.
 
-    `REPORTS` has the names. With `num_labels` a two-label metric on more labels is refused now, not after the first
-    epoch. Touches neither the network nor evaluate's caches. Raises UserError for an unknown name or an empty list.
+    `table.METRICS` has the names. With `num_labels` a two-label metric on more labels is refused now, not after the
+    first epoch. Touches neither the network nor evaluate's caches. Raises UserError for an unknown name or an empty
+    list.
     """
     if isinstance(names, str):
         names = [names]
     if not names:
-        raise UserError(f"metrics is empty; allowed: {', '.join(sorted(REPORTS))}")
+        raise UserError(f"metrics is empty; allowed: {', '.join(computed())}")
     wanted = list(dict.fromkeys(names))
     for name in wanted:
-        if name not in REPORTS:
+        if name not in computed():
             raise UserError(
-                f"'{name}' is not a metric it knows; allowed: {', '.join(sorted(REPORTS))}{nearest(name, REPORTS)}"
+                f"'{name}' is not a metric it knows; allowed: {', '.join(computed())}{nearest(name, computed())}"
             )
         if name in TWO_LABELS and num_labels is not None and num_labels > 2:
             raise UserError(f"{name} is for two labels and this data has {num_labels}: {scores.other_averages(name)}")
     if _UNMEASURED.get():
         return Unmeasured(wanted)
     return Metrics([(name, _found(name)) for name in wanted])
+
+
+def choose(asked: Sequence[str] | None, allowed: Sequence[str], task: str) -> Chosen:
+    """The metrics `asked` for, or all of `allowed`, those that `task` can compute.
+
+    Raises UserError for a metric that it cannot.
+    """
+    names = tuple(dict.fromkeys(asked or allowed))
+    for name in names:
+        if name not in allowed:
+            raise UserError(
+                f"metrics has '{name}', which {task} does not compute; allowed: {', '.join(allowed)}"
+                f"{nearest(name, allowed)}"
+            )
+    reported = tuple(number for name in names for number in REPORTS[name])
+    return Chosen(names, reported, reported[0], reported[0] not in LOWER_IS_BETTER)
+
+
+def of_labels(names: Sequence[str], task: str, num_labels: int) -> Metrics:
+    """Load metrics that compare one label a row, or one value a row where `num_labels` is 0; the first judges the run.
+
+    Raises UserError for a metric of another kind (of texts, of classes where there are values, …), and as `load`.
+    """
+    if num_labels:
+        choose(names, of_kind("labels"), task)
+        return load(names, num_labels=num_labels)
+    choose(names, of_kind("values"), f"{task} with labels that are numbers (regression)")
+    return load(names)
 
 
 def _found(name: str) -> Metric:

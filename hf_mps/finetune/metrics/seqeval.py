@@ -1,0 +1,207 @@
+"""Precision, recall and F1 of whole names in tagged words, as the CoNLL shared tasks count them.
+
+The rules are those of the shared tasks' `conlleval` (https://www.clips.uantwerpen.be/conll2000/chunking/output.html),
+which the package seqeval follows and `evaluate` carries as `seqeval`. The package is not used: its last release is of
+2020 and comes as a source archive alone, whose build downloads setuptools_scm (https://pypi.org/project/seqeval). Sets
+of spans are all that it takes.
+
+`mode="strict"` reads tags by a scheme and drops what breaks it. A scheme is its prefixes and the pairs of neighbouring
+tags at which a name begins, goes on and ends, after
+https://github.com/chakki-works/seqeval/blob/master/seqeval/scheme.py (1.2.2). A pair is the prefix before, the prefix
+here (`.` is any), and whether the kinds are the same (=), differ (!) or do not matter (*).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any
+
+Rows = Sequence[Sequence[str]]
+Span = tuple[str, int, int]
+"""A name's kind, its first word and the word after its last."""
+OUTSIDE = "O"
+OVERALL = ("precision", "recall", "f1")
+
+
+def split(tag: str) -> tuple[str, str]:
+    """The prefix and the kind of a tag: `B-PER` gives ("B", "PER"), a bare `B` ("B", "_"), `O` ("O", "_")."""
+    prefix, _, kind = tag.partition("-")
+    return prefix, kind or "_"
+
+
+def is_chunked(tags: Iterable[str]) -> bool:
+    """Whether tags mark where names begin and end: `O` and prefixes of IOB1, IOB2 or IOBES before a dash, no others."""
+    named = {tag for tag in tags if tag != OUTSIDE}
+    return bool(named) and all(tag[:2] in ("B-", "I-", "E-", "S-") and len(tag) > 2 for tag in named)
+
+
+def kinds(tags: Iterable[str]) -> list[str]:
+    """The kinds of names that tags speak of, sorted."""
+    return sorted({split(tag)[1] for tag in tags if tag != OUTSIDE})
+
+
+def spans(tags: Sequence[str], *, suffix: bool = False) -> set[Span]:
+    """The names in one row of tags; with `suffix` the prefix stands behind the kind (`PER-B`).
+
+    A name begins at B or S, after an E or S, after O, and where the kind changes; so an I with nothing before it begins
+    one too. It ends before the next beginning, after an E or S, and at an O. Tags of other letters are taken as seqeval
+    takes them: the first letter is the prefix, and only a change of kind begins or ends a name.
+    """
+    found: set[Span] = set()
+    start, before, kind = 0, OUTSIDE, ""
+    for place, tag in enumerate([*tags, OUTSIDE]):
+        prefix, here = _parts(tag, suffix)
+        if before in "ES" or (before in "BI" and prefix in "BSO") or (before not in "O." and here != kind):
+            found.add((kind, start, place))
+        if prefix in "BS" or (before in "ESO" and prefix in "EI") or (prefix not in "O." and here != kind):
+            start = place
+        before, kind = prefix, here
+    return found
+
+
+def one_row(rows: Rows) -> list[str]:
+    """All rows behind each other, with an O behind each so that no name spans two."""
+    return [tag for row in rows for tag in (*row, OUTSIDE)]
+
+
+def report(
+    predictions: Rows, references: Rows, guessed: AbstractSet[Any], there: AbstractSet[Any], *, nothing: float = 0.0
+) -> dict[str, Any]:
+    """A dict for each kind of name, and `overall_` precision, recall, f1, accuracy, from the names found in both.
+
+    Each kind's dict holds precision, recall and f1 in [0, 1] and `number`, the names in the references. The accuracy is
+    of single words, O included. `nothing` is what there is where there is nothing to divide by. Raises ValueError where
+    rows differ in length.
+    """
+    pairs = [pair for row in zip(predictions, references, strict=True) for pair in zip(*row, strict=True)]
+    found: dict[str, Any] = {}
+    for kind in sorted({span[0] for span in guessed | there}):
+        ours, theirs = ({span for span in side if span[0] == kind} for side in (guessed, there))
+        found[kind] = _scores(ours, theirs, nothing) | {"number": len(theirs)}
+    found |= {f"overall_{name}": value for name, value in _scores(guessed, there, nothing).items()}
+    found["overall_accuracy"] = sum(one == other for one, other in pairs) / len(pairs) if pairs else 0.0
+    return found
+
+
+def _parts(tag: str, suffix: bool) -> tuple[str, str]:
+    """The prefix and the kind of a tag by seqeval's rules, which split `NOUN` into N and OUN."""
+    if suffix:
+        return tag[-1:], tag[:-1].rsplit("-", 1)[0] or "_"
+    return tag[:1], tag[1:].split("-", 1)[-1] or "_"
+
+
+def _scores(guessed: AbstractSet[Any], there: AbstractSet[Any], nothing: float) -> dict[str, float]:
+    right = len(guessed & there)
+    precision = right / len(guessed) if guessed else nothing
+    recall = right / len(there) if there else nothing
+    both = precision + recall
+    return {"precision": precision, "recall": recall, "f1": 2 * precision * recall / both if both else 0.0}
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """Which prefixes there are, and the pairs at which a name begins, goes on and ends."""
+
+    prefixes: str
+    begins: str
+    goes_on: str
+    ends: str
+
+
+SCHEMES = {
+    "IOB1": Scheme("IOB", "OI* II! BI* IB= BB=", "BI= II=", "II! IO* IB* BO* BI! BB="),
+    "IOB2": Scheme("IOB", ".B*", "BI= II=", "IO* II! IB* BO* BI! BB*"),
+    "IOE1": Scheme("IOE", "OI* II! EI* EE=", "II= IE=", "II! IO* IE! EI= EE="),
+    "IOE2": Scheme("IOE", "OI* OE* EI* EE* II! IE!", "IE= II=", "E.*"),
+    "IOBES": Scheme("IOBES", ".B* .S*", "BI= BE= II= IE=", "S.* E.*"),
+    "BILOU": Scheme("BILOU", ".B* .U*", "BI= BL= II= IL=", "U.* L.*"),
+}
+
+
+def seqeval(
+    predictions: Rows,
+    references: Rows,
+    suffix: bool = False,
+    scheme: str | None = None,
+    mode: str | None = None,
+    sample_weight: Sequence[float] | None = None,
+    zero_division: Any = "warn",
+) -> dict[str, Any]:
+    """Precision, recall, F1 and number of each kind of name, and `overall_` precision, recall, f1, accuracy.
+
+    mode="strict" reads the tags by `scheme`, or by the one that the references' prefixes speak of; otherwise the rules
+    of conlleval hold. `suffix`: the prefix stands behind the kind. `zero_division` is 0, 1 or "warn": 0 and a warning.
+    `sample_weight` changes none of these figures, as in seqeval. Raises ValueError for a scheme that there is not and
+    for a tag that its scheme has not.
+    """
+    if scheme is not None and scheme not in SCHEMES:
+        raise ValueError(f"seqeval has no scheme {scheme}; allowed: {', '.join(SCHEMES)}")
+    guessed: set[Any]
+    there: set[Any]
+    if mode == "strict":
+        read = SCHEMES[scheme or _scheme_of(references, suffix)]
+        guessed, there = (
+            {(*span, number) for number, row in enumerate(rows) for span in strict_spans(row, read, suffix=suffix)}
+            for rows in (predictions, references)
+        )
+    else:
+        guessed, there = (spans(one_row(rows), suffix=suffix) for rows in (predictions, references))
+    kinds = [{span[0] for span in side} for side in (guessed, there)]
+    if zero_division == "warn" and (kinds[0] != kinds[1] or not kinds[0]):
+        _warn_undefined()
+    return report(predictions, references, guessed, there, nothing=0.0 if zero_division in ("warn", 0) else 1.0)
+
+
+def strict_spans(row: Sequence[str], scheme: Scheme, *, suffix: bool = False) -> set[Span]:
+    """The names in one row that begin, go on and end by the scheme. Raises ValueError for a prefix that it has not."""
+    words = [_strict_parts(tag, suffix) for tag in (*row, OUTSIDE)]
+    found: set[Span] = set()
+    place, before = 0, (OUTSIDE, "_")
+    while place < len(words):
+        prefix, kind = words[place]
+        if prefix not in scheme.prefixes:
+            raise ValueError(f"seqeval: {row[place]} is no tag of this scheme, whose prefixes are {scheme.prefixes}")
+        start = place
+        place += 1
+        if _at(before, words[start], scheme.begins):
+            while _at(words[place - 1], words[place], scheme.goes_on):
+                place += 1
+            if _at(words[place - 1], words[place], scheme.ends):
+                found.add((kind, start, place))
+        before = words[place - 1]
+    return found
+
+
+def _at(before: tuple[str, str], here: tuple[str, str], pairs: str) -> bool:
+    same = "=" if before[1] == here[1] else "!"
+    return any(
+        pair[0] in (".", before[0]) and pair[1] in (".", here[0]) and pair[2] in ("*", same) for pair in pairs.split()
+    )
+
+
+def _strict_parts(tag: str, suffix: bool) -> tuple[str, str]:
+    prefix, kind = (tag[-1:], tag[:-1]) if suffix else (tag[:1], tag[1:])
+    return prefix, kind.strip("-") or "_"
+
+
+def _scheme_of(rows: Rows, suffix: bool) -> str:
+    """The scheme that the prefixes of the tags speak of. Raises ValueError where it is none or could be several."""
+    prefixes = {_strict_parts(tag, suffix)[0] for row in rows for tag in row}
+    for scheme, needed, alone in (("IOB2", "B", None), ("IOE2", "E", None), ("IOBES", "BE", "S"), ("BILOU", "BL", "U")):
+        if prefixes == {alone} or (prefixes >= set(needed) and prefixes <= set(SCHEMES[scheme].prefixes)):
+            return scheme
+    raise ValueError(f"seqeval: no scheme has the prefixes {', '.join(sorted(prefixes))}; give scheme= as well")
+
+
+def _warn_undefined() -> None:
+    from sklearn.exceptions import UndefinedMetricWarning
+
+    warnings.warn(
+        "seqeval: some kinds of names are never predicted or not there, their precision or recall is set to 0.0; "
+        "zero_division=0 or 1 says what it shall be",
+        UndefinedMetricWarning,
+        stacklevel=3,
+    )
