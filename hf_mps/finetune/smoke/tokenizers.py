@@ -32,11 +32,35 @@ def train(kind: Words, texts: Sequence[str], *, parts: bool) -> Any:
 
     With `parts` it tells the model which of two texts each token belongs to (token_type_ids).
     """
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from tokenizers import processors
     from transformers import PreTrainedTokenizerFast
 
     roles = SPECIAL[kind]
     special = list(roles.values())
+    tokenizer, trainer = _untrained(kind, special)
+    tokenizer.train_from_iterator([*texts, SAMPLE], trainer)
+    if (templates := _templates(kind)) is not None:
+        single, pair = templates
+        special_ids = [(word, tokenizer.token_to_id(word)) for word in special]
+        tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=special_ids)
+    elif kind in ("bytes", "chat"):
+        tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    names = ["input_ids", "attention_mask"]
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=LONGEST[kind],
+        model_input_names=[*names, "token_type_ids"] if parts else names,
+        **{f"{role}_token": word for role, word in roles.items()},
+    )
+    if kind == "chat":
+        wrapped.chat_template = CHATML
+    return wrapped
+
+
+def _untrained(kind: Words, special: list[str]) -> tuple[Any, Any]:
+    """Return an untrained tokenizer of a kind and its trainer; `special` are its special tokens."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
     makers: dict[str, tuple[Any, Any, Any, Any]] = {
         "wordpiece": (
             Tokenizer(models.WordPiece(unk_token="[UNK]")),
@@ -68,23 +92,7 @@ def train(kind: Words, texts: Sequence[str], *, parts: bool) -> Any:
     tokenizer.pre_tokenizer, tokenizer.decoder = before, after
     if kind == "wordpiece":
         tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
-    tokenizer.train_from_iterator([*texts, SAMPLE], trainer)
-    if (templates := _templates(kind)) is not None:
-        single, pair = templates
-        special_ids = [(word, tokenizer.token_to_id(word)) for word in special]
-        tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=special_ids)
-    elif kind in ("bytes", "chat"):
-        tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-    names = ["input_ids", "attention_mask"]
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        model_max_length=LONGEST[kind],
-        model_input_names=[*names, "token_type_ids"] if parts else names,
-        **{f"{role}_token": word for role, word in roles.items()},
-    )
-    if kind == "chat":
-        wrapped.chat_template = CHATML
-    return wrapped
+    return tokenizer, trainer
 
 
 def letters(texts: Sequence[str], folder: Path) -> dict[str, Any]:

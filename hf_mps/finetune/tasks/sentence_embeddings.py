@@ -43,6 +43,9 @@ SETTLED = {
 Loss = Literal["CosineSimilarityLoss", "CoSENTLoss", "MultipleNegativesRankingLoss"]
 SCORED: tuple[Loss, ...] = ("CosineSimilarityLoss", "CoSENTLoss")
 RANKED: tuple[Loss, ...] = ("MultipleNegativesRankingLoss",)
+SNIPPET = """from sentence_transformers import SentenceTransformer
+model = SentenceTransformer(".")
+print(model.similarity(*model.encode(["one text", "another text"])))"""
 
 
 class Columns(schema.Columns):
@@ -97,7 +100,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     library = embeddings.library()
     scored = recipe.data.columns.score is not None
     measured = metrics.load(choose(recipe.metrics, ["sts" if scored else "retrieval"], recipe.task).names)
-    model, columns = embeddings.load(checkpoint, device)
+    model, weights = embeddings.load(checkpoint, device)
     longest = lengths.limit(recipe, model.tokenizer, checkpoint.config())
     model.max_seq_length = longest
     span = _span(recipe, rows) if scored else Choice((0.0, 1.0), "")
@@ -106,18 +109,18 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     counts = {split: encoded[split]["lengths"][:] for split in encoded}
     flat = {split: list(itertools.chain(*counts[split])) for split in counts}
     length = lengths.decide(recipe, flat["train"], longest, others=itertools.chain(*flat.values()), grouped=False)
-    named = recipe.loss or (SCORED if scored else RANKED)[0]
+    loss_name = recipe.loss or (SCORED if scored else RANKED)[0]
     choices: dict[str, Choice[Any]] = {
         "lengths": length,
-        "loss": Choice(named, "loss in the recipe" if recipe.loss else _why(scored)),
+        "loss": Choice(loss_name, "loss in the recipe" if recipe.loss else _why(scored)),
         **({"scores": Choice(f"{span.value[0]:g} to {span.value[1]:g}", span.reason)} if scored else {}),
         "sampling": _sampling(recipe, scored),
-        "model": columns,
+        "model": weights,
     }
-    kept_columns = [*(embeddings.NAMES[role] for role in roles), *(["score"] if scored else [])]
-    data = {split: encoded[split].select_columns(kept_columns) for split in SPLITS}
+    columns = [*(embeddings.NAMES[role] for role in roles), *(["score"] if scored else [])]
+    data = {split: encoded[split].select_columns(columns) for split in SPLITS}
     collator = embeddings.collator(model, length.value, recipe.training.get("prompts"))
-    judge = embeddings.EmbeddingEvaluator(rows["validation"], data["validation"], measured, collator)
+    evaluator = embeddings.EmbeddingEvaluator(rows["validation"], data["validation"], measured, collator)
     return Prepared(
         splits=data,
         model=model,
@@ -125,23 +128,19 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         collator=collator,
         metrics=measured,
         compute_metrics=None,
-        baseline=judge.baseline(),
+        baseline=evaluator.baseline(),
         auto_class="SentenceTransformer",
         library="sentence-transformers",
         pipeline_tag="sentence-similarity",
         choices=choices,
-        trainer=embeddings.trainer(judge),
+        trainer=embeddings.trainer(evaluator),
         arguments=library.SentenceTransformerTrainingArguments,
         arguments_defaults={} if scored else {"batch_sampler": "no_duplicates"},
-        trainer_settings={"loss": getattr(library.sentence_transformer.losses, named)(model)},
+        trainer_settings={"loss": getattr(library.sentence_transformer.losses, loss_name)(model)},
         token_counts=[max(row) for row in counts["train"]],
-        predict=lambda trainer: judge.rows(trainer.model),
+        predict=lambda trainer: evaluator.rows(trainer.model),
         figures=pictures.similarities if scored else pictures.ranks,
-        snippet=(
-            "from sentence_transformers import SentenceTransformer\n"
-            'model = SentenceTransformer(".")\n'
-            'print(model.similarity(*model.encode(["one text", "another text"])))'
-        ),
+        snippet=SNIPPET,
     )
 
 

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForCTC"
+SNIPPET = """from transformers import pipeline
+recognise = pipeline("automatic-speech-recognition", model=".")
+# recognise(array)['text'], of 16,000 samples a second in a numpy array"""
 
 
 class Columns(schema.Columns):
@@ -67,8 +70,6 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
 
     Raises UserError for sound, text, a configuration or a checkpoint that cannot be used.
     """
-    import transformers
-
     for split in rows.values():
         tokens.refuse_other_than_text(split, ["text"])
     measured = metrics.load(choose(recipe.metrics, ["wer", "cer"], recipe.task).names)
@@ -85,18 +86,14 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     frames = {split: [-(-counts[split][row] // hop) for row in short_enough[split]] for split in encoded}
     length = audio.durations(recipe, frames["train"], frames["validation"], hop, extractor.sampling_rate)
     choices["lengths"] = length
-    model, choices["model"] = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
-    # transformers' CTC loss takes num_items_in_batch and does not divide by it. Trainer assumes that it does, and loss
-    # and gradients would be gradient_accumulation_steps times as large (loss/loss_ctc.py, trainer.py).
-    model.accepts_loss_kwargs = False
-    if recipe.freeze_feature_encoder and hasattr(model, "freeze_feature_encoder"):  # not those that read spectrograms
-        model.freeze_feature_encoder()
-        choices["feature_encoder"] = Choice("frozen", "its filters are learned in pretraining; freeze_feature_encoder")
+    model = _model(recipe, checkpoint, config, choices)
     sounds = {
         split: audio.Sounds(rows[split], encoded[split]["labels"][:], short_enough[split], extractor)
         for split in SPLITS
     }
-    heard = ASREvaluator(rows["validation"], counts["validation"], tokenizer, model, spelling, extractor.sampling_rate)
+    evaluator = ASREvaluator(
+        rows["validation"], counts["validation"], tokenizer, model, spelling, extractor.sampling_rate
+    )
     widest = max(map(len, encoded["train"]["labels"][:]))
     return Prepared(
         splits=sounds,
@@ -104,21 +101,31 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         processing_class=_processor(extractor, tokenizer),
         collator=length.value.collator(audio.collator(extractor, widest)),
         metrics=measured,
-        compute_metrics=lambda evaluated: measured.compute(heard.texts(evaluated.predictions), heard.truths),
-        baseline=metrics.Baseline("answers nothing", measured.compute([""] * len(heard.truths), heard.truths)),
+        compute_metrics=lambda evaluated: measured.compute(evaluator.texts(evaluated.predictions), evaluator.truths),
+        baseline=metrics.Baseline("answers nothing", measured.compute([""] * len(evaluator.truths), evaluator.truths)),
         auto_class=AUTO_CLASS,
         pipeline_tag="automatic-speech-recognition",
         choices=choices,
         trainer_settings={"preprocess_logits_for_metrics": _best_letters},
         token_counts=frames["train"],
-        predict=lambda trainer: heard.rows(heard.texts(trainer.predict(trainer.eval_dataset).predictions)),
+        predict=lambda trainer: evaluator.rows(evaluator.texts(trainer.predict(trainer.eval_dataset).predictions)),
         figures=pictures.transcripts,
-        snippet=(
-            "from transformers import pipeline\n"
-            'recognise = pipeline("automatic-speech-recognition", model=".")\n'
-            "# recognise(array)['text'], of 16,000 samples a second in a numpy array"
-        ),
+        snippet=SNIPPET,
     )
+
+
+def _model(recipe: Recipe, checkpoint: Checkpoint, config: Any, choices: dict[str, Choice[Any]]) -> Any:
+    """Load the model, with its feature encoder frozen where the recipe says so; adds both to `choices`."""
+    import transformers
+
+    model, choices["model"] = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
+    # transformers' CTC loss takes num_items_in_batch and does not divide by it. Trainer assumes that it does, and loss
+    # and gradients would be gradient_accumulation_steps times as large (loss/loss_ctc.py, trainer.py).
+    model.accepts_loss_kwargs = False
+    if recipe.freeze_feature_encoder and hasattr(model, "freeze_feature_encoder"):  # not those that read spectrograms
+        model.freeze_feature_encoder()
+        choices["feature_encoder"] = Choice("frozen", "its filters are learned in pretraining; freeze_feature_encoder")
+    return model
 
 
 def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
