@@ -1,4 +1,4 @@
-"""The recipes that come with hf_mps: where they lie, what they are called, what each is for."""
+"""The recipes that come with hf_mps: their folder, their names, and what each is for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SUFFIXES = (".yaml", ".yml")
 
 @dataclass(frozen=True)
 class Entry:
-    """A recipe on disk: its name as people say it (`glue/mrpc`), its file, and the first sentence of its header."""
+    """A recipe on disk: its name (`glue/mrpc`), its file, and the first sentence of its header."""
 
     name: str
     path: Path
@@ -20,9 +20,9 @@ class Entry:
 
 
 def folder() -> Path:
-    """The folder of the recipes: inside the installed package, or beside it in a checkout.
+    """Return the folder of the recipes: inside the installed package, or beside it in a checkout.
 
-    Raises UserError where neither is there, which is a broken installation.
+    Raises UserError where neither exists, which is a broken installation.
     """
     package = Path(__file__).resolve().parents[2]
     for place in (package / "recipes", package.parent / "recipes"):
@@ -32,16 +32,16 @@ def folder() -> Path:
 
 
 def entries() -> list[Entry]:
-    """Every recipe below `folder()`, at any depth, in the order of their names."""
+    """Return every recipe below `folder()`, at any depth, sorted by name."""
     root = folder()
     files = sorted(path for path in root.rglob("*") if path.suffix in SUFFIXES)
     return [Entry(path.relative_to(root).with_suffix("").as_posix(), path, _purpose(path)) for path in files]
 
 
 def find(recipe: str) -> Entry:
-    """The recipe called `recipe`, or the user's own YAML file at that path.
+    """Return the recipe called `recipe`, or the user's own YAML file at that path.
 
-    Raises UserError where neither exists, with the nearest name.
+    Raises UserError, with the nearest name, where neither exists.
     """
     path = Path(recipe).expanduser()
     if path.suffix in SUFFIXES:
@@ -56,7 +56,7 @@ def find(recipe: str) -> Entry:
 
 
 def _near(recipe: str, known: list[str]) -> str:
-    """The nearest name, also for somebody who leaves the folder out: `mrpc` for `glue/mrpc`."""
+    """Return the nearest name, also for who leaves the folder out: `mrpc` for `glue/mrpc`."""
     short = {name.rpartition("/")[2]: name for name in known}
     words = nearest(recipe, known) or nearest(recipe, short)
     for last, name in short.items():
@@ -65,21 +65,21 @@ def _near(recipe: str, known: list[str]) -> str:
 
 
 def _purpose(path: Path) -> str:
-    """The first comment line of a recipe, which says what it is for; empty for a file that has none."""
+    """Return a recipe's first comment line, which says what it is for; empty for a file without one."""
     with path.open(encoding="utf-8", errors="replace") as file:
         first = file.readline().strip()
     return first.lstrip("# ").rstrip(".") if first.startswith("#") else ""
 
 
 def own_name(recipe: str) -> Path:
-    """What a copy of the recipe is called here: `mrpc.yaml` for `glue/mrpc`."""
+    """Return the file name of a copy of the recipe: `mrpc.yaml` for `glue/mrpc`."""
     return Path(find(recipe).name.rpartition("/")[2] + SUFFIXES[0])
 
 
 def copy(recipe: str, file: Path | None = None) -> Path:
-    """Write the recipe into `file` (default: `own_name`), whose commands then name that file, and return its path.
+    """Copy the recipe into `file` (default: `own_name`), with commands that name that file, and return its path.
 
-    Raises UserError for a file that is there already, is called otherwise than a recipe, or cannot be written.
+    Raises UserError for a file that exists, has another ending than a recipe, or cannot be written.
     """
     entry, target = find(recipe), file or own_name(recipe)
     if target.suffix not in SUFFIXES:

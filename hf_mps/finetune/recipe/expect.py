@@ -1,4 +1,4 @@
-"""The metric range that a recipe promises, and whether a run kept it."""
+"""The metric ranges that a recipe promises, and whether a run kept them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ class Expectation:
 
 
 def applies(recipe: Recipe, changed: Sequence[str]) -> Choice[bool]:
-    """Whether the recipe's promise holds for a run with these keys `changed`: not where model, data or training are."""
+    """Whether the promise holds for a run with these keys `changed`; it does not for another model, data or
+    training.
+    """
     others = [key for key in changed if not key.startswith(HARMLESS)]
     stated = any(key.partition(".")[0] == "expect" for key in changed)
     if not recipe.expect:
@@ -54,7 +56,7 @@ def applies(recipe: Recipe, changed: Sequence[str]) -> Choice[bool]:
 
 
 def ranges(recipe: Recipe) -> str:
-    """What the recipe promises, as one phrase: `f1 0.85 to 1`, `accuracy at least 0.7`."""
+    """Return the recipe's promises as one phrase: `f1 0.85 to 1`, `accuracy at least 0.7`."""
     parts = []
     for metric in recipe.expect:
         low, high = _bounds(recipe, metric)
@@ -63,9 +65,9 @@ def ranges(recipe: Recipe) -> str:
 
 
 def refuse_unknown(recipe: Recipe, changed: Sequence[str] = ()) -> None:
-    """Raise UserError for a number in `expect` that the recipe's task never reports.
+    """Raise UserError for a metric in `expect` that the recipe's task never reports.
 
-    For a recipe whose rows nobody has read: where those decide which metrics there are, every known number passes.
+    The rows are not read: where they decide which metrics there are, every known one passes.
     """
     for metric in recipe.expect if applies(recipe, changed).value else ():
         if instead := _instead(metric, recipe):
@@ -73,14 +75,14 @@ def refuse_unknown(recipe: Recipe, changed: Sequence[str] = ()) -> None:
 
 
 def refuse_unknown_best(recipe: Recipe) -> None:
-    """Raise UserError for a `metric_for_best_model` that the recipe's task never reports, as `refuse_unknown` does."""
+    """Raise UserError for a `metric_for_best_model` that the task never reports, as `refuse_unknown` does."""
     said = recipe.training.get("metric_for_best_model")
     if said is not None and (instead := _instead(str(said).removeprefix("eval_"), recipe, "loss")):
         raise UserError(f"training.metric_for_best_model is '{said}'; {instead}")
 
 
 def _instead(name: str, recipe: Recipe, *more: str) -> str:
-    """What is allowed in place of a number that the recipe cannot report; empty for one that it may."""
+    """Return what is allowed instead of a metric that the recipe cannot report; empty for one that it can."""
     known, sure = _possible(recipe)
     if name in more or _may_be(name, known, recipe):
         return ""
@@ -89,14 +91,14 @@ def _instead(name: str, recipe: Recipe, *more: str) -> str:
 
 
 def _possible(recipe: Recipe) -> tuple[list[str], bool]:
-    """The numbers that a recipe's metrics give, and whether its rows have no say in which metrics those are."""
+    """Return the metrics that a recipe reports, and whether they are independent of its rows."""
     numbers = REPORTS
     names = recipe.metrics or getattr(tasks.module(recipe.task), "METRICS", None)
     return list(dict.fromkeys(number for name in names or numbers for number in numbers[name])), names is not None
 
 
 def _may_be(name: str, known: Collection[str], recipe: Recipe) -> bool:
-    """Whether `name` is one of the numbers, that of a further split, or of one kind of name (PER_f1)."""
+    """Whether `name` is one of the metrics, that of a further split, or of one kind of name (PER_f1)."""
     splits = {**(recipe.data.files or {}), **(recipe.data.splits or {})}
     bare = next((name.removeprefix(f"{split}_") for split in splits if name.startswith(f"{split}_")), name)
     of_a_kind = any(number.startswith("overall_") for number in known) and bare.endswith(seqeval.OVERALL)
@@ -113,7 +115,7 @@ def refuse_unmeasured(recipe: Recipe, changed: Sequence[str], measured: Collecti
 
 
 def judge(recipe: Recipe, changed: Sequence[str], metrics: Mapping[str, float]) -> Expectation | None:
-    """The promise that was missed, or else the first one; None where none applies."""
+    """Return the promise that was missed, or else the first one; None where none applies."""
     if not applies(recipe, changed).value:
         return None
     outcomes = []

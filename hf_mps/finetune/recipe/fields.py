@@ -1,4 +1,4 @@
-"""The fields of a dataclass of training arguments, known without importing the library that it comes from.
+"""The fields of a dataclass of training arguments, read without importing its library.
 
 The installed file is parsed, not imported: names, annotations and values are those of the version that will run, and
 neither transformers nor torch is loaded.
@@ -38,9 +38,9 @@ class Field:
 
 @lru_cache(maxsize=8)
 def fields(source: Source = TRAINING_ARGUMENTS) -> dict[str, Field]:
-    """Every field of the installed class by name, those of its bases first.
+    """Return every field of the installed class by name, inherited ones first.
 
-    Raises UserError where the library is not installed, or no longer keeps the class or a base of it in that file.
+    Raises UserError where the library is not installed, or the file no longer has the class or one of its bases.
     """
     path = _file(source[0])
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -81,7 +81,7 @@ def types(annotation: ast.expr) -> list[str]:
 
 
 def _base(base: ast.expr, file: str, tree: ast.Module, classes: dict[str, ast.ClassDef]) -> Source | None:
-    """Where a base class stands: in the same file, or in the one that it is imported from; None for a builtin."""
+    """Return where a base class is: in the same file, or in the one that it is imported from; None for a builtin."""
     name = ast.unparse(base)
     if name in classes:
         return file, name
@@ -98,7 +98,7 @@ def _base(base: ast.expr, file: str, tree: ast.Module, classes: dict[str, ast.Cl
 
 
 def _file(place: str) -> Path:
-    """The installed file at `place`. Raises UserError where its package is not installed or has no such file."""
+    """Return the installed file at `place`. Raises UserError where its package is not installed or lacks the file."""
     package, _, rest = place.partition("/")
     spec = find_spec(package)  # finds the folder without running the package's code
     if spec is None or spec.origin is None:
@@ -110,7 +110,7 @@ def _file(place: str) -> Path:
 
 
 def _enums(tree: ast.Module) -> dict[str, list[str]]:
-    """The string values of each Enum class in a module."""
+    """Return the string values of each Enum class in a module."""
     return {
         node.name: [
             item.value.value
@@ -125,7 +125,7 @@ def _enums(tree: ast.Module) -> dict[str, list[str]]:
 
 
 def _choices(value: ast.expr | None) -> list[str]:
-    """The `choices` list in a field's metadata, where it is written out."""
+    """Return the `choices` list in a field's metadata, where it is written out."""
     for node in ast.walk(value) if value is not None else ():
         if isinstance(node, ast.Dict):
             for key, item in zip(node.keys, node.values, strict=True):

@@ -1,4 +1,4 @@
-"""The keys that a recipe may have, by task, read from the classes that check them. Imports no torch."""
+"""The keys that a recipe may have, by task, read from the classes that validate them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hf_mps.finetune.recipe.yaml import read_yaml
 
 @dataclass(frozen=True)
 class Key:
-    """A dotted key: what values it takes, in words, and its default as YAML has it (empty where it must be given)."""
+    """A dotted key: its values in words, and its default as YAML (empty where the key is required)."""
 
     name: str
     kind: str
@@ -27,17 +27,17 @@ class Key:
 
 
 def of_task(task: str) -> list[Key]:
-    """The keys of a task's recipe beside `training`, in the order of its class."""
+    """Return the keys of a task's recipe other than `training`, in the order of its class."""
     return of_class(tasks.module(task).Recipe)
 
 
 def of_class(kind: type[BaseModel]) -> list[Key]:
-    """The keys of a recipe's class beside `training`."""
+    """Return the keys of a recipe's class other than `training`."""
     return [key for key in _of(kind, "") if key.name != "training"]
 
 
 def training(task: str) -> list[Key]:
-    """The fields that `training` takes for a task. Raises UserError where their library is not installed."""
+    """Return the fields that `training` takes for a task. Raises UserError where their library is not installed."""
     module = tasks.module(task)
     source = getattr(module, "ARGUMENTS", None) or TRAINING_ARGUMENTS
     refused = training_section.ELSEWHERE | dict(getattr(module, "SETTLED", None) or {})
@@ -49,7 +49,7 @@ def training(task: str) -> list[Key]:
 
 
 def of_recipe(recipe: str) -> list[Key]:
-    """Every key that the recipe called `recipe`, or any of that task, could be given.
+    """Return every key that the recipe called `recipe`, or any of that task, may have.
 
     Raises UserError where there is neither such a recipe nor such a task.
     """
@@ -60,7 +60,7 @@ def of_recipe(recipe: str) -> list[Key]:
 
 
 def _of(kind: type[BaseModel], prefix: str) -> Iterator[Key]:
-    """The keys of a section, those of sections inside it under their dotted names."""
+    """Return the keys of a section; those of sections inside it have dotted names."""
     for name, field in kind.model_fields.items():
         section = next((one for one in _union(field.annotation) if _is_section(one)), None)
         if section is not None:
@@ -74,14 +74,14 @@ def _is_section(kind: Any) -> bool:
 
 
 def _union(annotation: Any) -> list[Any]:
-    """The members of a union, None left out; a plain type alone."""
+    """Return the members of a union without None; a plain type alone."""
     if get_origin(annotation) in (Union, types.UnionType):
         return [one for one in get_args(annotation) if one is not type(None)]
     return [annotation]
 
 
 def _words(annotation: Any) -> str:
-    """A type in a person's words: `integer`, `list of text`, the values of a Literal."""
+    """Return a type in plain words: `integer`, `list of text`, the values of a Literal."""
     plain = {str: "text", int: "whole number", float: "number", bool: "true or false", Any: "any"}
     parts = []
     for one in _union(annotation):

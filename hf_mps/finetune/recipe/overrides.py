@@ -1,4 +1,4 @@
-"""The overrides of a recipe: `key=value` words of a command line, read once, and laid over what the file says."""
+"""The overrides of a recipe: a command line's `key=value` words, parsed once and laid over the file's values."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hf_mps.finetune.recipe.problems import SHORT
 from hf_mps.finetune.recipe.schema import SOURCES
 from hf_mps.finetune.recipe.yaml import DEEPEST, SHOWN, Document, Values, plain, problem
 
-# What the rows' source brings with it: dropped where an override names another. A folder's columns have names of
-# their own too, those of the task.
+# Keys that belong to a data source and are dropped where an override names another. A folder's columns have the task's
+# own names too.
 OF_A_SOURCE = ("rows", "labels", "hold_out")
 HELD_OUT = 0.1
 
 
 class Override(NamedTuple):
-    """A value for a dotted key, and the word of a command line that says so."""
+    """A value for a dotted key, and the command-line word that gives it."""
 
     value: Any
     word: str
@@ -34,10 +34,10 @@ Overrides = dict[str, Override]
 
 
 def parse(words: Iterable[str], task: Any) -> Overrides:
-    """The overrides that `words` say: dotted keys, split at the first "=", values read as flow YAML.
+    """Return the overrides in `words`: dotted keys, split at the first "=", with values read as flow YAML.
 
-    `task` is what the recipe names so: its class knows the short names of data. Raises UserError for a word without
-    "=", a key given twice, a value that is no YAML.
+    `task` is the recipe's own, whose class knows the short names of data. Raises UserError for a word without "=", a
+    key given twice, and a value that is no YAML.
     """
     parsed: Overrides = {}
     for word in words:
@@ -54,9 +54,9 @@ def parse(words: Iterable[str], task: Any) -> Overrides:
 
 
 def of_values(values: Mapping[str, Any]) -> Overrides:
-    """Overrides of plain values by their dotted keys, each with the word that would say it on a command line.
+    """Return overrides of plain values by their dotted keys, each with the command-line word that would give it.
 
-    A value that is an override already stays what it is.
+    A value that is an override already is kept.
     """
     return {
         key: value if isinstance(value, Override) else Override(value, f"{key}={json.dumps(value)}")
@@ -65,7 +65,7 @@ def of_values(values: Mapping[str, Any]) -> Overrides:
 
 
 def lay(document: Document, overrides: Overrides) -> Document:
-    """A document that says what `document` does, with `overrides` laid over it; `document` stays as it is.
+    """Return a copy of `document` with `overrides` laid over it.
 
     Raises UserError for a key below a plain value.
     """
@@ -83,9 +83,9 @@ def lay(document: Document, overrides: Overrides) -> Document:
 
 
 def in_full(key: str, task: Any) -> str:
-    """The dotted key of a short name of one's own data: `data.train` is a file, `data.text` a column.
+    """Return the dotted key of a short name for the user's data: `data.train` is a file, `data.text` a column.
 
-    A key that the task's `data` has itself is never read as a column.
+    A key of the task's own `data` is never read as a column.
     """
     section, _, last = key.partition(".")
     if section != "data" or "." in last or task not in tasks.names():
@@ -101,7 +101,7 @@ def in_full(key: str, task: Any) -> str:
 
 
 def _value(key: str, text: str) -> Any:
-    """What `text` says as YAML. A mapping stands in braces: `translate English to German: ` is a text."""
+    """Return `text` as YAML. A mapping needs braces: `translate English to German: ` is a text."""
     try:
         value = plain(text)
     except yaml.YAMLError as error:
@@ -111,7 +111,7 @@ def _value(key: str, text: str) -> Any:
 
 
 def _put(values: Values, key: str, value: Any) -> None:
-    """Set the dotted `key`, making the sections on the way to it."""
+    """Set the dotted `key`, and make the sections on the way to it."""
     *sections, last = key.split(".")
     here = values
     for depth, section in enumerate(sections):
@@ -128,9 +128,9 @@ def _put(values: Values, key: str, value: Any) -> None:
 
 
 def _replace_source(data: Values, keys: Iterable[str]) -> None:
-    """Drop the recipe's source of data, and what belongs to it alone, where the overrides' `keys` name another.
+    """Drop the recipe's data source, and what belongs to it alone, where the overrides' `keys` name another.
 
-    A training file alone is split: a tenth of its rows becomes the validation split.
+    A single training file is split: a tenth of its rows becomes the validation split.
     """
     keys = list(keys)
     for source in SOURCES:

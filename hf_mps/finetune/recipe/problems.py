@@ -1,4 +1,4 @@
-"""What is wrong with a recipe, in words: pydantic's errors as a dotted key, what came and what is allowed."""
+"""A recipe's mistakes in words: pydantic's errors as a dotted key, the given value and the allowed ones."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TRIED = re.compile(r"(str|int|float|bool|list|dict|literal)(\[.*\])?")
 
 @dataclass(frozen=True)
 class Problem:
-    """A mistake: who said it (`my.yaml:3`, `command line`), the dotted key, and what is wrong with it."""
+    """A mistake: its origin (`my.yaml:3`, `command line`), the dotted key, and what is wrong."""
 
     where: str
     key: str
@@ -52,7 +52,7 @@ class Problem:
 
 
 def clauses(error: ValidationError, kind: type[BaseModel], document: Document) -> list[tuple[str, str]]:
-    """The dotted key and a clause of each mistake; a value that fits none of several types is one mistake."""
+    """Return the dotted key and a clause for each mistake; a value that fits none of several types is one mistake."""
     by_key: dict[str, list[str]] = {}
     for details in error.errors():
         by_key.setdefault(_key(details, kind, document), []).append(_clause(details, kind, document))
@@ -67,7 +67,7 @@ def _key(details: ErrorDetails, kind: type[BaseModel], document: Document) -> st
 
 
 def _merged(clauses: list[str]) -> str:
-    """`is 3; allowed: text` and `is 3; allowed: a list` as one clause."""
+    """Merge `is 3; allowed: text` and `is 3; allowed: a list` into one clause."""
     first, *others = dict.fromkeys(clauses)
     came, allowed, _ = first.partition("; allowed: ")
     more = [other.removeprefix(f"{came}{allowed}") for other in others if other.startswith(f"{came}{allowed}")]
@@ -98,7 +98,7 @@ def _clause(details: ErrorDetails, kind: type[BaseModel], document: Document) ->
 
 
 def _shown(value: Any) -> str:
-    """What came, as YAML has it."""
+    """Return a given value as YAML."""
     if value is None:
         return "empty"
     if isinstance(value, bool):
@@ -110,13 +110,13 @@ def _shown(value: Any) -> str:
 
 
 def _short(kind: type[BaseModel]) -> list[str]:
-    """The short names that a command line may give a task's data."""
+    """Return the short names that a command line may use for a task's data."""
     columns = _keys(kind, ("data", "columns")) if "columns" in _keys(kind, ("data",)) else []
     return [*SHORT, *columns]
 
 
 def _keys(kind: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    """The keys that the section at `location` knows."""
+    """Return the keys that the section at `location` knows."""
     here: type[BaseModel] = kind
     for part in location:
         field = here.model_fields.get(str(part))

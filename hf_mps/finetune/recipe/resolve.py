@@ -1,4 +1,4 @@
-"""A recipe as a person gave it, ready to run: file and overrides laid over each other, every mistake found."""
+"""A recipe ready to run: file and overrides laid over each other and validated, with every mistake found."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from hf_mps.finetune.recipe.yaml import Document, read_yaml
 
 @dataclass(frozen=True)
 class ResolvedRecipe:
-    """A validated recipe, with the name it goes by and the overrides that are in it, by their dotted keys.
+    """A validated recipe with its name and the overrides that it contains, by their dotted keys.
 
-    `given` is what the person called it, a name or a file; `document` is what its file says. `smoke` says what a smoke
-    run has in place of the recipe's model, None for a real run.
+    `given` is the user's word for it, a name or a file; `document` holds what its file says. `smoke` says what replaces
+    the recipe's model in a smoke run, None for a real run.
     """
 
     name: str
@@ -37,18 +37,18 @@ class ResolvedRecipe:
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """The dotted keys that are not what the file says."""
+        """The dotted keys whose values differ from the file's."""
         return tuple(sorted(self.overrides))
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words of a command line that name this recipe: those that were typed, and those of later overrides."""
+        """The command-line words that name this recipe: the typed ones, and those of later overrides."""
         return (self.given, *(override.word for override in self.overrides.values()))
 
     def with_overrides(self, values: Mapping[str, Any]) -> ResolvedRecipe:
-        """This recipe with other `values` by their dotted keys, validated anew; they win over earlier overrides.
+        """Return this recipe with other `values` by their dotted keys, validated; they win over earlier overrides.
 
-        A value may be what `parse` made of a word. Raises UserError for what the recipe refuses.
+        A value may be one that `parse` returned. Raises UserError for what the recipe refuses.
         """
         further = overrides.of_values(values)
         every = {key: override for key, override in self.overrides.items() if key not in further} | further
@@ -56,18 +56,20 @@ class ResolvedRecipe:
         return dataclasses.replace(self, recipe=recipe, overrides=every)
 
     def parse(self, words: Sequence[str]) -> Overrides:
-        """Further words of a command line as overrides of this recipe, not yet validated. Raises UserError."""
+        """Return further command-line words as overrides of this recipe, not yet validated. Raises UserError."""
         return overrides.parse(words, self.document.values.get("task"))
 
     def in_full(self, key: str) -> str:
-        """The dotted key that a person means by `key`: `data.files.train` by `data.train`."""
+        """Return the dotted key that a person means by `key`: `data.files.train` for `data.train`."""
         return overrides.in_full(key, self.document.values.get("task"))
 
 
 def load_recipe(name: str, words: Sequence[str] = ()) -> ResolvedRecipe:
-    """Find the recipe called `name` (or the YAML file of that path), lay the overrides `words` over it and validate it.
+    """Find the recipe called `name` (or the YAML file of that path), lay the overrides `words` over it, and validate
+    it.
 
-    Raises UserError, which says the file and line or the command line, the dotted key, what came and what is allowed.
+    Raises UserError, which names file and line or the command line, the dotted key, the given value and the allowed
+    ones.
     """
     entry = catalogue.find(name)
     document = read(entry.path)
@@ -76,10 +78,10 @@ def load_recipe(name: str, words: Sequence[str] = ()) -> ResolvedRecipe:
 
 
 def read(path: Path, *, lenient: bool = False) -> Document:
-    """What the file at `path` says, its paths relative to it. Raises UserError where it is malformed.
+    """Return the content of the file at `path`, with its paths relative to it. Raises UserError where it is malformed.
 
-    With `lenient` a key given twice is left in the document's `twice`. Paths of a command line, which are no part of
-    it, stay relative to the user's folder.
+    With `lenient` a repeated key is only noted in the document's `twice`. Paths of a command line are no part of it and
+    stay relative to the user's folder.
     """
     document = read_yaml(path, lenient=lenient)
     map_paths(document.values, lambda name: path.parent / Path(name).expanduser())
@@ -87,7 +89,9 @@ def read(path: Path, *, lenient: bool = False) -> Document:
 
 
 def validate(document: Document) -> Recipe:
-    """The recipe that `document` holds, in its task's class. Raises UserError: the first problem, the others' keys."""
+    """Return the recipe in `document`, in its task's class. Raises UserError: the first problem, and the others'
+    keys.
+    """
     recipe, problems = examine(document)
     if recipe is None or problems:
         more = f" (also wrong: {', '.join(problem.key for problem in problems[1:])})" if problems[1:] else ""
@@ -96,7 +100,7 @@ def validate(document: Document) -> Recipe:
 
 
 def examine(document: Document) -> tuple[Recipe | None, list[Problem]]:
-    """The recipe that `document` holds, or None, and everything that is wrong with it, in the order of its keys."""
+    """Return the recipe in `document`, or None, and everything that is wrong with it, in the order of its keys."""
     names, named = tasks.names(), document.values.get("task")
     if not isinstance(named, str) or named not in names:
         came = "is missing" if named is None else f"is {named!r}"

@@ -1,4 +1,4 @@
-"""A recipe, validated: what to train on what data, with every key known and none ignored. Imports no torch."""
+"""A recipe, validated: what to train on which data, with every key known and none ignored. Imports no torch."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ PLAIN_TEMPLATE = "plain"
 
 
 class Section(BaseModel):
-    """A part of a recipe: its keys and no others, of their own types and no others."""
+    """A part of a recipe: only its own keys, and values of their types."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Rows(Section):
-    """How many rows of each split to use; of a file or hub data set a seeded sample, of generated pairs the first."""
+    """How many rows of each split to use: a seeded sample of a file or hub data set, the first generated pairs."""
 
     train: int | None = Field(default=None, ge=1)
     validation: int | None = Field(default=None, ge=1)
@@ -45,13 +45,13 @@ class Columns(Section):
     """The columns of the data by their roles; a task's own names the roles. One that is None is not in the data."""
 
     def roles(self) -> dict[str, str]:
-        """The column of each role that the task reads."""
+        """Return {role: column} of the columns that the task reads."""
         return {role: column for role, column in self if column}
 
     @field_validator("*", mode="before")
     @classmethod
     def _numbered(cls, value: Any) -> Any:
-        """The number of a column that has no name (`data.header: false`, CoNLL), as the name that it is read under."""
+        """Return the name under which a column without a name is read (`data.header: false`, CoNLL): its number."""
         if isinstance(value, list):
             return [cls._numbered(one) for one in value]
         return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
@@ -94,7 +94,7 @@ class Data(Section):
 
     @property
     def source(self) -> str:
-        """Which of the keys of SOURCES it is."""
+        """The one key of SOURCES that is given."""
         return next(name for name in SOURCES if getattr(self, name))
 
     @property
@@ -224,9 +224,9 @@ class Recipe(Section):
 
 
 def map_paths(values: dict[str, Any], change: Callable[[str], Path]) -> None:
-    """Put `change` of every path in its place in `values`, a recipe's plain values, validated or not.
+    """Replace every path in `values`, a recipe's plain values, by `change` of it.
 
-    A `model` is a path where that folder is there; otherwise it is a name on the hub or of a package.
+    A `model` is a path where that folder exists; otherwise it is a name on the hub or of a package.
     """
 
     def put(section: dict[str, Any], key: str, change: Callable[[str], Path | str]) -> None:

@@ -1,4 +1,4 @@
-"""What a recipe's `training` section may say: fields of the task's training arguments, of their types and in range."""
+"""A recipe's `training` section: fields of the task's training arguments, of their types and within range."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
 
 
 def checkpointing() -> str:
-    """The name that the installed TrainingArguments has for keeping fewer activations, and computing them twice."""
+    """Return the installed TrainingArguments' name for gradient (activation) checkpointing."""
     return _installed("activation_checkpointing")
 
 
 def installed(training: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe's `training` section under the names that the installed TrainingArguments has."""
+    """Return a recipe's `training` section under the names of the installed TrainingArguments."""
     return {_installed(key): value for key, value in training.items()}
 
 
@@ -108,9 +108,9 @@ def problems(
     *,
     task: str = "RECIPE",
 ) -> list[tuple[str, str]]:
-    """What is wrong with a recipe's `training` section: pairs of a key and one clause; empty where all is well.
+    """Return what is wrong with a recipe's `training` section: pairs of a key and a clause; empty where nothing is.
 
-    `source` is the class whose fields are allowed (None: TrainingArguments), `settled` names fields that the task says
+    `source` is the class whose fields are allowed (None: TrainingArguments), `settled` are fields that the task sets
     itself, each with where; `task` is whose keys a hint lists. Raises UserError where the library of `source` is not
     installed.
     """
@@ -136,13 +136,13 @@ def _unknown(key: str, names: list[str], kind: str, task: str) -> str:
 
 
 def allowed(field: Field) -> str:
-    """What a field takes, as a person says it: its values, or their kinds; its annotation where that is a class."""
+    """Return what a field takes in plain words: its values, or their kinds; its annotation where that is a class."""
     kinds = [KINDS[name][1] for name in field.types if name in KINDS]
     return ", ".join(field.values) or " or ".join(filter(None, kinds)) or field.annotation
 
 
 def _mismatch(field: Field, value: Any) -> str:
-    """One clause where `value` cannot be what the field's annotation says, otherwise an empty string."""
+    """Return a clause where `value` contradicts the field's annotation, otherwise an empty string."""
     if value is None:
         return "" if "None" in field.types else f"is empty; allowed: {allowed(field)}"
     if field.values and isinstance(value, str):

@@ -22,7 +22,7 @@ SHOWN = 200
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's plain scalars. PyYAML speaks 1.1, where `no` is false, `2e-5` is text, `010` is 8 and `1:30` is 90."""
+    """YAML 1.2's plain scalars. PyYAML reads 1.1, where `no` is false, `2e-5` is text, `010` is 8 and `1:30` is 90."""
 
 
 def _integer(_: yaml.SafeLoader, node: yaml.Node) -> int:
@@ -50,7 +50,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 @dataclass
 class Document:
-    """What a recipe says before it is validated: the values, and where each dotted key was said.
+    """A recipe before validation: its values, and where each dotted key was given.
 
     `path` is None for a recipe without a file; `overridden` holds the dotted keys of the command line.
     """
@@ -63,7 +63,9 @@ class Document:
     """Keys given again, of which YAML keeps the last: the line, and the whole sentence."""
 
     def where(self, key: str) -> str:
-        """Who said `key`: `command line`, or the file with the line of the key or of the nearest section around it."""
+        """Return the origin of `key`: `command line`, or the file with the line of the key or the nearest section
+        around it.
+        """
         parts = key.split(".")
         for end in range(len(parts), 0, -1):
             around = ".".join(parts[:end])
@@ -77,9 +79,9 @@ class Document:
 
 
 def read_yaml(path: Path, *, lenient: bool = False) -> Document:
-    """Read the recipe at `path`. Raises UserError for a file that cannot be read, is no YAML or says a key twice.
+    """Read the recipe at `path`. Raises UserError for a file that cannot be read, is no YAML or repeats a key.
 
-    With `lenient` keys given twice are left in `twice` for the caller to report.
+    With `lenient` repeated keys are left in `twice` for the caller to report.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -103,16 +105,16 @@ def read_yaml(path: Path, *, lenient: bool = False) -> Document:
 
 
 def plain(text: str) -> Any:
-    """What `text` says as YAML 1.2: dicts, lists, text, numbers, true, false and None. Raises yaml.YAMLError."""
+    """Return `text` as YAML 1.2: dicts, lists, text, numbers, true, false and None. Raises yaml.YAMLError."""
     _refuse_odd(text)
     return yaml.load(text, Loader=_Loader)
 
 
 def _refuse_odd(text: str) -> None:
-    """Raise yaml.YAMLError for what no recipe needs, and what reading would not end well for.
+    """Raise yaml.YAMLError for what no recipe needs and no reader handles well.
 
-    That are values deeper than any recipe's or inside themselves (PyYAML parses without recursion and makes the values
-    with it), tags that ask for another type, and the character 0, which no path may have.
+    That is: values nested deeper than any recipe's or inside themselves (PyYAML parses without recursion but builds
+    values with it), tags that ask for another type, and the character 0, which no path may have.
     """
     open_anchors: list[str | None] = []
     for event in yaml.parse(text, Loader=_Loader):
@@ -126,7 +128,7 @@ def _refuse_odd(text: str) -> None:
 
 
 def _odd(event: Any, open_anchors: Sequence[str | None]) -> str:
-    """What is odd about a parser's event inside collections of these anchors, in a clause; empty where nothing is."""
+    """Return what is odd about a parser's event inside collections of these anchors, as a clause; empty for nothing."""
     if len(open_anchors) > DEEPEST:
         return f"values more than {DEEPEST} deep; write it flatter"
     if isinstance(event, yaml.AliasEvent) and event.anchor in open_anchors:
@@ -139,7 +141,7 @@ def _odd(event: Any, open_anchors: Sequence[str | None]) -> str:
 
 
 def _walk(node: yaml.Node | None, prefix: str, lines: dict[str, int], twice: list[tuple[int, str]]) -> None:
-    """Note the line of every key below `node`, and each key given again: YAML would drop the first silently."""
+    """Note the line of every key below `node`, and each repeated key: YAML would drop the first silently."""
     if not isinstance(node, yaml.MappingNode):
         return
     for key_node, value_node in node.value:
@@ -152,7 +154,7 @@ def _walk(node: yaml.Node | None, prefix: str, lines: dict[str, int], twice: lis
 
 
 def problem(error: yaml.YAMLError) -> str:
-    """What is wrong with a text that is no YAML, in a clause."""
+    """Return what is wrong with a text that is no YAML, as a clause."""
     return first_line(getattr(error, "problem", None) or error)
 
 

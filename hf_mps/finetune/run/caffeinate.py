@@ -1,4 +1,4 @@
-"""Keeps a Mac from going to sleep while a run goes on."""
+"""Keeps a Mac awake while a run is in progress."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROGRAM = "caffeinate"
 
 
 def decide() -> Choice[str] | None:
-    """Whether sleep is held off, and how; None on a machine without macOS's program for it, which is no Mac."""
+    """Return how sleep is held off, or None on a machine without macOS's program for it, which is no Mac."""
     if not machine.present().mac or shutil.which(PROGRAM) is None:
         return None
     return Choice("held off", f"{PROGRAM} -is, until the run ends")
@@ -24,10 +24,10 @@ def decide() -> Choice[str] | None:
 
 @contextmanager
 def awake() -> Iterator[None]:
-    """Keep the Mac awake as long as the context lasts; do nothing where `decide` says nothing.
+    """Keep the Mac awake while the context lasts; do nothing where `decide` returns None.
 
-    -i keeps the system from idle sleep, -s from any on mains power, -w ends the program with this process however it
-    ends (man caffeinate). A process group of its own: a Ctrl-C in the terminal is for the run, which saves first.
+    -i prevents idle sleep, -s any sleep on mains power, -w ends the program with this process however it ends (man
+    caffeinate). It gets a process group of its own: Ctrl-C in the terminal is meant for the run, which saves first.
     """
     if decide() is None:
         yield

@@ -1,4 +1,4 @@
-"""Callbacks that the runner adds to Trainer: a stop on a NaN loss, a clock of training alone, a call at each epoch."""
+"""Callbacks that the runner adds to Trainer: stop at a NaN loss, time the training alone, announce each epoch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hf_mps.guards.sentinels.non_finite import refuse
 
 
 def lower_rate(now: float) -> str:
-    """What to do about a loss that is NaN or infinite, in a recipe's words."""
+    """Return what to do about a loss that is NaN or infinite, in a recipe's words."""
     return f"a lower training.learning_rate (now {now:g}), or training.max_grad_norm=1"
 
 
 class FiniteLoss(TrainerCallback):  # type: ignore[misc]
-    """Stops the run (RunError) at the first logged loss or gradient norm that is NaN or infinite, in a recipe's words.
+    """Stops the run (RunError) at the first logged loss or gradient norm that is NaN or infinite.
 
     Works on every device; the sentinel, which `train_and_measure` lets stop the run too, sees what is not logged.
     """
@@ -28,10 +28,10 @@ class FiniteLoss(TrainerCallback):  # type: ignore[misc]
 
 
 class Stopwatch(TrainerCallback, ExportableState):  # type: ignore[misc]
-    """Seconds of training steps, without evaluations and checkpoints, over every part of a run that was stopped.
+    """Seconds of training steps, without evaluations and checkpoints, over every part of a stopped and resumed run.
 
-    Each checkpoint holds the seconds among the states of callbacks (trainer_state.json), so that a kill loses only
-    those after the last one. `first_step` is the step that they count from: above 0 where a checkpoint holds none.
+    Each checkpoint stores the seconds among the callbacks' states (trainer_state.json), so that a kill loses only those
+    after the last one. They count from `first_step`: above 0 where a checkpoint stores none.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Stopwatch(TrainerCallback, ExportableState):  # type: ignore[misc]
 
 
 class Epochs(TrainerCallback):  # type: ignore[misc]
-    """Calls `begin` with the number of each epoch before a row is read, also of that in which a run resumes."""
+    """Calls `begin` with each epoch's number before a row is read, also for the epoch in which a run resumes."""
 
     def __init__(self, begin: Callable[[int], None]) -> None:
         self._begin = begin

@@ -31,10 +31,10 @@ PIP = {"azure_ml": "azureml-mlflow mlflow", "comet_ml": "comet-ml", "kubeflow": 
 
 
 def problems(name: str, words: Sequence[str] = ()) -> list[Problem]:
-    """Everything that is wrong with the recipe called `name` and the overrides `words`, each with file and line.
+    """Return everything that is wrong with the recipe called `name` and the overrides `words`, with file and line.
 
-    More than a run would name at first: keys given twice, files and folders that are not there. Where a library is not
-    installed, what it alone could check is left `unchecked`. Imports no torch.
+    That is more than a run reports at first: repeated keys, missing files and folders. Where a library is not
+    installed, what it alone could check is `unchecked`. Imports no torch.
     """
     try:
         path = catalogue.find(name).path
@@ -56,7 +56,7 @@ def problems(name: str, words: Sequence[str] = ()) -> list[Problem]:
 
 
 def _of_recipe(recipe: Recipe, changed: Sequence[str]) -> dict[str, Callable[[], object]]:
-    """What needs neither rows nor a device to be refused, by the key that is to blame."""
+    """Yield what can be refused without rows or a device, by the key to blame."""
     from hf_mps.finetune.data import load
     from hf_mps.finetune.text import chat
 
@@ -74,7 +74,7 @@ def _of_recipe(recipe: Recipe, changed: Sequence[str]) -> dict[str, Callable[[],
 
 
 def refuse_impossible(training: dict[str, Any], device_type: str) -> None:
-    """Raise UserError for an option of `training` that the present device would ignore or cannot do."""
+    """Raise UserError for a `training` option that the present device would ignore or cannot honour."""
     for key, why in CUDA_ALONE.items():
         if training.get(key) and device_type != "cuda":
             raise UserError(f"training.{key}: {why} and the device is {device_type}; leave it out")
@@ -91,7 +91,7 @@ def refuse_impossible(training: dict[str, Any], device_type: str) -> None:
 
 
 def refuse_early_stopping(training: dict[str, Any], patience: int | None) -> None:
-    """Raise UserError for an `early_stopping_patience` that the training's own options leave without effect."""
+    """Raise UserError for an `early_stopping_patience` that other training options leave without effect."""
     if patience is None:
         return
     for key, value in (("eval_strategy", "no"), ("save_strategy", "no"), ("load_best_model_at_end", False)):
@@ -104,9 +104,9 @@ def refuse_early_stopping(training: dict[str, Any], patience: int | None) -> Non
 
 
 def refuse_another_type(model_type: str | None, source: Checkpoint) -> None:
-    """Raise UserError for a recipe's `model_type` that is not what the checkpoint's own configuration says.
+    """Raise UserError for a `model_type` that contradicts the checkpoint's configuration.
 
-    Reads the configuration of a folder; that of a hub id is the hub's.
+    Reads the configuration of a local folder; that of a hub id is the hub's.
     """
     own = source.stored_config().get("model_type") if model_type is not None and source.local else None
     if own is not None and own != model_type:
@@ -114,7 +114,7 @@ def refuse_another_type(model_type: str | None, source: Checkpoint) -> None:
 
 
 def refuse_unknown_operators(named: Sequence[str]) -> None:
-    """Raise UserError for a name in a recipe's `fallback` that the libraries which are imported by now do not have."""
+    """Raise UserError for a name in `fallback` that no library imported so far has."""
     from torch import _C
 
     known = set(_C._dispatch_get_all_op_names()) if named else set()
@@ -128,7 +128,7 @@ def refuse_unknown_operators(named: Sequence[str]) -> None:
 
 
 def refuse_caches() -> None:
-    """Raise UserError for a cache of Hugging Face's libraries, as the environment names it, that cannot be made."""
+    """Raise UserError for a cache of Hugging Face's libraries that the environment names and that cannot be made."""
     named = [name for name in CACHES if os.environ.get(name)]
     for name in named:
         path = Path(os.environ[name]).expanduser()

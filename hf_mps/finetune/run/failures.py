@@ -1,4 +1,4 @@
-"""Failures of the machine in one line each, which end a run that was asked for rightly: a full disk, no memory, …"""
+"""Failures of the machine in one line each, which end a valid run: a full disk, no memory, …"""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NO_KERNEL = re.compile(r"The operator '([\w:.]+)' is not currently implemented f
 
 
 def describe(error: BaseException) -> str | None:
-    """One clause for a failure of the machine, or None where the error is of another kind."""
+    """Return a clause for a failure of the machine, or None for any other error."""
     for cause in _chain(error):
         text = str(cause)
         if isinstance(cause, OSError) and cause.errno in FULL:
@@ -55,7 +55,7 @@ def describe(error: BaseException) -> str | None:
 
 @contextmanager
 def optional(part: str) -> Iterator[None]:
-    """Print a failure inside as one line on stderr and go on: `part` only shows results, which are safe by then."""
+    """Print a failure inside as one line on stderr and go on: `part` only shows results, which are stored by then."""
     try:
         yield
     except Exception as error:
@@ -64,7 +64,7 @@ def optional(part: str) -> Iterator[None]:
 
 
 def place_of_cache(error: BaseException) -> str:
-    """A clause for a full disk before a run has a folder: where rows are kept meanwhile, and what moves that.
+    """Return a clause for a disk that fills up before a run has a folder: where rows are cached, and how to move that.
 
     Arrow and `datasets` raise the system's error without the file's name.
     """
@@ -78,7 +78,7 @@ def place_of_cache(error: BaseException) -> str:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and what caused it, innermost last; each once."""
+    """Return the error and its causes, innermost last, each once."""
     seen: set[int] = set()
     here: BaseException | None = error
     while here is not None and id(here) not in seen:

@@ -1,4 +1,4 @@
-"""Which rows a run trains on: a digest of each split in the run's folder, so that it never goes on with other ones."""
+"""The rows that a run trains on: a digest of each split in the run's folder, so that it never resumes with others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Splits = Mapping[str, Mapping[str, Any]]
 
 
 def of(rows: Mapping[str, Rows]) -> dict[str, dict[str, Any]]:
-    """The number of rows of each split, and a digest of what is in them, in their order.
+    """Return the number of rows of each split, and a digest of their content in their order.
 
     Takes about a second for 200,000 rows of text; images and sound are read, not decoded. Raises UserError for a file
     that cannot be read, with its row.
@@ -35,14 +35,14 @@ def of(rows: Mapping[str, Rows]) -> dict[str, dict[str, Any]]:
 
 
 def store(output: Path, data: Data, splits: Splits) -> Path:
-    """Write `splits`, as `of` made them, and the digest of each local file into a run's folder; return the path."""
+    """Write `splits`, as returned by `of`, and the digest of each local file into a run's folder; return the path."""
     return write_json(output / FILE, {"splits": splits, "files": _files(data)})
 
 
 def differences(output: Path, splits: Splits) -> list[str]:
-    """Which splits of the run in `output` are other ones in `splits`, as `train (48 rows then, 47 now)`.
+    """Return which `splits` differ from those of the run in `output`, as `train (48 rows then, 47 now)`.
 
-    The run of a release that stored no digests is on the rows that it is given.
+    A run of a release that stored no digests matches any rows.
     """
     before = _read(output).get("splits", {})
     every = dict.fromkeys((*before, *splits)) if before else ()
@@ -50,9 +50,9 @@ def differences(output: Path, splits: Splits) -> list[str]:
 
 
 def changed_files(output: Path, data: Data) -> list[str]:
-    """The recipe's files whose content is not what the run in `output` read, as `data.files.train has other content`.
+    """Return the recipe's files that changed since the run in `output`, as `data.files.train has other content`.
 
-    Rows of the hub and of folders are not looked at: that takes as long as loading them.
+    Rows of the hub and of folders are not compared: that takes as long as loading them.
     """
     before: dict[str, str] = _read(output).get("files", {})
     now = _files(data) if before else {}
@@ -60,7 +60,7 @@ def changed_files(output: Path, data: Data) -> list[str]:
 
 
 def _difference(split: str, before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:
-    """What became of a split, in a clause; empty where it is what it was."""
+    """Return how a split changed, as a clause; empty where it did not."""
     if before == now:
         return ""
     counts = [f"{one['rows']:,}" if one is not None else "no" for one in (before, now)]
@@ -76,7 +76,7 @@ def _read(output: Path) -> dict[str, Any]:
 
 
 def _files(data: Data) -> dict[str, str]:
-    """The digest of each local file, by its split."""
+    """Return the digest of each local file, by its split."""
     digests = {}
     for split, name in (data.files or {}).items():
         path = Path(name).expanduser()
@@ -108,7 +108,7 @@ def _content(rows: Rows, index: int, role: str) -> str:
 
 
 def _plain(value: Any) -> str:
-    """Bytes by their digest, a date and its kin by their text."""
+    """Return bytes as their digest, dates and times as text."""
     return _hash(value).hexdigest() if isinstance(value, bytes) else str(value)
 
 

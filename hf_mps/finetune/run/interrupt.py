@@ -1,4 +1,4 @@
-"""A Ctrl-C or SIGTERM during training ends it at the end of the step, with a checkpoint to resume from."""
+"""Ctrl-C or SIGTERM ends a training at the end of the step, with a checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SAID = b"\nhf-mps: stopping after this step, with a checkpoint; Ctrl-C again sto
 
 
 class Stopped(KeyboardInterrupt):
-    """Training was stopped from outside, after `step`; `exit_code` as a shell reports the signal."""
+    """Training was stopped from outside, after `step`; `exit_code` is what a shell reports for the signal."""
 
     def __init__(self, step: int, exit_code: int) -> None:
         super().__init__(f"stopped at step {step}")
@@ -26,12 +26,12 @@ class Stopped(KeyboardInterrupt):
 
 
 class Interruption(TrainerCallback):  # type: ignore[misc]
-    """A context manager that remembers a SIGINT or SIGTERM, and a callback that saves a checkpoint and raises Stopped.
+    """A context manager that remembers SIGINT and SIGTERM, and a callback that then saves and raises Stopped.
 
     It acts at the end of a step or of an evaluation's batch, never inside: an exception from a signal handler would
     leave the step half done, and Python drops one that is raised inside a destructor. An evaluation that picks the best
-    weights comes to its end first, or the resumed run would keep others. A second signal ends the run at once. A
-    handler that the user's program set is left alone, and so is a thread other than the main one.
+    weights is finished first, or the resumed run would keep others. A second signal ends the run at once. A handler
+    that the user's program set is left alone, and so is a thread other than the main one.
     """
 
     trainer: Any = None
@@ -91,7 +91,7 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
         self._end(state)
 
     def _awaits_evaluation(self, args: Any, state: Any) -> bool:
-        """Whether a checkpoint was saved behind the last step of an epoch whose evaluation is still to come."""
+        """Whether a checkpoint was saved after an epoch's last step and before that epoch's evaluation."""
         over = float(state.epoch or 0).is_integer() or state.global_step >= state.max_steps
         to_come = args.eval_strategy == "epoch" and args.eval_delay <= (state.epoch or 0)
         return over and to_come and self._evaluated != state.global_step and _decides(args)
@@ -110,5 +110,5 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
 
 
 def _decides(args: Any) -> bool:
-    """Whether evaluations have a say in which weights are kept, or in when the run ends."""
+    """Whether evaluations decide which weights are kept, or when the run ends."""
     return args.metric_for_best_model is not None

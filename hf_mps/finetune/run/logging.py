@@ -26,7 +26,7 @@ class _NoAdvice(logging.Filter):
 
 @contextmanager
 def no_bars() -> Iterator[None]:
-    """Switch off the bars of transformers, datasets and huggingface_hub, and known advice; put all back after."""
+    """Silence the progress bars of transformers, datasets and huggingface_hub, and known advice; restore them after."""
     import datasets
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
     from transformers.utils import logging as transformers_logging
@@ -61,7 +61,7 @@ def no_bars() -> Iterator[None]:
 
 @contextmanager
 def errors_only() -> Iterator[None]:
-    """Let transformers log errors alone: around loading, whose report of new weights the header gives in our words."""
+    """Let transformers log only errors: for loading, whose report of new weights the header replaces."""
     from transformers.utils import logging as transformers_logging
 
     level = transformers_logging.get_verbosity()

@@ -1,4 +1,4 @@
-"""The optimizer and the schedule of a run, tried on one weight before anything trains: what they refuse, or ignore."""
+"""The optimizer and schedule of a run, tried on one weight before training: what they refuse, or ignore."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")
 
 
 def refuse_unusable(args: Any, model: Any, steps: int, training: Mapping[str, Any]) -> None:
-    """Raise UserError for an optimizer or a schedule that cannot be made, or that ignores what `training` sets.
+    """Raise UserError for an optimizer or schedule that cannot be made, or that ignores what `training` sets.
 
-    `args` are the training arguments of a run of `steps` steps, `training` is the recipe's own section. `model`, which
-    low-rank optimizers look for their layers in, stays as it is.
+    `args` are the training arguments of a run of `steps` steps, `training` is the recipe's own section. `model`, in
+    which low-rank optimizers look for their layers, is not changed.
     """
     name, schedule = _word(args.optim), _word(args.lr_scheduler_type)
     given = args.optim_args
@@ -45,7 +45,7 @@ def refuse_unusable(args: Any, model: Any, steps: int, training: Mapping[str, An
 
 
 def _optimizer(args: Any, model: Any) -> Any:
-    """The optimizer over one weight of its own."""
+    """Return the optimizer over one weight of its own."""
     import torch
     from transformers import Trainer
 
@@ -75,7 +75,7 @@ def _schedule(args: Any, optimizer: Any, steps: int) -> Any:
 
 
 def _wrong_rate(schedule: Any, steps: int) -> str:
-    """What is wrong with the learning rate somewhere in the run, in a clause; empty where nothing is."""
+    """Return what is wrong with the learning rate somewhere in the run, as a clause; empty where nothing is."""
     for factor in getattr(schedule, "lr_lambdas", ()):
         for step in sorted({0, 1, steps // 10, steps // 2, 9 * steps // 10, steps - 1}):
             value = factor(step)
@@ -104,7 +104,7 @@ def _refuse_ignored(args: Any, model: Any, name: str, schedule: str, training: M
 
 
 def _settings(args: Any, model: Any, without: str = "") -> Any:
-    """The optimizer's class and keywords, one of the optim_args left out."""
+    """Return the optimizer's class and keywords, without one of the optim_args."""
     from transformers import Trainer
 
     fewer = copy.copy(args)
@@ -113,7 +113,7 @@ def _settings(args: Any, model: Any, without: str = "") -> Any:
 
 
 def _word(value: Any) -> str:
-    """An option's text, of an Enum or of a string."""
+    """Return an option's text, of an Enum or of a string."""
     return str(getattr(value, "value", value))
 
 

@@ -1,4 +1,4 @@
-"""What a run decides before it trains, each with its reason; the user's own word in `training` always wins."""
+"""A run's decisions before it trains, each with its reason; the user's own word in `training` always wins."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Plan:
 
 
 def choose_device(recipe: Recipe) -> Choice[str]:
-    """The device of a run: the layer's choice, or the CPU where the recipe says `use_cpu`. Imports torch.
+    """Return the device of a run: the layer's choice, or the CPU where the recipe says `use_cpu`. Imports torch.
 
     Raises UserError where HF_MPS_DEVICE and the recipe contradict each other.
     """
@@ -55,7 +55,7 @@ def choose_device(recipe: Recipe) -> Choice[str]:
 
 
 def decide(recipe: Recipe, prepared: Prepared, chosen: Choice[str], output: Choice[Path]) -> Plan:
-    """Settle everything that the training arguments need for `prepared` on the device `chosen`.
+    """Decide everything that the training arguments need for `prepared` on the device `chosen`.
 
     Raises UserError for an option that the device cannot honour.
     """
@@ -90,12 +90,12 @@ def decide(recipe: Recipe, prepared: Prepared, chosen: Choice[str], output: Choi
 
 
 def _setting(training: Mapping[str, Any], key: str, default: Any, reason: str) -> Choice[Any]:
-    """What `training` says of `key`, or else the default with its reason."""
+    """Return what `training` says of `key`, or else the default with its reason."""
     return Choice(training[key], SAID) if key in training else Choice(default, reason)
 
 
 def _precision(training: dict[str, Any], device_type: str) -> tuple[Choice[str], dict[str, Any]]:
-    """fp32, bf16 or fp16, with the arguments that say so to Trainer."""
+    """Choose fp32, bf16 or fp16, with the arguments for Trainer."""
     from hf_mps.device import precision
 
     asked = [name for name in ("bf16", "fp16") if training.get(name)]
@@ -116,7 +116,7 @@ def _precision(training: dict[str, Any], device_type: str) -> tuple[Choice[str],
 
 
 def _steps(training: dict[str, Any], rows: int, batch: int, accumulation: int) -> Choice[int]:
-    """The number of optimizer steps, as Trainer counts them. Raises UserError where no batch is left to train on."""
+    """Return the number of optimizer steps, as Trainer counts them. Raises UserError where no batch is left."""
     if training.get("dataloader_drop_last") and rows < batch:
         raise UserError(
             f"training.dataloader_drop_last leaves nothing to train on: {rows} rows make no batch of {batch}; leave it"
@@ -131,7 +131,7 @@ def _steps(training: dict[str, Any], rows: int, batch: int, accumulation: int) -
 
 
 def _cadence(training: dict[str, Any], steps: int, choices: dict[str, Choice[Any]]) -> dict[str, Any]:
-    """When to report, to evaluate and to keep a checkpoint."""
+    """Choose when to report, to evaluate and to keep a checkpoint."""
     every = next(n * 10**power for power in range(9) for n in (1, 2, 5) if n * 10**power * ROWS_SHOWN >= steps)
     settled = {"logging_steps": every, "eval_strategy": "epoch", "save_strategy": "epoch", "save_total_limit": 2}
     if "save_total_limit" not in training and training.get("save_strategy") == "no":
@@ -150,7 +150,7 @@ def _cadence(training: dict[str, Any], steps: int, choices: dict[str, Choice[Any
 def _kept_model(
     training: dict[str, Any], prepared: Prepared, patience: int | None, choices: dict[str, Choice[Any]]
 ) -> dict[str, Any]:
-    """Which weights end up in the output folder, and which number picks the best ones."""
+    """Choose which weights end up in the output folder, and which metric picks the best ones."""
     metric, greater = best_metric(training, prepared)
     best = training.get("load_best_model_at_end", patience is not None)
     if patience is not None:
@@ -171,10 +171,10 @@ def _kept_model(
 
 
 def best_metric(training: Mapping[str, Any], prepared: Prepared) -> tuple[str, bool]:
-    """The number that picks the best weights, without `eval_`, and whether a greater one is better.
+    """Return the metric that picks the best weights, without `eval_`, and whether a greater value is better.
 
     That is the recipe's `metric_for_best_model`, else the task's first metric. Raises UserError for a name that no
-    evaluation during the training has, and for a `greater_is_better` that turns the number's sense around.
+    evaluation during the training has, and for a `greater_is_better` that reverses the metric.
     """
     asked = training.get("metric_for_best_model")
     name = prepared.metrics.main if asked is None else str(asked).removeprefix("eval_")
@@ -195,15 +195,16 @@ def best_metric(training: Mapping[str, Any], prepared: Prepared) -> tuple[str, b
 
 
 def _further(name: str, prepared: Prepared) -> str:
-    """What to say of a number of a split that is measured once alone."""
+    """Return what to say of a metric of a split that is measured only once."""
     split = next((split for split in prepared.further if name.startswith(f"{split}_")), None)
     return f"; {split} is measured once, after the training" if split is not None else ""
 
 
 def _plateau(training: Mapping[str, Any], name: str, greater: bool) -> dict[str, Any]:
-    """Trainer's keywords for a schedule that waits for `name` to get better: PyTorch's own waits for less of it.
+    """Return Trainer's keywords for a schedule that waits for `name` to improve: PyTorch's default waits for less of
+    it.
 
-    Empty for another schedule. Raises UserError where the recipe's `lr_scheduler_kwargs` would have it wait for worse.
+    Empty for any other schedule. Raises UserError where the recipe's `lr_scheduler_kwargs` would wait for worse.
     """
     given = training.get("lr_scheduler_kwargs")
     if training.get("lr_scheduler_type") != "reduce_lr_on_plateau":
@@ -223,7 +224,7 @@ def _plateau(training: Mapping[str, Any], name: str, greater: bool) -> dict[str,
 def _device_settings(
     training: dict[str, Any], device_type: str, prepared: Prepared, choices: dict[str, Choice[Any]]
 ) -> dict[str, Any]:
-    """The data loader's settings that depend on the device."""
+    """Return the data loader's settings that depend on the device."""
     pinned = device_type == "cuda"
     reason = "CUDA copies faster from pinned memory" if pinned else f"{device_type} cannot use pinned memory"
     choices["pin_memory"] = _setting(training, "dataloader_pin_memory", pinned, reason)

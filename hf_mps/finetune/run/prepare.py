@@ -29,7 +29,7 @@ from hf_mps.finetune.tasks._base import Prepared
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """All that is known of a run before its plan: a recipe that was found possible on `device`, its rows and model."""
+    """All that is known of a run before its plan: a recipe that is possible on `device`, its rows and its model."""
 
     resolved: ResolvedRecipe
     device: Choice[str]
@@ -42,7 +42,7 @@ class PreparedRun:
         return fingerprints.of(self.rows)
 
     def plan(self, output: Choice[Path], device: Choice[str] | None = None) -> Plan:
-        """Everything that a run in the folder `output` would do on `device`, by default the run's own.
+        """Return everything that a run in the folder `output` would do on `device`, by default the run's own.
 
         Raises UserError for an option that the device cannot honour.
         """
@@ -62,9 +62,9 @@ class PreparedRun:
 
 
 def locate(resolved: ResolvedRecipe, *, fresh: bool = False) -> tuple[Checkpoint, RunDir]:
-    """The checkpoint that a run of a recipe starts from, and the folder that it writes to; neither is touched.
+    """Return the checkpoint that a run starts from, and the folder that it writes to; neither is touched.
 
-    Raises UserError for files and folders that are not there, and what `RunDir.choose` refuses. Imports no torch.
+    Raises UserError for missing files and folders, and for what `RunDir.choose` refuses. Imports no torch.
     """
     load.check(resolved.recipe.data)
     return checkpoint.resolve(resolved.recipe.model), RunDir.choose(resolved, fresh=fresh)
@@ -75,9 +75,9 @@ def prepare_run(
 ) -> PreparedRun:
     """Prepare a run of a recipe from the checkpoint `source` on `device` (default: its own choice).
 
-    Without `run_dir` it is a step to look at: nothing is measured, and what a whole run alone refuses is let pass
-    (operators in `fallback` that there are not, metrics in `expect` and splits that are not measured, other rows than
-    those of the run in `run_dir`). Imports torch and draws the new weights with the recipe's seed. Raises UserError.
+    Without `run_dir` it is a single step to look at: nothing is measured, and what only a whole run refuses passes
+    (unknown operators in `fallback`, metrics in `expect` and splits that are not measured, other rows than those of the
+    run in `run_dir`). Imports torch and draws the new weights with the recipe's seed. Raises UserError.
     """
     from transformers import set_seed
 
@@ -101,7 +101,7 @@ def prepare_run(
 
 
 def _check_whole(run: PreparedRun, run_dir: RunDir) -> None:
-    """What a whole run refuses once its rows and its model are there; the choices about its rows are added."""
+    """Refuse what only a whole run refuses once rows and model are loaded; adds the choices about the rows."""
     from hf_mps.finetune.text import tokens
 
     recipe, prepared = run.resolved.recipe, run.prepared

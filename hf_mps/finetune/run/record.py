@@ -1,4 +1,4 @@
-"""The record of a finished run for its report, gathered from the recipe, the plan and Trainer."""
+"""The record of a finished run for its report, made from the recipe, the plan and Trainer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def make_record(resolved: ResolvedRecipe, plan: Plan, prepared: Prepared, trained: Trained) -> RunRecord:
-    """The record of a run whose training ended as `trained`."""
+    """Return the record of a run whose training ended as `trained`."""
     trainer, watch = trained.trainer, trained.watch
     metrics = {name.removeprefix("eval_"): value for name, value in trained.measured.items() if is_metric(name)}
     reported = sorted(metrics, key=lambda name: (name != prepared.metrics.main, name == "loss"))
@@ -62,7 +62,7 @@ def make_record(resolved: ResolvedRecipe, plan: Plan, prepared: Prepared, traine
 
 
 def _peak(trained: Trained) -> int:
-    """The highest memory in bytes; a resumed run's log holds that of its earlier parts."""
+    """Return the peak memory in bytes; a resumed run's log holds that of its earlier parts."""
     logged = (entry.get("peak_memory_bytes") or 0 for entry in trained.trainer.state.log_history)
     return max([trained.peak, *logged])
 

@@ -1,6 +1,6 @@
-"""Where a run writes: a folder of its own, never one that holds another run, locked against a second run of the same.
+"""The run directory: a folder of its own, never one that holds another run, and locked against a second process.
 
-The recipe and a digest of the rows lie in it from the start: they tell whether a later call asks for the same run.
+It holds the recipe and a digest of the rows from the start: they tell whether a later call asks for the same run.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ FREE = ("output_dir", "expect", "training.report_to", "training.run_name")
 
 @dataclass(frozen=True)
 class RunDir:
-    """The folder of a run and why it is this one.
+    """The folder of a run and the reason for it.
 
     An unfinished run of the same recipe in it resumes from `checkpoint`; `finished` says that it holds the results.
-    `named` says that no other folder will do, as where the user named it.
+    `named` says that no other folder will do, because the user named it.
     """
 
     path: Path
@@ -91,7 +91,7 @@ class RunDir:
 
     @classmethod
     def _same(cls, path: Path, named: bool) -> RunDir:
-        """The folder of a run of the same recipe: finished, to be resumed, or killed before a checkpoint."""
+        """Return the folder of a run of the same recipe: finished, to be resumed, or killed before a checkpoint."""
         if (path / RESULTS).exists():
             return cls(path, "this recipe's finished run", named, finished=True)
         whole, torn_ones = checkpoints(path), _torn_since(path)
@@ -101,7 +101,7 @@ class RunDir:
         return cls(path, f"this recipe's run left no checkpoint there and begins again{because}", True)
 
     def refuse_other_rows(self, splits: fingerprints.Splits) -> None:
-        """Raise UserError where the run that would be resumed was on other rows than `splits`."""
+        """Raise UserError where the run to resume was on other rows than `splits`."""
         others = fingerprints.differences(self.path, splits) if self.checkpoint is not None else []
         if others:
             raise UserError(
@@ -148,7 +148,7 @@ class RunDir:
         return self.path / STAGING
 
     def publish(self) -> None:
-        """Move every file of the staging folder into the run's own, the configuration last: a model begins with it."""
+        """Move every file of the staging folder into the run's own, the configuration last, since it makes a model."""
         for file in sorted(self.staging.iterdir(), key=lambda path: (path.name in MODEL_FILES, path.name)):
             file.replace(self.path / file.name)
         self.staging.rmdir()
@@ -158,12 +158,12 @@ class RunDir:
         return any((self.path / name).is_file() for name in MODEL_FILES)
 
     def results(self) -> dict[str, Any]:
-        """What the results.json of a finished run says."""
+        """Return the results.json of a finished run."""
         results: dict[str, Any] = json.loads((self.path / RESULTS).read_text(encoding="utf-8"))
         return results
 
     def clean(self) -> list[Path]:
-        """Remove what a stopped run left half-written, and a folder that is empty then; return whole checkpoints."""
+        """Remove what a stopped run left half-written, and an empty folder; return the whole checkpoints."""
         sweep(self.path)
         whole = checkpoints(self.path)
         for path in self.path.glob("checkpoint-*"):
@@ -178,14 +178,14 @@ class RunDir:
 
 
 def store(output: Path, resolved: ResolvedRecipe) -> Path:
-    """Write a run's recipe, the command line's words in it, as a recipe that runs by itself; return its path."""
+    """Write a run's recipe, command-line words included, as a recipe that runs by itself; return its path."""
     head = f"# The recipe of this run, as it was given: hf-mps finetune {shlex.join(resolved.words)}\n"
     text = yaml.safe_dump(stored_values(resolved), sort_keys=False, allow_unicode=True, width=120)
     return write_atomic(output / RECIPE, head + text)
 
 
 def stored_values(resolved: ResolvedRecipe) -> dict[str, Any]:
-    """Every key of a recipe that is not at its default, with its paths from the root of the disk."""
+    """Return every key of a recipe that is not at its default, with absolute paths."""
     values: dict[str, Any] = plain(resolved.recipe.model_dump(exclude_none=True, exclude_defaults=True))
     values.pop("output_dir", None)
     map_paths(values, lambda name: Path(name).expanduser().resolve())
@@ -193,7 +193,7 @@ def stored_values(resolved: ResolvedRecipe) -> dict[str, Any]:
 
 
 def differences(output: Path, resolved: ResolvedRecipe) -> list[str] | None:
-    """What a recipe says otherwise than the run in `output`, as `seed 1 → 2`; None where no recipe is read there."""
+    """Return how a recipe differs from the run in `output`, as `seed 1 → 2`; None where no recipe can be read there."""
     try:
         values = read_yaml(output / RECIPE).values
         if isinstance(training := values.get("training"), dict):
@@ -209,12 +209,12 @@ def differences(output: Path, resolved: ResolvedRecipe) -> list[str] | None:
 
 
 def checkpoints(output: Path) -> list[Path]:
-    """The whole checkpoints below `output`, oldest first."""
+    """Return the whole checkpoints below `output`, oldest first."""
     return [path for path in _every_checkpoint(output) if torn(path, STATE) is None]
 
 
 def numbered(path: Path) -> list[Path]:
-    """The folder itself, NAME-2, NAME-3, … as far as they are there."""
+    """Yield the folder itself, NAME-2, NAME-3, … as long as they exist."""
     there = [path]
     while (following := path.with_name(f"{path.name}-{len(there) + 1}")).exists():
         there.append(following)
@@ -222,18 +222,18 @@ def numbered(path: Path) -> list[Path]:
 
 
 def next_free(path: Path) -> Path:
-    """The first of NAME-2, NAME-3, … that is not there."""
+    """Return the first of NAME-2, NAME-3, … that does not exist."""
     return path.with_name(f"{path.name}-{len(numbered(path)) + 1}")
 
 
 def _every_checkpoint(output: Path) -> list[Path]:
-    """Trainer's checkpoint folders, oldest first."""
+    """Return Trainer's checkpoint folders, oldest first."""
     folders = [path for path in output.glob("checkpoint-*") if path.name.rpartition("-")[2].isdigit()]
     return sorted(folders, key=lambda path: int(path.name.rpartition("-")[2]))
 
 
 def _torn_since(output: Path) -> str:
-    """In a clause, the torn checkpoints that are newer than every whole one, or an empty string."""
+    """Return a clause about torn checkpoints newer than every whole one, or an empty string."""
     clauses = []
     for path in reversed(_every_checkpoint(output)):
         wrong = torn(path, STATE)
@@ -244,7 +244,7 @@ def _torn_since(output: Path) -> str:
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Each plain value under its dotted key."""
+    """Return each plain value under its dotted key."""
     for key, value in values.items():
         if isinstance(value, dict) and value:
             yield from _flat(value, f"{prefix}{key}.")

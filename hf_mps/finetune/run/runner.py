@@ -30,7 +30,7 @@ SHORT_NAMES = {"logging_nan_inf_filter": "NaN filter"}
 
 
 class Interrupted(RunError):
-    """A Ctrl-C or SIGTERM, with the checkpoints that are kept. Exits as a shell reports the signal, 130 or 143."""
+    """Ctrl-C or SIGTERM, with the checkpoints that are kept. Exits as a shell reports the signal, 130 or 143."""
 
     def __init__(self, words: str, exit_code: int = INTERRUPTED) -> None:
         super().__init__(words)
@@ -88,7 +88,7 @@ def train(resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True) -
 
 
 def _train(run: PreparedRun, run_dir: RunDir) -> RunRecord:
-    """Train, save, measure and report: what costs hours is on the disk before anything is made of it."""
+    """Train, save, measure and report; what took hours is stored before anything is made of it."""
     from hf_mps.finetune import report
     from hf_mps.finetune.report import predictions
     from hf_mps.finetune.run.callbacks import Stopwatch
@@ -116,14 +116,14 @@ def _train(run: PreparedRun, run_dir: RunDir) -> RunRecord:
 
 
 def _loading(resolved: ResolvedRecipe) -> AbstractContextManager[None]:
-    """What stands on the screen until the header does; a smoke run's own part of it is inside the recipe's."""
+    """Show what is being loaded until the header appears; a smoke run's own part is inside the recipe's."""
     words = "loading PyTorch, the rows and the model …"
     return status.shown(words, log="" if resolved.smoke else f"{resolved.name}: {words}")
 
 
 @contextmanager
 def _named(operators: Sequence[str]) -> Iterator[None]:
-    """Let no warning be shown of operators that the recipe names; the ledger counts them all the same."""
+    """Suppress the warnings of operators that the recipe names; the ledger counts them all the same."""
     from hf_mps.fallback.warnings import MetalFallbackWarning
 
     with ExitStack() as ignored:
@@ -133,7 +133,7 @@ def _named(operators: Sequence[str]) -> Iterator[None]:
 
 
 def header(resolved: ResolvedRecipe, plan: Plan, verb: str = "finetune") -> None:
-    """Print what was decided, each with its reason."""
+    """Print the decisions, each with its reason."""
     words = {"True": "on", "False": "off"}
     rows = []
     for name, choice in plan.shown().items():
@@ -145,7 +145,7 @@ def header(resolved: ResolvedRecipe, plan: Plan, verb: str = "finetune") -> None
 
 
 def _table(resolved: ResolvedRecipe, record: RunRecord, files: Sequence[Path]) -> None:
-    """Print how the run ended, with the files that stay, its folder first, and the command that gives it to the hub."""
+    """Print how the run ended, its folder and the files in it, and the command that uploads it to the hub."""
     notes = [("device", "simulated: time and memory say nothing about a Mac")] if record.simulated else []
     if record.fallback:
         names = [entry["operator"] for entry in record.fallback]
@@ -173,7 +173,7 @@ def _table(resolved: ResolvedRecipe, record: RunRecord, files: Sequence[Path]) -
 
 
 def _finished(resolved: ResolvedRecipe, run_dir: RunDir) -> dict[str, Any]:
-    """Print how a run ended that is done already. Raises RunError where it missed what the recipe expects."""
+    """Print how an already finished run ended. Raises RunError where it missed what the recipe expects."""
     results = run_dir.results()
     metric, value = results["main_metric"], results["metrics"].get(results["main_metric"])
     scored = f" ({metric} {value:.4f})" if value is not None else ""
@@ -197,9 +197,9 @@ def _judge(results: dict[str, Any], output: Path) -> None:
 
 @contextmanager
 def _failures_in_one_line(resolved: ResolvedRecipe, run_dir: RunDir | None) -> Iterator[None]:
-    """Turn a Ctrl-C and a failure of the machine into one line that names the checkpoints which are kept.
+    """Turn Ctrl-C and a failure of the machine into one line that names the kept checkpoints.
 
-    What was half-written is removed, and the run's folder with it where nothing is left inside.
+    Half-written files are removed, and the run's folder too where nothing is left inside.
     """
     try:
         yield
@@ -221,7 +221,7 @@ def _failures_in_one_line(resolved: ResolvedRecipe, run_dir: RunDir | None) -> I
 
 
 def _kept(run_dir: RunDir | None) -> str:
-    """A clause about what a failed run leaves, once its folder is clean; empty before it has one."""
+    """Return a clause about what a failed run leaves, once its folder is clean; empty before it has one."""
     if run_dir is None:
         return ""
     whole = run_dir.clean()

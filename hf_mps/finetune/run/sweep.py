@@ -29,8 +29,8 @@ TABLE = "sweep.json"
 class SweepRun:
     """A run of a sweep: its values by key, as they were typed, its folder, and how it ended.
 
-    `metrics` are those of results.json, empty where the run failed; `error` is the line that tells why. `seconds` are
-    no Mac's where `simulated`.
+    `metrics` are those of results.json, empty where the run failed; `error` is the line that says why. `seconds` are no
+    Mac's where `simulated`.
     """
 
     values: dict[str, str]
@@ -43,7 +43,7 @@ class SweepRun:
 
     @property
     def words(self) -> str:
-        """The values as a command line has them."""
+        """The values as command-line words."""
         return " ".join(f"{key}={value}" for key, value in self.values.items())
 
 
@@ -59,7 +59,7 @@ class Sweep:
     greater_is_better: bool = True
 
     def groups(self) -> list[tuple[dict[str, str], list[SweepRun]]]:
-        """The runs that differ by their seed alone, together; those that failed are left out."""
+        """Return the runs that differ by their seed alone, together, without failed ones."""
         found: dict[tuple[tuple[str, str], ...], list[SweepRun]] = {}
         for one in self.runs:
             alike = found.setdefault(tuple((key, value) for key, value in one.values.items() if key != SEED), [])
@@ -68,11 +68,11 @@ class Sweep:
 
 
 def run_sweep(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = False) -> Sweep:
-    """Run a recipe once for each combination of `axes` (`seed=1,2,3`), and return what came of it.
+    """Run a recipe once for each combination of `axes` (`seed=1,2,3`), and return the outcome.
 
-    Runs lie in `runs/NAME-sweep/VALUES` (or below output_dir), with sweep.csv and sweep.json beside them. The same
-    values, or more, go on with the sweep that lies there; other ones leave its table as it is and lie beside it. One
-    run's failure does not stop the others. Raises UserError, before the first run, for axes and recipes that cannot be;
+    Runs are in `runs/NAME-sweep/VALUES` (or below output_dir), with sweep.csv and sweep.json beside them. The same
+    values, or more, continue the sweep that is there; other values leave its table as it is and get a folder beside it.
+    One run's failure does not stop the others. Raises UserError, before the first run, for impossible axes and recipes;
     RunError at the end where a run failed.
     """
     sweep = plan_sweep(resolved, axes, fresh=fresh)
@@ -90,7 +90,7 @@ def run_sweep(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = Fa
 
 
 def plan_sweep(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = False) -> Sweep:
-    """The runs of a sweep, each validated, none begun. Raises UserError for the first that could not be."""
+    """Return the runs of a sweep, each validated, none begun. Raises UserError for the first invalid one."""
     given = set(resolved.overrides)
     values: dict[str, list[str]] = {}
     for axis in axes:
@@ -116,7 +116,7 @@ def plan_sweep(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = F
 
 
 def _base(resolved: ResolvedRecipe, every: Sequence[dict[str, str]], *, fresh: bool) -> Path:
-    """The folder of a sweep over the combinations `every`: that of one which they go on with, or one not used yet.
+    """Return the folder of a sweep over the combinations `every`: that of the sweep to continue, or an unused one.
 
     Raises UserError for a folder that the user named and that holds another sweep.
     """
@@ -135,7 +135,7 @@ def _base(resolved: ResolvedRecipe, every: Sequence[dict[str, str]], *, fresh: b
 
 
 def _swept(path: Path) -> list[dict[str, str]]:
-    """The combinations of the sweep in a folder, none where its table was not written."""
+    """Return the combinations of the sweep in a folder, none where its table was not written."""
     try:
         return [one["values"] for one in json.loads((path / TABLE).read_text(encoding="utf-8"))["runs"]]
     except (OSError, ValueError, KeyError, TypeError):
@@ -172,7 +172,7 @@ def write(sweep: Sweep) -> list[Path]:
 
 @contextmanager
 def _noted(sweep: Sweep, one: SweepRun) -> Iterator[None]:
-    """Note a run's failure and let the next one begin; a Ctrl-C ends the sweep with the command that resumes it."""
+    """Note a run's failure and let the next one begin; Ctrl-C ends the sweep with the command that resumes it."""
     try:
         yield
     except runner.Interrupted as error:
@@ -204,14 +204,14 @@ def _metrics(sweep: Sweep) -> list[str]:
 
 
 def _spread(runs: Sequence[SweepRun], name: str) -> dict[str, float | None]:
-    """Mean and standard deviation (of a sample, n - 1) of a metric; None where there are too few numbers."""
+    """Return mean and standard deviation (of a sample, n - 1) of a metric; None where there are too few values."""
     numbers = [one.metrics[name] for one in runs if one.metrics.get(name) is not None]
     deviation = statistics.stdev(numbers) if len(numbers) > 1 else None
     return {"mean": statistics.fmean(numbers) if numbers else None, "deviation": deviation}
 
 
 def _table(sweep: Sweep) -> None:
-    """The groups, the best one marked, with mean and deviation of each metric."""
+    """Print the groups with mean and deviation of each metric, the best one marked."""
     names, groups = _metrics(sweep), sweep.groups()
     scores = [_spread(runs, sweep.main_metric)["mean"] for _, runs in groups]
     known = [score for score in scores if score is not None]
@@ -237,7 +237,7 @@ def _cell(runs: Sequence[SweepRun], name: str) -> str:
 
 
 def _split(text: str) -> list[str]:
-    """The values between commas; those inside brackets, braces or quotes belong to one value."""
+    """Return the values between commas; those inside brackets, braces or quotes belong to one value."""
     values, depth, quote = [""], 0, ""
     for letter in text:
         if letter == "," and not depth and not quote:
@@ -255,13 +255,13 @@ def _split(text: str) -> list[str]:
 
 
 def _name(values: dict[str, str]) -> str:
-    """A folder's name for a combination: `learning_rate=1e-5,seed=1`, in letters that every file system takes."""
+    """Return a folder name for a combination: `learning_rate=1e-5,seed=1`, in letters that every file system takes."""
     words = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
     return "".join(letter if letter.isalnum() or letter in "=,.-_" else "_" for letter in words)[:120]
 
 
 def _free_memory() -> None:
-    """Give the device's memory of one run back before the next."""
+    """Give back one run's device memory before the next."""
     import torch
 
     gc.collect()

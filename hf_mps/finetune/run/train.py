@@ -1,4 +1,4 @@
-"""A training from its plan to the numbers that its kept weights reach: transformers' Trainer, or the task's own."""
+"""A training from its plan to the metrics of its kept weights, by transformers' Trainer or the task's own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REFUSALS = (ValueError, TypeError, ImportError)
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished training: its trainer, what Trainer measured of the kept weights, its clock and its peak in bytes."""
+    """A finished training: its trainer, the metrics of the kept weights, its clock and its peak memory in bytes."""
 
     trainer: Any
     measured: dict[str, float]
@@ -42,7 +42,7 @@ def train_and_measure(
     checkpoint: Path | None,
     keep: Callable[[], None],
 ) -> Trained:
-    """Train, from `checkpoint` on where there is one, `keep` the model, and measure it; prints a line a logging step.
+    """Train, from `checkpoint` where there is one, `keep` the model, and measure it; prints a line a logging step.
 
     Raises RunError for a loss that is NaN or infinite, Stopped where a signal ends it.
     """
@@ -74,7 +74,7 @@ def train_and_measure(
 
 
 def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int | None) -> Any:
-    """The trainer of a plan. Raises UserError for arguments that transformers refuses."""
+    """Return the trainer of a plan. Raises UserError for arguments that transformers refuses."""
     from transformers import EarlyStoppingCallback, Trainer
 
     from hf_mps.finetune.loss import accumulation
@@ -109,7 +109,7 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int
 
 
 def training_arguments(plan: Plan, prepared: Prepared) -> Any:
-    """The training arguments of a plan. Raises UserError for what transformers, or the optimizer's package, refuses."""
+    """Return a plan's training arguments. Raises UserError for what transformers or the optimizer's package refuses."""
     from transformers import TrainingArguments
 
     try:
@@ -125,10 +125,10 @@ def _refused(error: Exception) -> UserError:
 
 
 def _evaluate_every_row(trainer: Any) -> None:
-    """Let `dataloader_drop_last` and `train_sampling_strategy` be about training: evaluations see every row in turn.
+    """Apply `dataloader_drop_last` and `train_sampling_strategy` to training alone: evaluations see every row in order.
 
-    One that leaves rows out scores another split; one in the order of their lengths gives answers to other rows than
-    predictions.csv, and the metrics of whole answers, hold them against.
+    An evaluation without some rows would score another split; one sorted by length would give its answers to other rows
+    than predictions.csv and the metrics of whole answers expect.
     """
     from torch.utils.data import SequentialSampler
 
@@ -160,12 +160,12 @@ def _ends_where_it_ended() -> None:
 
 
 def _running(trainer: Any, watch: Stopwatch) -> Stopwatch:
-    """The clock that ran: Trainer makes callbacks anew where it restores their states."""
+    """Return the clock that ran: Trainer makes new callbacks where it restores their states."""
     return next((one for one in trainer.callback_handler.callbacks if isinstance(one, type(watch))), watch)
 
 
 def _measured(trainer: Any) -> dict[str, float]:
-    """The metrics of the weights that are kept: of the evaluation that saw them, or of a new one."""
+    """Return the metrics of the kept weights: of the evaluation that saw them, or of a new one."""
     state = trainer.state
     kept = state.best_global_step if trainer.args.load_best_model_at_end else state.global_step
     for entry in reversed(state.log_history):
