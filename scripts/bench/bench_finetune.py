@@ -49,31 +49,31 @@ def main() -> int:
     seeds = [int(seed) for seed in given.seeds.split(",")]
     device = measured_on.line("cpu")
     print(device, flush=True)
-    found: dict[str, list[dict[str, float]]] = {"run_glue": [], "hf_mps": []}
+    runs: dict[str, list[dict[str, float]]] = {"run_glue": [], "hf_mps": []}
     with tempfile.TemporaryDirectory() as folder:
         for seed in seeds[:1] if given.steps else seeds:
             for name, run in (("run_glue", script), ("hf_mps", recipe)):
-                one = run(given, seed, Path(folder) / f"{name}-{seed}")
-                found[name].append({"seed": seed, **one})
-                shown = "" if given.steps else f"   F1 {one['f1']:.4f}   accuracy {one['accuracy']:.4f}"
-                speed, seconds = one["samples_per_second"], one["seconds"]
+                figures = run(given, seed, Path(folder) / f"{name}-{seed}")
+                runs[name].append({"seed": seed, **figures})
+                shown = "" if given.steps else f"   F1 {figures['f1']:.4f}   accuracy {figures['accuracy']:.4f}"
+                speed, seconds = figures["samples_per_second"], figures["seconds"]
                 print(f"{name:<9} seed {seed:<3}{speed:8.2f} examples/s{seconds:8.0f} s in all{shown}", flush=True)
-    told = summary(found, scored=not given.steps)
+    outcome = summary(runs, scored=not given.steps)
     if given.out:
-        said = {
+        record = {
             "device": device,
             "threads": given.threads,
             "learning_rate": given.learning_rate,
             "epochs": given.epochs,
         }
-        said |= {"steps": given.steps, **told, "runs": found}
-        given.out.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
-    print(f"examples per second, hf_mps / run_glue   {told['ratio']:.2f}")
-    for name, (mean, deviation) in told["f1"].items():
+        record |= {"steps": given.steps, **outcome, "runs": runs}
+        given.out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    print(f"examples per second, hf_mps / run_glue   {outcome['ratio']:.2f}")
+    for name, (mean, deviation) in outcome["f1"].items():
         print(f"mean F1, {name:<9} {mean:.4f} (deviation {deviation:.4f})")
-    scores = told["f1"]
+    scores = outcome["f1"]
     worse = bool(scores) and scores["hf_mps"][0] < scores["run_glue"][0] - 0.01
-    return 1 if told["ratio"] < 2 or worse else 0
+    return 1 if outcome["ratio"] < 2 or worse else 0
 
 
 def minilm() -> Path | None:

@@ -113,16 +113,16 @@ def training(rows: list[dict[str, str]], rate: float, size: int, steps: int) -> 
     for at in range(steps):
         if at * size % len(rows) < size:
             order = torch.randperm(len(rows)).tolist()
-        batch: list[Any] = [rows[order[(at * size + each) % len(rows)]] for each in range(size)]
+        batch: list[Any] = [rows[order[(at * size + row) % len(rows)]] for row in range(size)]
         texts = tokenizer(
-            [each["sentence1"] for each in batch],
-            [each["sentence2"] for each in batch],
+            [row["sentence1"] for row in batch],
+            [row["sentence2"] for row in batch],
             padding=True,
             truncation=True,
             max_length=64,
             return_tensors="pt",
         ).to("mps")
-        labels = torch.tensor([int(each["label"]) for each in batch]).to("mps")
+        labels = torch.tensor([int(row["label"]) for row in batch]).to("mps")
         model(**texts, labels=labels).loss.backward()
         yield float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
         optimizer.step()

@@ -48,25 +48,25 @@ SIDES = ("stock", "ours")
 
 def main() -> int:
     """Train both sides of every recipe and seed, print the tables, write the figures."""
-    said = arguments()
-    if said.one:
-        return one(*said.one, said.words, said.device)
-    recipes = [word for word in said.words if "=" not in word]
-    overrides = [word for word in said.words if "=" in word]
+    options = arguments()
+    if options.one:
+        return one(*options.one, options.words, options.device)
+    recipes = [word for word in options.words if "=" not in word]
+    overrides = [word for word in options.words if "=" in word]
     if not recipes:
         raise SystemExit("no recipe was named; for example: compare_stock.py glue/mrpc --model FOLDER --data FOLDER")
-    kept = Kept(said.out)
+    finished = Finished(options.out)
     below = 0
     for recipe in recipes:
-        words = [*overrides, *where(recipe, said.model, said.data)]
-        runs = trained(recipe, words, said, kept)
+        words = [*overrides, *where(recipe, options.model, options.data)]
+        runs = trained(recipe, words, options, finished)
         rows = compared(runs)
-        print("\n".join(table(recipe, said.seeds, rows, runs)), flush=True)
-        below += sum(row["points"] < -said.allowed for row in rows.values())
+        print("\n".join(table(recipe, options.seeds, rows, runs)), flush=True)
+        below += sum(row["points"] < -options.allowed for row in rows.values())
     return 1 if below else 0
 
 
-class Kept:
+class Finished:
     """The metrics of trainings that are done, in a JSON file that is written after each, or in memory without one."""
 
     def __init__(self, file: Path | None) -> None:
@@ -92,20 +92,22 @@ class Kept:
         return " ".join([of["side"], of["device"], of["recipe"], *of["words"]])
 
 
-def trained(recipe: str, words: list[str], said: argparse.Namespace, kept: Kept) -> dict[str, list[dict[str, float]]]:
-    """The metrics of both sides, seed by seed, `said.jobs` trainings at a time."""
+def trained(
+    recipe: str, words: list[str], options: argparse.Namespace, finished: Finished
+) -> dict[str, list[dict[str, float]]]:
+    """The metrics of both sides, seed by seed, `options.jobs` trainings at a time."""
 
     def run(side: str, seed: int) -> dict[str, float]:
-        device = said.device if side == "ours" or said.device == "cuda" else "cpu"
+        device = options.device if side == "ours" or options.device == "cuda" else "cpu"
         of = {"side": side, "device": device, "recipe": recipe, "words": [*words, f"seed={seed}"]}
-        metrics = kept.get(of)
+        metrics = finished.get(of)
         if metrics is None:
-            metrics = spawned(side, device, recipe, of["words"], said)
-            kept.put(of, metrics)
+            metrics = spawned(side, device, recipe, of["words"], options)
+            finished.put(of, metrics)
         return metrics
 
-    with ThreadPoolExecutor(said.jobs) as pool:
-        tasks = [(side, pool.submit(run, side, seed)) for seed in said.seeds for side in SIDES]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        tasks = [(side, pool.submit(run, side, seed)) for seed in options.seeds for side in SIDES]
         try:
             return {side: [task.result() for name, task in tasks if name == side] for side in SIDES}
         except BaseException:
@@ -152,10 +154,10 @@ def where(recipe: str, model: str | None, folder: Path | None) -> list[str]:
     return words
 
 
-def spawned(side: str, device: str, recipe: str, words: list[str], said: argparse.Namespace) -> dict[str, float]:
+def spawned(side: str, device: str, recipe: str, words: list[str], options: argparse.Namespace) -> dict[str, float]:
     """One training on `device` in a process of its own."""
-    variables = os.environ | {"OMP_NUM_THREADS": str(said.threads), "TOKENIZERS_PARALLELISM": "false"}
-    if said.model and said.data:
+    variables = os.environ | {"OMP_NUM_THREADS": str(options.threads), "TOKENIZERS_PARALLELISM": "false"}
+    if options.model and options.data:
         variables["HF_HUB_OFFLINE"] = "1"
     variables |= {"HF_MPS": "0"} if side == "stock" else ours(device)
     started = time.perf_counter()

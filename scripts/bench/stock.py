@@ -46,7 +46,7 @@ def train(recipe: Recipe, output: Path, *, cuda: bool = False) -> dict[str, floa
 
 def arguments(recipe: Recipe, output: Path, cuda: bool) -> TrainingArguments:
     """The recipe's own training arguments."""
-    said = {"save_strategy": "no", "eval_strategy": "no", "logging_steps": 50}
+    unsaved = {"save_strategy": "no", "eval_strategy": "no", "logging_steps": 50}
     ours = {
         "output_dir": str(output),
         "seed": recipe.seed,
@@ -54,7 +54,7 @@ def arguments(recipe: Recipe, output: Path, cuda: bool) -> TrainingArguments:
         "report_to": "none",
         "disable_tqdm": True,
     }
-    return TrainingArguments(**recipe.training | said | ours)
+    return TrainingArguments(**recipe.training | unsaved | ours)
 
 
 def classification(recipe: Recipe, rows: dict[str, Rows], model: str, training: TrainingArguments) -> dict[str, float]:
@@ -93,19 +93,19 @@ def question_answering(
 ) -> dict[str, float]:
     """A span of the text, from windows of tokens and the best pairs of a start and an end."""
     tokenizer = AutoTokenizer.from_pretrained(model)
-    found = {split: windows(part.dataset, tokenizer, recipe) for split, part in rows.items()}
-    taken = [name for name in found["train"].column_names if name not in ("row", "offset_mapping")]
+    parts = {split: windows(part.dataset, tokenizer, recipe) for split, part in rows.items()}
+    taken = [name for name in parts["train"].column_names if name not in ("row", "offset_mapping")]
     trainer = Trainer(
         AutoModelForQuestionAnswering.from_pretrained(model),
         training,
         data_collator=DataCollatorWithPadding(tokenizer),
-        train_dataset=found["train"].select_columns(taken),
+        train_dataset=parts["train"].select_columns(taken),
         processing_class=tokenizer,
     )
     seconds = trainer.train().metrics["train_runtime"]
-    starts, ends = trainer.predict(found["validation"].select_columns(taken)).predictions[:2]
+    starts, ends = trainer.predict(parts["validation"].select_columns(taken)).predictions[:2]
     dev = rows["validation"].dataset
-    answers = spans(dev, found["validation"], starts, ends)
+    answers = spans(dev, parts["validation"], starts, ends)
     predictions = [{"id": str(number), "prediction_text": text} for number, text in enumerate(answers)]
     truths = [
         {"id": str(number), "answers": {"text": (said := texts(row)), "answer_start": [0] * len(said)}}

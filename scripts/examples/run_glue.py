@@ -120,16 +120,16 @@ def parsed() -> tuple[ModelArguments, DataTrainingArguments, TrainingArguments]:
     """What the command line says, or the JSON file that it names; logging and seed are set as it says."""
     parser = HfArgumentParser((ModelArguments, DataTrainingArguments, TrainingArguments))
     if len(sys.argv) == 2 and sys.argv[1].endswith(".json"):
-        found = parser.parse_json_file(Path(sys.argv[1]).resolve())
+        groups = parser.parse_json_file(Path(sys.argv[1]).resolve())
     else:
-        found = parser.parse_args_into_dataclasses()
-    training_args = found[2]
+        groups = parser.parse_args_into_dataclasses()
+    training_args = groups[2]
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
     logger.setLevel(training_args.get_process_log_level())
     transformers.utils.logging.set_verbosity(training_args.get_process_log_level())
     logger.warning("Device: %s, fp16: %s, bf16: %s", training_args.device, training_args.fp16, training_args.bf16)
     set_seed(training_args.seed)
-    return found
+    return groups
 
 
 def main() -> None:

@@ -76,17 +76,17 @@ def features(rows: DatasetDict, tokenizer, ids: dict[str, int], data_args: DataT
     """The rows as token ids and labels."""
 
     def convert(batch: dict) -> dict:
-        found = tokenizer(
+        encoded = tokenizer(
             batch[data_args.text_column_name],
             is_split_into_words=True,
             truncation=True,
             max_length=data_args.max_seq_length,
         )
-        found["labels"] = [
-            align([ids[str(tag)] for tag in tags], found.word_ids(row), data_args.label_all_tokens)
+        encoded["labels"] = [
+            align([ids[str(tag)] for tag in tags], encoded.word_ids(row), data_args.label_all_tokens)
             for row, tags in enumerate(batch[data_args.label_column_name])
         ]
-        return found
+        return encoded
 
     return rows.map(convert, batched=True, remove_columns=rows["train"].column_names)
 

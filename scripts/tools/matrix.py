@@ -109,7 +109,7 @@ def install(python: Path, *what: str) -> None:
 def run(python: Path, which: list[str], *, slow: bool) -> Outcome:
     """Run the tests in one environment."""
     asking = f"from importlib.metadata import version\nfor name in {PINNED}: print(f'{{name}} {{version(name)}}')"
-    found = subprocess.run([python, "-c", asking], capture_output=True, text=True, check=True).stdout.splitlines()
+    versions = subprocess.run([python, "-c", asking], capture_output=True, text=True, check=True).stdout.splitlines()
     chosen = [] if slow else ["-m", "not slow"]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
@@ -123,7 +123,7 @@ def run(python: Path, which: list[str], *, slow: bool) -> Outcome:
     failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
     skipped = [case for case in cases if case.find("skipped") is not None]
     return Outcome(
-        versions=tuple(found),
+        versions=tuple(versions),
         passed=len(cases) - len(failed) - len(skipped),
         skipped=len(skipped),
         failed=tuple(f"{case.get('classname')}::{case.get('name')}" for case in failed),

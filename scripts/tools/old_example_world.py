@@ -171,9 +171,9 @@ def _image_model(name: str, **more: Any) -> Callable[[Path], None]:
 def _clip(folder: Path) -> None:
     from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPTextConfig, CLIPVisionConfig
 
-    from hf_mps.finetune.smoke import tokenizers as words
+    from hf_mps.finetune.smoke.tokenizers import train
 
-    tokenizer = words.train("wordpiece", TEXTS, parts=False)
+    tokenizer = train("wordpiece", TEXTS, parts=False)
     tokenizer.save_pretrained(folder)
     text = CLIPTextConfig(**TINY, vocab_size=len(tokenizer), projection_dim=8, eos_token_id=tokenizer.sep_token_id)
     vision = CLIPVisionConfig(**TINY, image_size=SIZE, patch_size=8, projection_dim=8)

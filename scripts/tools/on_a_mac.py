@@ -83,16 +83,16 @@ def evaluation(steps: int = 1) -> Told:
             return float(model(input_ids=tokens.to(device), labels=tokens.to(device)).loss)
 
     right = loss("cpu", torch.float32, "eager")
-    found: Told = {"cpu": right}
+    losses: Told = {"cpu": right}
     worst = 0.0
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
         with _stock():
-            found[f"{name} sdpa stock"] = loss("mps", dtype, "sdpa")
+            losses[f"{name} sdpa stock"] = loss("mps", dtype, "sdpa")
         for attention in ("sdpa", "eager"):
-            found[f"{name} {attention}"] = loss("mps", dtype, attention)
-            worst = max(worst, abs(found[f"{name} {attention}"] - right) / right)
-    return {"as_expected": worst < 0.02, "worst": worst, "losses": found}
+            losses[f"{name} {attention}"] = loss("mps", dtype, attention)
+            worst = max(worst, abs(losses[f"{name} {attention}"] - right) / right)
+    return {"as_expected": worst < 0.02, "worst": worst, "losses": losses}
 
 
 def out_of_range(steps: int = 1) -> Told:
@@ -250,16 +250,16 @@ def shapes(steps: int = 100) -> Told:
             times.append(time.perf_counter() - begun)
         return times, torch.mps.driver_allocated_memory()
 
-    found: Told = {}
+    figures: Told = {}
     for name in ("warm", "off", "on"):  # the first compiles what the others use too
         if name == "on":
             times, driver = run()
         else:
             with guards.suspended("shape-growth"):
                 times, driver = run()
-        found[name] = {"median": statistics.median(times), "longest": max(times), "driver": driver}
-    ratio = found["on"]["median"] / found["off"]["median"]
-    return {"as_expected": None if steps < 20 else ratio < 1.2, "on_over_off": ratio, "seconds": found}
+        figures[name] = {"median": statistics.median(times), "longest": max(times), "driver": driver}
+    ratio = figures["on"]["median"] / figures["off"]["median"]
+    return {"as_expected": None if steps < 20 else ratio < 1.2, "on_over_off": ratio, "seconds": figures}
 
 
 def sizes(steps: int = 1001) -> Told:
@@ -269,22 +269,22 @@ def sizes(steps: int = 1001) -> Told:
     """
     import torch
 
-    room = torch.mps.recommended_max_memory()
-    found: Told = {}
+    memory = torch.mps.recommended_max_memory()
+    right: Told = {}
     rows, half = 2**16 * steps // 1000, 2**14  # 2^31 values of a byte in all, beside as many that come in
-    if room > 2.5 * 2 * rows * half:
+    if memory > 2.5 * 2 * rows * half:
         parts = [torch.full((rows, half), value, dtype=torch.int8, device="mps") for value in (1, 2)]
         whole = torch.cat(parts, 1)
-        found["cat"] = [sorted(set(whole[row].cpu().tolist())) == [1, 2] for row in (0, rows // 2, -1)]
+        right["cat"] = [sorted(set(whole[row].cpu().tolist())) == [1, 2] for row in (0, rows // 2, -1)]
         del parts, whole
     batch = 2**16 * steps // 1000  # of 2^16 values each
-    if room > 1.5 * 2 * batch * 2**16:
+    if memory > 1.5 * 2 * batch * 2**16:
         one, other = (torch.randn(batch, 256, 64, device="mps", dtype=torch.float16) for _ in range(2))
         product = torch.bmm(one, other.transpose(1, 2))
         places = (0, batch // 2, batch - 1)
         pairs = [(product[i].float().cpu(), one[i].cpu().float() @ other[i].cpu().float().T) for i in places]
-        found["product"] = [_off(*pair) < 0.01 for pair in pairs]
-    return {"as_expected": all(map(all, found.values())) if found else None, "right": found}
+        right["product"] = [_off(*pair) < 0.01 for pair in pairs]
+    return {"as_expected": all(map(all, right.values())) if right else None, "right": right}
 
 
 def _off(found: Any, right: Any) -> float:
