@@ -16,7 +16,8 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hf_mps.dryrun.memory.fit import BF16, CHECKPOINTING
+from hf_mps.dryrun.memory import fit
+from hf_mps.finetune.recipe.overrides import of_values
 
 SIZES: dict[str, dict[str, Any]] = {
     "bert": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024},
@@ -74,6 +75,7 @@ class Pair(NamedTuple):
     overrides: tuple[str, ...] = ()
 
 
+CHECKPOINTING, BF16 = (override.word for override in of_values(fit.CHECKPOINTING | fit.BF16).values())
 LORA = "lora={r: 8}"
 PAIRS = (
     Pair("bert", CLASSIFY, 16, 128),
