@@ -23,9 +23,9 @@ def find(finder: Any, name: str) -> ModuleSpec | None:
     """Take the waiting finder away, watch for NAMES, and return the spec of `name` that is then found."""
     sys.meta_path.remove(finder)
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1" and _enabled():
-        from hf_mps.core import import_hooks
+        from hf_mps import integrations
 
-        import_hooks.start(NAMES)
+        integrations.start(NAMES)
     return find_spec(name)
 
 

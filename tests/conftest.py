@@ -121,19 +121,15 @@ def simulated() -> None:
 @pytest.fixture
 def untouched(simulated: None) -> Iterator[None]:
     """The guards and sentinels of this process as if nothing had happened yet, before the test and after it."""
-    from hf_mps import guards
     from hf_mps.core import notices
-    from hf_mps.guards import catalogue, sentinels
-    from hf_mps.guards.sentinels.catalogue import NAMES
+    from hf_mps.guards.catalogue import REGISTRY
     from hf_mps.guards.sentinels.stream import STREAM
 
     def forget() -> None:
         notices.forget()
         STREAM.forget()
-        for name in NAMES:
-            sentinels.get(name).forget()
-        for name in catalogue.NAMES:
-            guards.get(name).forget()
+        for each in (*REGISTRY.each("guard"), *REGISTRY.each("sentinel")):
+            each.forget()
 
     forget()
     yield

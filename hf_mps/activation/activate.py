@@ -38,7 +38,6 @@ class Activation:
         return [f"device: {choose()}", *map(str, self.parts())]
 
 
-_PACKAGES = {"guard": "hf_mps.guards", "sentinel": "hf_mps.guards.sentinels"}
 _on = False
 _fallback = Part("fallback", False, "this PyTorch has no Metal device")
 _guards = Part("guards", False, "this PyTorch has no Metal device")
@@ -74,20 +73,18 @@ def activate() -> Activation:
 
 
 def _switch_on() -> None:
-    global _on, _guards, _sentinels
+    global _on
     import torch
 
-    from hf_mps.core import import_hooks
+    from hf_mps import integrations
     from hf_mps.device import availability
 
     # Not whether there is a device: to ask creates it, and bars every child that is forked from then on (Module.cpp).
     metal = torch.backends.mps.is_built()
     availability.install()
-    if metal or "HF_MPS_GUARDS" in os.environ:
-        _guards = _start("guard", "known hazards of Metal", metal=metal) or _guards
-    if metal or "HF_MPS_SENTINELS" in os.environ:
-        _sentinels = _start("sentinel", "signs of a wrong training", metal=metal) or _sentinels
-    import_hooks.start()
+    if metal or "HF_MPS_GUARDS" in os.environ or "HF_MPS_SENTINELS" in os.environ:
+        _start_guards(metal=metal)
+    integrations.start()
     _on = True
     if metal or "HF_MPS_FALLBACK" in os.environ:
         _start_fallback(metal=metal)
@@ -113,32 +110,37 @@ def _start_fallback(*, metal: bool) -> None:
         _fallback = Part("fallback", count > 0, f"{mode.reason}: {mode.value}; {count} operators run on the CPU")
 
 
-def _start(kind: str, words: str, *, metal: bool) -> Part | None:
-    """Switch on the registry of a kind, and return its part; a name that nobody knows switches nothing off.
+def _start_guards(*, metal: bool) -> None:
+    """Arm guards and sentinels: torch's now, those of libraries when they are imported.
 
-    Torch is served now, the libraries when they are imported.
+    A name that nobody knows switches nothing off.
     """
-    from importlib import import_module
+    global _guards, _sentinels
+    from hf_mps.guards.catalogue import REGISTRY
 
-    off = _switched_off(kind)
+    names = {kind: catalogue.names for kind, catalogue in REGISTRY.catalogues.items()}
+    off = {kind: _switched_off(kind, names[kind]) for kind in names}
     if not metal:
-        return None
-    registry = import_module(f"{_PACKAGES[kind]}.registry")
-    registry.start(off)
-    names = import_module(f"{_PACKAGES[kind]}.catalogue").NAMES
-    without = f", without {', '.join(sorted(off))}" if off else ""
-    return Part(f"{kind}s", True, f"{len(names) - len(off)} {words}{without}; {_PACKAGES[kind]}.report() lists them")
+        return
+    REGISTRY.start(frozenset().union(*off.values()))
+
+    def part(kind: str, words: str) -> Part:
+        without = f", without {', '.join(sorted(off[kind]))}" if off[kind] else ""
+        count = len(names[kind]) - len(off[kind])
+        return Part(f"{kind}s", True, f"{count} {words}{without}; hf_mps.guards.report() lists them")
+
+    _guards, _sentinels = part("guard", "known hazards of Metal"), part("sentinel", "signs of a wrong training")
 
 
-def _switched_off(kind: str) -> frozenset[str]:
-    """The guards or sentinels that the user wants off; none where the variable has a name that there is not."""
+def _switched_off(kind: str, names: tuple[str, ...]) -> frozenset[str]:
+    """Those of `names` that the user wants off; none where the variable has a name that there is not."""
     if f"HF_MPS_{kind.upper()}S" not in os.environ:  # spares the others the reading
         return frozenset()
     from hf_mps.core import settings
     from hf_mps.core.errors import UserError
 
     try:
-        return settings.guards_off() if kind == "guard" else settings.sentinels_off()
+        return settings.safeguards_off(kind, names)
     except UserError as error:
         from hf_mps.core.notices import warn
 
@@ -155,21 +157,19 @@ def _enabled() -> bool:
 
 
 def _libraries() -> list[Part]:
-    from importlib import import_module
-
+    from hf_mps import integrations
     from hf_mps.core import import_hooks
-    from hf_mps.integrations import ROOMS
 
     parts = []
-    for library in dict.fromkeys(room for rooms in ROOMS.values() for room in rooms):
+    for library in dict.fromkeys(who for several in integrations.table().values() for who in several):
         if library in ("guards", "sentinels", "trainer_logs"):  # parts that are more than what they do to libraries
             continue
-        states = [state for (_, room), state in import_hooks.applied.items() if room == library]
+        states = [state for (_, who), state in import_hooks.applied.items() if who == library]
         failed = next((state for state in states if state != "on"), None)
         if not states:
             parts.append(Part(library, False, "waits for its import"))
         elif failed:
             parts.append(Part(library, False, failed))
         else:
-            parts.append(Part(library, True, import_module(f"hf_mps.integrations.{library}").REASON))
+            parts.append(Part(library, True, integrations.reason(library)))
     return parts

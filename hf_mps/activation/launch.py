@@ -129,11 +129,13 @@ def _accelerate(arguments: list[str]) -> Target:
 
 
 def _found(launcher: str, asked: Any) -> Target:
-    from hf_mps.integrations.patch import say
+    from hf_mps.core.notices import tell
 
     if asked.no_python:
         raise UserError(f"{launcher} --no_python starts a program that is no Python script; run it without hf-mps run")
-    say(f"{launcher}: one process on the one Metal device, this one: {asked.training_script} runs without the launcher")
+    tell(
+        f"{launcher}: one process on the one Metal device, this one: {asked.training_script} runs without the launcher"
+    )
     return Target(asked.training_script, tuple(asked.training_script_args), module=bool(asked.module))
 
 
@@ -147,9 +149,9 @@ def _one_process(launcher: str, words: str, processes: int) -> None:
 
 def _become(launcher: str, arguments: list[str], why: str) -> None:
     """Replace this process by the launcher itself, with the line that says so; does not return."""
-    from hf_mps.integrations.patch import say
+    from hf_mps.core.notices import tell
 
     module = "torch.distributed.run" if launcher == "torchrun" else "accelerate.commands.launch"
-    say(f"{launcher} itself starts the script, as the device is not Metal: {why}")
+    tell(f"{launcher} itself starts the script, as the device is not Metal: {why}")
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])

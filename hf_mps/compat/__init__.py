@@ -3,8 +3,14 @@
 Each file says what replaced the name, tests whether the installed library still has it, and is a no-op where it has.
 """
 
-# Module of a library -> the shims for it. `hf_mps.integrations.ROOMS` names the same modules.
-SHIMS: dict[str, tuple[str, ...]] = {
+from __future__ import annotations
+
+from hf_mps.core.patching import ModulePatcher
+from hf_mps.core.registry import Catalogue
+
+REASON = "names and arguments of older scripts work, each with one line of notice"
+
+_AFTER: dict[str, tuple[str, ...]] = {
     "accelerate.accelerator": ("accelerator",),
     "datasets": (
         "names",
@@ -50,3 +56,5 @@ SHIMS: dict[str, tuple[str, ...]] = {
     "transformers.utils.hub": ("names",),
     "transformers.utils.import_utils": ("names",),
 }
+
+SHIMS = Catalogue("shim", "hf_mps.compat", _AFTER, lambda module: ModulePatcher("shim", module, safe=False))

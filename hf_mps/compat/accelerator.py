@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
-from hf_mps.integrations.patch import around, say
+from hf_mps.core.notices import tell
+from hf_mps.core.patching import MISSING, Give, Put
 
 LOADER = ("dispatch_batches", "even_batches", "use_seedable_sampler")
 """Arguments that moved into DataLoaderConfiguration, under the same names."""
@@ -25,19 +25,8 @@ class UseFp16:
     def __get__(self, accelerator: Any, owner: type | None = None) -> Any:
         if accelerator is None:
             return self
-        say('accelerator.use_fp16 is gone from accelerate 1; in its place: accelerator.mixed_precision == "fp16"')
+        tell('accelerator.use_fp16 is gone from accelerate 1; in its place: accelerator.mixed_precision == "fp16"')
         return accelerator.mixed_precision == "fp16"
-
-
-def apply(module: ModuleType) -> None:
-    """Switch Accelerator on. Raises AttributeError where the module has none."""
-    around(module.Accelerator, "__init__", _init)
-    kinds = getattr(module, "DistributedType", None)
-    if hasattr(kinds, "XLA") and not hasattr(kinds, "TPU"):
-        kinds.TPU = kinds.XLA  # type: ignore[union-attr]  # a name more for the member, listed nowhere
-    for kind in (module.Accelerator, module.AcceleratorState):
-        if not hasattr(kind, "use_fp16"):
-            kind.use_fp16 = UseFp16()
 
 
 def _init(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
@@ -55,19 +44,19 @@ def _init(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> N
 
 def _fp16(wanted: bool | None, kwargs: dict[str, Any]) -> None:
     if not wanted:
-        say(f"Accelerator(fp16={wanted}): dropped, it is the default")
+        tell(f"Accelerator(fp16={wanted}): dropped, it is the default")
     elif kwargs.get("mixed_precision") is None:
-        say('Accelerator(fp16=True): mixed_precision="fp16" takes its place')
+        tell('Accelerator(fp16=True): mixed_precision="fp16" takes its place')
         kwargs["mixed_precision"] = "fp16"
     else:
-        say("Accelerator(fp16=True): dropped, mixed_precision is given too")
+        tell("Accelerator(fp16=True): dropped, mixed_precision is given too")
 
 
 def _logging_dir(folder: Any, kwargs: dict[str, Any]) -> None:
     if kwargs.get("project_config") is not None or kwargs.get("project_dir") is not None:
-        say(f"Accelerator(logging_dir={folder!r}): dropped, a project is given too")
+        tell(f"Accelerator(logging_dir={folder!r}): dropped, a project is given too")
         return
-    say(f"Accelerator(logging_dir={folder!r}): project_dir takes its place")
+    tell(f"Accelerator(logging_dir={folder!r}): project_dir takes its place")
     kwargs["project_dir"] = folder
 
 
@@ -76,7 +65,22 @@ def _loader(old: dict[str, Any], kwargs: dict[str, Any]) -> None:
 
     words = ", ".join(f"{name}={value!r}" for name, value in old.items())
     if kwargs.get("dataloader_config") is not None:
-        say(f"Accelerator({words}): dropped, dataloader_config is given too")
+        tell(f"Accelerator({words}): dropped, dataloader_config is given too")
         return
-    say(f"Accelerator({words}): DataLoaderConfiguration({words}) takes its place")
+    tell(f"Accelerator({words}): DataLoaderConfiguration({words}) takes its place")
     kwargs["dataloader_config"] = DataLoaderConfiguration(**old)
+
+
+def _tpu(stock: Any) -> Any:
+    """Today's member under its older name, listed nowhere; MISSING where there is neither."""
+    from accelerate.accelerator import DistributedType
+
+    return getattr(DistributedType, "XLA", MISSING) if stock is MISSING else stock
+
+
+patches = {
+    "accelerate.accelerator:Accelerator.__init__": _init,
+    "accelerate.accelerator:DistributedType.TPU": Put(_tpu, optional=True),
+    "accelerate.accelerator:Accelerator.use_fp16": Give(UseFp16()),
+    "accelerate.accelerator:AcceleratorState.use_fp16": Give(UseFp16()),
+}

@@ -10,20 +10,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
 from hf_mps.compat import removed_arguments, training_arguments, translate
 from hf_mps.core.errors import nearest
-from hf_mps.integrations.patch import around, say
-
-
-def apply(hf_argparser: ModuleType) -> None:
-    """Switch HfArgumentParser on. Raises AttributeError where it lacks a method."""
-    parser = hf_argparser.HfArgumentParser
-    around(parser, "parse_known_args", _parse_known_args)
-    around(parser, "parse_args_into_dataclasses", _parse_args_into_dataclasses)
-    around(parser, "parse_dict", _parse_dict)
+from hf_mps.core.notices import tell
 
 
 def _parse_known_args(
@@ -39,7 +30,7 @@ def _parse_known_args(
         self.error(str(error))
     for line in result.lines:
         if not line.startswith("--overwrite_output_dir"):  # told by `keep`, which knows the folder
-            say(line)
+            tell(line)
     self._hf_mps_kept = result.kept
     return stock(self, result.given, namespace, **kwargs)
 
@@ -54,7 +45,7 @@ def _parse_args_into_dataclasses(stock: Callable[..., Any], self: Any, *args: An
 def _parse_dict(stock: Callable[..., Any], self: Any, args: Any, *more: Any, **kwargs: Any) -> Any:
     removed, values = _missing(self)
     result = translate.keywords(args, removed, values) if removed or values else translate.Translated(args)
-    training_arguments.tell("", result.lines)
+    training_arguments.tell_each("", result.lines)
     with _did_you_mean(self):
         outputs = stock(self, result.given, *more, **kwargs)
     return _keep(self, outputs, result.kept)
@@ -107,3 +98,10 @@ def _nearest(text: str, parser: Any) -> str:
         if hint and (word.startswith("--") or " " not in word):
             return hint
     return ""
+
+
+patches = {
+    "transformers.hf_argparser:HfArgumentParser.parse_known_args": _parse_known_args,
+    "transformers.hf_argparser:HfArgumentParser.parse_args_into_dataclasses": _parse_args_into_dataclasses,
+    "transformers.hf_argparser:HfArgumentParser.parse_dict": _parse_dict,
+}

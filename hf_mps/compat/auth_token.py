@@ -12,51 +12,42 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from hf_mps.integrations.patch import around, say
+from hf_mps.core.notices import tell
+from hf_mps.core.patching import MISSING, Put
 
-# The classes whose from_pretrained reads the hub, wherever a library keeps them.
+# The classes whose from_pretrained reads the hub.
 _READERS = (
-    "PreTrainedModel",
-    "_BaseAutoModelClass",
-    "AutoConfig",
-    "AutoTokenizer",
-    "AutoProcessor",
-    "AutoImageProcessor",
-    "AutoFeatureExtractor",
-    "PreTrainedConfig",
-    "PretrainedConfig",
-    "PreTrainedTokenizerBase",
-    "ProcessorMixin",
-    "FeatureExtractionMixin",
-    "ImageProcessingMixin",
-    "GenerationConfig",
+    "transformers.configuration_utils:PreTrainedConfig",
+    "transformers.configuration_utils:PretrainedConfig",
+    "transformers.feature_extraction_utils:FeatureExtractionMixin",
+    "transformers.generation.configuration_utils:GenerationConfig",
+    "transformers.image_processing_base:ImageProcessingMixin",
+    "transformers.modeling_utils:PreTrainedModel",
+    "transformers.models.auto.auto_factory:_BaseAutoModelClass",
+    "transformers.models.auto.configuration_auto:AutoConfig",
+    "transformers.models.auto.feature_extraction_auto:AutoFeatureExtractor",
+    "transformers.models.auto.image_processing_auto:AutoImageProcessor",
+    "transformers.models.auto.processing_auto:AutoProcessor",
+    "transformers.models.auto.tokenization_auto:AutoTokenizer",
+    "transformers.processing_utils:ProcessorMixin",
+    "transformers.tokenization_utils_base:PreTrainedTokenizerBase",
 )
 
 
-def apply(module: ModuleType) -> None:
-    """Let the module's readers of the hub take `use_auth_token` as `token`."""
-    if module.__name__ == "datasets.load":
-        # load_dataset looks this one up when it is called: a script may have imported load_dataset already.
-        if "use_auth_token" not in inspect.signature(module.load_dataset_builder).parameters:
-            around(module, "load_dataset_builder", _call)
-        return
-    for name in _READERS:
-        reader = vars(module).get(name)
-        if reader is not None and reader.__module__ == module.__name__ and "from_pretrained" in vars(reader):
-            _take(reader)
-
-
-def _take(reader: Any) -> None:
-    stock = vars(reader)["from_pretrained"].__func__
-    if getattr(stock, "hf_mps", None) == "auth_token" or "use_auth_token" in inspect.signature(stock).parameters:
-        return
+def _take(method: Any) -> Any:
+    if method is MISSING:
+        return method
+    stock = method.__func__
+    names = getattr(stock, "hf_mps_patches", ())
+    if "auth_token" in names or "use_auth_token" in inspect.signature(stock).parameters:
+        return method
 
     @functools.wraps(stock)
     def from_pretrained(cls: Any, *args: Any, **kwargs: Any) -> Any:
         return _call(functools.partial(stock, cls), *args, **kwargs)
 
-    from_pretrained.hf_mps = "auth_token"  # type: ignore[attr-defined]
-    reader.from_pretrained = classmethod(from_pretrained)
+    from_pretrained.hf_mps_patches = (*names, "auth_token")  # type: ignore[attr-defined]
+    return classmethod(from_pretrained)
 
 
 def _call(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -64,7 +55,20 @@ def _call(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         old = kwargs.pop("use_auth_token")
         if old is not None and kwargs.get("token") is not None:
             raise ValueError("use_auth_token= and token= are both given; token= is today's name, leave the other out")
-        say("use_auth_token=…: token= takes its place")
+        tell("use_auth_token=…: token= takes its place")
         if old is not None:
             kwargs["token"] = old
     return stock(*args, **kwargs)
+
+
+def concerns(module: ModuleType) -> bool:
+    """Whether a datasets of its own still takes the argument; of transformers' classes each is asked."""
+    builder = getattr(module, "load_dataset_builder", None)
+    return builder is None or "use_auth_token" not in inspect.signature(builder).parameters
+
+
+patches = {
+    # load_dataset looks this one up when it is called: a script may have imported load_dataset already.
+    "datasets.load:load_dataset_builder": _call,
+    **{f"{reader}.from_pretrained": Put(_take, own=True, optional=True) for reader in _READERS},
+}

@@ -7,19 +7,11 @@ installed library that asks whether one is there gets stock's answer.
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 from hf_mps.compat.name_table import CONFIG
-from hf_mps.integrations.patch import asked_by_a_library, say
-
-
-def apply(module: ModuleType) -> None:
-    """Let a configuration answer for the names that it lacks. Raises AttributeError where there is no such class."""
-    config = getattr(module, "PreTrainedConfig", None) or module.PretrainedConfig
-    for name, unset in CONFIG.items():
-        if name not in config.__dict__ and name not in getattr(config, "__dataclass_fields__", {}):
-            setattr(config, name, Unset(name, unset))
+from hf_mps.core.notices import asked_by_a_library, tell
+from hf_mps.core.patching import Give
 
 
 class Unset:
@@ -32,5 +24,11 @@ class Unset:
         # A dataclass looks for a field's default on its class: there must be none.
         if config is None or asked_by_a_library():
             raise AttributeError(f"{type(config or owner).__name__!r} object has no attribute {self._name!r}")
-        say(f"config.{self._name} is unset and gone from transformers 5: read as {self._unset!r}")
+        tell(f"config.{self._name} is unset and gone from transformers 5: read as {self._unset!r}")
         return self._unset
+
+
+_CLASS = "transformers.configuration_utils:PreTrainedConfig"
+patches = {
+    f"{_CLASS}.{name}": Give(Unset(name, unset), formerly=f"PretrainedConfig.{name}") for name, unset in CONFIG.items()
+}

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from hf_mps.integrations.patch import around, say
+from hf_mps.core.notices import tell
 
 # Task -> the column as datasets have it -> the name that the task gives it; the others are dropped.
 TASKS: dict[str, dict[str, str]] = {
@@ -25,12 +25,6 @@ TASKS: dict[str, dict[str, str]] = {
 }
 
 
-def apply(module: ModuleType) -> None:
-    """Let load_dataset take `task`. Raises AttributeError where datasets.load has no builder."""
-    if "task" not in inspect.signature(module.load_dataset).parameters:
-        around(module, "load_dataset_builder", _builder)
-
-
 def _builder(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if "task" not in kwargs:
         return stock(*args, **kwargs)
@@ -41,7 +35,7 @@ def _builder(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if task not in TASKS:
         raise ValueError(f"load_dataset(task={task!r}): allowed: {', '.join(TASKS)}")
     columns = TASKS[task]
-    say(f"load_dataset(task={task!r}): its columns become {', '.join(columns.values())}, others are dropped")
+    tell(f"load_dataset(task={task!r}): its columns become {', '.join(columns.values())}, others are dropped")
     for name in ("as_dataset", "as_streaming_dataset"):
         setattr(builder, name, _renaming(getattr(builder, name), columns))
     return builder
@@ -67,3 +61,11 @@ def _rename(rows: Any, columns: dict[str, str]) -> Any:
         raise ValueError(f"load_dataset(task=…) needs the column {missing[0]}; there: {', '.join(there)}")
     rows = rows.rename_columns({old: new for old, new in columns.items() if old != new and new not in there})
     return rows.select_columns([name for name in rows.column_names if name in columns.values()])
+
+
+def concerns(module: ModuleType) -> bool:
+    """Whether load_dataset lacks the argument."""
+    return "task" not in inspect.signature(module.load_dataset).parameters
+
+
+patches = {"datasets.load:load_dataset_builder": _builder}

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from types import ModuleType
 from typing import Any
 
 from hf_mps.compat.name_table import FEATURE_EXTRACTORS
-from hf_mps.integrations.patch import asked_by_a_library, say
+from hf_mps.core.notices import asked_by_a_library, tell
+from hf_mps.core.patching import Put
 
 
 class Size(int):
@@ -114,20 +114,6 @@ def __getattr__(name: str) -> type:
     return as_feature_extractor(getattr(transformers, FEATURE_EXTRACTORS[name]), name)
 
 
-def apply(module: ModuleType) -> None:
-    """Let AutoFeatureExtractor read image models. Raises AttributeError where there is no such class."""
-    stock = vars(module.AutoFeatureExtractor)["from_pretrained"].__func__
-    if getattr(stock, "hf_mps_images", False):
-        return
-
-    @functools.wraps(stock)
-    def from_pretrained(cls: Any, name: Any, **kwargs: Any) -> Any:
-        return _read(functools.partial(stock, cls), name, kwargs)
-
-    from_pretrained.hf_mps_images = True  # type: ignore[attr-defined]
-    module.AutoFeatureExtractor.from_pretrained = classmethod(from_pretrained)  # type: ignore[arg-type]
-
-
 def _read(stock: Callable[..., Any], name: Any, kwargs: dict[str, Any]) -> Any:
     try:
         return stock(name, **kwargs)
@@ -135,7 +121,7 @@ def _read(stock: Callable[..., Any], name: Any, kwargs: dict[str, Any]) -> Any:
         processor = None if asked_by_a_library() else _image_processor(name, kwargs)
         if processor is None:
             raise
-    say("AutoFeatureExtractor of an image model: AutoImageProcessor takes its place")
+    tell("AutoFeatureExtractor of an image model: AutoImageProcessor takes its place")
     processor.__class__ = as_feature_extractor(type(processor), type(processor).__name__)
     return processor
 
@@ -147,3 +133,25 @@ def _image_processor(name: Any, kwargs: dict[str, Any]) -> Any:
         return AutoImageProcessor.from_pretrained(name, **kwargs)
     except Exception:  # stock's own error about the feature extractor is the one to show
         return None
+
+
+def _reads_images(method: Any) -> Any:
+    """AutoFeatureExtractor.from_pretrained that reads image models too."""
+    stock = method.__func__
+    names = getattr(stock, "hf_mps_patches", ())
+    if "feature_extractors" in names:
+        return method
+
+    @functools.wraps(stock)
+    def from_pretrained(cls: Any, name: Any, **kwargs: Any) -> Any:
+        return _read(functools.partial(stock, cls), name, kwargs)
+
+    from_pretrained.hf_mps_patches = (*names, "feature_extractors")  # type: ignore[attr-defined]
+    return classmethod(from_pretrained)  # type: ignore[arg-type]
+
+
+patches = {
+    "transformers.models.auto.feature_extraction_auto:AutoFeatureExtractor.from_pretrained": Put(
+        _reads_images, own=True
+    )
+}

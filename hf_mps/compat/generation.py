@@ -7,22 +7,19 @@ generate takes None: leaving such an argument out says the same there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
-from hf_mps.integrations.patch import around, say
+from hf_mps.core.notices import tell
 
 COUNTS = ("num_beams", "num_return_sequences")
-
-
-def apply(module: ModuleType) -> None:
-    """Let generate take None for its counts. Raises AttributeError where there is no such class."""
-    around(module.GenerationMixin, "generate", _generate)
 
 
 def _generate(stock: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     for name in COUNTS:
         if name in kwargs and kwargs[name] is None:
-            say(f"generate({name}=None): left out, the default stays")
+            tell(f"generate({name}=None): left out, the default stays")
             del kwargs[name]
     return stock(self, *args, **kwargs)
+
+
+patches = {"transformers.generation.utils:GenerationMixin.generate": _generate}

@@ -55,7 +55,7 @@ class _Loader:
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        from hf_mps.integrations.patch import asked_by_a_library, say
+        from hf_mps.core.notices import asked_by_a_library, tell
 
         gone, today = module.__name__, self._today
 
@@ -71,4 +71,4 @@ class _Loader:
             instead = (
                 "datasets.load_dataset takes its place" if today.startswith("hf_mps") else f"{today} takes its place"
             )
-            say(f"{gone}: {instead}")
+            tell(f"{gone}: {instead}")

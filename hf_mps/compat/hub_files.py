@@ -7,22 +7,19 @@ says the same with both.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
-from hf_mps.integrations.patch import around, say
+from hf_mps.core.notices import tell
 
 KINDS = {"datasets": "dataset", "spaces": "space"}
-
-
-def apply(module: ModuleType) -> None:
-    """Let hf_hub_download take a repository's kind before its name. Raises AttributeError without the function."""
-    around(module, "hf_hub_download", _download)
 
 
 def _download(stock: Callable[..., Any], repo_id: str, *args: Any, **kwargs: Any) -> Any:
     kind, _, name = str(repo_id).partition("/")
     if kind in KINDS and "/" in name and kwargs.get("repo_type") is None:
-        say(f"hf_hub_download({repo_id!r}): repo_type={KINDS[kind]!r} takes the place of {kind}/")
+        tell(f"hf_hub_download({repo_id!r}): repo_type={KINDS[kind]!r} takes the place of {kind}/")
         return stock(name, *args, **{**kwargs, "repo_type": KINDS[kind]})
     return stock(repo_id, *args, **kwargs)
+
+
+patches = {"huggingface_hub.file_download:hf_hub_download": _download}

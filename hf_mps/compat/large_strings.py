@@ -12,18 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from hf_mps.integrations.patch import around, say
-
-
-def apply(module: ModuleType) -> None:
-    """Let array_cast refuse for large strings what it refuses for strings. Raises AttributeError without it."""
-    import pyarrow as pa
-
-    try:
-        module.array_cast(pa.array([1]), pa.large_string(), allow_primitive_to_str=False)
-    except TypeError:
-        return
-    around(module, "array_cast", _cast)
+from hf_mps.core.notices import tell
 
 
 def _cast(stock: Callable[..., Any], array: Any, pa_type: Any, *args: Any, **kwargs: Any) -> Any:
@@ -31,6 +20,20 @@ def _cast(stock: Callable[..., Any], array: Any, pa_type: Any, *args: Any, **kwa
 
     allowed = args[0] if args else kwargs.get("allow_primitive_to_str", True)
     if not allowed and pa.types.is_large_string(pa_type) and pa.types.is_primitive(array.type):
-        say(f"map: numbers in place of a column's texts stay {array.type}; datasets would keep them as texts")
+        tell(f"map: numbers in place of a column's texts stay {array.type}; datasets would keep them as texts")
         raise TypeError(f"Couldn't cast array of type {array.type} to {pa_type}: numbers do not become texts")
     return stock(array, pa_type, *args, **kwargs)
+
+
+def concerns(module: ModuleType) -> bool:
+    """Whether array_cast makes texts of numbers for large strings. Raises AttributeError without the function."""
+    import pyarrow as pa
+
+    try:
+        module.array_cast(pa.array([1]), pa.large_string(), allow_primitive_to_str=False)
+    except TypeError:
+        return False
+    return True
+
+
+patches = {"datasets.table:array_cast": _cast}

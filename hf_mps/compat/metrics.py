@@ -12,20 +12,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from hf_mps.core.notices import tell
+from hf_mps.core.patching import Give
 from hf_mps.core.text import first_line
-from hf_mps.integrations.patch import around, say
-
-
-def apply(module: ModuleType) -> None:
-    """Give `datasets` its load_metric back, and evaluate.load a second place to look.
-
-    A script's own datasets.py or evaluate.py, which bear the same names, are left alone.
-    """
-    if module.__name__ == "datasets":
-        if hasattr(module, "load_dataset") and not hasattr(module, "load_metric"):
-            module.load_metric = load_metric  # type: ignore[attr-defined]
-    elif hasattr(sys.modules.get("evaluate.loading"), "evaluation_module_factory"):
-        around(module, "load", _load)
 
 
 def load_metric(
@@ -50,13 +39,13 @@ def load_metric(
     shared = {"process_id": process_id, "num_process": num_process, "cache_dir": cache_dir}
     shared |= {"experiment_id": experiment_id, "keep_in_memory": keep_in_memory}
     if path in as_evaluate.names():
-        say(f"datasets.load_metric: {path} is computed here, with evaluate's interface")
+        tell(f"datasets.load_metric: {path} is computed here, with evaluate's interface")
         return as_evaluate.load(path, config_name, **shared)
     import evaluate
 
     for gone in ("script_version", "trust_remote_code", "use_auth_token"):
         keywords.pop(gone, None)
-    say(f"datasets.load_metric: evaluate.load takes its place for {path}")
+    tell(f"datasets.load_metric: evaluate.load takes its place for {path}")
     hub = {"download_config": download_config, "download_mode": download_mode, "revision": revision}
     try:
         return evaluate.load(path, config_name, **shared, **hub, **keywords)
@@ -90,5 +79,15 @@ def _load(
         if path not in as_evaluate.names() or module_type not in (None, "metric"):
             raise
     # Outside the handler: an error of the metric's own does not come with the hub's.
-    say(f"evaluate.load: {path} is neither cached nor to be had from the hub; it is computed here")
+    tell(f"evaluate.load: {path} is neither cached nor to be had from the hub; it is computed here")
     return as_evaluate.load(path, config_name, **ours)
+
+
+def concerns(module: ModuleType) -> bool:
+    """Whether it is the library: a script's own datasets.py or evaluate.py, of the same names, are left alone."""
+    if module.__name__ == "datasets":
+        return hasattr(module, "load_dataset")
+    return hasattr(sys.modules.get("evaluate.loading"), "evaluation_module_factory")
+
+
+patches = {"datasets:load_metric": Give(load_metric), "evaluate.loading:load": _load, "evaluate:load": _load}

@@ -5,16 +5,10 @@ Replaced by freeze_feature_encoder (4.16, removed in 5). Needless for each model
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
-from hf_mps.integrations.patch import asked_by_a_library, say
-
-
-def apply(module: ModuleType) -> None:
-    """Give PreTrainedModel the method. Raises AttributeError without the class."""
-    if not hasattr(module.PreTrainedModel, "freeze_feature_extractor"):
-        module.PreTrainedModel.freeze_feature_extractor = FreezeFeatureExtractor()
+from hf_mps.core.notices import asked_by_a_library, tell
+from hf_mps.core.patching import Give
 
 
 class FreezeFeatureExtractor:
@@ -25,5 +19,8 @@ class FreezeFeatureExtractor:
         if freeze is None:
             raise AttributeError(f"{getattr(owner, '__name__', owner)} has no attribute 'freeze_feature_extractor'")
         if not asked_by_a_library():
-            say("model.freeze_feature_extractor() is gone from transformers 5; in its place: freeze_feature_encoder()")
+            tell("model.freeze_feature_extractor() is gone from transformers 5; in its place: freeze_feature_encoder()")
         return freeze
+
+
+patches = {"transformers.modeling_utils:PreTrainedModel.freeze_feature_extractor": Give(FreezeFeatureExtractor())}

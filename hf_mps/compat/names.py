@@ -13,7 +13,8 @@ from types import ModuleType
 from typing import Any
 
 from hf_mps.compat.name_table import NAMES, Old
-from hf_mps.integrations.patch import asked_by_a_library, say
+from hf_mps.core.notices import asked_by_a_library, tell
+from hf_mps.core.patching import MISSING, Patcher, Put
 
 
 @functools.cache
@@ -26,15 +27,20 @@ def places() -> dict[str, dict[str, Old]]:
     return found
 
 
-def apply(module: ModuleType) -> None:
-    """Give `module` the names of the table that it lacks."""
+class Finder(Put):
+    """A module finds the names of the table that it lacks."""
+
+    def put(self, owner: Patcher, place: ModuleType, name: str, stock: Any) -> None:
+        """Give it a `__getattr__` around its own, if it has one."""
+        if "names" not in getattr(stock, "hf_mps_patches", ()):
+            setattr(place, name, _finder(place, stock))
+
+
+def _finder(module: ModuleType, stock: Any) -> Callable[[str], Any]:
     gone = places()[module.__name__]
-    stock = vars(module).get("__getattr__")
-    if getattr(stock, "hf_mps", None) == "names":
-        return
 
     def __getattr__(name: str) -> Any:
-        if stock is not None:
+        if stock is not MISSING:
             try:
                 return stock(name)
             except AttributeError:
@@ -44,8 +50,8 @@ def apply(module: ModuleType) -> None:
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
         return _stands_for(gone[name], f"{module.__name__}.{name}")
 
-    __getattr__.hf_mps = "names"  # type: ignore[attr-defined]
-    module.__getattr__ = __getattr__  # type: ignore[method-assign]
+    __getattr__.hf_mps_patches = ("names",)  # type: ignore[attr-defined]
+    return __getattr__
 
 
 def _lazily_there(module: ModuleType, name: str) -> bool:
@@ -58,7 +64,7 @@ def _stands_for(old: Old, name: str) -> Any:
     if old.called:
         return _told(name, old.instead, old.thing)
     if old.instead and not asked_by_a_library():
-        say(f"{name}: {old.instead}")
+        tell(f"{name}: {old.instead}")
     return _resolve(old.thing)
 
 
@@ -72,8 +78,11 @@ def _told(name: str, instead: str, thing: str) -> Callable[..., Any]:
     """The function that takes the place of `name`, saying so in one line when it is first called."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        say(f"{name}: {instead}")
+        tell(f"{name}: {instead}")
         return _resolve(thing)(*args, **kwargs)
 
     call.__name__ = call.__qualname__ = name.rpartition(".")[2]
     return call
+
+
+patches = {f"{module}:__getattr__": Finder("__getattr__", own=True, optional=True) for module in places()}

@@ -5,19 +5,15 @@ Needless where the module has the class. Its own defaults are kept: no weight de
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
-from hf_mps.integrations.patch import say
+from hf_mps.core.notices import tell
+from hf_mps.core.patching import MISSING, Put
 
 
-def apply(module: ModuleType) -> None:
-    """Give `module` its AdamW back."""
-    if not hasattr(module, "AdamW"):
-        module.AdamW = _adamw()  # type: ignore[attr-defined]
-
-
-def _adamw() -> type:
+def _adamw(stock: Any) -> Any:
+    if stock is not MISSING:
+        return stock
     import torch  # loaded already: the layer is switched on from there
 
     class AdamW(torch.optim.AdamW):
@@ -34,7 +30,10 @@ def _adamw() -> type:
             no_deprecation_warning: bool = False,
         ) -> None:
             without = "" if correct_bias else "; correct_bias=False is dropped, it always corrects"
-            say(f"transformers.AdamW: torch.optim.AdamW takes its place{without}")
+            tell(f"transformers.AdamW: torch.optim.AdamW takes its place{without}")
             super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
 
     return AdamW
+
+
+patches = {f"{module}:AdamW": Put(_adamw, optional=True) for module in ("transformers", "transformers.optimization")}

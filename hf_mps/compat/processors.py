@@ -8,16 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
-from hf_mps.integrations.patch import say
-
-
-def apply(module: ModuleType) -> None:
-    """Give ProcessorMixin the method back. Raises AttributeError without the class."""
-    if not hasattr(module.ProcessorMixin, "as_target_processor"):
-        module.ProcessorMixin.as_target_processor = as_target_processor
+from hf_mps.core.notices import tell
+from hf_mps.core.patching import Give
 
 
 class _Target:
@@ -35,10 +29,13 @@ class _Target:
 @contextmanager
 def as_target_processor(self: Any) -> Iterator[None]:
     """Let `processor(text)` and `processor.pad(labels)` be the tokenizer's in this context."""
-    say("processor.as_target_processor(): processor(text=…) and processor.pad(labels=…) take its place")
+    tell("processor.as_target_processor(): processor(text=…) and processor.pad(labels=…) take its place")
     stock = type(self)
     self.__class__ = type(stock.__name__, (_Target, stock), {})
     try:
         yield
     finally:
         self.__class__ = stock
+
+
+patches = {"transformers.processing_utils:ProcessorMixin.as_target_processor": Give(as_target_processor)}

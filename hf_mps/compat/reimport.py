@@ -6,14 +6,11 @@ still the first, which has the names.
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
-
 from hf_mps.compat import names, optimizer
+from hf_mps.core.patching import Put
 
-
-def apply(processing_utils: ModuleType) -> None:
-    """Apply the shims for `transformers` to what stands under that name now."""
-    transformers = sys.modules["transformers"]
-    names.apply(transformers)
-    optimizer.apply(transformers)
+AFTER = "transformers.processing_utils"
+patches = {
+    "transformers:__getattr__": names.Finder("__getattr__", own=True, optional=True, after=AFTER),
+    "transformers:AdamW": Put(optimizer.patches["transformers:AdamW"].method, optional=True, after=AFTER),
+}

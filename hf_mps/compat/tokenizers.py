@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
-from hf_mps.integrations.patch import around, say
+from hf_mps.core.notices import tell
+from hf_mps.core.patching import Give, Patch
 
 IGNORED = -100  # the label that a loss leaves out
 METHODS = (
@@ -26,16 +26,6 @@ METHODS = (
 )
 
 
-def apply(module: ModuleType) -> None:
-    """Give PreTrainedTokenizerBase the methods that it lacks. Raises AttributeError without the class."""
-    tokenizer = module.PreTrainedTokenizerBase
-    for name in METHODS:
-        if not hasattr(tokenizer, name):
-            setattr(tokenizer, name, globals()[name])
-    if "decode" in vars(tokenizer):
-        around(tokenizer, "decode", _decode)
-
-
 def _decode(stock: Callable[..., Any], self: Any, token_ids: Any, *args: Any, **kwargs: Any) -> Any:
     try:
         return stock(self, token_ids, *args, **kwargs)
@@ -44,7 +34,7 @@ def _decode(stock: Callable[..., Any], self: Any, token_ids: Any, *args: Any, **
             raise
     from transformers.utils import to_py_obj
 
-    say(f"tokenizer.decode: {IGNORED}, with which Trainer pads predictions, is read as the padding token")
+    tell(f"tokenizer.decode: {IGNORED}, with which Trainer pads predictions, is read as the padding token")
     return stock(self, _filled(to_py_obj(token_ids), self.pad_token_id), *args, **kwargs)
 
 
@@ -57,7 +47,7 @@ def _filled(ids: Any, pad: int) -> Any:
 @contextmanager
 def as_target_tokenizer(self: Any) -> Iterator[None]:
     """Tokenize what is read in this context as a target: with the target language's special tokens where it has any."""
-    say("tokenizer.as_target_tokenizer(): tokenizer(text_target=…) takes its place")
+    tell("tokenizer.as_target_tokenizer(): tokenizer(text_target=…) takes its place")
     _switch(self, "target")
     self._in_target_context_manager = True
     try:
@@ -75,13 +65,13 @@ def _switch(tokenizer: Any, mode: str) -> None:
 
 def encode_plus(self: Any, text: Any, text_pair: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Return what the tokenizer returns for `text`; raises what that raises."""
-    say("tokenizer.encode_plus: calling the tokenizer takes its place")
+    tell("tokenizer.encode_plus: calling the tokenizer takes its place")
     return self(text, text_pair, *args, **_padded(kwargs))
 
 
 def batch_encode_plus(self: Any, batch_text_or_text_pairs: Any, *args: Any, **kwargs: Any) -> Any:
     """Return what the tokenizer returns for a list of texts, or of pairs of texts; raises what that raises."""
-    say("tokenizer.batch_encode_plus: calling the tokenizer takes its place")
+    tell("tokenizer.batch_encode_plus: calling the tokenizer takes its place")
     texts = list(batch_text_or_text_pairs)
     if texts and isinstance(texts[0], tuple) and not kwargs.get("is_split_into_words"):
         return self([pair[0] for pair in texts], [pair[1] for pair in texts], *args, **_padded(kwargs))
@@ -107,7 +97,7 @@ def prepare_seq2seq_batch(
     **kwargs: Any,
 ) -> Any:
     """Return the encoded sources, with the encoded targets as `labels` where there are any."""
-    say("tokenizer.prepare_seq2seq_batch: tokenizer(…, text_target=…) takes its place")
+    tell("tokenizer.prepare_seq2seq_batch: tokenizer(…, text_target=…) takes its place")
     for name in ("src_lang", "tgt_lang"):
         if name in kwargs:
             setattr(self, name, kwargs.pop(name))
@@ -140,3 +130,10 @@ def build_inputs_with_special_tokens(
 def _around(ids: list[int], part: list[int]) -> tuple[list[int], list[int]]:
     at = next(start for start in range(len(ids)) if ids[start : start + len(part)] == part)
     return ids[:at], ids[at + len(part) :]
+
+
+_CLASS = "transformers.tokenization_utils_base:PreTrainedTokenizerBase"
+patches = {
+    **{f"{_CLASS}.{name}": Give(name) for name in METHODS},
+    f"{_CLASS}.decode": Patch(_decode, own=True),
+}

@@ -10,10 +10,10 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
-from hf_mps.integrations.patch import around, say
+from hf_mps.core.notices import tell
+from hf_mps.core.patching import Give, Patch
 
 # Method -> the argument that it got later.
 _LATER = {"compute_loss": "num_items_in_batch", "training_step": "num_items_in_batch", "log": "start_time"}
@@ -25,33 +25,19 @@ class Tokenizer:
     def __get__(self, trainer: Any, owner: type | None = None) -> Any:
         if trainer is None:
             return None
-        say("trainer.tokenizer is gone from transformers 5; in its place: trainer.processing_class")
+        tell("trainer.tokenizer is gone from transformers 5; in its place: trainer.processing_class")
         return trainer.processing_class
-
-
-def apply(module: ModuleType) -> None:
-    """Switch Trainer or Seq2SeqTrainer on. Raises AttributeError where the module has neither."""
-    seq2seq = module.__name__.endswith("seq2seq")
-    trainer = module.Seq2SeqTrainer if seq2seq else module.Trainer
-    if "__init__" in trainer.__dict__:
-        around(trainer, "__init__", _init)
-    if not hasattr(trainer, "tokenizer"):
-        trainer.tokenizer = Tokenizer()
-    if not hasattr(trainer, "prediction_loop"):
-        trainer.prediction_loop = prediction_loop
-    if "train" in trainer.__dict__ and "model_path" not in inspect.signature(trainer.train).parameters:
-        around(trainer, "train", _train)
 
 
 def prediction_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Return what evaluation_loop returns; it took the same arguments over."""
-    say("trainer.prediction_loop is gone from transformers 5; in its place: trainer.evaluation_loop")
+    tell("trainer.prediction_loop is gone from transformers 5; in its place: trainer.evaluation_loop")
     return self.evaluation_loop(*args, **kwargs)
 
 
 def _train(stock: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    if "model_path" in kwargs:
-        say("trainer.train(model_path=…): resume_from_checkpoint takes its place")
+    if "model_path" in kwargs and "model_path" not in inspect.signature(stock).parameters:
+        tell("trainer.train(model_path=…): resume_from_checkpoint takes its place")
         kwargs.setdefault("resume_from_checkpoint", kwargs.pop("model_path"))
     return stock(self, *args, **kwargs)
 
@@ -60,10 +46,10 @@ def _init(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> N
     if "tokenizer" in kwargs and "tokenizer" not in inspect.signature(stock).parameters:
         tokenizer = kwargs.pop("tokenizer")
         if kwargs.get("processing_class") is None:
-            say("Trainer(tokenizer=…): processing_class takes its place")
+            tell("Trainer(tokenizer=…): processing_class takes its place")
             kwargs["processing_class"] = tokenizer
         else:
-            say("Trainer(tokenizer=…): dropped, processing_class is given too")
+            tell("Trainer(tokenizer=…): dropped, processing_class is given too")
     stock(self, *args, **kwargs)
     for name, later in _LATER.items():
         _accept(self, name, later)
@@ -88,4 +74,13 @@ def _accept(trainer: Any, name: str, later: str) -> None:
     if name == "compute_loss":
         # Such a loss is a mean over its batch: Trainer has to divide it by the accumulation steps, as it did then.
         trainer.model_accepts_loss_kwargs = False
-    say(f"{type(trainer).__name__}.{name} is called without {later}, which transformers 5 passes")
+    tell(f"{type(trainer).__name__}.{name} is called without {later}, which transformers 5 passes")
+
+
+_CLASSES = ("transformers.trainer:Trainer", "transformers.trainer_seq2seq:Seq2SeqTrainer")
+patches = {
+    **{f"{trainer}.__init__": Patch(_init, own=True) for trainer in _CLASSES},
+    **{f"{trainer}.tokenizer": Give(Tokenizer()) for trainer in _CLASSES},
+    **{f"{trainer}.prediction_loop": Give(prediction_loop) for trainer in _CLASSES},
+    **{f"{trainer}.train": Patch(_train, own=True) for trainer in _CLASSES},
+}

@@ -9,23 +9,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from hf_mps.compat import removed_arguments, translate
-from hf_mps.integrations.patch import around, asked_by_a_library, say
-
-
-def apply(training_args: ModuleType) -> None:
-    """Give TrainingArguments its removed names back. Raises AttributeError where there is no such class."""
-    arguments = training_args.TrainingArguments
-    around(arguments, "__init__", _init)
-    for name, old in removed_arguments.missing(arguments.__dataclass_fields__).items():
-        if not hasattr(arguments, name):
-            setattr(arguments, name, Gone(old))
-    if not hasattr(arguments, "framework"):
-        arguments.framework = "pt"  # always PyTorch's since transformers 5
-    around(arguments, "__new__", _new)
+from hf_mps.core.notices import asked_by_a_library, tell
+from hf_mps.core.patching import Give, plainly, replace
 
 
 def values_of(arguments: type) -> dict[str, Collection[str]]:
@@ -38,14 +26,14 @@ def keep(arguments: Any, kept: dict[str, Any]) -> None:
     """Note on `arguments` what the user said in removed names, so that the script reads it as it was given."""
     vars(arguments).update(kept)
     if kept.get("overwrite_output_dir"):
-        say(f"overwrite_output_dir: {_what_stays(arguments)}")
+        tell(f"overwrite_output_dir: {_what_stays(arguments)}")
 
 
-def tell(prefix: str, lines: Iterable[str]) -> None:
+def tell_each(prefix: str, lines: Iterable[str]) -> None:
     """Print the lines of a translation, each with `prefix` before it."""
     for line in lines:
         if not line.startswith("overwrite_output_dir"):  # told by `keep`, which knows the folder
-            say(prefix + line)
+            tell(prefix + line)
 
 
 class Gone:
@@ -62,7 +50,7 @@ class Gone:
             return vars(arguments)[old.name]
         # An installed library that reads it asked first whether it is there: it is written for both.
         if not asked_by_a_library():
-            say(f"training_args.{old.name} is gone from transformers 5; in its place: {old.instead}")
+            tell(f"training_args.{old.name} is gone from transformers 5; in its place: {old.instead}")
         return old.default if old.read is None else old.read(arguments)
 
     def __set__(self, arguments: Any, value: Any) -> None:
@@ -73,7 +61,7 @@ class Gone:
         for name, new in result.given.items():
             setattr(arguments, name, new)
         vars(arguments)[self._old.name] = value
-        tell("training_args.", result.lines)
+        tell_each("training_args.", result.lines)
 
 
 def _init(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
@@ -83,7 +71,7 @@ def _init(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> N
     own = inspect.signature(stock).parameters
     removed = {name: old for name, old in removed.items() if name not in own}
     result = translate.keywords(kwargs, removed, values_of(type(self)))
-    tell("", result.lines)
+    tell_each("", result.lines)
     stock(self, *args, **result.given)
     keep(self, result.kept)
     return None
@@ -93,7 +81,7 @@ def _new(stock: Callable[..., Any], cls: type, *args: Any, **kwargs: Any) -> Any
     # A dataclass that derives from TrainingArguments has an __init__ of its own, written after it was derived.
     for base in cls.__mro__:
         if "__init__" in base.__dict__ and hasattr(base, "__dataclass_fields__"):
-            around(base, "__init__", _init)
+            replace("training_arguments", base, "__init__", lambda stock: plainly(stock, _init))
     return stock(cls) if stock is object.__new__ else stock(cls, *args, **kwargs)
 
 
@@ -105,3 +93,14 @@ def _what_stays(arguments: Any) -> str:
         return line
     counted = "; save_total_limit counts them too" if arguments.save_total_limit else ""
     return f"{line}; of an earlier run stay {', '.join(earlier)}{counted}"
+
+
+FRAMEWORK = "pt"
+"""Always PyTorch's since transformers 5."""
+_CLASS = "transformers.training_args:TrainingArguments"
+patches = {
+    f"{_CLASS}.__init__": _init,
+    **{f"{_CLASS}.{name}": Give(Gone(old)) for name, old in removed_arguments.missing(()).items()},
+    f"{_CLASS}.framework": Give("FRAMEWORK"),
+    f"{_CLASS}.__new__": _new,
+}

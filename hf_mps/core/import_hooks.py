@@ -1,63 +1,65 @@
-"""A post-import hook: calls an integration after a library's module was executed, whenever that happens."""
+"""A post-import hook: has a library's module patched after it was executed, whenever that happens."""
 
 from __future__ import annotations
 
-import importlib
 import sys
 import threading
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
-from hf_mps.compat import gone_modules
-from hf_mps.integrations import ROOMS
+Arm = Callable[[ModuleType, str], None]
 
-# Module name and room -> "on", or why it could not be switched on.
 applied: dict[tuple[str, str], str] = {}
+"""Module and who patches it -> "on", or why that could not be switched on."""
 
 
 class IntegrationWarning(UserWarning):
     """A library could not be switched on; it then does what it does without hf_mps."""
 
 
-def start(names: Collection[str] = ROOMS) -> None:
-    """Watch for the libraries `names` of ROOMS, and apply to those imported already. Calling it again adds names."""
+def start(table: Mapping[str, tuple[str, ...]], arm: Arm) -> None:
+    """Watch for the modules of `table`, and have `arm(module, who)` called for each who that it names.
+
+    It is called at once for modules that were imported already. Calling it again adds modules.
+    """
     finder = next((finder for finder in sys.meta_path if isinstance(finder, _Finder)), None)
     if finder is None:
         finder = _Finder()
         sys.meta_path.insert(0, finder)
-    finder.names |= set(names)
-    gone_modules.start()
-    for name in names:
+    finder.table |= {name: (who, arm) for name, who in table.items()}
+    for name, who in table.items():
         module = sys.modules.get(name)
-        if module is None or all((name, room) in applied for room in ROOMS[name]):
+        if module is None or all((name, each) in applied for each in who):
             continue
         spec = module.__spec__
         if spec is not None and getattr(spec, "_initializing", False):
+            _Unfinished.table[name] = who, arm
             spec.__class__ = _Unfinished
         else:
-            apply(module)
+            apply(module, who, arm)
 
 
-def apply(module: ModuleType) -> None:
-    """Apply each of its rooms to `module`; one that fails ends in a warning and leaves the library as it is."""
+def apply(module: ModuleType, who: tuple[str, ...], arm: Arm) -> None:
+    """Call `arm` for each; one that fails ends in a warning and leaves the library as it is."""
     name = module.__name__
     module = sys.modules.get(name, module)  # transformers puts another object in its module's place
-    for room in ROOMS[name]:
-        if (name, room) not in applied:
-            _apply(module, name, room)
+    for each in who:
+        if (name, each) not in applied:
+            _apply(module, each, arm)
 
 
-def _apply(module: ModuleType, name: str, room: str) -> None:
+def _apply(module: ModuleType, who: str, arm: Arm) -> None:
+    name = module.__name__
     try:
-        importlib.import_module(f"hf_mps.integrations.{room}").apply(module)
-        applied[name, room] = "on"
+        arm(module, who)
+        applied[name, who] = "on"
     except Exception as error:
-        applied[name, room] = f"{type(error).__name__}: {error}"
+        applied[name, who] = f"{type(error).__name__}: {error}"
         warnings.warn(
-            f"hf_mps does not know this version of {name} ({applied[name, room]}): {room} is off for it",
+            f"hf_mps does not know this version of {name} ({applied[name, who]}): {who} is off for it",
             IntegrationWarning,
             stacklevel=3,
         )
@@ -71,6 +73,8 @@ class _Unfinished(ModuleSpec):
     `spec._initializing = False` (importlib._bootstrap._load_unlocked); there the spec becomes a plain one again.
     """
 
+    table: ClassVar[dict[str, tuple[tuple[str, ...], Arm]]] = {}
+
     @property
     def _initializing(self) -> bool:
         return bool(self.__dict__.get("_initializing", False))
@@ -79,23 +83,24 @@ class _Unfinished(ModuleSpec):
     def _initializing(self, value: bool) -> None:
         self.__dict__["_initializing"] = value
         if not value:
+            who, arm = self.table[self.name]
             self.__class__ = ModuleSpec  # type: ignore[assignment]
             module = sys.modules.get(self.name)  # gone where the import failed
             if module is not None:
-                apply(module)
+                apply(module, who, arm)
 
 
 class _Finder:
     """Finds nothing itself: asks the other finders and puts a loader around theirs, for the watched names only."""
 
     def __init__(self) -> None:
-        self.names: set[str] = set()
+        self.table: dict[str, tuple[tuple[str, ...], Arm]] = {}
         self._asking = threading.local()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in self.names or getattr(self._asking, "now", False):
+        if fullname not in self.table or getattr(self._asking, "now", False):
             return None
         self._asking.now = True
         try:
@@ -103,7 +108,8 @@ class _Finder:
         finally:
             self._asking.now = False
         if spec is not None and spec.loader is not None and not isinstance(spec.loader, _Loader):
-            spec.loader = _Loader(spec.loader)  # type: ignore[assignment]  # a loader by its methods
+            # A loader by its methods.
+            spec.loader = _Loader(spec.loader, *self.table[fullname])  # type: ignore[assignment]
         return spec
 
 
@@ -121,8 +127,8 @@ def _ask_the_others(
 class _Loader:
     """The library's own loader with one thing behind it; leaves no trace in the module."""
 
-    def __init__(self, stock: Any) -> None:
-        self._stock = stock
+    def __init__(self, stock: Any, who: tuple[str, ...], arm: Arm) -> None:
+        self._stock, self._who, self._arm = stock, who, arm
 
     def __getattr__(self, name: str) -> object:
         # inspect, pkgutil and importlib.resources ask a loader for its source and files before it has run.
@@ -137,4 +143,4 @@ class _Loader:
             module.__spec__.loader = self._stock
         module.__loader__ = self._stock
         self._stock.exec_module(module)
-        apply(module)
+        apply(module, self._who, self._arm)

@@ -15,6 +15,9 @@ from types import FrameType
 from hf_mps.core.errors import Notice
 
 _INSTALLED = ("site-packages", "dist-packages")
+_OWN = str(Path(__file__).resolve().parent.parent)
+_BETWEEN = tuple(f"{_OWN}{os.sep}{part}" for part in ("compat", "integrations", "core"))
+"""Where code of ours stands between a library's name and who asks for it."""
 
 _said: set[str] = set()
 _listeners: list[Callable[[str], None]] = []
@@ -33,13 +36,25 @@ def say(line: str, category: type[Warning] = GuardNotice, *, again: bool = False
 
     A program that prints lines of its own takes it instead (`told`).
     """
-    if line in _said and not again:
+    if not (first(line) or again):
         return
-    _said.add(line)
     if _listeners:
         _listeners[-1](line)
         return
     warnings.warn_explicit(f"hf_mps: {line}", category, *(user_line() or ("<unknown>", 1)))
+
+
+def tell(line: str) -> None:
+    """Print one line of notice to stderr, each distinct line once in a process."""
+    if first(line):
+        print(f"hf-mps: {line}", file=sys.stderr, flush=True)
+
+
+def first(key: str) -> bool:
+    """Whether nothing was said under `key` in this process yet; from now on something was."""
+    known = key in _said
+    _said.add(key)
+    return not known
 
 
 @contextmanager
@@ -107,9 +122,24 @@ def _library_folders() -> tuple[str, ...]:
 
     paths = sysconfig.get_paths()
     folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return tuple(folder + os.sep for folder in (str(Path(__file__).resolve().parent.parent), *folders))
+    return tuple(folder + os.sep for folder in (_OWN, *folders))
 
 
 def _is_neither(frame: FrameType) -> bool:
     name = str(frame.f_globals.get("__name__", ""))
     return name.partition(".")[0] not in ("hf_mps", "torch", "threading", "warnings")
+
+
+def asked_by_a_library() -> bool:
+    """Tell whether an installed library asks for what a shim gives: it asks whether a thing is there, and is not told.
+
+    Python's own library is one, and so are the recipes. Frames of the shims, of the import system and of a class's own
+    attribute access stand between and do not count.
+    """
+    libraries = (_OWN, str(Path(os.__file__).resolve().parent))
+    for frame in _stack(sys._getframe(1)):
+        file = frame.f_code.co_filename
+        between = file.startswith((*_BETWEEN, "<frozen importlib"))
+        if not between and frame.f_code.co_name not in ("__getattribute__", "__getattr__"):
+            return file.startswith(libraries) or any(folder in file for folder in _INSTALLED)
+    return False

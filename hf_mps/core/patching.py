@@ -1,236 +1,316 @@
-"""What the layer puts into other people's libraries: things with a name, which can be off, suspended and counted.
+"""What the layer puts into other people's libraries, declared: which attribute of which module, and by whom.
 
-Guards and sentinels are such things; each kind has a registry of its own.
+Whoever patches something (a guard, a sentinel, a shim, an integration) has a table `patches`. Its keys are targets,
+"module:Class.attribute", or "aten::operator" for a kernel; its values say what is done there. `Patcher.install` arms
+those that belong to a module once that was imported; nobody patches a library in any other way.
 """
 
 from __future__ import annotations
 
-import importlib
+import functools
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from importlib import import_module
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any, NamedTuple
 
-from hf_mps.core.errors import Notice, UserError, nearest
-from hf_mps.core.stock import REFUSALS, Around, described, is_late
+from hf_mps.core import notices
+from hf_mps.core.stock import Around, described
+
+MISSING: Any = object()
+"""What a library's attribute is where there is none."""
+LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
+"""The two names under which Lightning comes, with modules of each."""
 
 
-class Installed:
-    """One thing of its kind; a subclass has the sentences about it, `install`, and how it says what it did."""
+class Declaration(NamedTuple):
+    """One patch, as docs/patches.md lists it: `target` is "module:Class.attribute" or "aten::operator"."""
 
+    kind: str
+    """guard, sentinel, shim, integration, fallback or device."""
     name: str
-    """As the kind's environment variable calls it."""
-    what: str
-    """The danger in one sentence, without a final full stop."""
-    kind = "part"
-    """The word for what it is, as the user reads it."""
-    repeats = False
-    """Whether a line may be said again: of another training."""
-
-    def __init__(self) -> None:
-        self.off_by_user = False
-        self.suspended = 0
-        self.broken = False
-        self.failure: str | None = None
-        self.arounds: list[Around] = []
-        self.times = 0
-        self.lines: list[str] = []
-
-    def install(self, module: ModuleType) -> None:
-        """Put it into `module`, as the catalogue names it; touches no device."""
-        raise NotImplementedError
-
-    def say(self, line: str) -> None:
-        """Tell the user, in the words of the kind."""
-        raise NotImplementedError
-
-    def switched(self, on: bool) -> None:
-        """Called when it is suspended or resumed; for those that leave more than wrappers behind."""
-
-    @property
-    def on(self) -> bool:
-        """Whether it may act: not switched off by the user, not suspended, not broken."""
-        return not self.off_by_user and not self.suspended and not self.broken
-
-    @contextmanager
-    def left_alone(self) -> Iterator[None]:
-        """What it stands around or before is for a while as the library and the device have it: for a trial."""
-        self.suspended += 1
-        try:
-            yield
-        finally:
-            self.suspended -= 1
-
-    def forget(self) -> None:
-        """Begin to count again, and on again where it had failed at its work."""
-        self.times = 0
-        self.lines.clear()
-        if self.broken:
-            self.broken, self.failure = False, None
-
-    def safely(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call something of its own while it is on: what that returns, or None where it fails. Refusals pass."""
-        if not self.on:
-            return None
-        try:
-            return function(*args)
-        except REFUSALS:
-            raise
-        except Exception as error:
-            if is_late(error):
-                raise
-            self.failed(error)
-            return None
-
-    def failed(self, error: Exception) -> None:
-        """Switch itself off for the rest of the process and say so, once: a fault of ours is not the user's.
-
-        What it left in a library stays (`switched` is not called): something may be in the midst of using it.
-        """
-        if self.broken:
-            return
-        self.broken = True
-        self.failure = f"failed: {described(error)}"
-        self._say_failure(f"the {self.kind} {self.name} {self.failure}; it is off from here on, and all else goes on")
-
-    def _say_failure(self, line: str) -> None:
-        try:
-            self.say(line)
-        except Notice:  # warnings are errors here: then it is printed
-            print(f"hf_mps: {line}", file=sys.stderr)
-
-    def acted(self, line: str, *, aloud: bool = True) -> None:
-        """Note that it did something, and say it in one line, each distinct line once.
-
-        Not `aloud` is for what changes nothing that the user asked for: it stands in the report and in results.json.
-        """
-        self.times += 1
-        known = line in self.lines
-        if not known:
-            self.lines.append(line)
-        if aloud and (self.repeats or not known):
-            self.say(line)
+    target: str
+    way: str
+    """around, in place of, given or registered: what is done to the target."""
+    method: str
+    after: tuple[str, ...]
+    """The modules after whose import it is done."""
+    late: bool
+    """Whether it is done only when its owner finds that it is needed."""
+    why: str
+    until: str
+    issue: str
+    releases: str
+    """The releases of torch that have the fault, as a specifier; empty where it is a library's, or not known."""
 
 
-def around(thing: Installed, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Replace `owner.name` by a function that calls `wrapper(stock, *arguments)` while the thing is on.
+class Patch:
+    """A function of the owner's around one of a library's, called as `method(stock, *given, *arguments)`.
 
-    Several may be put around one function; the same one a second time does nothing. A wrapper that fails switches its
-    thing off, and the caller gets what stock does (`hf_mps.core.stock`). Raises AttributeError where the library
-    has no such function.
+    `method` is a function, or the name of one of the owner's. `after` names the module after whose import it is armed,
+    where that is not the target's own; torch's modules are armed with torch. An `optional` target is missing in some
+    releases; `formerly` is its path in older ones. One that has to be the class's `own` is left alone where that
+    inherits it. `through(method)` makes the wrapper where that is not the method itself. `where()` says whether it is
+    armed; a `late` one is armed by its owner (`Patcher.arm`), when that finds it needed.
     """
-    stock = owner.__dict__[name] if name in owner.__dict__ else getattr(owner, name)
-    names = getattr(stock, "hf_mps_installed", ())
-    if thing.name in names:
-        return
-    put = Around(thing, f"{owner.__name__}.{name}", stock, wrapper)
-    replacement = put.replacement()
-    replacement.hf_mps_installed = (*names, thing.name)  # type: ignore[attr-defined]
-    setattr(owner, name, replacement)
-    thing.arounds.append(put)
 
-
-T = TypeVar("T", bound=Installed)
-
-
-class Registry(Generic[T]):
-    """All things of one kind in this process: which are on, and what they did.
-
-    `package` holds a file for each, its name with underscores, with the thing itself in the file's `attribute`;
-    `after` names for each module of a library what is installed once that was imported.
-    """
+    way = "around"
+    gives = False
+    """Whether the attribute is one that the library lacks."""
 
     def __init__(
-        self, kind: str, module: Callable[[str], str], attribute: str, after: Mapping[str, tuple[str, ...]]
+        self,
+        method: Any,
+        *given: Any,
+        after: str | tuple[str, ...] = (),
+        optional: bool = False,
+        formerly: str = "",
+        own: bool = False,
+        through: Callable[..., Any] | None = None,
+        where: Callable[[], bool] | None = None,
+        late: bool = False,
     ) -> None:
-        self.kind = kind
-        self.after = after
-        self.names = tuple(dict.fromkeys(name for names in after.values() for name in names))
-        self._module, self._attribute = module, attribute
-        self._things: dict[str, T] = {}
-        self._off: frozenset[str] = frozenset()
-        self._started = False
+        self.method, self.given = method, given
+        self.after = (after,) if isinstance(after, str) else after
+        self.optional, self.formerly, self.own = optional, formerly, own
+        self.through, self.where, self.late = through, where, late
 
-    def start(self, off: frozenset[str] = frozenset()) -> None:
-        """Install those that concern torch itself; `off` names those that the user wants off. Once in a process.
+    def ours(self, owner: Patcher) -> Any:
+        """What of the owner's is put at the target."""
+        ours = owner.attribute(self.method) if isinstance(self.method, str) else self.method
+        ours = functools.partial(ours, *self.given) if self.given else ours
+        return self.through(ours) if self.through else ours
 
-        Those that concern a library follow when it is imported (hf_mps.integrations).
-        """
-        if self._started:
-            return
-        self._started, self._off = True, off
-        self.install(sys.modules["torch"])
+    def arm(self, owner: Patcher, target: str, module: ModuleType | None) -> None:
+        """Put it there. Raises AttributeError where the library has no such attribute and it is not optional."""
+        places = [*self._places(target, module)]
+        if self.formerly:
+            places += self._places(f"{target.partition(':')[0]}:{self.formerly}", module)
+        known = [each for each in places if each[2] is not MISSING]
+        if not known and not self.optional and not (places and (self.own or self.gives)):
+            raise AttributeError(f"there is no {target}")
+        if places:
+            self.put(owner, *(known or places)[0])
 
-    def started(self) -> bool:
-        """Whether they were switched on in this process."""
-        return self._started
+    def _places(self, target: str, module: ModuleType | None) -> Iterator[tuple[Any, str, Any]]:
+        """The class or module that is to have the attribute, where the library has it, its name and what is there."""
+        with suppress(AttributeError):
+            place, name = located(target, module)
+            stock = vars(place).get(name, MISSING)
+            yield place, name, getattr(place, name, MISSING) if stock is MISSING and not self.own else stock
+
+    def put(self, owner: Patcher, place: Any, name: str, stock: Any) -> None:
+        """Change the attribute `name` of `place`, a module or a class; `stock` is MISSING where there is none."""
+        if stock is not MISSING:
+            owner.around(place, name, self.ours(owner))
+
+
+class Put(Patch):
+    """What `method(stock)` makes of the attribute takes its place; it returns `stock` to leave that, or MISSING."""
+
+    way = "in place of"
+
+    def put(self, owner: Patcher, place: Any, name: str, stock: Any) -> None:
+        """Change the attribute."""
+        new = self.ours(owner)(stock)
+        if new is not stock and new is not MISSING:
+            setattr(place, name, new)
+
+
+class Give(Patch):
+    """The library is given the attribute where it has none: `method` is the value, or its name in the owner."""
+
+    way = "given"
+    gives = True
+
+    def put(self, owner: Patcher, place: Any, name: str, stock: Any) -> None:
+        """Give it; a field of a dataclass is there without being an attribute of the class."""
+        if stock is MISSING and name not in getattr(place, "__dataclass_fields__", {}):
+            setattr(place, name, self.ours(owner))
+
+
+class Register(Patch):
+    """The target is a function that keeps what it is given; it is called with the owner's method, once."""
+
+    way = "registered"
+
+    def arm(self, owner: Patcher, target: str, module: ModuleType | None) -> None:
+        """Register it, unless that was done."""
+        if target not in owner.registered:
+            place, name = located(target, module)
+            getattr(place, name)(self.ours(owner))
+            owner.registered.add(target)
+
+
+def located(target: str, module: ModuleType | None = None) -> tuple[Any, str]:
+    """The module or class that has the attribute, and its name; `module` stands in for the one of its name.
+
+    Raises AttributeError where a part of the path to it is not there.
+    """
+    name, _, path = target.partition(":")
+    *parents, attribute = path.split(".")
+    if module is not None and module.__name__ == name:
+        place: Any = module
+    else:
+        place = sys.modules.get(name) or import_module(name)
+    for parent in parents:
+        place = getattr(place, parent)
+    return place, attribute
+
+
+def in_lightning(patches: Mapping[str, str | Patch]) -> dict[str, str | Patch]:
+    """The same patches in both of Lightning's packages; the keys go on behind "lightning.pytorch."."""
+    return {f"{package}.{target}": patch for package in LIGHTNING for target, patch in patches.items()}
+
+
+class Patcher:
+    """Somebody who patches libraries: `patches` says where, and `concerns` where a release needs it."""
+
+    kind = "part"
+    """The word for what it is, as the user reads it."""
+    name: str
+
+    def __init__(self) -> None:
+        self.arounds: list[Around] = []
+        self.registered: set[str] = set()
+
+    @property
+    def patches(self) -> Mapping[str, str | Patch]:
+        """Target -> what is done there; a method's name means that it is put around the function."""
+        return {}
+
+    def concerns(self, module: ModuleType) -> bool:
+        """Whether what is patched after `module`, as it is installed here, is to be; asked once it was imported."""
+        return True
+
+    def attribute(self, name: str) -> Any:
+        """What a patch calls `name`."""
+        return getattr(self, name)
+
+    def around(self, place: Any, name: str, wrapper: Callable[..., Any]) -> None:
+        """Have `wrapper(stock, *arguments)` called in place of the function `name` of a module or class."""
+        raise NotImplementedError
+
+    def after(self, module: str) -> dict[str, Patch]:
+        """Its patches that belong to `module`, by their targets, in their order."""
+        declared = {target: each if isinstance(each, Patch) else Patch(each) for target, each in self.patches.items()}
+        return {target: patch for target, patch in declared.items() if module in armed_after(target, patch)}
 
     def install(self, module: ModuleType) -> None:
-        """Install what the catalogue names for `module`; one that fails costs itself alone, in one notice."""
-        for name in self.after.get(module.__name__, ()) if self._started else ():
-            thing = self.get(name)
-            if thing.off_by_user:
-                continue
-            try:
-                thing.install(module)
-            except Exception as error:
-                thing.failure = f"does not know this version of {module.__name__}: {type(error).__name__}: {error}"
-                thing.say(f"the {self.kind} {name} is not on: it {thing.failure}")
+        """Arm what is declared for `module`; touches no device, and a second call changes nothing."""
+        if self.concerns(module):
+            for target, patch in self.after(module.__name__).items():
+                if not patch.late and (patch.where is None or patch.where()):
+                    patch.arm(self, target, module)
 
-    def get(self, name: str) -> T:
-        """Return one by its name. Raises UserError for one that there is not."""
-        if name not in self.names:
-            raise UserError(f"{name} is no {self.kind}; there are {', '.join(self.names)}{nearest(name, self.names)}")
-        if name not in self._things:
-            thing: T = getattr(importlib.import_module(self._module(name)), self._attribute)
-            thing.off_by_user = name in self._off
-            self._things[name] = thing
-        return self._things[name]
+    def arm(self, *targets: str) -> None:
+        """Arm what was declared as late."""
+        for target in targets:
+            patch = self.patches[target]
+            (patch if isinstance(patch, Patch) else Patch(patch)).arm(self, target, None)
 
-    @contextmanager
-    def suspend(self, *names: str) -> Iterator[None]:
-        """Switch single ones off for a while, or all where no name is given. Raises UserError for a wrong name."""
-        things = [self.get(name) for name in names or self.names]
-        for thing in things:
-            thing.suspended += 1
-            thing.switched(False)
-        try:
-            yield
-        finally:
-            for thing in things:
-                thing.suspended -= 1
-                thing.switched(thing.on)
+    def unknown(self, module: ModuleType, error: Exception) -> None:
+        """Called where `install` fails: this version of the library is not known."""
+        raise error
 
-    def standing(self, thing: T, acted: str, line: int) -> tuple[str, str] | None:
-        """The state of one and its reason where those are the same for every kind, else None.
+    def declared(self) -> Iterator[Declaration]:
+        """Each of its patches."""
+        for target, each in self.patches.items():
+            patch = each if isinstance(each, Patch) else Patch(each)
+            method = patch.method if isinstance(patch.method, str) else getattr(patch.method, "__name__", "")
+            yield Declaration(
+                self.kind, self.name, target, patch.way, method, armed_after(target, patch), patch.late, *self.reasons()
+            )
 
-        `acted` is the kind's word for one that did something; `line` is which of its lines is shown.
-        """
-        if thing.off_by_user or thing.suspended:
-            return "off by user", f"HF_MPS_{self.kind.upper()}S=-{thing.name}" if thing.off_by_user else "suspended"
-        if not self._started:
-            return "needless", "this PyTorch has no Metal device, or HF_MPS=0"
-        if thing.failure:
-            return "failed", thing.failure
-        return (acted, thing.lines[line]) if thing.times else None
-
-    def that_acted(self) -> list[T]:
-        """Those that did something in this process, in the catalogue's order."""
-        loaded = (self._things[name] for name in self.names if name in self._things)
-        return [thing for thing in loaded if thing.times]
+    def reasons(self) -> tuple[str, str, str, str]:
+        """Why it patches, until when, the issue, and the releases of torch that it is for."""
+        raise NotImplementedError
 
 
-def waits_for(registry: Registry[Any], name: str) -> str | None:
-    """In words which imports `name` waits for, or None where one of its modules is there."""
-    modules = [module for module, names in registry.after.items() if name in names]
-    if any(module in sys.modules for module in modules):
-        return None
-    return f"for the import of {' or '.join(modules)}"
+def armed_after(target: str, patch: Patch) -> tuple[str, ...]:
+    """The modules after whose import a patch is armed."""
+    module = target.partition(":")[0]
+    return patch.after or ("torch" if module.partition(".")[0] in ("aten", "torch") else module,)
 
 
-def table(rows: Iterable[tuple[str, str, str]]) -> str:
-    """Name, state and reason of each, a line each, in columns."""
-    rows = list(rows)
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    return "\n".join(f"{name:<{widths[0]}}  {state:<{widths[1]}}  {reason}" for name, state, reason in rows)
+class ModulePatcher(Patcher):
+    """A file whose functions are around a library's: a shim or an integration, with `patches` and maybe `concerns`.
+
+    A fault of a `safe` one's ends in the library's own behaviour, with one line (`hf_mps.core.stock`). Shims are not
+    safe: what they refuse are the library's own errors, and a call in old words means nothing to stock.
+    """
+
+    patches: Mapping[str, str | Patch] = {}
+
+    def __init__(self, kind: str, module: ModuleType, *, safe: bool) -> None:
+        super().__init__()
+        self.kind, self.name = kind, module.__name__.rpartition(".")[2]
+        self.patches = module.patches
+        self._module, self._safe = module, safe
+
+    def concerns(self, module: ModuleType) -> bool:
+        """What the file's own `concerns` says, where it has one."""
+        return bool(getattr(self._module, "concerns", super().concerns)(module))
+
+    def attribute(self, name: str) -> Any:
+        """The file's."""
+        return getattr(self._module, name)
+
+    def around(self, place: Any, name: str, wrapper: Callable[..., Any]) -> None:
+        """Put it around, once. Raises AttributeError where the library has no such function."""
+        if self._safe:
+            replace(self.name, place, name, lambda stock: self._safely(place, name, stock, wrapper))
+        else:
+            replace(self.name, place, name, lambda stock: plainly(stock, wrapper))
+
+    def _safely(self, place: Any, name: str, stock: Any, wrapper: Any) -> Callable[..., Any]:
+        where = f"{place.__name__}.{name}"
+        self.arounds.append(Around(Faults(where), where, stock, wrapper))
+        return self.arounds[-1].replacement()
+
+    def reasons(self) -> tuple[str, str, str, str]:
+        """Out of the file's docstring: its first line, and the sentence that says where it is needless."""
+        text = self._module.__doc__ or ""
+        needless = re.search(r"(Needless|It can go)\b[^.]*", text)
+        until = " ".join(needless[0].split()) if needless else ""
+        return text.partition("\n")[0].rstrip("."), until, "", ""
+
+
+class Faults:
+    """Whose fault it is where a function of an integration fails: that one is off then."""
+
+    def __init__(self, where: str) -> None:
+        self.on = True
+        self._where = where
+
+    def failed(self, error: Exception) -> None:
+        """Switch it off, and say so in one line."""
+        self.on = False
+        notices.tell(
+            f"what is around {self._where} failed: {described(error)}; it is off from here on, and all else goes on"
+        )
+
+
+def replace(who: str, place: Any, name: str, made: Callable[[Any], Any]) -> None:
+    """Put `made(stock)` in the place of a function, unless `who` has done so; several may do it, each around the last.
+
+    Raises AttributeError where the library has no such function.
+    """
+    stock = place.__dict__[name] if name in place.__dict__ else getattr(place, name)
+    names = getattr(stock, "hf_mps_patches", ())
+    if who not in names:
+        replacement = made(stock)
+        replacement.hf_mps_patches = (*names, who)
+        setattr(place, name, replacement)
+
+
+def plainly(stock: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that calls `wrapper(stock, *arguments)`, whose errors are the caller's."""
+
+    @functools.wraps(stock)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(stock, *args, **kwargs)
+
+    return replacement

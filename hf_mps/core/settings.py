@@ -94,25 +94,17 @@ def fallback_share() -> float:
     return share
 
 
-def guards_off() -> frozenset[str]:
-    """The guards that HF_MPS_GUARDS switches off, as `-name,-name`. Raises UserError for a name that there is not."""
-    from hf_mps.guards.catalogue import NAMES
+def safeguards_off(kind: str, names: tuple[str, ...]) -> frozenset[str]:
+    """The guards that HF_MPS_GUARDS, or the sentinels that HF_MPS_SENTINELS, switches off, as `-name,-name`.
 
-    return switched_off("HF_MPS_GUARDS", "guard", NAMES)
-
-
-def sentinels_off() -> frozenset[str]:
-    """The sentinels that HF_MPS_SENTINELS switches off, as `-name,-name`; it may also say `stop`.
-
-    Raises UserError as `guards_off`.
+    `kind` is guard or sentinel, `names` all that there are; sentinels may also be told to `stop`. Raises UserError for
+    another name.
     """
-    from hf_mps.guards.sentinels.catalogue import NAMES
-
-    return switched_off("HF_MPS_SENTINELS", "sentinel", NAMES, beside=STOP)
+    return switched_off(f"HF_MPS_{kind.upper()}S", kind, names, beside=STOP if kind == "sentinel" else "")
 
 
 def sentinels_stop() -> bool:
-    """Whether HF_MPS_SENTINELS asks for an end where a loss or gradient is NaN or infinite (`sentinels_off` checks)."""
+    """Whether HF_MPS_SENTINELS, which `safeguards_off` checks, has a loss that is NaN or infinite end the run."""
     return STOP in _words("HF_MPS_SENTINELS")
 
 

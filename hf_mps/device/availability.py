@@ -8,10 +8,11 @@ It can go when PyTorch tries the device before it says so.
 
 from __future__ import annotations
 
-import functools
+import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
+
+from hf_mps.core.patching import ModulePatcher, Patch, Patcher, plainly, replace
 
 REASON = (
     "answers with HF_MPS_DEVICE and, in virtual machines, with a real probe, and torch.accelerator with it; PyTorch's "
@@ -22,18 +23,7 @@ replacements: list[Callable[..., Any]] = []
 """What stands in place of PyTorch's functions."""
 
 
-def install() -> None:
-    """Put the verdict in place of PyTorch's answers; once. Imports torch, asks nothing of the device yet."""
-    import torch
-
-    _around(torch.backends.mps, "is_available", lambda stock: _metal())
-    # Where torch.accelerator asks whether its device is there, and how many of it.
-    _around(torch.mps, "is_available", lambda stock: _metal())
-    _around(torch.accelerator, "current_accelerator", _current)
-    _around(torch.accelerator, "device_count", _count)
-
-
-def _metal() -> bool:
+def _metal(stock: Callable[[], bool]) -> bool:
     from hf_mps.device.choice import metal
 
     return metal().value
@@ -56,26 +46,44 @@ def _count(stock: Callable[[], int]) -> int:
     import torch
 
     there = torch.accelerator.current_accelerator()
-    return 0 if there is not None and there.type == "mps" and not _metal() else stock()
+    return 0 if there is not None and there.type == "mps" and not torch.backends.mps.is_available() else stock()
 
 
-def _around(module: ModuleType, name: str, answer: Callable[..., Any]) -> None:
-    """Replace `module.name` by a function that returns `answer(stock, *arguments)`, where torch has it; once."""
-    stock = getattr(module, name, None)
-    if stock is None or getattr(stock, "hf_mps", False):
-        return
+class Answer(Patch):
+    """A function that returns `method(stock, *arguments)` and looks like the stock one, also to torch.compile."""
 
-    # `wraps` keeps the name, the docstring and the cache methods that callers of the stock function may use.
-    @functools.wraps(stock)
-    def replacement(*args: Any, **kwargs: Any) -> Any:
-        return answer(stock, *args, **kwargs)
+    way = "in place of"
 
+    def put(self, owner: Patcher, place: Any, name: str, stock: Any) -> None:
+        """Replace the function, once."""
+        replace(owner.name, place, name, lambda stock: _answering(stock, self.ours(owner)))
+
+
+def _answering(stock: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:
+    replacement = plainly(stock, answer)
+    # The cache methods, too, that callers of the stock function may use.
     for cache in ("cache_clear", "cache_info"):
         if hasattr(stock, cache):
             setattr(replacement, cache, getattr(stock, cache))
-    replacement.hf_mps = True  # type: ignore[attr-defined]
     # As torch.compiler.assume_constant_result says it, without importing the compiler, which cannot trace how the
     # answer is found: it asks once and keeps it. What it knows by name has no such mark (integrations/compiler.py).
     replacement._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    setattr(module, name, replacement)
     replacements.append(replacement)
+    return replacement
+
+
+patches = {
+    "torch.backends.mps:is_available": Answer(_metal),
+    # Where torch.accelerator asks whether its device is there, and how many of it.
+    "torch.mps:is_available": Answer(_metal, optional=True),
+    "torch.accelerator:current_accelerator": Answer(_current, optional=True),
+    "torch.accelerator:device_count": Answer(_count, optional=True),
+}
+PATCHER = ModulePatcher("device", sys.modules[__name__], safe=False)
+
+
+def install() -> None:
+    """Put the verdict in place of PyTorch's answers; once. Imports torch, asks nothing of the device yet."""
+    import torch
+
+    PATCHER.install(torch)

@@ -19,7 +19,7 @@ from typing import Literal
 from hf_mps.core.text import summary
 from hf_mps.doctor.findings import Finding, note, ok, problem
 from hf_mps.guards import known_faults
-from hf_mps.guards.catalogue import INSTALLED_AFTER
+from hf_mps.guards.catalogue import GUARDS, REGISTRY
 
 IDLE = ("needless", "waits", "on")
 Verdict = Literal["faulty", "right", "not tried", "failed", "ended"]
@@ -37,7 +37,7 @@ def examine() -> list[Finding]:
     from hf_mps import guards
     from hf_mps.device import choice
 
-    for library in INSTALLED_AFTER:  # what the guards wait for: only then do they know what they have to do
+    for library in GUARDS.after:  # what the guards wait for: only then do they know what they have to do
         with contextlib.suppress(ImportError):
             importlib.import_module(library)
     on_metal = choice.metal().value
@@ -112,11 +112,10 @@ def _finding(trial: Trial) -> Finding:
 def _concerned() -> list[str]:
     """The guards against faults of the device, in the catalogue's order."""
     from hf_mps.device import choice
-    from hf_mps.guards import catalogue, registry
 
     if not choice.metal(owned=True).value:
         return []
-    return [name for name in catalogue.NAMES if registry.get(name).releases is not None]
+    return [name for name in GUARDS.names if REGISTRY.get(name).releases is not None]
 
 
 def _child(names: Sequence[str]) -> Iterator[Trial]:
@@ -150,20 +149,17 @@ def _ending(code: int) -> str:
 
 
 def _trial(name: str, verdict: Verdict, says: str, seconds: float) -> Trial:
-    from hf_mps.guards import registry
-
-    return Trial(name, verdict, says, registry.get(name).issue, known_faults.listed(name), round(seconds, 2))
+    return Trial(name, verdict, says, REGISTRY.get(name).issue, known_faults.listed(name), round(seconds, 2))
 
 
 def main(names: Sequence[str]) -> None:
     """Try these guards one after the other and print a JSON line before each and after it."""
     from hf_mps.activation.activate import activate
-    from hf_mps.guards import registry
 
     activate()
     for name in names:
         print(json.dumps({"begins": name}), flush=True)
-        guard, begun = registry.get(name), time.monotonic()
+        guard, begun = REGISTRY.get(name), time.monotonic()
         verdict: Verdict
         try:
             outcome = guard.tried()

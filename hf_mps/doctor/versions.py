@@ -70,9 +70,9 @@ def _known(fault: KnownFault, version: str) -> Finding:
 
 def _cured(fault: KnownFault, version: str) -> str:
     """In brackets what cures a fault here, or from which release on something would."""
-    from hf_mps.guards import catalogue, registry
+    from hf_mps.guards.catalogue import GUARDS, REGISTRY
 
-    releases = registry.get(fault.guard).cures if fault.guard in catalogue.NAMES else ""
+    releases = REGISTRY.get(fault.guard).cures if fault.guard in GUARDS.names else ""
     if not fault.guard or SpecifierSet(releases).contains(version, prereleases=True):
         return f" (cured here by {fault.guard})" if fault.guard else ""
     return f" ({fault.guard} cures it with torch{releases})"

@@ -24,8 +24,7 @@ from hf_mps.finetune.run import failures
 from hf_mps.finetune.run.prepare import PreparedRun
 from hf_mps.finetune.smoke.fake import FakeScalars
 from hf_mps.finetune.tasks._base import Prepared
-from hf_mps.guards import sentinels
-from hf_mps.guards.catalogue import NAMES
+from hf_mps.guards.catalogue import GUARDS
 
 # What changes the batch before the device sees it stays on; the other guards look at values, which fake tensors lack.
 WITHOUT_VALUES = ("float64-columns", "pin-memory", "nan-hidden", "one-device")
@@ -112,9 +111,9 @@ class TrainingStep:
             yield
             return
         with ExitStack() as stack:
-            off = [name for name in NAMES if name not in WITHOUT_VALUES]
+            off = [name for name in GUARDS.names if name not in WITHOUT_VALUES]
             stack.enter_context(guards.suspended(*off))
-            stack.enter_context(sentinels.suspended())
+            stack.enter_context(guards.suspended(kind="sentinel"))
             stack.enter_context(self.fake)
             stack.enter_context(FakeScalars(self.numbers))
             yield

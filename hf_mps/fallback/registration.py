@@ -6,7 +6,7 @@ The dispatcher tells nobody in Python about a new operator, so the three ways in
 
 from __future__ import annotations
 
-import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.machinery import ExtensionFileLoader
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from hf_mps.core.muted_warnings import overriding
+from hf_mps.core.patching import ModulePatcher, Patch
 from hf_mps.fallback import sparse
 from hf_mps.fallback.accounting import ledger
 from hf_mps.fallback.host_view import SMALL, has_alias
@@ -159,50 +160,37 @@ def _decompose(name: str) -> None:
 
 
 def watch() -> None:
-    """Wrap the three ways in which a library registers operators later; a second call does nothing."""
-    if hasattr(torch._ops._Ops.load_library, "hf_mps"):
-        return
-    _wrap_load_library()
-    _wrap_library_impl()
-    _wrap_extension_modules()
+    """Stand around the three ways in which a library registers operators later; a second call does nothing."""
+    PATCHER.install(torch)
 
 
-def _wrap_load_library() -> None:
-    stock: Any = torch._ops._Ops.load_library
+def _load_library(stock: Callable[..., None], self: Any, path: Any) -> None:
+    stock(self, path)
+    sweep()
 
-    @functools.wraps(stock)
-    def load_library(self: Any, path: Any) -> None:
-        stock(self, path)
+
+def _impl(
+    stock: Callable[..., None], self: Any, op_name: Any, fn: Any, dispatch_key: str = "", *args: Any, **kwargs: Any
+) -> None:
+    key = dispatch_key or self.dispatch_key or "CompositeImplicitAutograd"
+    name = op_name if isinstance(op_name, str) else op_name.name()
+    name = name if "::" in name else f"{self.ns}::{name}"
+    if key in dispatcher.SERVES_METAL:
+        drop(name)  # the library brings its own, which ours would otherwise have to be overridden by
+    stock(self, op_name, fn, dispatch_key, *args, **kwargs)
+    if key == "CPU":
+        consider(name)
+
+
+def _exec_module(stock: Callable[..., None], self: ExtensionFileLoader, module: ModuleType) -> None:
+    stock(self, module)
+    if linked_to_torch(self.path):
         sweep()
 
-    load_library.hf_mps = True  # type: ignore[attr-defined]
-    torch._ops._Ops.load_library = load_library  # type: ignore[method-assign]
 
-
-def _wrap_library_impl() -> None:
-    stock: Any = torch.library.Library.impl
-
-    @functools.wraps(stock)
-    def impl(self: Any, op_name: Any, fn: Any, dispatch_key: str = "", *args: Any, **kwargs: Any) -> None:
-        key = dispatch_key or self.dispatch_key or "CompositeImplicitAutograd"
-        name = op_name if isinstance(op_name, str) else op_name.name()
-        name = name if "::" in name else f"{self.ns}::{name}"
-        if key in dispatcher.SERVES_METAL:
-            drop(name)  # the library brings its own, which ours would otherwise have to be overridden by
-        stock(self, op_name, fn, dispatch_key, *args, **kwargs)
-        if key == "CPU":
-            consider(name)
-
-    torch.library.Library.impl = impl  # type: ignore[method-assign]
-
-
-def _wrap_extension_modules() -> None:
-    stock = ExtensionFileLoader.exec_module
-
-    @functools.wraps(stock)
-    def exec_module(self: ExtensionFileLoader, module: ModuleType) -> None:
-        stock(self, module)
-        if linked_to_torch(self.path):
-            sweep()
-
-    ExtensionFileLoader.exec_module = exec_module  # type: ignore[method-assign]
+patches = {
+    "torch._ops:_Ops.load_library": _load_library,
+    "torch.library:Library.impl": _impl,
+    "importlib.machinery:ExtensionFileLoader.exec_module": Patch(_exec_module, after="torch"),
+}
+PATCHER = ModulePatcher("fallback", sys.modules[__name__], safe=False)

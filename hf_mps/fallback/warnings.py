@@ -7,11 +7,10 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from hf_mps.core.notices import user_line
+from hf_mps.core.notices import first, user_line
 
 TRACKER = "https://github.com/pytorch/pytorch/issues/141287"
 
-_said: set[str] = set()
 _silent = False
 
 
@@ -59,11 +58,6 @@ def print_table(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def forget() -> None:
-    """Let everything be said once more."""
-    _said.clear()
-
-
 def simulated_label() -> str:
     """Return ", simulated" where the Metal device is, for a line of figures, else nothing."""
     from hf_mps.device import simulated
@@ -72,9 +66,8 @@ def simulated_label() -> str:
 
 
 def _warn(key: str, text: str) -> None:
-    if key in _said or _silent:
+    if _silent or not first(key):
         return
-    _said.add(key)
     # Raised here, before the operator runs, where the program turns warnings into errors.
     warnings.warn_explicit(f"hf_mps: {text}", MetalFallbackWarning, *(user_line() or ("<unknown>", 1)))
 

@@ -1,6 +1,7 @@
 """Known hazards of training on Metal, a file each: what it is, where it is reported, what is done about it.
 
-`report()` lists them; `HF_MPS_GUARDS=-name,-name` switches single ones off. Importing this package imports no torch.
+`report()` lists them, and the sentinels; `HF_MPS_GUARDS=-name,-name` switches single ones off. Importing this package
+imports no torch.
 """
 
 from __future__ import annotations
@@ -11,15 +12,29 @@ from hf_mps.core.notices import GuardNotice
 
 if TYPE_CHECKING:
     from hf_mps.guards.base import Guard
-    from hf_mps.guards.registry import acted, get, install, report, start, suspended
+    from hf_mps.guards.sentinels.base import Sentinel, SentinelNotice
+    from hf_mps.guards.states import acted, found, get, report, start, suspended
 
-__all__ = ["Guard", "GuardNotice", "acted", "get", "install", "report", "start", "suspended"]
+__all__ = [
+    "Guard",
+    "GuardNotice",
+    "Sentinel",
+    "SentinelNotice",
+    "acted",
+    "found",
+    "get",
+    "report",
+    "start",
+    "suspended",
+]
 
 
 # Lazy, because every `import torch` with Metal comes through this package.
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from hf_mps.guards import base, registry
+    from hf_mps.guards import base, states
+    from hf_mps.guards.sentinels import base as of_sentinels
 
-    return getattr(base if name == "Guard" else registry, name)
+    home = base if name == "Guard" else of_sentinels if name.startswith("Sentinel") else states
+    return getattr(home, name)

@@ -1,18 +1,148 @@
-"""What a guard is."""
+"""What guards and sentinels have in common, and what a guard is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
 
 from hf_mps.core import notices
 from hf_mps.core.choice import Choice
-from hf_mps.core.patching import Installed, around
+from hf_mps.core.errors import Notice
+from hf_mps.core.patching import Patcher, replace
+from hf_mps.core.stock import REFUSALS, Around, described, is_late
 
-__all__ = ["Guard", "around"]
+
+class Safeguard(Patcher):
+    """A guard or a sentinel: has a name, can be off or suspended, counts what it did, and says so.
+
+    A subclass has the sentences about it, its `patches`, and how it says what it did.
+    """
+
+    name: str
+    """As the kind's environment variable calls it."""
+    what: str
+    """The danger in one sentence, without a final full stop."""
+    repeats = False
+    """Whether a line may be said again: of another training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.off_by_user = False
+        self.suspended = 0
+        self.broken = False
+        self.failure: str | None = None
+        self.times = 0
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        """Tell the user, in the words of the kind."""
+        raise NotImplementedError
+
+    def switched(self, on: bool) -> None:
+        """Called when it is suspended or resumed; for those that leave more than wrappers behind."""
+
+    @property
+    def on(self) -> bool:
+        """Whether it may act: not switched off by the user, not suspended, not broken."""
+        return not self.off_by_user and not self.suspended and not self.broken
+
+    @contextmanager
+    def left_alone(self) -> Iterator[None]:
+        """What it stands around or before is for a while as the library and the device have it: for a trial."""
+        self.suspended += 1
+        try:
+            yield
+        finally:
+            self.suspended -= 1
+
+    def forget(self) -> None:
+        """Begin to count again, and on again where it had failed at its work."""
+        self.times = 0
+        self.lines.clear()
+        if self.broken:
+            self.broken, self.failure = False, None
+
+    def safely(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call something of its own while it is on: what that returns, or None where it fails. Refusals pass."""
+        if not self.on:
+            return None
+        try:
+            return function(*args)
+        except REFUSALS:
+            raise
+        except Exception as error:
+            if is_late(error):
+                raise
+            self.failed(error)
+            return None
+
+    def failed(self, error: Exception) -> None:
+        """Switch itself off for the rest of the process and say so, once: a fault of ours is not the user's.
+
+        What it left in a library stays (`switched` is not called): something may be in the midst of using it.
+        """
+        if self.broken:
+            return
+        self.broken = True
+        self.failure = f"failed: {described(error)}"
+        self._say_failure(f"the {self.kind} {self.name} {self.failure}; it is off from here on, and all else goes on")
+
+    def _say_failure(self, line: str) -> None:
+        try:
+            self.say(line)
+        except Notice:  # warnings are errors here: then it is printed
+            print(f"hf_mps: {line}", file=sys.stderr)
+
+    def acted(self, line: str, *, aloud: bool = True) -> None:
+        """Note that it did something, and say it in one line, each distinct line once.
+
+        Not `aloud` is for what changes nothing that the user asked for: it stands in the report and in results.json.
+        """
+        self.times += 1
+        known = line in self.lines
+        if not known:
+            self.lines.append(line)
+        if aloud and (self.repeats or not known):
+            self.say(line)
+
+    def around(self, place: Any, name: str, wrapper: Callable[..., Any]) -> None:
+        """Replace the function `name` by one that calls `wrapper(stock, *arguments)` while this is on.
+
+        Several may be put around one function; the same one a second time does nothing. A wrapper that fails switches
+        this off, and the caller gets what stock does (`hf_mps.core.stock`). Raises AttributeError where the library
+        has no such function.
+        """
+
+        def made(stock: Callable[..., Any]) -> Callable[..., Any]:
+            self.arounds.append(Around(self, f"{place.__name__}.{name}", stock, wrapper))
+            return self.arounds[-1].replacement()
+
+        replace(self.name, place, name, made)
+
+    def unknown(self, module: ModuleType, error: Exception) -> None:
+        """Say in one line that this version of the library is not known: it costs this one alone."""
+        self.failure = f"does not know this version of {module.__name__}: {type(error).__name__}: {error}"
+        self.say(f"the {self.kind} {self.name} is not on: it {self.failure}")
+
+    def standing(self, started: bool, acted: str, line: int) -> tuple[str, str] | None:
+        """Its state and the reason where those are the same for every kind, else None.
+
+        `acted` is the kind's word for one that did something; `line` is which of its lines is shown.
+        """
+        if self.off_by_user or self.suspended:
+            return "off by user", f"HF_MPS_{self.kind.upper()}S=-{self.name}" if self.off_by_user else "suspended"
+        if not started:
+            return "needless", "this PyTorch has no Metal device, or HF_MPS=0"
+        if self.failure:
+            return "failed", self.failure
+        return (acted, self.lines[line]) if self.times else None
 
 
-class Guard(Installed):
-    """A known hazard and what is done about it; a subclass fills in the four sentences and the two methods.
+class Guard(Safeguard):
+    """A known hazard and what is done about it; a subclass fills in the four sentences, `patches` and `applies`.
 
     A guard acts only where `on` is true, and only on tensors of the device `mps`. `name` is the guard's in
     HF_MPS_GUARDS, in docs/hazards.md and among the faults of tests/hazards.
@@ -40,6 +170,7 @@ class Guard(Installed):
 
     def __init__(self) -> None:
         super().__init__()
+        self.kernels: dict[str, Callable[[], None]] = {}  # operator -> what takes the kernel before it away again
         self._verdict: Choice[bool] | None = None
 
     def applies(self) -> Choice[bool]:
@@ -81,3 +212,12 @@ class Guard(Installed):
     def say(self, line: str) -> None:
         """Tell the user, with the upstream issue behind it."""
         notices.say(line if self.failure else f"{line} ({self.name}: {self.issue})")
+
+    def release(self, *targets: str) -> None:
+        """Leave kernels of the device alone again: those of `targets`, or all where none is named."""
+        for target in targets or tuple(self.kernels):
+            self.kernels.pop(target, lambda: None)()
+
+    def reasons(self) -> tuple[str, str, str, str]:
+        """Its own sentences."""
+        return self.what, self.until, self.issue, self.releases or ""

@@ -1,11 +1,13 @@
-"""Which guards there are, and after which module of a library each is installed. Imports nothing."""
+"""Which guards and sentinels there are, and after which module of a library each is armed. Imports no torch."""
 
 from __future__ import annotations
+
+from hf_mps.core.registry import Catalogue, Registry
 
 # Module -> the guards that patch something in it; torch is patched when the layer is switched on, the others once they
 # have been imported. A guard's file is its name with underscores. Of several around one function the first is the
 # innermost: batch-waits is asked of each function of torch while it has a batch moved, and not while others look at it.
-INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
+_AFTER: dict[str, tuple[str, ...]] = {
     "torch": (
         "checkpoint-rng",
         "non-blocking",
@@ -35,7 +37,7 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
         "conv-batch",
         "conv3d-layout",
     ),
-    "transformers.training_args": ("nan-hidden", "pin-memory", "half-precision"),
+    "transformers.training_args": ("nan-hidden", "pin-memory", "half-precision", "fork-workers"),
     "transformers.trainer_utils": ("torn-checkpoint",),
     "transformers.trainer": (
         "batch-waits",
@@ -84,7 +86,7 @@ INSTALLED_AFTER: dict[str, tuple[str, ...]] = {
 }
 # Lightning comes under two names, and its modules of each.
 for _lightning in ("lightning.pytorch", "pytorch_lightning"):
-    INSTALLED_AFTER |= {
+    _AFTER |= {
         f"{_lightning}.strategies.strategy": (
             "batch-waits",
             "float64-columns",
@@ -99,34 +101,49 @@ for _lightning in ("lightning.pytorch", "pytorch_lightning"):
         f"{_lightning}.utilities.memory": ("oom-text",),
     }
 
-# The folder of each guard's file: what it guards against.
-_RESUME = ("atomic-checkpoint", "torn-checkpoint", "lightning-rng")
-_PLATFORM = (
-    "attention",
-    "batch-waits",
-    "compile",
-    "cuda-graphs",
-    "cuda-optimizer",
-    "float64-columns",
-    "fork-workers",
-    "half-precision",
-    "memory-budget",
-    "memory-metrics",
-    "one-device",
-    "oom-text",
-    "pin-memory",
-    "shape-growth",
+# The folders of those that are not about numbers.
+_FOLDERS = {
+    "hf_mps.guards.resume": (
+        "atomic-checkpoint",
+        "lightning-rng",
+        "resume-batches",
+        "resume-end",
+        "resume-epoch",
+        "resume-loss",
+        "resume-names",
+        "resume-rng",
+        "torn-checkpoint",
+    ),
+    "hf_mps.guards.platform": (
+        "attention",
+        "batch-waits",
+        "compile",
+        "cuda-graphs",
+        "cuda-optimizer",
+        "float64-columns",
+        "fork-workers",
+        "half-precision",
+        "memory-budget",
+        "memory-metrics",
+        "one-device",
+        "oom-text",
+        "pin-memory",
+        "shape-growth",
+    ),
+}
+
+GUARDS = Catalogue("guard", "hf_mps.guards.numerics", _AFTER, lambda module: module.GUARD, folders=_FOLDERS)
+SENTINELS = Catalogue(
+    "sentinel",
+    "hf_mps.guards.sentinels",
+    {
+        # non-finite is first: the others then see numbers alone.
+        "torch": ("non-finite", "weights-still", "gradient-norm", "loss-frozen"),
+        "transformers.training_args": ("non-finite",),
+        "transformers.trainer": ("non-finite",),
+        "accelerate.accelerator": ("weights-still", "non-finite"),
+    },
+    lambda module: module.SENTINEL,
+    shared=("stream",),
 )
-
-
-def module(name: str) -> str:
-    """The module of the guard `name`."""
-    folder = "numerics"
-    if name.startswith("resume-") or name in _RESUME:
-        folder = "resume"
-    elif name in _PLATFORM:
-        folder = "platform"
-    return f"hf_mps.guards.{folder}.{name.replace('-', '_')}"
-
-
-NAMES: tuple[str, ...] = tuple(dict.fromkeys(name for names in INSTALLED_AFTER.values() for name in names))
+REGISTRY = Registry(GUARDS, SENTINELS)

@@ -15,13 +15,16 @@ FILTER = "logging_nan_inf_filter"
 """Trainer's argument that hides losses which are no numbers: who gives it wants to go on in spite of them."""
 
 
-def remember(training_arguments: Any) -> None:
-    """Note, for the class and every subclass of it, the keywords that each object is made with. Once.
+TARGET = "transformers.training_args:TrainingArguments.__new__"
 
-    In `__new__`, because each subclass that is a dataclass has an `__init__` of its own.
+
+def track(stock: Any) -> Any:
+    """Note, for TrainingArguments and every subclass of it, the keywords that each object is made with. Once.
+
+    In `__new__`, because each subclass that is a dataclass has an `__init__` of its own. Patch it into TARGET.
     """
-    if getattr(training_arguments.__new__, "hf_mps_notes", False):
-        return
+    if getattr(stock, "hf_mps_notes", False):
+        return stock
 
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
         made = object.__new__(cls)
@@ -31,7 +34,7 @@ def remember(training_arguments: Any) -> None:
         return made
 
     new.hf_mps_notes = True  # type: ignore[attr-defined]
-    training_arguments.__new__ = new
+    return new
 
 
 def said(arguments: Any, name: str) -> bool:

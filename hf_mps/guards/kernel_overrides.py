@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.muted_warnings import overriding
+from hf_mps.core.patching import Patch, Patcher
 from hf_mps.core.stock import Around
 from hf_mps.guards.base import Guard
 
-Kernel = Callable[..., Any]
+Function = Callable[..., Any]
 
 # Those that were taken away, which may be in the midst of a call: they are not freed.
 _running: list[Any] = []
@@ -26,14 +28,50 @@ def given_out() -> Choice[bool]:
     return Choice(False, f"torch {torch.__version__} gives no kernel out, so that none can be put before it")
 
 
+class Kernel(Patch):
+    """A kernel of a guard's before the device's: the target is "aten::mm", the method is called below autograd.
+
+    A call for which `when(*arguments)` is false goes to the device's at once, at the price of that question. One that
+    stands `alone` is not to stay (`put`, with `otherwise`); else it is one of several guards' (`before`).
+    """
+
+    way = "before the kernel of"
+
+    def __init__(
+        self,
+        method: Any,
+        *given: Any,
+        when: Function | None = None,
+        alone: bool = False,
+        otherwise: Function | None = None,
+        where: Callable[[], bool] | None = None,
+        late: bool = False,
+    ) -> None:
+        super().__init__(method, *given, where=where, late=late)
+        self.when, self.alone, self.otherwise = when, alone, otherwise
+
+    def arm(self, owner: Patcher, target: str, module: ModuleType | None) -> None:
+        """Put it there, unless it is; `Guard.release` takes it away."""
+        assert isinstance(owner, Guard)
+        if target in owner.kernels:
+            return
+        name, ours = target.removeprefix("aten::"), self.ours(owner)
+        if self.alone:
+            owner.kernels[target] = put(owner, name, ours, otherwise=None if given_out().value else self.otherwise)
+        elif self.when is None:
+            owner.kernels[target] = before(owner, name, ours)
+        else:
+            owner.kernels[target] = before(owner, name, ours, when=self.when)
+
+
 class _Asked(Around):
     """An Around whose wrapper is called only where `when(*arguments)` says so."""
 
-    def __init__(self, owner: Guard, place: str, stock: Kernel, wrapper: Kernel, when: Kernel) -> None:
+    def __init__(self, owner: Guard, place: str, stock: Function, wrapper: Function, when: Function) -> None:
         super().__init__(owner, place, stock, wrapper)
         self.when = when
 
-    def replacement(self) -> Kernel:
+    def replacement(self) -> Function:
         below, ours, owner = self.stock, super().replacement(), self.owner
 
         def asked(*args: Any, **kwargs: Any) -> Any:
@@ -84,7 +122,7 @@ class _Place:
 _places: dict[str, _Place] = {}
 
 
-def before(guard: Guard, name: str, wrapper: Kernel, *, when: Kernel | None = None) -> Callable[[], None]:
+def before(guard: Guard, name: str, wrapper: Function, *, when: Function | None = None) -> Callable[[], None]:
     """Have operator `name` (`mm`, `addmm.out`) call `wrapper(stock, *arguments)` on the device, below autograd.
 
     `stock` is the kernel that was there; a wrapper that fails ends in it, as around any function. A call for which
@@ -106,7 +144,7 @@ def before(guard: Guard, name: str, wrapper: Kernel, *, when: Kernel | None = No
     return back
 
 
-def put(guard: Guard, name: str, wrapper: Kernel, *, otherwise: Kernel | None = None) -> Callable[[], None]:
+def put(guard: Guard, name: str, wrapper: Function, *, otherwise: Function | None = None) -> Callable[[], None]:
     """Do the same with a kernel that is not to stay, and return what puts the one back that was there.
 
     That may be called from inside the wrapper. `otherwise` is `stock` in the place of the kernel that was there, which
@@ -123,7 +161,7 @@ def put(guard: Guard, name: str, wrapper: Kernel, *, otherwise: Kernel | None = 
     return back
 
 
-def _registered(name: str, function: Kernel) -> Any:
+def _registered(name: str, function: Function) -> Any:
     import torch
 
     library: Any = torch._C._dispatch_library("IMPL", "aten", "MPS", __file__)
@@ -141,7 +179,7 @@ def _reset(name: str, library: Any) -> None:
     library.reset()
 
 
-def _given_out(name: str) -> Kernel:
+def _given_out(name: str) -> Function:
     import torch
 
     there = torch.library.get_kernel(f"aten::{name}", "MPS")

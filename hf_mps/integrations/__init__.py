@@ -1,30 +1,97 @@
-"""What the layer does to other people's libraries, each in a file of its own, applied when the library is imported.
+"""What makes libraries follow the one switch, a file each, and the table of everything that is patched in libraries.
 
-Nothing here imports a library: `import_hooks.start` notes the modules below, and the file is loaded when its module
-has been executed, or at once where it was imported before.
+Nothing here imports a library: `start` notes the modules, and what patches one is loaded when it has been executed, or
+at once where it was imported before. `declared()` lists every patch of the whole layer, whoever it belongs to.
 """
 
-from hf_mps.compat import SHIMS
-from hf_mps.guards import catalogue as guards
-from hf_mps.guards.sentinels import catalogue as sentinels
+from __future__ import annotations
 
-# Module of a library -> the files of this package that know its insides, applied in this order.
-ROOMS: dict[str, tuple[str, ...]] = {
-    "accelerate.state": ("accelerate",),
-    "transformers.training_args": ("transformers",),
-    "lightning.fabric.accelerators.mps": ("lightning",),
-    "lightning.fabric.connector": ("lightning",),
-    "lightning.pytorch.trainer.connectors.accelerator_connector": ("lightning",),
-    "lightning_fabric.accelerators.mps": ("lightning",),
-    "lightning_fabric.connector": ("lightning",),
-    "pytorch_lightning.trainer.connectors.accelerator_connector": ("lightning",),
-    "transformers.trainer": ("trainer_logs",),
-    "accelerate.launchers": ("trainer_logs",),
-    "torch._dynamo.variables.torch": ("compiler",),
-}
-for _room, _modules in (("guards", guards.INSTALLED_AFTER), ("sentinels", sentinels.INSTALLED_AFTER)):
-    for _name in _modules:
-        if _name != "torch":
-            ROOMS[_name] = (*ROOMS.get(_name, ()), _room)
-for _name in SHIMS:
-    ROOMS[_name] = (*ROOMS.get(_name, ()), "shims")
+from collections.abc import Collection
+from types import ModuleType
+
+from hf_mps import compat
+from hf_mps.compat import gone_modules
+from hf_mps.core import import_hooks, notices
+from hf_mps.core.patching import Declaration, ModulePatcher, Patcher
+from hf_mps.core.registry import Catalogue, Registry
+from hf_mps.guards import catalogue as guards
+
+INTEGRATIONS = Catalogue(
+    "integration",
+    "hf_mps.integrations",
+    {
+        "accelerate.state": ("accelerate",),
+        "transformers.training_args": ("transformers",),
+        "lightning.fabric.accelerators.mps": ("lightning",),
+        "lightning.fabric.connector": ("lightning",),
+        "lightning.pytorch.trainer.connectors.accelerator_connector": ("lightning",),
+        "lightning_fabric.accelerators.mps": ("lightning",),
+        "lightning_fabric.connector": ("lightning",),
+        "pytorch_lightning.trainer.connectors.accelerator_connector": ("lightning",),
+        "transformers.trainer": ("trainer_logs",),
+        "accelerate.launchers": ("trainer_logs",),
+        "torch._dynamo.variables.torch": ("compiler",),
+    },
+    lambda module: ModulePatcher("integration", module, safe=True),
+)
+REGISTRY = Registry(INTEGRATIONS, compat.SHIMS, started=True)
+ROOMS = {"guards": guards.GUARDS, "sentinels": guards.SENTINELS, "shims": compat.SHIMS}
+"""What else patches libraries, in this order after the integrations."""
+
+
+def table() -> dict[str, tuple[str, ...]]:
+    """Module of a library -> the integrations and the ROOMS that patch it, in their order."""
+    found = dict(INTEGRATIONS.after)
+    for room, catalogue in ROOMS.items():
+        for module in catalogue.after:
+            if module != "torch":  # patched when the layer is switched on
+                found[module] = (*found.get(module, ()), room)
+    return found
+
+
+def start(names: Collection[str] = ()) -> None:
+    """Watch for the modules of the table, or for `names` of them alone, and patch those imported already."""
+    gone_modules.start()
+    import_hooks.start({name: who for name, who in table().items() if not names or name in names}, _arm)
+
+
+def _arm(module: ModuleType, who: str) -> None:
+    """Arm what one integration, or one of ROOMS, declares for a module."""
+    if who not in ROOMS:
+        REGISTRY.get(who).install(module)
+        return
+    registry = REGISTRY if who == "shims" else guards.REGISTRY
+    registry.install(ROOMS[who].kind, module)
+
+
+def reason(who: str) -> str:
+    """Why an integration, or the shims, are on, in a sentence."""
+    return compat.REASON if who == "shims" else str(REGISTRY.get(who).attribute("REASON"))
+
+
+def declared() -> list[Declaration]:
+    """Every patch that the layer declares, each with its target, what is done there, why, and until when.
+
+    Those of torch's own answers about Metal, of the fallback, of guards, sentinels, integrations and shims:
+    docs/patches.md is made of it. Imports torch and no other library.
+    """
+    return [declaration for patcher in patchers() for declaration in patcher.declared()]
+
+
+def patchers() -> list[Patcher]:
+    """Whoever patches a library, in the order of `declared`."""
+    from hf_mps.device import availability
+    from hf_mps.fallback import registration
+
+    return [availability.PATCHER, registration.PATCHER, *guards.REGISTRY.patchers(), *REGISTRY.patchers()]
+
+
+def say_if_metal_fails() -> None:
+    """Tell once why a Metal device that PyTorch offers is not taken: the run would only seem slow otherwise."""
+    import torch
+
+    from hf_mps.device.choice import metal
+
+    verdict = metal()
+    if not verdict.value and torch.mps.device_count() > 0:
+        notices.tell(f"Metal is not used: {verdict.reason}")

@@ -9,21 +9,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 from hf_mps.core.errors import UserError
+from hf_mps.core.notices import tell
+from hf_mps.core.patching import Put
 from hf_mps.device.choice import metal, switch
-from hf_mps.integrations.patch import safely_around, say, say_if_metal_fails
+from hf_mps.integrations import say_if_metal_fails
 
 REASON = "PartialState, Accelerator and notebooks follow HF_MPS_DEVICE; PYTORCH_ENABLE_MPS_FALLBACK stays the user's"
-
-
-def apply(state: ModuleType) -> None:
-    """Switch accelerate.state on. Raises AttributeError or KeyError where a class has no such member."""
-    safely_around(state.PartialState, "__init__", _partial_state)
-    safely_around(state.AcceleratorState, "_check_initialized", _check_initialized)
-    _leave_environment_alone(state.PartialState)
 
 
 def _partial_state(stock: Callable[..., None], self: Any, cpu: bool = False, **kwargs: Any) -> None:
@@ -40,9 +34,9 @@ def _partial_state(stock: Callable[..., None], self: Any, cpu: bool = False, **k
         return stock(self, cpu, **kwargs)
     if cpu and wanted != "cpu":
         asked = "ACCELERATE_USE_CPU" if _environment_says_cpu() else "cpu=True"
-        say(f"HF_MPS_DEVICE={wanted} wins over Accelerate's {asked}")
+        tell(f"HF_MPS_DEVICE={wanted} wins over Accelerate's {asked}")
     if named and named != wanted:
-        say(f"HF_MPS_DEVICE={wanted} wins over ACCELERATE_TORCH_DEVICE={named}")
+        tell(f"HF_MPS_DEVICE={wanted} wins over ACCELERATE_TORCH_DEVICE={named}")
     stock(self, wanted == "cpu", **kwargs)
     if self.device.type != wanted and self.distributed_type.name == "NO":
         import torch
@@ -53,7 +47,7 @@ def _partial_state(stock: Callable[..., None], self: Any, cpu: bool = False, **k
 
 def _say_if_too_late(wanted: str | None, device: Any) -> None:
     if wanted is not None and device is not None and device.type != wanted:
-        say(f"HF_MPS_DEVICE={wanted} comes too late: Accelerate is on {device.type} already; start a new process")
+        tell(f"HF_MPS_DEVICE={wanted} comes too late: Accelerate is on {device.type} already; start a new process")
 
 
 def _check_initialized(
@@ -71,15 +65,15 @@ def _environment_says_cpu() -> bool:
     return bool(parse_flag_from_env("ACCELERATE_USE_CPU"))
 
 
-def _leave_environment_alone(partial_state: Any) -> None:
+def _leave_environment_alone(stock: Any) -> Any:
     """Keep reading `default_device` from setting PYTORCH_ENABLE_MPS_FALLBACK=1 over the user's own value.
 
     PyTorch reads the variable when it is loaded, so that comes too late anyhow (accelerate#3294). Needless once the
     getter no longer names the variable.
     """
-    getter = partial_state.__dict__["default_device"].fget
+    getter = stock.fget
     if "PYTORCH_ENABLE_MPS_FALLBACK" not in getter.__code__.co_consts:
-        return
+        return stock
 
     def default_device(self: Any) -> Any:
         import torch
@@ -87,4 +81,11 @@ def _leave_environment_alone(partial_state: Any) -> None:
         return torch.device("mps") if metal().value else getter(self)
 
     default_device.__doc__ = getter.__doc__
-    partial_state.default_device = property(default_device)
+    return property(default_device)
+
+
+patches = {
+    "accelerate.state:PartialState.__init__": "_partial_state",
+    "accelerate.state:AcceleratorState._check_initialized": "_check_initialized",
+    "accelerate.state:PartialState.default_device": Put(_leave_environment_alone),
+}

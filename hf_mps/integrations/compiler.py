@@ -7,13 +7,19 @@ the graph, which must not return a bool: stock torch breaks the graph at torch.b
 
 from __future__ import annotations
 
-from types import ModuleType
+from typing import Any
 
+from hf_mps.core.patching import Put
 from hf_mps.device import availability
 
 REASON = "torch.compile makes one graph of code that asks whether Metal is there"
 
 
-def apply(module: ModuleType) -> None:
-    """Add what hf_mps.device.availability has put into torch. Raises AttributeError where there is no such table."""
-    module.constant_fold_functions.update(dict.fromkeys(availability.replacements))
+def _with_ours(functions: dict[Any, Any]) -> dict[Any, Any]:
+    """Add what hf_mps.device.availability has put into torch, to the table itself."""
+    functions.update(dict.fromkeys(availability.replacements))
+    return functions
+
+
+MODULE = "torch._dynamo.variables.torch"
+patches = {f"{MODULE}:constant_fold_functions": Put(_with_ours, after=MODULE)}

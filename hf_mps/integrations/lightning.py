@@ -9,24 +9,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 from hf_mps.core import settings
+from hf_mps.core.notices import tell
+from hf_mps.core.patching import Put
 from hf_mps.device.choice import metal, switch
-from hf_mps.integrations.patch import safely_around, say, say_if_metal_fails
+from hf_mps.integrations import say_if_metal_fails
 
 REASON = "Trainer and Fabric follow HF_MPS_DEVICE; the probe, not platform.processor(), says whether Metal is there"
-
-
-def apply(module: ModuleType) -> None:
-    """Switch one of Lightning's modules on. Raises AttributeError where it has no such class or method."""
-    if module.__name__.endswith("accelerators.mps"):
-        module.MPSAccelerator.is_available = staticmethod(_is_available)
-        return
-    connector = getattr(module, "_AcceleratorConnector", None) or module._Connector
-    safely_around(connector, "_check_config_and_set_final_flags", _accelerator)
-    safely_around(connector, "_check_device_config_and_set_final_flags", _devices)
 
 
 def _is_available() -> bool:
@@ -41,11 +32,11 @@ def _accelerator(stock: Callable[..., None], self: Any, *args: Any, accelerator:
     same = ("auto", "None", wanted) if wanted == "cpu" else ("auto", "None", "gpu", wanted)
     self._hf_mps_overruled = wanted is not None and asked not in same
     if self._hf_mps_overruled:
-        say(f"HF_MPS_DEVICE={wanted} wins over Lightning's accelerator={asked!r}")
+        tell(f"HF_MPS_DEVICE={wanted} wins over Lightning's accelerator={asked!r}")
     elif wanted is None and asked in ("auto", "gpu"):
         say_if_metal_fails()
     elif wanted is None and asked == "mps" and not metal().value:
-        say(f"accelerator='mps': {metal().reason}")  # Lightning refuses it below, without a reason
+        tell(f"accelerator='mps': {metal().reason}")  # Lightning refuses it below, without a reason
     stock(self, *args, accelerator=accelerator if wanted is None else wanted, **kwargs)
 
 
@@ -81,5 +72,21 @@ def _one(devices: Any) -> Any:
     if devices in ("auto", None):
         return devices
     if _processes(devices) not in (1, "1", "auto"):
-        say(f"HF_MPS_DEVICE=mps: devices={devices!r} becomes 1, there is one Metal device")
+        tell(f"HF_MPS_DEVICE=mps: devices={devices!r} becomes 1, there is one Metal device")
     return 1
+
+
+_CONNECTORS = (
+    "lightning.fabric.connector:_Connector",
+    "lightning_fabric.connector:_Connector",
+    "lightning.pytorch.trainer.connectors.accelerator_connector:_AcceleratorConnector",
+    "pytorch_lightning.trainer.connectors.accelerator_connector:_AcceleratorConnector",
+)
+patches = {
+    **{
+        f"{package}.accelerators.mps:MPSAccelerator.is_available": Put(lambda stock: staticmethod(_is_available))
+        for package in ("lightning.fabric", "lightning_fabric")
+    },
+    **{f"{connector}._check_config_and_set_final_flags": "_accelerator" for connector in _CONNECTORS},
+    **{f"{connector}._check_device_config_and_set_final_flags": "_devices" for connector in _CONNECTORS},
+}

@@ -10,11 +10,9 @@ import functools
 import os
 from collections.abc import Callable
 from time import perf_counter
-from types import ModuleType
 from typing import Any
 
 from hf_mps.fallback.accounting import Report, ledger, monitor
-from hf_mps.integrations.patch import safely_around
 
 REASON = "Trainer logs fallback_seconds and prints what fell back when a training ends; the user's variable stays"
 
@@ -22,13 +20,11 @@ REASON = "Trainer logs fallback_seconds and prints what fell back when a trainin
 VARIABLE = "PYTORCH_ENABLE_MPS_FALLBACK"
 
 
-def apply(module: ModuleType) -> None:
-    """Switch transformers.trainer or accelerate.launchers on. Raises AttributeError where a function is not there."""
-    if module.__name__ == "accelerate.launchers":
-        safely_around(module, "notebook_launcher", _notebook_launcher)
-        return
-    safely_around(module.Trainer, "log", _log)
-    safely_around(module.Trainer, "train", _train)
+patches = {
+    "accelerate.launchers:notebook_launcher": "_notebook_launcher",
+    "transformers.trainer:Trainer.log": "_log",
+    "transformers.trainer:Trainer.train": "_train",
+}
 
 
 def _notebook_launcher(stock: Callable[..., Any], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

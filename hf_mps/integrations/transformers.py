@@ -12,20 +12,33 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from hf_mps.core.notices import tell
+from hf_mps.core.patching import Put
 from hf_mps.device.choice import metal, switch
-from hf_mps.integrations.patch import safely_around, say
 
 REASON = "TrainingArguments and Trainer follow HF_MPS_DEVICE, and Accelerate's CPU settings where it is unset"
 
 
-def apply(training_args: ModuleType) -> None:
-    """Switch transformers.training_args on. Raises AttributeError where there is no TrainingArguments."""
-    safely_around(training_args.TrainingArguments, "__post_init__", _post_init)
+def concerns(training_args: ModuleType) -> bool:
+    """Always; what transformers asked before this layer was on, it asks again."""
     _forget_answers()
+    return True
+
+
+def _asked_at_import(stock: bool) -> bool:
     # Decided while that module was imported, maybe before this layer was on.
-    attention: Any = sys.modules.get("transformers.integrations.sdpa_attention")
-    if attention is not None and hasattr(attention, "_is_torch_mps_available"):
-        attention._is_torch_mps_available = metal().value
+    return metal().value
+
+
+patches = {
+    "transformers.training_args:TrainingArguments.__post_init__": "_post_init",
+    "transformers.integrations.sdpa_attention:_is_torch_mps_available": Put(
+        _asked_at_import,
+        after="transformers.training_args",
+        optional=True,
+        where=lambda: "transformers.integrations.sdpa_attention" in sys.modules,
+    ),
+}
 
 
 def _post_init(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
@@ -34,11 +47,11 @@ def _post_init(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any)
         asked = _accelerate_wants_cpu()
         if asked and not self.use_cpu:
             # transformers 5 leaves TrainingArguments on the GPU then, while its Accelerator goes to the CPU.
-            say(f"{asked} puts Accelerate on the CPU; TrainingArguments follows it with use_cpu=True")
+            tell(f"{asked} puts Accelerate on the CPU; TrainingArguments follows it with use_cpu=True")
             self.use_cpu = True  # of the object that is being made: all that decides the device reads this argument
     else:
         if wanted != "cpu" and self.use_cpu:
-            say(f"HF_MPS_DEVICE={wanted} wins over use_cpu=True")
+            tell(f"HF_MPS_DEVICE={wanted} wins over use_cpu=True")
         self.use_cpu = wanted == "cpu"
         _forget_answers()
     stock(self, *args, **kwargs)

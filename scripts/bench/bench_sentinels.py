@@ -35,7 +35,7 @@ import measured_on
 import torch
 from steps import timed, training_step
 
-from hf_mps.guards import sentinels
+from hf_mps import guards
 from hf_mps.guards.sentinels import stream
 from hf_mps.guards.sentinels.gradient_norm import HISTORY, TIMES
 from hf_mps.guards.sentinels.stream import READ
@@ -68,7 +68,7 @@ def cost(rounds: int, clock: Callable[[], float]) -> int:
     times: dict[str, list[float]] = {"on": [], "off": [], "off again": []}
     for number in range(rounds):
         for name in list(times)[number % 3 :] + list(times)[: number % 3]:
-            with nullcontext() if name == "on" else sentinels.suspended():
+            with nullcontext() if name == "on" else guards.suspended(kind="sentinel"):
                 step()
                 times[name].append(timed(step, 2, clock))
     quick = {name: statistics.quantiles(values, n=5)[0] for name, values in times.items()}
@@ -96,8 +96,8 @@ def norms(data: Path, steps: int) -> int:
         print(
             f"{words:<44}{max(each[0] for each in ratios):>16.2f}{max(each[1] for each in ratios):>16.2f}", flush=True
         )
-    print(f"the sentinel speaks above {TIMES:.0f} times the largest before; it found: {sentinels.found() or 'nothing'}")
-    return 1 if sentinels.found() else 0
+    print(f"the sentinel speaks above {TIMES:.0f} times the largest before; it found: {guards.found() or 'nothing'}")
+    return 1 if guards.found() else 0
 
 
 def training(rows: list[dict[str, str]], rate: float, size: int, steps: int) -> Iterator[float]:

@@ -12,11 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from packaging.specifiers import SpecifierSet
 
 from hf_mps.device.faults import FAULTS, Fault
-from hf_mps.guards import catalogue, registry
 from hf_mps.guards.base import Guard
+from hf_mps.guards.catalogue import REGISTRY, SENTINELS
 from hf_mps.guards.known_faults import KNOWN, KnownFault
-from hf_mps.guards.sentinels import catalogue as sentinels
-from hf_mps.guards.sentinels import registry as sentinel_registry
 
 # A guard's folder -> the heading and the sentence above its guards, in the order of the page.
 GROUPS = {
@@ -38,15 +36,15 @@ out. [The simulated device](simulator.md#faults-by-name) says more.
 
 def lines() -> Iterator[str]:
     """The lines of the page behind its title."""
-    guards = [registry.get(name) for name in catalogue.NAMES]
-    yield SUM.strip().format(guards=len(guards), sentinels=len(sentinels.NAMES))
+    guards = REGISTRY.each("guard")
+    yield SUM.strip().format(guards=len(guards), sentinels=len(SENTINELS.names))
     for folder, (title, sentence) in GROUPS.items():
         inside = [guard for guard in guards if type(guard).__module__.split(".")[-2] == folder]
         yield from ("", f"## {title}", "", sentence)
         for guard in inside:
             yield from _guard(guard)
     yield from ("", "## Sentinels", "", "A sentinel looks at every training on the device, whatever its loop.", "")
-    yield from _table(("sentinel", "looks for", "what it does then"), map(_sentinel, sentinels.NAMES))
+    yield from _table(("sentinel", "looks for", "what it does then"), map(_sentinel, SENTINELS.names))
     yield from ("", "`HF_MPS_SENTINELS=-name,-name` switches single ones off.")
     yield from ("", "## Known problems that no guard cures", "")
     yield from ("`hf-mps doctor` names those of the installed versions.", "")
@@ -57,7 +55,7 @@ def lines() -> Iterator[str]:
 
 
 def _sentinel(name: str) -> tuple[str, ...]:
-    sentinel = sentinel_registry.get(name)
+    sentinel = REGISTRY.get(name)
     return f"`{name}`", sentinel.what, sentinel.why
 
 

@@ -70,9 +70,9 @@ def test_a_plain_script_finds_load_metric_before_torch_and_torch_stays_out(envir
 def test_torch_adds_the_rest_of_the_layer_to_what_waits(environment: Path) -> None:
     script = (
         "import datasets, sys\nfrom hf_mps.core.import_hooks import _Finder\n"
-        "waiting = [finder for finder in sys.meta_path if isinstance(finder, _Finder)]\nprint(waiting[0].names)\n"
+        "waiting = [finder for finder in sys.meta_path if isinstance(finder, _Finder)]\nprint({*waiting[0].table})\n"
         "import torch\nfrom hf_mps.activation.activate import is_on\n"
-        "print(is_on(), 'transformers' in waiting[0].names)\n"
+        "print(is_on(), 'transformers' in waiting[0].table)\n"
     )
     done = python(environment, "-c", script)
     assert done.stdout == "{'datasets'}\nTrue True\n", done.stderr

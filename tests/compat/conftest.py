@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from hf_mps.integrations import patch
+from hf_mps.core import notices
 
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[], list[str]]:
     """The notices since the last call, without `hf-mps: `."""
-    monkeypatch.setattr(patch, "_said", set())
+    monkeypatch.setattr(notices, "_said", set())
 
     def said() -> list[str]:
         lines = capsys.readouterr().err.splitlines()

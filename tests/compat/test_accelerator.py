@@ -13,6 +13,7 @@ from accelerate.utils import DataLoaderConfiguration
 from inline_snapshot import snapshot
 
 from hf_mps.compat import accelerator
+from tests.compat.arming import arm
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +94,6 @@ def test_an_accelerate_that_has_the_names_keeps_its_own(said) -> None:
 
     module = ModuleType("accelerate.accelerator")
     module.Accelerator = module.AcceleratorState = Old  # type: ignore[attr-defined]
-    accelerator.apply(module)
+    arm(accelerator, module)
     assert (Old(fp16=True).fp16, Old.use_fp16) == (True, "mine")
     assert said() == []

@@ -20,6 +20,7 @@ from inline_snapshot import snapshot
 
 from hf_mps.compat import metrics
 from hf_mps.finetune.metrics import as_evaluate, table
+from tests.compat.arming import arm
 
 
 @pytest.fixture(autouse=True)
@@ -135,7 +136,7 @@ def test_a_script_s_own_modules_of_those_names_are_left_alone(monkeypatch: pytes
         module = ModuleType(name)
         vars(module).update(own)
         before = dict(vars(module))
-        metrics.apply(module)
+        arm(metrics, module)
         assert vars(module) == before
 
 

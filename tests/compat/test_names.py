@@ -20,6 +20,7 @@ from transformers.utils.versions import require_version
 
 from hf_mps.compat import auth_token, metrics, names, optimizer
 from hf_mps.guards import GuardNotice
+from tests.compat.arming import arm
 
 
 def model() -> Any:
@@ -189,7 +190,7 @@ def test_a_library_that_has_the_name_keeps_its_own() -> None:
     ):
         library = ModuleType(module)
         setattr(library, name, mine)
-        shim.apply(library)
+        arm(shim, library)
         assert getattr(library, name) is mine
 
     class AutoConfig:
@@ -197,7 +198,7 @@ def test_a_library_that_has_the_name_keeps_its_own() -> None:
         def from_pretrained(cls, name: str, use_auth_token: str | None = None) -> str | None:
             return use_auth_token
 
-    library = ModuleType(AutoConfig.__module__)
+    library = ModuleType("transformers.models.auto.configuration_auto")
     library.AutoConfig = AutoConfig  # type: ignore[attr-defined]
-    auth_token.apply(library)
+    arm(auth_token, library)
     assert AutoConfig.from_pretrained("x", use_auth_token="kept") == "kept"

@@ -14,6 +14,7 @@ from inline_snapshot import snapshot
 from transformers import BertConfig, GPT2Config, T5Config
 
 from hf_mps.compat import SHIMS, name_table, names
+from tests.compat.arming import arm
 
 SMALL = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16}
 
@@ -21,7 +22,7 @@ SMALL = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 1, "num_atten
 @pytest.mark.parametrize("old", name_table.NAMES, ids=lambda old: old.name)
 def test_every_old_name_is_found_where_scripts_import_it(old: name_table.Old) -> None:
     for place in old.places:
-        assert "names" in SHIMS[place]
+        assert "names" in SHIMS.after[place]
         assert getattr(importlib.import_module(place), old.name) is not None
 
 
@@ -38,8 +39,8 @@ def test_stock_s_own_name_wins_and_an_unknown_one_is_an_import_error() -> None:
     lazy = ModuleType("transformers")
     lazy._class_to_module = {"TextDataset": "somewhere"}  # type: ignore[attr-defined]
     for module in (library, lazy):
-        names.apply(module)
-        names.apply(module)
+        arm(names, module)
+        arm(names, module)
         assert not hasattr(module, "nope")
     assert library.is_offline_mode is mine
     assert not hasattr(lazy, "TextDataset")
@@ -56,7 +57,7 @@ def test_a_module_s_own_way_to_names_comes_first() -> None:
 
     library = ModuleType("huggingface_hub")
     library.__getattr__ = own  # type: ignore[method-assign]
-    names.apply(library)
+    arm(names, library)
     assert library.Repository == "stock's"
     assert library.HfFolder.__name__ == "HfFolder"
     with pytest.raises(AttributeError, match="stock has no nope"):

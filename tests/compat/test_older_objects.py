@@ -20,6 +20,7 @@ from transformers import BertConfig, PreTrainedTokenizerFast, T5Config, ViTConfi
 
 from hf_mps.compat import config_attributes, dataset_task, generation, hub_files, tokenizers
 from hf_mps.compat import processors as processor_shim
+from tests.compat.arming import arm
 
 SPECIAL = {
     "unk_token": "[UNK]",
@@ -184,7 +185,7 @@ def test_a_file_of_a_data_set_is_asked_for_with_the_older_prefix(said) -> None:
     asked: list[tuple[Any, ...]] = []
     library = ModuleType("huggingface_hub.file_download")
     library.hf_hub_download = lambda *args, **kwargs: asked.append((args, kwargs))  # type: ignore[attr-defined]
-    hub_files.apply(library)
+    arm(hub_files, library)
     library.hf_hub_download("datasets/huggingface/label-files", "a.json")
     library.hf_hub_download("datasets/label-files", "a.json", repo_type="model")
     library.hf_hub_download(repo_id="owner/name", filename="a.json")
@@ -270,7 +271,7 @@ def test_a_library_that_has_the_methods_keeps_its_own() -> None:
     library.PreTrainedTokenizerBase = library.ProcessorMixin = library.PretrainedConfig = Own  # type: ignore[attr-defined]
     library.load_dataset = lambda path, task=None: task  # type: ignore[attr-defined]
     for shim in (tokenizers, processor_shim, config_attributes, dataset_task):
-        shim.apply(library)
+        arm(shim, library, next(iter(shim.patches)).partition(":")[0])
     assert set(vars(Own)) >= {*tokenizers.METHODS, "as_target_processor", "tokenizer_class"}
     assert {getattr(Own, name) for name in (*tokenizers.METHODS, "as_target_processor", "tokenizer_class")} == {"mine"}
     assert not hasattr(library, "load_dataset_builder")

@@ -16,6 +16,7 @@ from transformers import HfArgumentParser, Seq2SeqTrainingArguments, TrainingArg
 from transformers.integrations import integration_utils
 
 from hf_mps.compat import training_arguments
+from tests.compat.arming import arm
 from tests.masking import masked
 
 
@@ -235,7 +236,7 @@ def test_a_version_that_has_the_fields_keeps_them() -> None:
         no_cuda: bool = False
 
     module: Any = SimpleNamespace(TrainingArguments=TrainingArguments)
-    training_arguments.apply(module)
+    arm(training_arguments, module, "transformers.training_args")
     got = TrainingArguments(warmup_ratio=0.3, no_cuda=True)
     assert (got.warmup_ratio, got.no_cuda) == (0.3, True)
     assert TrainingArguments.__dict__["warmup_ratio"] == 0.0

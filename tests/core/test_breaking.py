@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hf_mps import guards
+from hf_mps import guards, integrations
 from hf_mps.core import notices
-from hf_mps.core.patching import Installed
-from hf_mps.guards import catalogue, sentinels
-from hf_mps.guards.sentinels import SentinelNotice
-from hf_mps.guards.sentinels.catalogue import NAMES as SENTINELS
+from hf_mps.core.patching import Faults
+from hf_mps.core.stock import Around
+from hf_mps.guards import SentinelNotice
+from hf_mps.guards.base import Safeguard
+from hf_mps.guards.catalogue import GUARDS, REGISTRY, SENTINELS
 from hf_mps.guards.sentinels.stream import STREAM
-from hf_mps.integrations import patch
 from tests.guards import lightning_loops, loops
 
 HOOKS = ("look", "look_at_skipped", "before_update", "_look", "replayed", "_before_update", "_count")
@@ -124,10 +124,15 @@ def program(folder: Path) -> list[Tensor]:
     return weights
 
 
-def things() -> dict[str, Installed]:
+def things() -> dict[str, Safeguard]:
     """Every guard, every sentinel, and what shows trainings to the sentinels."""
-    kinds = [guards.get(name) for name in catalogue.NAMES], [sentinels.get(name) for name in SENTINELS]
-    return {each.name: each for kind in kinds for each in kind} | {STREAM.name: STREAM}
+    both = (*REGISTRY.each("guard"), *REGISTRY.each("sentinel"))
+    return {each.name: each for each in both} | {STREAM.name: STREAM}
+
+
+def of_integrations() -> list[Around]:
+    """What integrations have put around functions."""
+    return [put for each in integrations.REGISTRY.made("integration") for put in each.arounds]
 
 
 @dataclass
@@ -142,7 +147,7 @@ class Broken:
 
 def forget() -> None:
     notices.forget()
-    for put in patch.safe:
+    for put in of_integrations():
         put.owner.on = True
     for each in (*things().values(), STREAM):
         each.forget()
@@ -175,14 +180,14 @@ def broken(folder: Path, how: str) -> Broken:
                 monkey.setattr(put, what, fails(f"{name}: {put.place}", getattr(put, what)))
             for hook in HOOKS:
                 # `_look` of some guards is called from around a function, which fails itself above.
-                if hasattr(thing, hook) and (hook != "_look" or name in SENTINELS):
+                if hasattr(thing, hook) and (hook != "_look" or name in SENTINELS.names):
                     monkey.setattr(thing, hook, fails(f"{name}: {hook}", getattr(thing, hook)))
-        for put in patch.safe:
+        for put in of_integrations():
             monkey.setattr(put, "wrapper", fails(f"integration: {put.place}", put.wrapper))
         if "always" in how:
-            for kind in (Installed, type(STREAM)):
+            for kind in (Safeguard, type(STREAM)):
                 monkey.setattr(kind, "failed", lambda thing, error: found.failed.add(thing.name))
-            monkey.setattr(patch._Integration, "failed", lambda *_: None)
+            monkey.setattr(Faults, "failed", lambda *_: None)
         found.weights = program(folder)
         found.failed |= {name for name, thing in things().items() if thing.broken}
         found.lines = [str(each.message) for each in told if " failed: ZeroDivisionError" in str(each.message)]
@@ -229,7 +234,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Broken]:
     with ExitStack() as off, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         off.enter_context(guards.suspended())
-        off.enter_context(sentinels.suspended())
+        off.enter_context(guards.suspended(kind="sentinel"))
         found = {"stock": Broken(program(folder / "stock"))}
     for how in MODES:
         forget()
@@ -246,7 +251,7 @@ def test_everything_broken_trains_to_stocks_weights(runs: dict[str, Broken], how
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*catalogue.NAMES, *SENTINELS])
+@pytest.mark.parametrize("name", [*GUARDS.names, *SENTINELS.names])
 def test_each_says_one_line_and_is_off(runs: dict[str, Broken], name: str) -> None:
     thing = things()[name]
     if name in ABSENT and not thing.arounds:
@@ -260,7 +265,7 @@ def test_each_says_one_line_and_is_off(runs: dict[str, Broken], name: str) -> No
 @pytest.mark.slow
 def test_each_function_that_is_around_another_was_broken(runs: dict[str, Broken]) -> None:
     every = {f"{name}: {put.place}" for name, thing in things().items() for put in thing.arounds}
-    every |= {f"integration: {put.place}" for put in patch.safe}
+    every |= {f"integration: {put.place}" for put in of_integrations()}
     # Lightning's other name, where a test came by it; and of the kernels of one guard some are enough.
     every = {each for each in every if "pytorch_lightning" not in each and ": aten::" not in each}
     assert every - set(runs["before, always"].hits) - set(UNREACHED) == set()
@@ -272,7 +277,7 @@ def test_what_shows_trainings_to_the_sentinels_says_one_line_and_they_are_off(na
     def failing(*args: Any, **kwargs: Any) -> Any:
         raise ZeroDivisionError("on purpose")
 
-    with sentinels.suspended():
+    with guards.suspended(kind="sentinel"):
         stock = plain(tmp_path)
     with pytest.MonkeyPatch.context() as monkey:
         for put in STREAM.arounds:
@@ -284,4 +289,4 @@ def test_what_shows_trainings_to_the_sentinels_says_one_line_and_they_are_off(na
     assert loops.same(weights, stock)
     (line,) = [str(each.message) for each in told if "stream" in str(each.message)]
     assert line.startswith("hf_mps: the sentinels' stream failed: ZeroDivisionError: on purpose")
-    assert {each.state for each in sentinels.report().sentinels} == {"failed"}
+    assert {each.state for each in guards.report().sentinels} == {"failed"}

@@ -10,31 +10,35 @@ import warnings
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from inline_snapshot import snapshot
 
-from hf_mps import integrations
 from hf_mps.core import import_hooks
 
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """A folder for the module `some_library`, which the room `some_room` switches by setting `switched`."""
-    room = ModuleType("hf_mps.integrations.some_room")
-    room.apply = lambda module: setattr(module, "switched", module.__dict__.get("switched", 0) + 1)
-    monkeypatch.setitem(sys.modules, room.__name__, room)
-    monkeypatch.setitem(integrations.ROOMS, "some_library", ("some_room",))
+    """A folder for the module `some_library`, which `switch` switches by setting `switched`, as `some_room`."""
+    monkeypatch.setitem(sys.modules, "watching", SimpleNamespace(start=start))
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
     sys.modules.pop("some_library", None)
     import_hooks.applied.pop(("some_library", "some_room"), None)
 
 
+def switch(module: ModuleType, who: str) -> None:
+    module.switched = module.__dict__.get("switched", 0) + 1  # type: ignore[attr-defined]
+
+
+def start(arm: import_hooks.Arm = switch) -> None:
+    import_hooks.start({"some_library": ("some_room",)}, arm)
+
+
 def test_a_library_is_switched_when_it_is_imported(library: Path) -> None:
     (library / "some_library.py").write_text("value = 1\n")
-    import_hooks.start()
+    start()
     module = importlib.import_module("some_library")
     assert module.switched == 1
     assert import_hooks.applied["some_library", "some_room"] == "on"
@@ -44,17 +48,18 @@ def test_a_library_that_was_imported_before_is_switched_at_once(library: Path) -
     module = ModuleType("some_library")
     module.__spec__ = ModuleSpec("some_library", None)
     sys.modules["some_library"] = module
-    import_hooks.start()
-    import_hooks.start()
+    start()
+    start()
     assert module.switched == 1
 
 
-def test_a_library_that_is_being_imported_is_switched_when_it_is_complete(library: Path) -> None:
-    code = "from hf_mps.core import import_hooks as watch\nwatch.start()\nearly = globals().get('switched')\nlate = 1\n"
+def test_a_library_that_is_being_imported_is_switched_when_it_is_complete(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "import watching\nwatching.start()\nearly = globals().get('switched')\nlate = 1\n"
     (library / "some_library.py").write_text(code)
-    finders = [finder for finder in sys.meta_path if isinstance(finder, import_hooks._Finder)]
-    for finder in finders:
-        sys.meta_path.remove(finder)
+    others = [finder for finder in sys.meta_path if not isinstance(finder, import_hooks._Finder)]
+    monkeypatch.setattr(sys, "meta_path", others)
     module = importlib.import_module("some_library")
     assert module.early is None
     assert module.switched == 1
@@ -63,7 +68,7 @@ def test_a_library_that_is_being_imported_is_switched_when_it_is_complete(librar
 
 def test_the_module_keeps_its_own_loader_source_and_spec(library: Path) -> None:
     (library / "some_library.py").write_text("def f():\n    return 1\n")
-    import_hooks.start()
+    start()
     found = importlib.util.find_spec("some_library")
     assert found is not None
     assert found.loader.get_source("some_library").startswith("def f")
@@ -74,24 +79,23 @@ def test_the_module_keeps_its_own_loader_source_and_spec(library: Path) -> None:
 
 def test_a_library_that_fails_to_import_fails_as_before(library: Path) -> None:
     (library / "some_library.py").write_text("raise ValueError('its own fault')\n")
-    import_hooks.start()
+    start()
     with pytest.raises(ValueError, match="its own fault"):
         importlib.import_module("some_library")
     assert ("some_library", "some_room") not in import_hooks.applied
 
 
 def test_a_library_that_is_not_installed_is_still_not_found(library: Path) -> None:
-    import_hooks.start()
+    start()
     assert importlib.util.find_spec("some_library") is None
 
 
 def test_an_unknown_version_of_a_library_is_one_warning(library: Path) -> None:
-    def missing(module: ModuleType) -> None:
+    def missing(module: ModuleType, who: str) -> None:
         raise AttributeError("module 'some_library' has no attribute 'Trainer'")
 
-    sys.modules["hf_mps.integrations.some_room"].apply = missing
     (library / "some_library.py").write_text("value = 1\n")
-    import_hooks.start()
+    start(missing)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert importlib.import_module("some_library").value == 1
@@ -122,7 +126,7 @@ def test_other_finders_are_asked_in_their_order(library: Path) -> None:
                 self.inside = False
 
     (library / "some_library.py").write_text("value = 1\n")
-    import_hooks.start()
+    start()
     other = Wrapping()
     sys.meta_path.insert(0, other)
     try:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from hf_mps.core.errors import Notice, RunError, UserError
-from hf_mps.core.patching import Installed, around
 from hf_mps.core.stock import Stock
+from hf_mps.guards.base import Safeguard
 
 
-class Thing(Installed):
+class Thing(Safeguard):
     """A guard of nothing, which notes what it says."""
 
     kind, name, what = "guard", "example", "nothing"
@@ -44,7 +44,7 @@ class Library:
 
 def put(wrapper: Callable[..., Any], function: Callable[..., Any] = lambda x: 2 * x) -> tuple[Thing, Library]:
     thing, library = Thing(), Library(function)
-    around(thing, library, "work", wrapper)
+    thing.around(library, "work", wrapper)
     return thing, library
 
 
@@ -199,6 +199,6 @@ def test_where_warnings_are_errors_a_fault_of_ours_is_printed(capsys: pytest.Cap
             raise Notice(line)
 
     thing, library = Strict(), Library(lambda x: 2 * x)
-    around(thing, library, "work", before)
+    thing.around(library, "work", before)
     assert library.work(3) == 6
     assert capsys.readouterr().err.startswith("hf_mps: the guard example failed: ZeroDivisionError: of ours")

@@ -20,7 +20,7 @@ from hf_mps.doctor import environment, guards, metal
 from hf_mps.doctor import machine as machines
 from hf_mps.doctor.accelerate_config import file
 from hf_mps.doctor.findings import Finding
-from hf_mps.guards.registry import GUARDS
+from hf_mps.guards.catalogue import REGISTRY
 
 GIB = 2**30
 APPLE = "https://developer.apple.com/metal/pytorch/"
@@ -129,7 +129,7 @@ def test_without_metal_the_guards_are_one_line_and_what_concerns_the_user_stays(
     pretend(system="Linux", chip="AMD EPYC", processor="x86_64", macos=None, built=False, found=False)
     (idle,) = guards.examine()
     assert idle.says.endswith(" guards have nothing to do: the hazards are Metal's, and there is none")
-    monkeypatch.setattr(GUARDS.get("pin-memory"), "failure", "KeyError: 'gone'")
+    monkeypatch.setattr(REGISTRY.get("pin-memory"), "failure", "KeyError: 'gone'")
     failed, idle = guards.examine()
     assert (failed.name, failed.state) == ("pin-memory", "problem")
 
@@ -369,11 +369,9 @@ def test_a_configuration_for_other_machines_is_a_note(tmp_path: Path) -> None:
 
 
 def test_guards_that_failed_or_were_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_mps.guards import registry
-
-    guard = registry.get("non-blocking")
+    guard = REGISTRY.get("non-blocking")
     monkeypatch.setattr(guard, "failure", "does not know this version of torch")
-    with registry.suspended("checkpoint-rng"):
+    with REGISTRY.suspended("checkpoint-rng", kind="guard"):
         found = guards.examine()
     assert named(found, "non-blocking").state == "problem"
     assert named(found, "non-blocking").says == snapshot("failed: does not know this version of torch")

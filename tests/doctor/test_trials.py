@@ -15,8 +15,7 @@ from hf_mps.cli.main import main
 from hf_mps.device import machine
 from hf_mps.doctor import guards
 from hf_mps.doctor.guards import Trial
-from hf_mps.guards import registry
-from hf_mps.guards.catalogue import NAMES
+from hf_mps.guards.catalogue import GUARDS, REGISTRY
 from hf_mps.guards.releases import torch_release
 from hf_mps.simulator import strictness
 
@@ -30,7 +29,7 @@ def told() -> dict[str, Trial]:
 
 
 def test_every_guard_against_a_fault_of_the_device_is_there(told: dict[str, Trial]) -> None:
-    assert list(told) == [name for name in NAMES if registry.get(name).releases is not None]
+    assert list(told) == [name for name in GUARDS.names if REGISTRY.get(name).releases is not None]
     assert {each.verdict for each in told.values()} <= {"faulty", "right", "not tried"}
     for each in told.values():
         assert each.issue.startswith("https://github.com/pytorch/pytorch/")
@@ -57,7 +56,7 @@ def test_a_chip_that_is_said_to_be_right_is_tried_all_the_same(monkeypatch: pyte
     newer = machine.Machine("Darwin", "arm64", "Apple M4", 16 * 2**30, macos="14.7")
     monkeypatch.setattr(machine, "_overridden", newer)
     for name, fault in (("large-k", "large-k"), ("linear-bias", "row-bias"), ("dtype-copies", "dtype-copies")):
-        guard = registry.get(name)
+        guard = REGISTRY.get(name)
         for state in (strictness.on, strictness.off):
             with state(fault), strictness.off("many-rows-bias", "large-k-batched"):
                 found = guard.tried()
@@ -156,7 +155,7 @@ def test_a_trial_that_raises_says_so_and_the_next_goes_on(
     def fails() -> None:
         raise RuntimeError("MPS backend out of memory (MPS allocated: 1.00 GiB)\nat MPSAllocator.mm")
 
-    monkeypatch.setattr(registry.get("fp16-fused-adam"), "trial", fails)
+    monkeypatch.setattr(REGISTRY.get("fp16-fused-adam"), "trial", fails)
     guards.main(["fp16-fused-adam", "layernorm-frozen"])
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [each.get("verdict", each.get("begins")) for each in told] == [

@@ -14,8 +14,7 @@ from packaging.version import Version
 from hf_mps.device import faults, machine
 from hf_mps.doctor import versions
 from hf_mps.doctor.findings import Finding
-from hf_mps.guards import registry
-from hf_mps.guards.catalogue import NAMES
+from hf_mps.guards.catalogue import GUARDS, REGISTRY
 from hf_mps.guards.known_faults import KNOWN
 
 RELEASES = [f"2.{minor}.0" for minor in range(8, 16)] + ["2.12.1", "2.14.1"]
@@ -190,18 +189,18 @@ def test_a_guard_that_a_known_problem_names_is_there_and_has_the_same_releases()
             named_by.setdefault(each.guard, set()).update(affected(each.versions))
     assert len(named_by) > 10
     for name, releases in named_by.items():
-        guard = registry.get(name)
+        guard = REGISTRY.get(name)
         assert guard.releases is None or affected(guard.releases) == releases, name
-    for name in NAMES:
-        assert registry.get(name).releases is None or name in named_by, f"{name} has releases, and KNOWN has none"
+    for name in GUARDS.names:
+        assert REGISTRY.get(name).releases is None or name in named_by, f"{name} has releases, and KNOWN has none"
 
 
 def test_the_release_that_a_guard_takes_for_mended_is_the_known_one() -> None:
     compared = 0
-    for name in NAMES:
-        fixed = getattr(sys.modules[type(registry.get(name)).__module__], "FIXED", None)
+    for name in GUARDS.names:
+        fixed = getattr(sys.modules[type(REGISTRY.get(name)).__module__], "FIXED", None)
         for each in KNOWN if fixed else ():
-            if each.link == registry.get(name).issue:
+            if each.link == REGISTRY.get(name).issue:
                 text = ".".join(map(str, fixed))
                 assert max(affected(each.versions), key=Version) == max(affected(f"<{text}"), key=Version), name
                 compared += 1

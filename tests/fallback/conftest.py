@@ -12,12 +12,13 @@ def _fresh() -> Iterator[None]:
     import torch
 
     from hf_mps import fallback
-    from hf_mps.fallback import registration, warnings
+    from hf_mps.core import notices
+    from hf_mps.fallback import registration
 
     if torch.mps.device_count() == 0 or fallback.mode() is None:
         pytest.skip("needs Metal, a simulated one or a Mac's, with the layer on")
     fallback.reset()
-    warnings.forget()
+    notices.forget()
     yield
     registration.stop()
     registration.start()

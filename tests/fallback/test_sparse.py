@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from hf_mps import fallback
-from hf_mps.fallback import registration, warnings
+from hf_mps.core import notices
+from hf_mps.fallback import registration
 from hf_mps.operators import dispatcher
 
 pytestmark = [
@@ -71,7 +72,7 @@ def test_a_missing_operator_runs_on_the_cpu_and_is_counted(name: str) -> None:
 
 
 def test_its_warning_names_the_operator_and_the_line() -> None:
-    warnings.forget()
+    notices.forget()
     with pytest.warns(fallback.MetalFallbackWarning) as told:
         matrix("mps")._dimI()
     assert str(told[0].message).startswith("hf_mps: aten::_dimI (sparse) of float32[2, 3] has no Metal kernel and runs")

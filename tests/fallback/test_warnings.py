@@ -139,7 +139,7 @@ def test_pytorchs_own_variable_set_to_1_means_warn_and_names_every_operator(run_
 def test_a_value_that_nobody_reads_is_refused_in_one_warning_and_costs_only_this_part(
     run_python, variables: dict[str, str], line: str
 ) -> None:
-    code = CODE + "print(torch.backends.mps.is_available.hf_mps)"
+    code = CODE + "print(bool(torch.backends.mps.is_available.hf_mps_patches))"
     done = run_python("-c", code, env={**WARN, **variables})
     assert done.returncode == 0, done.stderr
     assert f"LayerWarning: hf_mps.fallback stays off: {line}\n" in done.stderr

@@ -19,9 +19,8 @@ from hf_mps.core.muted_warnings import ignoring
 from hf_mps.device import probe
 from hf_mps.fallback import registration
 from hf_mps.finetune.metrics import scores
-from hf_mps.guards import sentinels
-from hf_mps.guards.catalogue import NAMES
-from hf_mps.guards.sentinels import SentinelNotice
+from hf_mps.guards import SentinelNotice
+from hf_mps.guards.catalogue import GUARDS
 from tests.guards import lightning_loops, loops
 from tests.guards.experiments import failures
 
@@ -29,7 +28,7 @@ from tests.guards.experiments import failures
 @contextmanager
 def stock() -> Iterator[None]:
     """Without any guard or sentinel."""
-    with guards.suspended(), sentinels.suspended():
+    with guards.suspended(), guards.suspended(kind="sentinel"):
         yield
 
 
@@ -173,7 +172,7 @@ def trained_by_an_optimizer() -> None:
 
 def anew() -> None:
     """Every guard looks for its fault as if it never had."""
-    for name in NAMES:
+    for name in GUARDS.names:
         guards.get(name).forget()
     guards.report()
 
@@ -193,7 +192,6 @@ MOMENTS: list[Callable[[], object]] = [
     probed,
     took_back_and_registered,
     trained_by_an_optimizer,
-    sentinels.report,
     fallback.report,
     lambda: torch.linalg.eigh(torch.eye(3, device="mps")),
     lambda: torch.ones(2).to("mps", non_blocking=True),

@@ -12,7 +12,7 @@ from torch import nn
 from hf_mps import guards
 from hf_mps.core import notices
 from hf_mps.core.errors import UserError
-from hf_mps.guards.catalogue import NAMES
+from hf_mps.guards.catalogue import GUARDS
 from hf_mps.guards.numerics.checkpoint_rng import CheckpointRng
 from hf_mps.guards.releases import torch_release
 from hf_mps.simulator import strictness
@@ -70,9 +70,9 @@ TRIED = ("fp16-fused-adam", "non-contiguous", "layernorm-frozen", "lstm-dropout"
 
 
 def test_every_guard_has_a_row() -> None:
-    assert set(EXPERIMENTS) == set(NAMES)
+    assert set(EXPERIMENTS) == set(GUARDS.names)
     assert all(EXPERIMENTS.values())
-    assert set(hazards.HAZARDS) <= set(NAMES)
+    assert set(hazards.HAZARDS) <= set(GUARDS.names)
 
 
 @pytest.mark.parametrize(("name", "experiment"), TABLE)

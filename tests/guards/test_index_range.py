@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hf_mps import guards
 from hf_mps.core.errors import UserError
-from hf_mps.guards import catalogue
+from hf_mps.guards.catalogue import GUARDS
 from hf_mps.guards.numerics.index_range import LOOKS, LOOKUPS
 from hf_mps.guards.releases import torch_release
 from hf_mps.simulator import strictness
@@ -201,7 +201,7 @@ def test_where_the_error_comes_late_the_guard_names_the_place(tmp_path: Path) ->
         with guards.suspended("index-range"), pytest.raises(torch.AcceleratorError, match="index 3 is out of bounds"):
             loops.trainer(tmp_path, data=data).train()
         # A trial of another guard was the first to wait: the error is the program's all the same.
-        assert not [name for name in catalogue.NAMES if guards.get(name).broken]
+        assert not [name for name in GUARDS.names if guards.get(name).broken]
         guards.get("index-range").forget()
         with pytest.raises(UserError, match="labels holds 3 in row 0 of a batch"):
             loops.trainer(tmp_path, data=data).train()

@@ -15,8 +15,7 @@ import torch
 from hf_mps import fallback, guards
 from hf_mps.device import choice, memory, precision, probe
 from hf_mps.fallback import registration
-from hf_mps.guards import sentinels
-from hf_mps.guards.catalogue import NAMES
+from hf_mps.guards.catalogue import GUARDS
 from tests import hazards
 from tests.guards import lightning_loops, loops, resume_loops
 
@@ -50,7 +49,7 @@ def _libraries() -> None:
 
 
 @pytest.mark.parametrize("faulty", [False, True], ids=["right device", "faulty device"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", GUARDS.names)
 def test_a_guard_looks_for_its_fault_without_a_draw(name: str, faulty: bool) -> None:
     if faulty and name not in hazards.HAZARDS:
         pytest.skip("no fault of the device")
@@ -70,7 +69,6 @@ def probed_anew() -> None:
 
 MOMENTS: list[Callable[[], object]] = [
     guards.report,
-    sentinels.report,
     fallback.report,
     probed_anew,
     took_back_and_registered,
@@ -132,7 +130,7 @@ def logged(folder: Path) -> tuple[list[float], list[torch.Tensor]]:
 
 def test_two_equal_trainings_are_equal_and_as_without_the_layer(tmp_path: Path) -> None:
     first, again = logged(tmp_path), logged(tmp_path)
-    with guards.suspended(), sentinels.suspended():
+    with guards.suspended(), guards.suspended(kind="sentinel"):
         stock = logged(tmp_path)
     assert first[0] == again[0] == stock[0]
     assert loops.same(first[1], stock[1])
@@ -145,7 +143,7 @@ def test_an_accelerate_and_a_lightning_loop_are_too(tmp_path: Path) -> None:
         with ExitStack() as stack:
             if suspended:
                 stack.enter_context(guards.suspended())
-                stack.enter_context(sentinels.suspended())
+                stack.enter_context(guards.suspended(kind="sentinel"))
             resume_loops.seed_all(11)
             weights = loops.accelerated(loops.bert(0.3))
             pl = lightning_loops.library()

@@ -11,9 +11,11 @@ from hf_mps import guards
 from hf_mps.core import settings
 from hf_mps.core.errors import UserError
 from hf_mps.guards import GuardNotice
-from hf_mps.guards.catalogue import INSTALLED_AFTER, NAMES
-from hf_mps.integrations import ROOMS
+from hf_mps.guards.catalogue import GUARDS, SENTINELS
+from hf_mps.integrations import table
 from tests.guards import loops
+
+NAMES = GUARDS.names
 
 
 def test_every_guard_is_complete() -> None:
@@ -23,8 +25,8 @@ def test_every_guard_is_complete() -> None:
         for sentence in (guard.what, guard.issue, guard.until):
             assert sentence
             assert not sentence.endswith(".")
-    assert {module for module in INSTALLED_AFTER if module != "torch"} == {
-        module for module, rooms in ROOMS.items() if "guards" in rooms
+    assert {module for module in GUARDS.after if module != "torch"} == {
+        module for module, rooms in table().items() if "guards" in rooms
     }
 
 
@@ -37,7 +39,7 @@ def test_the_report_has_each_guard_with_state_and_reason() -> None:
     report = guards.report()
     assert [each.name for each in report.guards] == list(NAMES)
     assert {each.state for each in report.guards} <= {"on", "needless", "acted", "waits"}
-    assert len(str(report).splitlines()) == len(NAMES)
+    assert len(str(report).splitlines()) == len(NAMES) + len(SENTINELS.names)
 
 
 def test_one_that_acted_is_counted_and_a_cure_is_silent() -> None:
@@ -82,10 +84,10 @@ def test_a_suspended_guard_does_nothing() -> None:
 def test_a_name_that_is_no_guard_is_refused_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_MPS_GUARDS", "-resume-rgn")
     with pytest.raises(UserError, match=r"resume-rgn is no guard; there are .*; did you mean 'resume-rng'"):
-        settings.guards_off()
+        settings.safeguards_off("guard", NAMES)
     monkeypatch.setenv("HF_MPS_GUARDS", "resume-rng")
     with pytest.raises(UserError, match="guards are on by themselves; -resume-rng switches one off"):
-        settings.guards_off()
+        settings.safeguards_off("guard", NAMES)
 
 
 CODE = """

@@ -101,7 +101,7 @@ def test_products_are_watched_only_on_macs_that_can_hold_such_tensors(
         assert bool(guard.arounds) is there
         assert guard.applies().value is there
     finally:
-        guard.take_away()
+        guard.release()
     assert not guard.arounds
 
 
@@ -120,7 +120,7 @@ def test_volumes_are_watched_only_on_systems_with_the_fault(
         guard.install(torch)
         assert bool(guard.arounds) is there
     finally:
-        guard.take_away()
+        guard.release()
 
 
 @pytest.mark.usefixtures("untouched")

@@ -17,9 +17,8 @@ from transformers import HfArgumentParser, Seq2SeqTrainingArguments, TrainerCall
 
 from hf_mps import guards
 from hf_mps.core.errors import UserError
-from hf_mps.guards import GuardNotice, sentinels
+from hf_mps.guards import GuardNotice, SentinelNotice
 from hf_mps.guards.explicit_args import said
-from hf_mps.guards.sentinels import SentinelNotice
 from tests.guards import loops
 from tests.guards.experiments import failures
 
@@ -74,7 +73,7 @@ def test_a_loss_that_is_no_number_is_shown_for_the_steps_that_had_it(tmp_path: P
             seen.append(args.logging_nan_inf_filter)
 
     run.add_callback(Reads())
-    with sentinels.suspended():
+    with guards.suspended(kind="sentinel"):
         run.train()
     assert [math.isfinite(loss) for loss in failures.losses(run)] == [True, False, True, True]
     assert seen == [True] * 4  # what others read is what stands there

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from hf_mps import guards, simulator
-from hf_mps.guards import sentinels
 from tests.guards import loops
 
 STEPS, TENSORS = 64, 2
@@ -20,7 +19,7 @@ def counted(folder: Path, layer: bool) -> simulator.Counted:
     with ExitStack() as stack:
         if not layer:
             stack.enter_context(guards.suspended())
-            stack.enter_context(sentinels.suspended())
+            stack.enter_context(guards.suspended(kind="sentinel"))
         run = loops.trainer(folder, max_steps=STEPS, logging_steps=16)
         counts = stack.enter_context(simulator.counted(places=True))
         run.train()

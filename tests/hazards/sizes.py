@@ -26,7 +26,7 @@ def huge_products() -> Iterator[None]:
         try:
             yield
         finally:
-            module.GUARD.take_away()
+            module.GUARD.release()
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def conv3d_layout() -> Iterator[None]:
         with strictness.on("conv3d-layout"):
             yield
     finally:
-        guard.GUARD.take_away()
+        guard.GUARD.release()
 
 
 @contextmanager

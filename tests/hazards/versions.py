@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from hf_mps.guards import registry
+from hf_mps.guards.catalogue import REGISTRY
 
 
 @contextmanager
@@ -19,7 +19,7 @@ def _older(module: ModuleType, name: str, function: Callable[..., Any]) -> Itera
 
     def put(found: Callable[..., Any]) -> None:
         setattr(module, name, found)
-        registry.install(module)  # as after an import
+        REGISTRY.install("guard", module)  # as after an import
         for holder in holders:
             setattr(holder, name, getattr(module, name))
 

@@ -76,13 +76,12 @@ def test_every_verb_recipe_and_task_is_in_them(docs: ModuleType) -> None:
 def test_every_guard_sentinel_variable_and_fault_is_in_them(docs: ModuleType) -> None:
     from hf_mps.core import settings
     from hf_mps.device import faults
-    from hf_mps.guards import catalogue as guards
-    from hf_mps.guards.sentinels import catalogue as sentinels
+    from hf_mps.guards.catalogue import GUARDS, SENTINELS
 
     pages = docs.pages()
-    for name in guards.NAMES:
+    for name in GUARDS.names:
         assert f"\n### {name}\n" in pages["hazards.md"]
-    for name in (*sentinels.NAMES, *faults.FAULTS):
+    for name in (*SENTINELS.names, *faults.FAULTS):
         assert f"\n| `{name}` |" in pages["hazards.md"]
     for variable in settings.KNOWN:
         assert f"\n| `{variable}` |" in pages["commands.md"]

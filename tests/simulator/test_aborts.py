@@ -133,12 +133,12 @@ def test_the_installed_release_has_the_aborts_that_it_has_on_a_mac() -> None:
 
 TRIALS = """
 from hf_mps import guards
-from hf_mps.guards.catalogue import NAMES
+from hf_mps.guards.catalogue import GUARDS
 from hf_mps.device import faults
 from hf_mps.simulator import strictness
 import hf_mps, torch, transformers, accelerate
 with strictness.on(*faults.ABORTS):
-    for name in NAMES:
+    for name in GUARDS.names:
         print(name, flush=True)
         guards.get(name).forget()
         guards.get(name).applies()
@@ -146,7 +146,7 @@ with strictness.on(*faults.ABORTS):
 
 
 def test_no_guards_trial_ends_python(run_python: Callable[..., object]) -> None:
-    from hf_mps.guards.catalogue import NAMES
+    from hf_mps.guards.catalogue import GUARDS
 
     done = run_python("-c", TRIALS, env={"HF_MPS_SIMULATE": "m1-macos26-16gb"})
-    assert (done.returncode, done.stdout.split()) == (0, list(NAMES)), done.stderr[-2000:]
+    assert (done.returncode, done.stdout.split()) == (0, list(GUARDS.names)), done.stderr[-2000:]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_mps import simulator
-from hf_mps.guards import sentinels
+from hf_mps import guards, simulator
 
 pytestmark = pytest.mark.usefixtures("mps")
 
@@ -53,7 +52,7 @@ def test_a_view_and_a_gradient_of_it_cost_what_they_hold() -> None:
     x = torch.zeros(MIB, device="mps", requires_grad=True)
     view = x[:10].view(2, 5)
     assert torch.mps.current_allocated_memory() - before == 4 * MIB
-    with sentinels.suspended():  # they keep the last losses, 64 at most
+    with guards.suspended(kind="sentinel"):  # they keep the last losses, 64 at most
         view.sum().backward()
     assert x.grad is not None
     assert torch.mps.current_allocated_memory() - before >= 8 * MIB

@@ -10,7 +10,6 @@ from hf_mps.finetune.metrics.selection import is_metric
 from hf_mps.finetune.recipe import expect
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import RunRecord
-from hf_mps.guards import sentinels
 from hf_mps.integrations.trainer_logs import of_training
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def make_record(resolved: ResolvedRecipe, plan: Plan, prepared: Prepared, traine
         fallback=fallback,
         unexpected_fallback=[one["operator"] for one in fallback if one["operator"] not in recipe.fallback],
         guards=guards.acted(),
-        sentinels=sentinels.found(),
+        sentinels=guards.found(),
         expectation=expect.judge(recipe, resolved.changed, metrics),
         model=resolved.smoke.value if resolved.smoke else recipe.model,
         dataset=recipe.data.hub,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.stock import Stock
 from hf_mps.guards import kernel_overrides
-from hf_mps.guards.base import Guard, around
+from hf_mps.guards.base import Guard
+from hf_mps.guards.kernel_overrides import Kernel
 from hf_mps.guards.releases import torch_release
 
 # Those that stay as they are, and the release since which Metal adds there with atomic operations: kernels of these
@@ -27,6 +26,13 @@ UNORDERED = {
     "grid_sampler_3d_backward": (2, 13),
 }
 
+
+# What adds in one order under the flag; `ordered_sums.ORDERED` has what takes the place of each.
+ORDERED = (
+    *("embedding_dense_backward", "_index_put_impl_", "index_add_", "index_add", "index_add.out"),
+    *("scatter_add_", "scatter_add", "scatter_add.out"),
+    *("scatter_reduce_.two", "scatter_reduce.two", "scatter_reduce.two_out"),
+)
 
 PASSES = 8
 
@@ -47,6 +53,13 @@ class AtomicOrder(Guard):
     until = "the oldest supported torch sums in order under that flag (pytorch#161029 and pull request #197506)"
     releases = ">=2.8"
     cures = ">=2.9"
+    patches = {
+        # Around the two functions that set the flag: a program that never calls them pays nothing.
+        "torch:use_deterministic_algorithms": "_asked",
+        "torch:set_deterministic_debug_mode": "_asked",
+        **{f"aten::{name}": Kernel("_ordered", name, late=True) for name in ORDERED},
+        **{f"aten::{name}": Kernel("_unordered", name, late=True) for name in UNORDERED},
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,9 +79,8 @@ class AtomicOrder(Guard):
         return Choice(False, f"tried on the device: {PASSES} equal backward passes of an embedding agree to the bit")
 
     def install(self, module: ModuleType) -> None:
-        """Put it around the two functions that set the flag: a program that never calls them pays nothing."""
-        around(self, module, "use_deterministic_algorithms", self._asked)
-        around(self, module, "set_deterministic_debug_mode", self._asked)
+        """Also look whether the flag was set before."""
+        super().install(module)
         self._follow()
 
     def switched(self, on: bool) -> None:
@@ -85,22 +97,20 @@ class AtomicOrder(Guard):
 
         if self._put or not torch.are_deterministic_algorithms_enabled() or not kernel_overrides.given_out().value:
             return
-        from hf_mps.guards.numerics.ordered_sums import ORDERED  # few programs ask for it
-
         self._put = True
-        found = {name: partial(self._ordered, run) for name, run in ORDERED.items()}
-        for name, since in UNORDERED.items():
-            if torch_release() >= since:
-                found[name] = partial(self._unordered, name)
-        for name, wrapper in found.items():
-            if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "MPS"):
-                kernel_overrides.before(self, name, wrapper)
+        names = (*ORDERED, *(name for name, since in UNORDERED.items() if torch_release() >= since))
+        for target in (f"aten::{name}" for name in names):
+            if torch._C._dispatch_has_kernel_for_dispatch_key(target, "MPS"):
+                self.arm(target)
 
-    def _ordered(self, run: Callable[..., Any], stock: Stock, *args: Any, **kwargs: Any) -> Any:
+    def _ordered(self, name: str, stock: Stock, *args: Any, **kwargs: Any) -> Any:
         import torch
 
         if not torch.are_deterministic_algorithms_enabled():
             return stock(*args, **kwargs)
+        from hf_mps.guards.numerics import ordered_sums  # few programs ask for it
+
+        run = ordered_sums.ORDERED[name]
         found = stock.theirs(run, *args, **kwargs)  # what it raises is the device's: no memory, a late error
         if found is None:
             return stock(*args, **kwargs)

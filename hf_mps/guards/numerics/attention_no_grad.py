@@ -9,9 +9,11 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.patching import Patch
 from hf_mps.core.stock import Stock
 from hf_mps.guards import kernel_overrides
 from hf_mps.guards.base import Guard
+from hf_mps.guards.kernel_overrides import Kernel
 
 OPERATOR = "_scaled_dot_product_attention_math_for_mps"
 """What scaled_dot_product_attention calls on Metal where no gradient is wanted; with one it takes the math form."""
@@ -60,12 +62,15 @@ class AttentionNoGrad(Guard):
     until = "the oldest supported torch is 2.14 and pytorch#167515 is closed"
     releases = "<2.14"
 
+    @property
+    def patches(self) -> dict[str, str | Patch]:
+        """Its kernel before the device's; torch 2.8 cannot give that out, so the math form takes its place."""
+        return {f"aten::{OPERATOR}": Kernel("_attend", alone=True, otherwise=_math)}
+
     def __init__(self) -> None:
         super().__init__()
         self._cures: dict[tuple[str, Any], Callable[[Call, Callable[..., Any]], Any]] = {}
         self._replaced = False
-        self._there = True
-        self._take_away: Callable[[], None] = lambda: None
 
     def applies(self) -> Choice[bool]:
         """Whether one of the cases differs from the CPU on this device, in one of the dtypes."""
@@ -84,31 +89,23 @@ class AttentionNoGrad(Guard):
         told = "; ".join(f"{name} in {', '.join(dtypes)}" for name, dtypes in wrong.items())
         return Choice(True, f"tried on the device, without gradients: {told} differ from the CPU")
 
-    def install(self, module: ModuleType) -> None:
-        """Put its kernel before the device's; torch 2.8 cannot give that out, so the math form takes its place."""
+    def concerns(self, module: ModuleType) -> bool:
+        """Always; it is noted whether torch gives its kernel out."""
         self._replaced = not kernel_overrides.given_out().value
-        self._put()
-
-    def _put(self) -> None:
-        self._take_away = kernel_overrides.put(
-            self, OPERATOR, self._attend, otherwise=_math if self._replaced else None
-        )
-        self._there = True
+        return True
 
     def forget(self) -> None:
         """Also what the trial found."""
         super().forget()
         self._cures = {}
-        if not self._there:
-            self._put()
+        self.arm(*self.patches)
 
     def _attend(self, stock: Stock, *args: Any, scale: Any = None, enable_gqa: bool = False) -> Any:
         call = Call(*args)._replace(scale=scale, grouped=enable_gqa)
         alike = [name for name, case in CASES.items() if case.like(call)]
         if (alike or self._replaced or self._verdict is not None) and not self.needed:
             # No call has a fault on this device: from the next one on none comes through here.
-            self._take_away()
-            self._there = False
+            self.release()
             return call.of(stock)
         cures = [self._cures[name, call.query.dtype] for name in alike if (name, call.query.dtype) in self._cures]
         if not cures and not self._replaced:

@@ -7,9 +7,8 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.patching import Give
 from hf_mps.guards.base import Guard
-
-_STATIC = ("_initialized", "device")
 
 
 class _Device:
@@ -31,6 +30,9 @@ class _Device:
         return None
 
 
+NAMES = {"_initialized": True, "device": _Device}
+
+
 class CheckpointRng(Guard):
     """Gives torch.mps the two names by which torch.utils.checkpoint finds a device's random numbers."""
 
@@ -39,6 +41,7 @@ class CheckpointRng(Guard):
     issue = "https://github.com/pytorch/pytorch/issues/127676"
     until = "the oldest supported torch has pull request #194478"
     releases = ">=2.8"
+    patches = {f"torch.mps:{name}": Give(value) for name, value in NAMES.items()}
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,9 +63,9 @@ class CheckpointRng(Guard):
         )
 
     def install(self, module: ModuleType) -> None:
-        """Give `torch.mps` what it lacks of `_initialized` and `device`."""
-        self._ours = tuple(name for name in _STATIC if not hasattr(module.mps, name))
-        self.switched(True)
+        """Give `torch.mps` what it lacks of the two names."""
+        self._ours = tuple(name for name in NAMES if not hasattr(module.mps, name))
+        super().install(module)
 
     def replayed(self) -> None:
         """Note that a checkpointed function was replayed."""
@@ -72,7 +75,7 @@ class CheckpointRng(Guard):
         """Put the names there, or take them away."""
         import torch
 
-        for name, value in (("_initialized", True), ("device", _Device)):
+        for name, value in NAMES.items():
             if name in self._ours and on:
                 setattr(torch.mps, name, value)
             elif name in self._ours and hasattr(torch.mps, name):

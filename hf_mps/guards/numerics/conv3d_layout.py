@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.patching import Patch
 from hf_mps.core.stock import Stock
 from hf_mps.device import machine
-from hf_mps.guards import kernel_overrides
 from hf_mps.guards.base import Guard
+from hf_mps.guards.kernel_overrides import Kernel
 from hf_mps.guards.releases import torch_release
 
 FIRST = (2, 14)
@@ -33,16 +32,20 @@ class Conv3dLayout(Guard):
     until = "macOS 26.2 is out of use"
     releases = ">=2.14"
 
+    @property
+    def patches(self) -> dict[str, str | Patch]:
+        """Its kernels before the device's."""
+        return {f"aten::{name}": Kernel("_channels_last", reads, when=_volumes) for name, reads in OPERATORS.items()}
+
     def __init__(self) -> None:
         super().__init__()
-        self._there: list[Callable[[], None]] = []
         self._helps = True
 
     def applies(self) -> Choice[bool]:
         """What a trial says, on the systems and releases that may have the fault."""
         import torch
 
-        if not self._there:
+        if not self.kernels:
             return Choice(False, f"torch {torch.__version__} does not use what macOS 26.0 to 26.2 has wrong")
         return self.trial()
 
@@ -58,19 +61,10 @@ class Conv3dLayout(Guard):
             return Choice(True, "tried on the device: 3-D convolutions are wrong, those of channels_last_3d too")
         return Choice(True, "tried on the device: 3-D convolutions are wrong, those of channels_last_3d are right")
 
-    def install(self, module: ModuleType) -> None:
-        """Put its kernels before the device's, on the systems and releases that may have the fault."""
+    def concerns(self, module: ModuleType) -> bool:
+        """Whether this system and release may have the fault."""
         here = machine.present()
-        system = here.macos_at_least(26) and not here.macos_at_least(26, 3)
-        if system and torch_release() >= FIRST and not self._there:
-            for name, reads in OPERATORS.items():
-                ours = partial(self._channels_last, reads)
-                self._there.append(kernel_overrides.before(self, name, ours, when=_volumes))
-
-    def take_away(self) -> None:
-        """Leave the device's kernels alone again."""
-        while self._there:
-            self._there.pop()()
+        return here.macos_at_least(26) and not here.macos_at_least(26, 3) and torch_release() >= FIRST
 
     def _channels_last(self, reads: int, stock: Stock, *args: Any) -> Any:
         import torch

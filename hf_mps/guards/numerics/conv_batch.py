@@ -6,9 +6,11 @@ from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.patching import Patch
 from hf_mps.core.stock import Stock
 from hf_mps.guards import kernel_overrides
 from hf_mps.guards.base import Guard
+from hf_mps.guards.kernel_overrides import Kernel
 
 LARGEST = 65535
 """Rows of a batch that are counted in 16 bits."""
@@ -25,6 +27,12 @@ class ConvBatch(Guard):
     issue = "https://github.com/pytorch/pytorch/issues/96225"
     until = "pytorch#96225 is closed and the oldest supported torch has its fix"
     releases = ">=2.0"
+
+    @property
+    def patches(self) -> dict[str, str | Patch]:
+        """Its kernels before the device's two; where batches are small a call costs 4 µs more."""
+        names = ("mps_convolution_backward", "mps_convolution_transpose_backward")
+        return {f"aten::{name}": Kernel("_in_parts", when=_large) for name in names}
 
     def applies(self) -> Choice[bool]:
         """What a trial says, where a cure is possible."""
@@ -43,11 +51,9 @@ class ConvBatch(Guard):
             return Choice(False, "tried on the device: a weight's gradient is right for a batch of 65,536")
         return Choice(True, f"tried on the device: a sum over a batch of 65,536 ones is {found:g}")
 
-    def install(self, module: ModuleType) -> None:
-        """Put its kernels before the device's two; where batches are small a call costs 4 µs more."""
-        if kernel_overrides.given_out().value:
-            for name in ("mps_convolution_backward", "mps_convolution_transpose_backward"):
-                kernel_overrides.before(self, name, self._in_parts, when=_large)
+    def concerns(self, module: ModuleType) -> bool:
+        """Whether torch gives the kernels out."""
+        return kernel_overrides.given_out().value
 
     def _in_parts(self, stock: Stock, rows: Any, grad: Any, weight: Any, *rest: Any) -> Any:
         import torch

@@ -8,7 +8,7 @@ from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.stock import Stock
-from hf_mps.guards.base import Guard, around
+from hf_mps.guards.base import Guard
 from hf_mps.guards.numerics.non_blocking import has_its_own, target_device
 from hf_mps.guards.releases import torch_release
 
@@ -32,6 +32,7 @@ class DtypeCopies(Guard):
     issue = "https://github.com/pytorch/pytorch/issues/189563"
     until = "the oldest supported torch is 2.14.1"
     releases = "<2.14.1"
+    patches = {"torch:Tensor.to": "_to", "torch:Tensor.copy_": "_copy"}
 
     def applies(self) -> Choice[bool]:
         """Whether this release has the fault; a trial would depend on where the CPU's memory happens to lie."""
@@ -50,11 +51,9 @@ class DtypeCopies(Guard):
             return Choice(True, f"tried on the device: wrong are copies {' and '.join(wrong)}")
         return Choice(False, f"tried on the device: right are copies {' and '.join(TRIALS)}")
 
-    def install(self, module: ModuleType) -> None:
-        """Put it around the two methods of torch.Tensor, on the releases that have the fault."""
-        if torch_release() < FIXED or torch_release() == (2, 14, 0):
-            around(self, module.Tensor, "to", self._to)
-            around(self, module.Tensor, "copy_", self._copy)
+    def concerns(self, module: ModuleType) -> bool:
+        """Whether this release has the fault."""
+        return torch_release() < FIXED or torch_release() == (2, 14, 0)
 
     def _to(self, stock: Stock, tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not has_its_own(tensor) and tensor.device.type == "mps" and target_device(args, kwargs) == "cpu":

@@ -7,9 +7,10 @@ from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.patching import Patch
 from hf_mps.core.stock import Stock
-from hf_mps.guards import kernel_overrides
 from hf_mps.guards.base import Guard
+from hf_mps.guards.kernel_overrides import Kernel
 from hf_mps.guards.releases import torch_release
 
 LIMIT = 2**31 - 1
@@ -30,6 +31,11 @@ class EmbeddingGrad(Guard):
     until = "PyTorch's kernel takes larger tensors and the oldest supported torch has it"
     releases = ">=2.13"
 
+    @property
+    def patches(self) -> dict[str, str | Patch]:
+        """Its kernel before the device's."""
+        return {"aten::embedding_dense_backward": Kernel("_in_parts", when=_huge)}
+
     def applies(self) -> Choice[bool]:
         """Whether this release has the kernel that refuses: a trial would take 8 GB."""
         import torch
@@ -38,10 +44,9 @@ class EmbeddingGrad(Guard):
             return Choice(False, f"torch {torch.__version__} has another kernel")
         return Choice(True, f"torch {torch.__version__} refuses gradients of more than {LIMIT:,} elements")
 
-    def install(self, module: ModuleType) -> None:
-        """Put its kernel before the device's, on the releases that refuse."""
-        if torch_release() >= FIRST:
-            kernel_overrides.before(self, "embedding_dense_backward", self._in_parts, when=_huge)
+    def concerns(self, module: ModuleType) -> bool:
+        """Whether this release refuses."""
+        return torch_release() >= FIRST
 
     def _in_parts(self, stock: Stock, *args: Any) -> Any:
         if not self.needed:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.guards.base import Guard, around
+from hf_mps.guards.base import Guard
 
 _HANDLES_SCALE = "_step_supports_amp_scaling"
 
@@ -23,6 +22,7 @@ class Fp16FusedAdam(Guard):
     issue = "https://github.com/pytorch/pytorch/pull/186360"
     until = "the oldest supported torch is 2.13"
     releases = "<2.13"
+    patches = {"torch.amp:GradScaler.step": "_step"}
 
     def applies(self) -> Choice[bool]:
         """Whether a fused step on the device that is told of an overflow changes its parameter."""
@@ -36,10 +36,6 @@ class Fp16FusedAdam(Guard):
         if bool((parameter == 1).all()):
             return Choice(False, "tried on the device: a fused step that overflowed is not applied")
         return Choice(True, "tried on the device: a fused step that overflowed is applied")
-
-    def install(self, module: ModuleType) -> None:
-        """Put it around GradScaler.step."""
-        around(self, module.amp.GradScaler, "step", self._step)
 
     def _step(self, stock: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if not (getattr(optimizer, _HANDLES_SCALE, False) and _on_metal(optimizer) and self.needed):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.stock import Stock
-from hf_mps.guards.base import Guard, around
+from hf_mps.guards.base import Guard
 
 OPERATOR = "_amp_foreach_non_finite_check_and_unscale_"
 
@@ -25,6 +24,8 @@ class HalfUnscale(Guard):
     issue = "https://github.com/pytorch/pytorch/pull/184286"
     until = "the oldest supported torch is 2.13"
     releases = "<2.13"
+    # Torch's function, which runs once a step for each dtype.
+    patches = {f"torch:{OPERATOR}": "_unscale"}
 
     def applies(self) -> Choice[bool]:
         """Whether the device's own kernel halves a gradient of 1 to something else than 0.5."""
@@ -36,10 +37,6 @@ class HalfUnscale(Guard):
         if float(grad.cpu()) == 0.5:
             return Choice(False, "tried on the device: half-precision gradients are unscaled rightly")
         return Choice(True, f"tried on the device: half a gradient of 1 in float16 is {float(grad.cpu()):g}")
-
-    def install(self, module: ModuleType) -> None:
-        """Put it around torch's function, which runs once a step for each dtype."""
-        around(self, module, OPERATOR, self._unscale)
 
     def _unscale(self, stock: Stock, grads: Any, found_inf: Any, inv_scale: Any) -> Any:
         import torch

@@ -7,9 +7,10 @@ from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.patching import Patch
 from hf_mps.core.stock import Stock
-from hf_mps.guards import kernel_overrides
 from hf_mps.guards.base import Guard
+from hf_mps.guards.kernel_overrides import Kernel
 from hf_mps.guards.releases import torch_release
 
 LIMIT = 2**31
@@ -32,6 +33,11 @@ class HugeCat(Guard):
     until = "the oldest supported torch is 2.15"
     releases = ">=2.10,<2.15"
 
+    @property
+    def patches(self) -> dict[str, str | Patch]:
+        """Its kernels before the device's."""
+        return {f"aten::{name}": Kernel("_in_parts", when=_huge) for name in ("cat", "cat.out")}
+
     def applies(self) -> Choice[bool]:
         """Whether this release has the fault: a trial would take gigabytes, and could write over other tensors."""
         import torch
@@ -40,11 +46,9 @@ class HugeCat(Guard):
             return Choice(True, f"torch {torch.__version__} has the fault of pytorch#189960, which 2.10 brought")
         return Choice(False, f"torch {torch.__version__} has no such kernel, or the fix of pytorch#189960")
 
-    def install(self, module: ModuleType) -> None:
-        """Put its kernels before the device's, on the releases that have the fault."""
-        if FIRST <= torch_release() < FIXED:
-            for name in ("cat", "cat.out"):
-                kernel_overrides.before(self, name, self._in_parts, when=_huge)
+    def concerns(self, module: ModuleType) -> bool:
+        """Whether this release has the fault."""
+        return FIRST <= torch_release() < FIXED
 
     def _in_parts(self, stock: Stock, tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
         named = {} if out is None else {"out": out}

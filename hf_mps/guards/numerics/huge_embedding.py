@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
@@ -23,6 +22,7 @@ class HugeEmbedding(Guard):
     issue = "https://github.com/pytorch/pytorch/issues/188756"
     until = "the oldest supported torch is 2.14"
     releases = "<2.14"
+    patches = training_hooks.parameters("_look", frozen=True, lightning=True)
 
     def applies(self) -> Choice[bool]:
         """Whether torch is older than 2.14: a trial would take 8 GB of the device's memory."""
@@ -31,10 +31,6 @@ class HugeEmbedding(Guard):
         if torch_release() >= (2, 14):
             return Choice(False, f"torch {torch.__version__} has the fix of pytorch#188756, which came with 2.14")
         return Choice(True, f"torch {torch.__version__} is older than 2.14, which has the fix; a trial would take 8 GB")
-
-    def install(self, module: ModuleType) -> None:
-        """See parameters before the first step."""
-        training_hooks.parameters(self, module, self._look, frozen=True)
 
     def _look(self, parameters: list[Any]) -> None:
         huge = next((parameter for parameter in parameters if parameter.numel() >= LIMIT), None)

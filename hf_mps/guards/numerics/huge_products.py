@@ -8,10 +8,12 @@ from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.patching import Patch
 from hf_mps.core.stock import Stock
 from hf_mps.device import machine
 from hf_mps.guards import kernel_overrides
 from hf_mps.guards.base import Guard
+from hf_mps.guards.kernel_overrides import Kernel
 
 LIMIT = 2**32
 """Elements, of the result or of one of the two that are multiplied, beyond which a product is wrong."""
@@ -37,9 +39,13 @@ class HugeProducts(Guard):
     until = "pytorch#197636 is closed and the oldest supported torch has its fix"
     releases = ">=2.4"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._there: list[Callable[[], None]] = []
+    @property
+    def patches(self) -> dict[str, str | Patch]:
+        """Its kernels before the device's."""
+        return {
+            f"aten::{name}": Kernel("_in_parts", function, when=partial(_huge, first))
+            for name, (function, first) in OPERATORS.items()
+        }
 
     def applies(self) -> Choice[bool]:
         """Whether this Mac can hold such a tensor: every release has the fault, and a trial would take 9 GB."""
@@ -52,17 +58,9 @@ class HugeProducts(Guard):
             return Choice(False, "a tensor of so many elements does not fit into one buffer of this Mac's memory")
         return Choice(True, f"pytorch#197636 is open, and was reproduced up to 2.14; torch here is {torch.__version__}")
 
-    def install(self, module: ModuleType) -> None:
-        """Put its kernels before the device's, where a tensor of that size fits."""
-        if kernel_overrides.given_out().value and _fits() and not self._there:
-            for name, (function, first) in OPERATORS.items():
-                ours, when = partial(self._in_parts, function), partial(_huge, first)
-                self._there.append(kernel_overrides.before(self, name, ours, when=when))
-
-    def take_away(self) -> None:
-        """Leave the device's kernels alone again."""
-        while self._there:
-            self._there.pop()()
+    def concerns(self, module: ModuleType) -> bool:
+        """Whether a tensor of that size fits, and torch gives the kernels out."""
+        return kernel_overrides.given_out().value and _fits()
 
     def _in_parts(self, function: Callable[..., Any], stock: Stock, *args: Any, **kwargs: Any) -> Any:
         if not self.needed:

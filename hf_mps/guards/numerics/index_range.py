@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.core.patching import Patch, in_lightning
 from hf_mps.core.stock import Stock
 from hf_mps.guards import kernel_overrides, training_hooks
-from hf_mps.guards.base import Guard, around
+from hf_mps.guards.base import Guard
+from hf_mps.guards.kernel_overrides import Kernel
 from hf_mps.guards.releases import torch_release
 
 LABELS = ("labels", "label")
@@ -70,13 +71,22 @@ class IndexRange(Guard):
     releases = ">=2.8"
     cures = ">=2.9"
 
+    @property
+    def patches(self) -> dict[str, str | Patch]:
+        """Batches before they are moved, the models that they go to, and lookups while there is a suspicion."""
+        return {
+            **training_hooks.batches("_look"),
+            training_hooks.MODEL_PREPARED: "_prepared",
+            **in_lightning({training_hooks.MODEL_SET_UP: "_set_up"}),
+            **{f"aten::{name}": Kernel("_looks_up", where, alone=True, late=True) for name, where in LOOKUPS.items()},
+        }
+
     def __init__(self) -> None:
         super().__init__()
         self._models: WeakKeyDictionary[Any, Known] = WeakKeyDictionary()
         self._suspects: list[Suspect] = []
         self._cleared: set[tuple[str, int]] = set()
         self._left = 0
-        self._watching: list[Callable[[], None]] = []
 
     def forget(self) -> None:
         """Also forget the models, and watch no lookups."""
@@ -84,7 +94,7 @@ class IndexRange(Guard):
         self._models.clear()
         self._suspects.clear()
         self._cleared.clear()
-        self._unwatch()
+        self.release()
 
     def applies(self) -> Choice[bool]:
         """Whether the device lets such an index pass; from 2.14 on its error comes late, and no trial provokes it."""
@@ -99,14 +109,6 @@ class IndexRange(Guard):
         except RuntimeError:
             return Choice(True, "tried on the device: the row behind the last is an error later, without the place")
         return Choice(True, "tried on the device: the row behind the last is read without an error")
-
-    def install(self, module: ModuleType) -> None:
-        """See batches before they are moved, and the models that they go to."""
-        training_hooks.batches(self, module, self._look)
-        if module.__name__ == "accelerate.accelerator":
-            around(self, module.Accelerator, "prepare_model", self._prepared)
-        elif hasattr(module, "Strategy"):
-            around(self, module.Strategy, "setup_optimizers", self._set_up)
 
     def _prepared(self, stock: Stock, accelerator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         prepared = stock(accelerator, model, *args, **kwargs)
@@ -129,8 +131,8 @@ class IndexRange(Guard):
             self._models[model] = Known(ref(part), positions, length, _first(tables, TYPES)[0])
 
     def _look(self, batch: Any) -> Any:
-        if self._watching and not self._suspects:
-            self._unwatch()
+        if self.kernels and not self._suspects:
+            self.release()
         if isinstance(batch, Mapping):
             for known in self._models.values():
                 part = known.part()
@@ -167,13 +169,14 @@ class IndexRange(Guard):
             seen = self._suspects.pop()
             self.acted(seen.line)
             self._cleared.add((seen.column, seen.limit))
-        elif not self._watching:
-            for name, where in LOOKUPS.items():
-                self._watching.append(kernel_overrides.put(self, name, _Watch(self, where)))
+        else:
+            self.arm(*(f"aten::{name}" for name in LOOKUPS))
 
-    def _unwatch(self) -> None:
-        while self._watching:
-            self._watching.pop()()
+    def _looks_up(self, where: Where, stock: Stock, *args: Any, **kwargs: Any) -> Any:
+        """Before a lookup: `where` tells the indices, the size of the table and what is ignored."""
+        if self._suspects:
+            self.judge(*where(*args))
+        return stock(*args, **kwargs)
 
     def judge(self, index: Any, size: int, ignored: int | None) -> None:
         """Refuse indices that the device is about to read with where one is out of range and came with a batch."""
@@ -196,18 +199,6 @@ class IndexRange(Guard):
         if self._left <= 0:
             self._cleared.update((each.column, each.limit) for each in self._suspects)
             self._suspects.clear()
-
-
-class _Watch:
-    """What is put before a lookup: `where` tells the indices, the size of the table and what is ignored."""
-
-    def __init__(self, guard: IndexRange, where: Where) -> None:
-        self.guard, self.where = guard, where
-
-    def __call__(self, stock: Stock, *args: Any, **kwargs: Any) -> Any:
-        if self.guard._suspects:
-            self.guard.judge(*self.where(*args))
-        return stock(*args, **kwargs)
 
 
 def _in_rows(table: Any, dim: int, index: Any, *rest: Any) -> tuple[Any, int, None]:

@@ -12,6 +12,7 @@ from hf_mps.core.stock import Stock
 from hf_mps.device import machine
 from hf_mps.guards import kernel_overrides
 from hf_mps.guards.base import Guard
+from hf_mps.guards.kernel_overrides import Kernel
 from hf_mps.guards.releases import torch_release
 
 LONGEST = 32766
@@ -44,6 +45,23 @@ class LargeK(Guard):
     releases = ">=2.7"
     cures = ">=2.9"
 
+    @property
+    def patches(self) -> dict[str, Kernel]:
+        """Its kernels before the device's: from 2.14 on before products of batches alone."""
+        products = {
+            f"aten::{name}": Kernel(
+                "_split",
+                function,
+                first,
+                when=partial(_enough, first),
+                where=None if name.startswith(BATCHED) else _before_fixed,
+            )
+            for name, (function, first) in PRODUCTS.items()
+        }
+        linear = {"aten::linear": "_linear", "aten::linear_backward": "_linear_backward"}
+        when = partial(_enough, 1)
+        return products | {name: Kernel(method, when=when, where=_before_fixed) for name, method in linear.items()}
+
     def applies(self) -> Choice[bool]:
         """Whether chip and release have the fault; where the release may have mended it, a trial says so."""
         chip = machine.present().chip
@@ -64,19 +82,13 @@ class LargeK(Guard):
             return Choice(True, f"tried on the device: {', '.join(wrong)} over 40,009 values differ from the CPU")
         return Choice(False, "tried on the device: mm, bmm and linear over 40,009 values are right")
 
-    def install(self, module: ModuleType) -> None:
-        """Put its kernels before those of the device, on the chips that have the fault alone."""
+    def concerns(self, module: ModuleType) -> bool:
+        """Whether this chip has the fault. Raises AttributeError where torch gives the kernels not out."""
         if not machine.present().chip.startswith(CHIPS):
-            return
+            return False
         if not kernel_overrides.given_out().value:
             raise AttributeError("it has no torch.library.get_kernel; next: pip install 'torch>=2.14'")
-        products = PRODUCTS if torch_release() < FIXED else _batched()
-        for name, (function, first) in products.items():
-            kernel_overrides.before(self, name, partial(self._split, function, first), when=partial(_enough, first))
-        if products is not PRODUCTS:
-            return
-        kernel_overrides.before(self, "linear", self._linear, when=partial(_enough, 1))
-        kernel_overrides.before(self, "linear_backward", self._linear_backward, when=partial(_enough, 1))
+        return True
 
     def _long(self, values: int, rows: int, columns: int) -> bool:
         """Whether a product that sums over `values` has to be split; asks `applies` at the first one."""
@@ -176,8 +188,8 @@ PRODUCTS: dict[str, tuple[Callable[..., Any], int]] = {
 }
 
 
-def _batched() -> dict[str, tuple[Callable[..., Any], int]]:
-    return {name: each for name, each in PRODUCTS.items() if name.startswith(BATCHED)}
+def _before_fixed() -> bool:
+    return torch_release() < FIXED
 
 
 def _trials() -> dict[str, Callable[[Any, Any], Any]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.patching import Patch
 from hf_mps.guards import training_hooks
-from hf_mps.guards.base import Guard, around
+from hf_mps.guards.base import Guard
+
+LAYER_NORM = "torch.nn.functional:layer_norm"
 
 
 class LayernormFrozen(Guard):
@@ -18,6 +20,11 @@ class LayernormFrozen(Guard):
     issue = "https://github.com/pytorch/pytorch/issues/183825"
     until = "the oldest supported torch is 2.13, which has pull request #183893"
     releases = "<2.13"
+    patches = {
+        **training_hooks.parameters("_look"),
+        # Only where the fault is there is torch.nn.functional touched.
+        LAYER_NORM: Patch("_layer_norm", late=True),
+    }
 
     def applies(self) -> Choice[bool]:
         """Whether a layer norm's gradients on the device depend on what its input asks for."""
@@ -36,15 +43,10 @@ class LayernormFrozen(Guard):
             )
         return Choice(True, "tried on the device: a layer norm's gradients are wrong when its input asks for none")
 
-    def install(self, module: ModuleType) -> None:
-        """Wait for a training on the device; only where the fault is there is torch.nn.functional touched."""
-        training_hooks.parameters(self, module, self._look)
-
     def _look(self, parameters: list[Any]) -> None:
-        import torch
 
         if self.needed:
-            around(self, torch.nn.functional, "layer_norm", self._layer_norm)
+            self.arm(LAYER_NORM)
 
     def _layer_norm(
         self, stock: Any, input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5

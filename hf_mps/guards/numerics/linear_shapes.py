@@ -10,6 +10,7 @@ from hf_mps.core.stock import Stock
 from hf_mps.device import machine
 from hf_mps.guards import kernel_overrides
 from hf_mps.guards.base import Guard
+from hf_mps.guards.kernel_overrides import Kernel
 from hf_mps.guards.releases import torch_release
 
 FIXED = (2, 14)
@@ -33,6 +34,7 @@ class LinearShapes(Guard):
     issue = "https://github.com/pytorch/pytorch/issues/187988"
     until = "the oldest supported torch is 2.14"
     releases = "<2.14"
+    patches = {"aten::linear_backward": Kernel("_linear_backward")}
 
     def applies(self) -> Choice[bool]:
         """Whether this release computes the gradients in the graph that ends Python."""
@@ -47,10 +49,9 @@ class LinearShapes(Guard):
             True, f"torch {torch.__version__} has the faults of pytorch#187988 and #187201; a trial would abort"
         )
 
-    def install(self, module: ModuleType) -> None:
-        """Put its kernel before the device's, on the releases that have the fault."""
-        if torch_release() < FIXED and kernel_overrides.given_out().value:
-            kernel_overrides.before(self, "linear_backward", self._linear_backward)
+    def concerns(self, module: ModuleType) -> bool:
+        """Whether this release has the fault."""
+        return torch_release() < FIXED and kernel_overrides.given_out().value
 
     def _linear_backward(self, stock: Stock, rows: Any, grad: Any, weight: Any, mask: Any) -> Any:
         vector = weight.dim() == 1

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.guards.base import Guard, around
+from hf_mps.guards.base import Guard
 
 
 class LstmDropout(Guard):
@@ -17,6 +16,8 @@ class LstmDropout(Guard):
     issue = "https://github.com/pytorch/pytorch/issues/190056"
     until = "the oldest supported torch is 2.14, which has pull request #190059"
     releases = "<2.14"
+    # The function that nn.LSTM calls; nothing else in torch is touched.
+    patches = {"torch._VF:lstm": "_lstm"}
 
     def applies(self) -> Choice[bool]:
         """Whether a gradient passes between two layers that dropout=1 cuts apart; leaves the generator as it was."""
@@ -34,10 +35,6 @@ class LstmDropout(Guard):
         if bool((gradient == 0).all()):
             return Choice(False, "tried on the device: no gradient passes a dropout of 1 between two layers")
         return Choice(True, "tried on the device: a gradient passes a dropout of 1 between two layers")
-
-    def install(self, module: ModuleType) -> None:
-        """Put it around the function that nn.LSTM calls; nothing else in torch is touched."""
-        around(self, module._VF, "lstm", self._lstm)
 
     def _lstm(self, stock: Any, input: Any, *rest: Any) -> Any:
         # Packed sequences give batch sizes second and take no kernel of Metal's own.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.patching import Patch
 from hf_mps.guards import training_hooks
-from hf_mps.guards.base import Guard, around
+from hf_mps.guards.base import Guard
+
+LAYER_NORM = "torch.nn.functional:layer_norm"
 
 
 class MixedDtypes(Guard):
@@ -23,6 +25,12 @@ class MixedDtypes(Guard):
     issue = "https://github.com/pytorch/pytorch/issues/190054"
     until = "the oldest supported torch is 2.14, which has pull request #190055"
     releases = "<2.14"
+    patches = {
+        # Frozen ones too: below an adapter the norms of the frozen model are misread as well.
+        **training_hooks.parameters("_look", frozen=True),
+        # Touched only where it must be.
+        LAYER_NORM: Patch("_layer_norm", late=True),
+    }
 
     def applies(self) -> Choice[bool]:
         """Whether such a layer norm's output on the device is wrong; its backward pass, which aborts, is not tried."""
@@ -36,18 +44,10 @@ class MixedDtypes(Guard):
             return Choice(False, "tried on the device: a layer norm of float32 weights over float16 is right")
         return Choice(True, "tried on the device: a layer norm of float32 weights over float16 is wrong")
 
-    def install(self, module: ModuleType) -> None:
-        """See the parameters' dtypes before the first step; torch.nn.functional is touched only where it must be.
-
-        Those of frozen ones too: below an adapter the norms of the frozen model are misread as well.
-        """
-        training_hooks.parameters(self, module, self._look, frozen=True)
-
     def _look(self, parameters: list[Any]) -> None:
-        import torch
 
         if len({parameter.dtype for parameter in parameters}) > 1 and self.needed:
-            around(self, torch.nn.functional, "layer_norm", self._layer_norm)
+            self.arm(LAYER_NORM)
 
     def _layer_norm(
         self, stock: Any, input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5

@@ -10,8 +10,9 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.guards.base import Guard, around
-from hf_mps.guards.explicit_args import FILTER, remember, said
+from hf_mps.core.patching import Put
+from hf_mps.guards.base import Guard
+from hf_mps.guards.explicit_args import FILTER, TARGET, said, track
 from hf_mps.guards.introspect import words
 
 
@@ -22,6 +23,12 @@ class NanHidden(Guard):
     what = "logging_nan_inf_filter hides losses that are NaN or infinite, and waits for the device at each step"
     issue = "https://github.com/huggingface/transformers/blob/main/src/transformers/trainer.py (logging_nan_inf_filter)"
     until = "the filter is off by default in the oldest supported transformers"
+    patches = {
+        TARGET: Put(track),
+        f"transformers.training_args:TrainingArguments.{FILTER}": Put("_filter", after="transformers.trainer"),
+        "transformers.trainer:Trainer._inner_training_loop": "_trains",
+        "transformers.trainer:Trainer._maybe_log_save_evaluate": "_logs",
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,20 +43,17 @@ class NanHidden(Guard):
             return Choice(True, f"{FILTER} is on by default in this transformers")
         return Choice(False, f"{FILTER} is off by default in this transformers")
 
-    def install(self, module: ModuleType) -> None:
-        """Note what users say to TrainingArguments, and who reads the filter; put it around Trainer's loop."""
-        if module.__name__ == "transformers.training_args":
-            remember(module.TrainingArguments)
-            return
-        trainer, arguments = module.Trainer, module.TrainingArguments
-        functions = [inspect.unwrap(each) for each in vars(trainer).values() if inspect.isfunction(each)]
-        self._loops = frozenset(each.__code__ for each in functions if {FILTER, "training_step"} <= words(each))
-        if not self._loops:
-            raise AttributeError(f"no loop of Trainer reads {FILTER}")
-        if not isinstance(vars(arguments)[FILTER], _Filter):
-            setattr(arguments, FILTER, _Filter(vars(arguments)[FILTER]))
-        around(self, trainer, "_inner_training_loop", self._trains)
-        around(self, trainer, "_maybe_log_save_evaluate", self._logs)
+    def concerns(self, module: ModuleType) -> bool:
+        """Always. Raises AttributeError where no loop of Trainer's reads the filter."""
+        if hasattr(module, "Trainer"):
+            functions = [inspect.unwrap(each) for each in vars(module.Trainer).values() if inspect.isfunction(each)]
+            self._loops = frozenset(each.__code__ for each in functions if {FILTER, "training_step"} <= words(each))
+            if not self._loops:
+                raise AttributeError(f"no loop of Trainer reads {FILTER}")
+        return True
+
+    def _filter(self, stock: Any) -> Any:
+        return stock if isinstance(stock, _Filter) else _Filter(stock)
 
     def hides(self, arguments: Any, reader: CodeType) -> bool:
         """Whether `reader` is the loop of the training whose losses are to be shown."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.guards.base import Guard, around
+from hf_mps.guards.base import Guard
 from hf_mps.guards.releases import torch_release
 
 HOLDS = (2, 13)
@@ -34,6 +33,7 @@ class NonBlocking(Guard):
     issue = "https://github.com/pytorch/pytorch/issues/189690"
     until = "the oldest supported torch is 2.13 and a non_blocking copy to the CPU is there when it is read"
     releases = ">=2.8"
+    patches = {"torch:Tensor.to": "_to", "torch:Tensor.copy_": "_copy"}
 
     def applies(self) -> Choice[bool]:
         """Always where there is Metal, and by release: a race that a trial does not show is not known to be absent."""
@@ -41,11 +41,6 @@ class NonBlocking(Guard):
         if torch_release() < HOLDS:
             return Choice(True, f"torch {release} holds no source of a copy to the device: 2.13 does (pytorch#181017)")
         return Choice(True, f"copies to the CPU alone: torch {release} holds the source of one to the device")
-
-    def install(self, module: ModuleType) -> None:
-        """Put it around the two methods of torch.Tensor."""
-        around(self, module.Tensor, "to", self._to)
-        around(self, module.Tensor, "copy_", self._copy)
 
     def _to(self, stock: Any, tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
         asked = kwargs.get("non_blocking") or (len(args) > 1 and True in args[1:])

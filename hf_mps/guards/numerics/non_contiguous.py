@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
@@ -20,6 +19,8 @@ class NonContiguous(Guard):
     issue = "https://github.com/pytorch/pytorch/issues/118115"
     until = "pytorch#118115, #161640 and #192212 are closed and the oldest supported torch has their fixes"
     releases = "<2.14"
+    # Frozen ones too, as linear layers and convolutions misread them.
+    patches = training_hooks.parameters("_look", frozen=True)
 
     def applies(self) -> Choice[bool]:
         """Whether one of the operators named by those issues differs from the CPU on transposed tensors."""
@@ -27,10 +28,6 @@ class NonContiguous(Guard):
         if wrong:
             return Choice(True, f"tried on the device: {', '.join(wrong)} differ from the CPU on transposed tensors")
         return Choice(False, "tried on the device: the operators of those issues are right on transposed tensors")
-
-    def install(self, module: ModuleType) -> None:
-        """See parameters before the first step; frozen ones too, as linear layers and convolutions misread them."""
-        training_hooks.parameters(self, module, self._look, frozen=True)
 
     def _look(self, parameters: list[Any]) -> None:
         loose = [parameter for parameter in parameters if not parameter.is_contiguous()]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.patching import Patch
 from hf_mps.core.stock import Stock
 from hf_mps.guards import kernel_overrides
 from hf_mps.guards.base import Guard
+from hf_mps.guards.kernel_overrides import Kernel
 
 
 class PermutedActivations(Guard):
@@ -30,11 +31,15 @@ class PermutedActivations(Guard):
     releases = "<2.14"
     cures = ">=2.9"
 
+    @property
+    def patches(self) -> dict[str, str | Patch]:
+        """Its kernels before the device's, until the trial."""
+        return {f"aten::{name}": Kernel("_laid_out", name, alone=True) for name in TRIALS}
+
     def __init__(self) -> None:
         super().__init__()
         self._wrong: frozenset[str] = frozenset()
         self._possible = False
-        self._there: dict[str, Callable[[], None]] = {}  # what takes each away again
 
     def applies(self) -> Choice[bool]:
         """Whether one of the operators differs from the CPU on a permuted tensor, or raises an error there."""
@@ -48,25 +53,21 @@ class PermutedActivations(Guard):
             return Choice(True, f"tried on the device: {wrong} differ from the CPU on permuted tensors")
         return Choice(False, "tried on the device: the operators of those issues are right on permuted tensors")
 
-    def install(self, module: ModuleType) -> None:
-        """Put its kernels before the device's; before torch 2.9 that is not possible."""
+    def concerns(self, module: ModuleType) -> bool:
+        """Whether torch gives the kernels out; before 2.9 it does not."""
         self._possible = kernel_overrides.given_out().value
-        self._put()
-
-    def _put(self) -> None:
-        for name in TRIALS if self._possible else ():
-            if name not in self._there:
-                self._there[name] = kernel_overrides.put(self, name, partial(self._laid_out, name))
+        return self._possible
 
     def forget(self) -> None:
         """Also what the trial found."""
         super().forget()
         self._wrong = frozenset()
-        self._put()
+        if self._possible:
+            self.arm(*self.patches)
 
     def _laid_out(self, name: str, stock: Stock, *args: Any, **kwargs: Any) -> Any:
         if not self.needed or name not in self._wrong:
-            self._there.pop(name, lambda: None)()
+            self.release(f"aten::{name}")
             return stock(*args, **kwargs)
         if not any(map(_loose, args)):
             return stock(*args, **kwargs)

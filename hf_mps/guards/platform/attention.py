@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.guards.base import Guard, around
+from hf_mps.guards.base import Guard
 
 _ASKED = re.compile(r"(paged\|)?(flash_attention_\d|flex_attention)")
 """transformers' names for the two; kernels of the hub (`owner/name`) are the user's own choice."""
@@ -21,15 +20,15 @@ class Attention(Guard):
     what = "flash attention has no kernels for Metal and flex_attention no gradient: a model that asks for one ends"
     issue = "https://github.com/Dao-AILab/flash-attention/issues/977"
     until = "flash-attn has kernels for Metal, and flex_attention of the oldest supported torch a gradient on mps"
+    patches = {
+        # The one method through which every request goes.
+        "transformers.modeling_utils:PreTrainedModel._check_and_adjust_attn_implementation": "_adjust",
+    }
 
     def applies(self) -> Choice[bool]:
         """Always: flash-attn is for CUDA and ROCm. The reason also says what torch does about flex_attention."""
         flex = "flex_attention of this torch can" if _flex_trains() else "nor can flex_attention of this torch"
         return Choice(True, f"flash-attn cannot train on Metal, {flex}")
-
-    def install(self, module: ModuleType) -> None:
-        """Put it around the one method through which every request goes."""
-        around(self, module.PreTrainedModel, "_check_and_adjust_attn_implementation", self._adjust)
 
     def _adjust(self, stock: Any, model: Any, attn_implementation: Any, *args: Any, **kwargs: Any) -> Any:
         from hf_mps.device.choice import metal

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -12,9 +11,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.patching import Patch
 from hf_mps.core.stock import Stock
 from hf_mps.guards import training_hooks
-from hf_mps.guards.base import Guard, around
+from hf_mps.guards.base import Guard
 from hf_mps.guards.numerics.non_blocking import holds_sources, target_device
 
 LARGEST = 32 * 2**20
@@ -42,6 +42,12 @@ class BatchWaits(Guard):
     what = "each tensor of a batch that is moved, and each look at its mask, waits until the GPU has done all its work"
     issue = "https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/mps/MPSStream.mm (COMMIT_AND_WAIT)"
     until = "a copy of pageable memory to the device does not wait for the queue, as cudaMemcpyAsync stages it"
+    patches = {
+        **training_hooks.moves("_moving"),
+        # An older transformers lacks some of them: there its masks are asked on the device, as without the guard.
+        f"transformers.masking_utils:{BOOLEAN}": Patch("_made_boolean", optional=True),
+        **{f"transformers.masking_utils:{name}": Patch("_looked_at", optional=True) for name in LOOKS},
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,16 +62,6 @@ class BatchWaits(Guard):
     def verdict(self) -> Choice[bool]:
         """Ask anew each time: it is no more than a look at the release."""
         return self.applies()
-
-    def install(self, module: ModuleType) -> None:
-        """Put it around the moves of batches, and around what transformers asks of masks."""
-        if module.__name__ != "transformers.masking_utils":
-            training_hooks.moves(self, module, self._moving)
-            return
-        # An older transformers lacks some of them: there its masks are asked on the device, as without the guard.
-        for name, wrapper in {BOOLEAN: self._made_boolean, **dict.fromkeys(LOOKS, self._looked_at)}.items():
-            if hasattr(module, name):
-                around(self, module, name, wrapper)
 
     def forget(self) -> None:
         """Also forget the batches."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.guards.base import Guard, around
+from hf_mps.guards.base import Guard
 
 LAYOUT = "TORCHINDUCTOR_LAYOUT_OPTIMIZATION"
 ERRORS = "TORCHDYNAMO_SUPPRESS_ERRORS"
@@ -23,6 +22,11 @@ class Compile(Guard):
     what = "a model compiled for Metal can train four times slower than before, or end where a graph cannot be compiled"
     issue = "https://github.com/pytorch/pytorch/issues/192551"
     until = "pytorch#150121 is closed and the oldest supported torch leaves layouts as they are on mps"
+    patches = {
+        # What hands a graph to torch's compiler, and the preparing of a model.
+        "torch:_TorchCompileInductorWrapper.__call__": "_compiles",
+        "accelerate.accelerator:Accelerator.prepare_model": "_prepare",
+    }
 
     def applies(self) -> Choice[bool]:
         """Whether torch's compiler changes layouts, as it does by default up to 2.13."""
@@ -31,13 +35,6 @@ class Compile(Guard):
         if torch._inductor.config.layout_optimization:
             return Choice(True, "torch's compiler forces channels_last on convolutions by default")
         return Choice(True, "layouts stay as they are already; a graph that cannot be compiled still ends the run")
-
-    def install(self, module: ModuleType) -> None:
-        """Put it around the preparing of a model, and around what hands a graph to torch's compiler."""
-        if module.__name__ == "torch":
-            around(self, module._TorchCompileInductorWrapper, "__call__", self._compiles)
-        else:
-            around(self, module.Accelerator, "prepare_model", self._prepare)
 
     def _compiles(self, stock: Any, backend: Any, graph: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if on_metal(inputs):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.guards.base import Guard, around
+from hf_mps.guards.base import Guard
 from hf_mps.guards.platform.compile import on_metal
 
 SWITCH = "triton.cudagraphs"
@@ -20,6 +19,7 @@ class CudaGraphs(Guard):
     what = "torch.compile's modes reduce-overhead and max-autotune end the process (SIGSEGV) on deep float16 models"
     issue = "https://github.com/pytorch/pytorch/issues/188970"
     until = "the oldest supported torch leaves CUDA graphs out on mps by itself"
+    patches = {"torch:_TorchCompileInductorWrapper.__call__": "_compiles"}
 
     def applies(self) -> Choice[bool]:
         """Always: a trial would end the process, and the option that is left out is worth nothing on Metal.
@@ -27,10 +27,6 @@ class CudaGraphs(Guard):
         It is reported of 2.13; that the thread is closed names no release that is without it.
         """
         return Choice(True, "Metal has no CUDA graphs, and asking for them has ended processes in torch 2.13")
-
-    def install(self, module: ModuleType) -> None:
-        """Put it around what hands a graph to torch's compiler."""
-        around(self, module._TorchCompileInductorWrapper, "__call__", self._compiles)
 
     def _compiles(self, stock: Any, backend: Any, graph: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if not on_metal(inputs) or not _asked_for(backend) or not self.needed:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.guards.base import Guard, around
+from hf_mps.guards.base import Guard
 
 UPDATES = {8: "bitsandbytes::optimizer_update_8bit_blockwise", 32: "bitsandbytes::optimizer_update_32bit"}
 """The operator of a step, by the bits of the optimizer's state; 0.50 has a kernel of the second for all devices."""
@@ -29,21 +29,17 @@ class CudaOptimizer(Guard):
     what = "paged optimizers of bitsandbytes live in CUDA's memory, and its 8-bit ones have no kernels for mps"
     issue = "https://github.com/bitsandbytes-foundation/bitsandbytes/pull/2069"
     until = "bitsandbytes has its paged and 8-bit optimizers for mps"
+    patches = {
+        "torch.optim:Optimizer.__init__": "_made",
+        "accelerate.accelerator:Accelerator.prepare_optimizer": "_prepared",
+        "transformers.trainer:Trainer.__init__": "_trainer",
+    }
 
     def applies(self) -> Choice[bool]:
         """Whether there are optimizers of bitsandbytes that cannot run on mps, and which."""
         lacking = dict.fromkeys(_lacks(bits, paged=paged) for paged in (True, False) for bits in UPDATES)
         reason = "; ".join(filter(None, lacking))
         return Choice(bool(reason), reason or "the installed bitsandbytes has all of its optimizers for mps")
-
-    def install(self, module: ModuleType) -> None:
-        """Put it around Trainer.__init__, the making of an optimizer and Accelerator.prepare_optimizer."""
-        if module.__name__ == "torch":
-            around(self, module.optim.Optimizer, "__init__", self._made)
-        elif module.__name__ == "accelerate.accelerator":
-            around(self, module.Accelerator, "prepare_optimizer", self._prepared)
-        else:
-            around(self, module.Trainer, "__init__", self._trainer)
 
     def _made(self, stock: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         stock(optimizer, *args, **kwargs)

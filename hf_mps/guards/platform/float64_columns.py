@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
@@ -19,6 +18,7 @@ class Float64Columns(Guard):
     what = "a NumPy or torch column of float64 ends the run with Metal's TypeError when its batch is moved"
     issue = "https://github.com/pytorch/pytorch/issues/77781"
     until = "Metal has float64, which Apple's GPUs do not"
+    patches = training_hooks.batches("_change")
 
     def applies(self) -> Choice[bool]:
         """Whether the device refuses float64."""
@@ -29,10 +29,6 @@ class Float64Columns(Guard):
         except TypeError as error:
             return Choice(True, f"tried on the device: {error}")
         return Choice(False, "tried on the device: it takes float64")
-
-    def install(self, module: ModuleType) -> None:
-        """See batches before they are moved."""
-        training_hooks.batches(self, module, self._change)
 
     def _change(self, batch: Any) -> Any:
         names: list[str] = []

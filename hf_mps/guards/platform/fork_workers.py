@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 from weakref import WeakSet
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.patching import Put
 from hf_mps.core.stock import Stock
-from hf_mps.guards.base import Guard, around
-from hf_mps.guards.explicit_args import remember, said
+from hf_mps.guards.base import Guard
+from hf_mps.guards.explicit_args import TARGET, said, track
 
 ARGUMENT = "dataloader_multiprocessing_context"
 """Of TrainingArguments since transformers 5.15; before, Trainer says fork to its loaders and nobody can object."""
@@ -28,6 +28,12 @@ class ForkWorkers(Guard):
     what = "workers forked from a process that uses Metal can hang or crash; Trainer forks them by default on mps"
     issue = "https://github.com/pytorch/pytorch/pull/178037"
     until = "the oldest supported transformers does not fork on mps by default"
+    patches = {
+        "torch.utils.data:DataLoader.__init__": "_loader_made",
+        "torch.utils.data:DataLoader._get_iterator": "_workers_start",
+        TARGET: Put(track),
+        "transformers.trainer:Trainer._get_dataloader": "_trainer_makes",
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,17 +58,6 @@ class ForkWorkers(Guard):
     def verdict(self) -> Choice[bool]:
         """Ask anew each time: a process uses Metal from some moment on."""
         return self.applies()
-
-    def install(self, module: ModuleType) -> None:
-        """Put it around the start of workers; note what users say to TrainingArguments."""
-        if module.__name__ == "torch":
-            from torch.utils.data import DataLoader
-
-            around(self, DataLoader, "__init__", self._loader_made)
-            around(self, DataLoader, "_get_iterator", self._workers_start)
-        else:
-            remember(module.TrainingArguments)
-            around(self, module.Trainer, "_get_dataloader", self._trainer_makes)
 
     def _trainer_makes(self, stock: Stock, trainer: Any, *args: Any, **kwargs: Any) -> Any:
         self._trainers_own = not said(trainer.args, ARGUMENT)

@@ -10,7 +10,8 @@ from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.guards.base import Guard, around
+from hf_mps.core.patching import in_lightning
+from hf_mps.guards.base import Guard
 
 HALVES = ("bf16", "fp16")
 
@@ -24,6 +25,13 @@ class HalfPrecision(Guard):
     )
     issue = "https://github.com/huggingface/accelerate/issues/3064"
     until = "the oldest supported macOS, torch and accelerate do both, and Lightning 2.6 is the oldest supported"
+    patches = {
+        "transformers.training_args:TrainingArguments.__post_init__": "_arguments_made",
+        "accelerate.accelerator:AcceleratorState.__init__": "_state_made",
+        **in_lightning(
+            {"trainer.connectors.accelerator_connector:_AcceleratorConnector._check_and_init_precision": "_plugin"}
+        ),
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,17 +43,13 @@ class HalfPrecision(Guard):
         lacking = [reason for reason in map(self._refusal, HALVES) if reason]
         return Choice(bool(lacking), "; ".join(lacking) or "bf16 and fp16 can both be used here")
 
-    def install(self, module: ModuleType) -> None:
-        """Put it around TrainingArguments' and AcceleratorState's making, and Lightning's choice of a plugin."""
-        if module.__name__ == "transformers.training_args":
-            around(self, module.TrainingArguments, "__post_init__", self._arguments_made)
-        elif module.__name__ == "accelerate.accelerator":
+    def concerns(self, module: ModuleType) -> bool:
+        """Always; what accelerate can do is known once it is there."""
+        if module.__name__ == "accelerate.accelerator":
             has_fp16 = _names_mps_beside_cuda(inspect.unwrap(module.Accelerator.__init__).__code__)
             self._in_accelerate = {"fp16": lambda: has_fp16, "bf16": lambda: bool(module.is_bf16_available(True))}
             self._verdict = None
-            around(self, module.AcceleratorState, "__init__", self._state_made)
-        else:
-            around(self, module._AcceleratorConnector, "_check_and_init_precision", self._plugin)
+        return True
 
     def _refusal(self, name: str, accelerate: bool = True) -> str:
         """Why `name` cannot be used on the device, and where that matters in `accelerate`, or an empty string."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from time import monotonic
-from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.patching import Register
 from hf_mps.core.text import gib
 from hf_mps.guards import training_hooks
 from hf_mps.guards.base import Guard
@@ -37,6 +37,7 @@ class MemoryBudget(Guard):
     what = "PyTorch's limit, 1.7 times Metal's recommended maximum, lies above the memory of the Mac: it swaps instead"
     issue = "https://github.com/pytorch/pytorch/issues/105839"
     until = "PyTorch itself warns before a process takes more than Metal recommends"
+    patches = {training_hooks.STEPPED: Register("_stepped"), **training_hooks.batches("_at_batch")}
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,12 +62,9 @@ class MemoryBudget(Guard):
             f"{gib(recommended)} are recommended",
         )
 
-    def install(self, module: ModuleType) -> None:
-        """See the steps of optimizers, and batches before they are moved."""
-        if module.__name__ == "torch":
-            training_hooks.steps(self, self._look)
-        else:
-            training_hooks.batches(self, module, self._at_batch)
+    def _stepped(self, optimizer: Any, *_: Any) -> None:
+        if training_hooks.steps_on_metal(optimizer):
+            self.safely(self._look)
 
     def _at_batch(self, batch: Any) -> Any:
         self._look()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.guards.base import Guard, around
+from hf_mps.guards.base import Guard
 
 _PEAK = "_hf_mps_peak"
 
@@ -22,6 +21,11 @@ class MemoryMetrics(Guard):
         "https://github.com/huggingface/transformers/blob/main/src/transformers/trainer_utils.py (TrainerMemoryTracker)"
     )
     until = "torch.mps has max_memory_allocated and the oldest supported transformers uses it"
+    patches = {
+        # Two methods that do not look at who called them.
+        "transformers.trainer:TrainerMemoryTracker.peak_monitor_func": "_watch",
+        "transformers.trainer:TrainerMemoryTracker.stop": "_stop",
+    }
 
     def applies(self) -> Choice[bool]:
         """Whether torch has no peak for mps; transformers then has none either."""
@@ -30,11 +34,6 @@ class MemoryMetrics(Guard):
         if hasattr(torch.mps, "max_memory_allocated"):
             return Choice(False, "torch.mps has max_memory_allocated")
         return Choice(True, "torch.mps has no call for a peak, so it is sampled")
-
-    def install(self, module: ModuleType) -> None:
-        """Put it around two methods of TrainerMemoryTracker that do not look at who called them."""
-        around(self, module.TrainerMemoryTracker, "peak_monitor_func", self._watch)
-        around(self, module.TrainerMemoryTracker, "stop", self._stop)
 
     def _watch(self, stock: Any, tracker: Any) -> None:
         from hf_mps.device.choice import metal

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.guards.base import Guard, around
+from hf_mps.guards.base import Guard
 
 SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 """The variables by which accelerate/state.py knows how many processes a launcher started."""
@@ -23,6 +22,11 @@ class OneDevice(Guard):
     )
     issue = "https://github.com/huggingface/accelerate/blob/main/src/accelerate/state.py (PartialState)"
     until = "Accelerate refuses it, or trains over several Macs"
+    patches = {
+        # notebook_launcher starts processes itself.
+        "accelerate.launchers:notebook_launcher": "_launch",
+        "accelerate.accelerator:PartialState.__init__": "_state_made",
+    }
 
     def applies(self) -> Choice[bool]:
         """Whether this process is one of several."""
@@ -30,13 +34,6 @@ class OneDevice(Guard):
         if several > 1:
             return Choice(True, f"{several} processes were started")
         return Choice(False, "this process is alone")
-
-    def install(self, module: ModuleType) -> None:
-        """Put it around PartialState.__init__ and around notebook_launcher, which starts processes itself."""
-        if module.__name__ == "accelerate.launchers":
-            around(self, module, "notebook_launcher", self._launch)
-        else:
-            around(self, module.PartialState, "__init__", self._state_made)
 
     def _launch(
         self, stock: Any, function: Any, args: Any = (), num_processes: int | None = None, *more: Any, **kwargs: Any

@@ -7,8 +7,9 @@ from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.patching import in_lightning
 from hf_mps.device import memory
-from hf_mps.guards.base import Guard, around
+from hf_mps.guards.base import Guard
 
 
 class OomText(Guard):
@@ -18,6 +19,16 @@ class OomText(Guard):
     what = "searches for a batch size that fits end at the first one that does not: Metal's errors have other words"
     issue = "https://github.com/huggingface/accelerate/issues/4226"
     until = "should_reduce_batch_size of the oldest supported accelerate and Lightning's is_oom_error know both texts"
+    patches = {
+        "accelerate.utils.memory:should_reduce_batch_size": "_ours_too",
+        # is_oom_error itself is imported by name elsewhere, and asks the first of these wherever it is.
+        **in_lightning(
+            {
+                "utilities.memory:is_cuda_out_of_memory": "_ours_too",
+                "utilities.memory:garbage_collection_cuda": "_collect",
+            }
+        ),
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,17 +41,11 @@ class OomText(Guard):
             return Choice(True, f"tried: a text of Metal's is unknown to {' and '.join(deaf)}")
         return Choice(False, f"tried: Metal's texts are known to {' and '.join(self._found)}")
 
-    def install(self, module: ModuleType) -> None:
-        """Put it around accelerate's should_reduce_batch_size, or around Lightning's two functions of that kind."""
-        if module.__name__ == "accelerate.utils.memory":
-            if self._deaf("accelerate", module.should_reduce_batch_size):
-                around(self, module, "should_reduce_batch_size", self._ours_too)
-        elif self._deaf("Lightning", module.is_oom_error):
-            # is_oom_error itself is imported by name elsewhere, and asks this one wherever it is.
-            around(self, module, "is_cuda_out_of_memory", self._ours_too)
-            around(self, module, "garbage_collection_cuda", self._collect)
-
-    def _deaf(self, library: str, question: Any) -> bool:
+    def concerns(self, module: ModuleType) -> bool:
+        """Whether the library's question does not know Metal's words."""
+        in_lightning = hasattr(module, "is_oom_error")
+        question = module.is_oom_error if in_lightning else module.should_reduce_batch_size
+        library = "Lightning" if in_lightning else "accelerate"
         errors = [RuntimeError(f"{words}1 GB") for words in memory.REFUSALS]
         self._found[library] = all(map(inspect.unwrap(question), errors))
         self._verdict = None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 from weakref import WeakSet
 
 from hf_mps.core.choice import Choice
-from hf_mps.guards.base import Guard, around
-from hf_mps.guards.explicit_args import remember, said
+from hf_mps.core.patching import Patch, Put
+from hf_mps.guards.base import Guard
+from hf_mps.guards.explicit_args import TARGET, said, track
 from hf_mps.guards.introspect import words
 
 
@@ -23,6 +23,12 @@ class PinMemory(Guard):
     what = "dataloader_pin_memory is on by default, and PyTorch warns at each loader that it does nothing on mps"
     issue = "https://github.com/pytorch/pytorch/blob/main/torch/utils/data/dataloader.py (pin_memory)"
     until = "PyTorch pins memory for mps, or no longer warns, in the oldest supported version"
+    patches = {
+        TARGET: Put(track),
+        "transformers.trainer:Trainer._get_dataloader": "_trainer_makes",
+        "torch.utils.data:DataLoader.__init__": Patch("_loader_made", after="transformers.trainer"),
+        "torch.utils.data:DataLoader._get_iterator": Patch("_epoch_begins", after="transformers.trainer"),
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,17 +42,6 @@ class PinMemory(Guard):
         if "mps" in words(_BaseDataLoaderIter.__init__):
             return Choice(True, "a loader of this torch that is to pin memory warns that mps does not support it")
         return Choice(False, "loaders of this torch do not warn of mps")
-
-    def install(self, module: ModuleType) -> None:
-        """Note what users say to TrainingArguments; put it around the loaders that Trainer makes."""
-        if module.__name__ == "transformers.training_args":
-            remember(module.TrainingArguments)
-            return
-        from torch.utils.data import DataLoader
-
-        around(self, module.Trainer, "_get_dataloader", self._trainer_makes)
-        around(self, DataLoader, "__init__", self._loader_made)
-        around(self, DataLoader, "_get_iterator", self._epoch_begins)
 
     def _trainer_makes(self, stock: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
         arguments = trainer.args

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.patching import Register
 from hf_mps.guards import training_hooks
 from hf_mps.guards.base import Guard
 
@@ -37,6 +37,7 @@ class ShapeGrowth(Guard):
     what = "the allocator keeps whole buffers for each size, so memory grows with every new shape of a batch"
     issue = "https://github.com/pytorch/pytorch/issues/132596"
     until = "the oldest supported torch has pull request #188045, whose allocator splits and joins its blocks"
+    patches = {training_hooks.STEPPED: Register("_stepped"), **training_hooks.batches("_at_batch")}
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,12 +60,9 @@ class ShapeGrowth(Guard):
         """Always where there is Metal: whether memory grows shows only as a loop runs."""
         return Choice(True, f"releases memory that lies idle when it grows above {PRESSURE:.0%} of what is recommended")
 
-    def install(self, module: ModuleType) -> None:
-        """See the steps of optimizers, and batches before they are moved."""
-        if module.__name__ == "torch":
-            training_hooks.steps(self, self._look)
-        else:
-            training_hooks.batches(self, module, self._at_batch)
+    def _stepped(self, optimizer: Any, *_: Any) -> None:
+        if training_hooks.steps_on_metal(optimizer):
+            self.safely(self._look)
 
     def _at_batch(self, batch: Any) -> Any:
         shape = _shape(batch)

@@ -13,8 +13,9 @@ from typing import Any
 
 from hf_mps.core import checkpoint_files
 from hf_mps.core.choice import Choice
+from hf_mps.core.patching import Patch
 from hf_mps.core.stock import Stock
-from hf_mps.guards.base import Guard, around
+from hf_mps.guards.base import Guard
 from hf_mps.guards.introspect import words
 
 TRAINER_LAST = "trainer_state.json"
@@ -42,6 +43,15 @@ class AtomicCheckpoint(Guard):
     what = "a checkpoint is written file by file under its final name, so that a run killed meanwhile leaves half of it"
     issue = "https://github.com/huggingface/transformers/issues/35782"
     until = "the oldest supported transformers and accelerate write under another name and rename (transformers#27820)"
+    patches = {
+        "transformers.trainer:Trainer._get_output_dir": "_output_dir",
+        "transformers.trainer:Trainer._push_from_checkpoint": "_pushed",
+        # 5.0 has a method for what is a function later.
+        "transformers.trainer:rotate_checkpoints": Patch("_rotated", formerly="Trainer._rotate_checkpoints"),
+        "transformers.trainer:TrainerState.save_to_json": "_state_saved",
+        "transformers.trainer:Trainer._save_checkpoint": "_trainer_saves",
+        "accelerate.accelerator:Accelerator.save_state": "_accelerator_saves",
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,25 +65,10 @@ class AtomicCheckpoint(Guard):
             return Choice(True, f"{' and '.join(lacking)} write checkpoints under their final names")
         return Choice(False, f"{' and '.join(self._found)} rename checkpoints when they are whole")
 
-    def install(self, module: ModuleType) -> None:
-        """Put it around the saving of transformers' Trainer, and what that calls; or around Accelerator.save_state."""
-        if module.__name__ == "accelerate.accelerator":
-            if self._lacks("accelerate", module.Accelerator.save_state):
-                around(self, module.Accelerator, "save_state", self._accelerator_saves)
-        elif self._lacks("transformers", module.Trainer._save_checkpoint):
-            around(self, module.Trainer, "_get_output_dir", self._output_dir)
-            around(self, module.Trainer, "_push_from_checkpoint", self._pushed)
-            # 5.0 has a method for what is a function later.
-            owner, name = (
-                (module, "rotate_checkpoints")
-                if hasattr(module, "rotate_checkpoints")
-                else (module.Trainer, "_rotate_checkpoints")
-            )
-            around(self, owner, name, self._rotated)
-            around(self, module.TrainerState, "save_to_json", self._state_saved)
-            around(self, module.Trainer, "_save_checkpoint", self._trainer_saves)
-
-    def _lacks(self, library: str, saving: Callable[..., Any]) -> bool:
+    def concerns(self, module: ModuleType) -> bool:
+        """Whether the library's saving function renames nothing."""
+        saving = module.Trainer._save_checkpoint if hasattr(module, "Trainer") else module.Accelerator.save_state
+        library = module.__name__.partition(".")[0]
         self._found[library] = bool(words(saving) & {"rename", "renames", "replace"})
         self._verdict = None
         return not self._found[library]

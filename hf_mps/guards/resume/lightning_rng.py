@@ -6,7 +6,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.guards.base import Guard, around
+from hf_mps.core.patching import LIGHTNING, Patch, in_lightning
+from hf_mps.guards.base import Guard
 
 if TYPE_CHECKING:
     from hf_mps.guards.resume.loader_state import Replay
@@ -27,6 +28,18 @@ class LightningRng(Guard):
     )
     issue = "https://github.com/Lightning-AI/pytorch-lightning/issues/17543"
     until = "Lightning saves the random states, those of mps too"
+    patches = {
+        **in_lightning(
+            {
+                "trainer.connectors.checkpoint_connector:_CheckpointConnector.dump_checkpoint": "_dump",
+                "trainer.connectors.checkpoint_connector:_CheckpointConnector.restore_training_state": "_restore",
+                "loops.fetchers:_DataFetcher.setup": "_epoch",
+            }
+        ),
+        "torch.utils.data:DataLoader.__iter__": Patch(
+            "_begun", after=tuple(f"{package}.loops.fetchers" for package in LIGHTNING)
+        ),
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,19 +52,12 @@ class LightningRng(Guard):
             return Choice(False, "this Lightning saves random states itself")
         return Choice(True, "dump_checkpoint of this Lightning saves no random state")
 
-    def install(self, module: ModuleType) -> None:
-        """Put it around the making of a checkpoint, what restores a training from one, and what begins an epoch."""
-        if module.__name__.endswith("fetchers"):
-            from torch.utils.data import DataLoader
-
-            around(self, module._DataFetcher, "setup", self._epoch)
-            around(self, DataLoader, "__iter__", self._begun)
-            return
-        connector = module._CheckpointConnector
-        self._saves = any("rng" in word for word in connector.dump_checkpoint.__code__.co_names)
-        if not self._saves:
-            around(self, connector, "dump_checkpoint", self._dump)
-            around(self, connector, "restore_training_state", self._restore)
+    def concerns(self, module: ModuleType) -> bool:
+        """Whether Lightning's checkpoints hold no random states."""
+        connector = getattr(module, "_CheckpointConnector", None)
+        if connector is not None:
+            self._saves = any("rng" in word for word in connector.dump_checkpoint.__code__.co_names)
+        return connector is None or not self._saves
 
     def _epoch(self, stock: Any, fetcher: Any, combined_loader: Any) -> None:
         from torch.utils.data import DataLoader

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.patching import Patch
 from hf_mps.core.stock import Stock
-from hf_mps.guards.base import Guard, around
+from hf_mps.guards.base import Guard
 
 if TYPE_CHECKING:
     from hf_mps.guards.resume.loader_state import Replay
@@ -28,6 +28,17 @@ class ResumeBatches(Guard):
     )
     issue = "https://github.com/huggingface/transformers/issues/39215"
     until = "accelerate stores the state that an epoch began with, and Trainer restores it before the first batch"
+    patches = {
+        "accelerate.data_loader:DataLoaderShard.__iter__": "_epoch",
+        "accelerate.data_loader:DataLoaderDispatcher.__iter__": "_epoch",
+        "torch.utils.data:DataLoader.__iter__": Patch("_begun", after="accelerate.data_loader"),
+        "accelerate.data_loader:skip_first_batches": "_skipped",
+        "accelerate.accelerator:save_accelerator_state": "_accelerator_saves",
+        "accelerate.accelerator:load_accelerator_state": "_accelerator_loads",
+        "transformers.trainer:Trainer._save_rng_state": "_trainer_saves",
+        "transformers.trainer:Trainer._load_from_checkpoint": "_trainer_loads",
+        "transformers.trainer:Trainer._load_rng_state": "_trainer_synchronizes",
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,23 +47,6 @@ class ResumeBatches(Guard):
     def applies(self) -> Choice[bool]:
         """Whether prepared loaders are generators that make one batch ahead, as all so far are."""
         return Choice(True, "accelerate makes one batch ahead, and no checkpoint keeps what that was drawn from")
-
-    def install(self, module: ModuleType) -> None:
-        """Put it around loaders, skip_first_batches, and what Trainer and Accelerator save and load."""
-        if module.__name__ == "accelerate.data_loader":
-            from torch.utils.data import DataLoader
-
-            for loader in (module.DataLoaderShard, module.DataLoaderDispatcher):
-                around(self, loader, "__iter__", self._epoch)
-            around(self, DataLoader, "__iter__", self._begun)
-            around(self, module, "skip_first_batches", self._skipped)
-        elif module.__name__ == "accelerate.accelerator":
-            around(self, module, "save_accelerator_state", self._accelerator_saves)
-            around(self, module, "load_accelerator_state", self._accelerator_loads)
-        else:
-            around(self, module.Trainer, "_save_rng_state", self._trainer_saves)
-            around(self, module.Trainer, "_load_from_checkpoint", self._trainer_loads)
-            around(self, module.Trainer, "_load_rng_state", self._trainer_synchronizes)
 
     def _epoch(self, stock: Callable[..., Iterator[Any]], loader: Any) -> Iterator[Any]:
         from hf_mps.guards.resume import loader_state

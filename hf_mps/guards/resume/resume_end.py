@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.guards.base import Guard, around
+from hf_mps.guards.base import Guard
 
 STATE = "trainer_state.json"
 FROM, EPOCHS = "_hf_mps_goes_on_from", "_hf_mps_epochs"
@@ -31,15 +30,15 @@ class ResumeEnd(Guard):
     )
     issue = "transformers/trainer.py _run_epoch (should_training_stop is read behind a step alone)"
     until = "the oldest supported transformers compares global_step with max_steps before the first step"
+    patches = {
+        # The loop, which knows the checkpoint, and the function that counts the epochs.
+        "transformers.trainer:Trainer._inner_training_loop": "_loops",
+        "transformers.trainer:Trainer.set_initial_training_values": "_counts",
+    }
 
     def applies(self) -> Choice[bool]:
         """No Trainer so far compares the two before a step."""
         return Choice(True, "Trainer compares the step with max_steps behind each step, never before the first")
-
-    def install(self, module: ModuleType) -> None:
-        """Put it around the loop, which knows the checkpoint, and the function that counts the epochs."""
-        around(self, module.Trainer, "_inner_training_loop", self._loops)
-        around(self, module.Trainer, "set_initial_training_values", self._counts)
 
     def _loops(self, stock: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
         # Behind the batch size and the arguments, where it is not named.

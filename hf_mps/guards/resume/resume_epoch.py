@@ -10,7 +10,7 @@ from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.files import write_json
-from hf_mps.guards.base import Guard, around
+from hf_mps.guards.base import Guard
 from hf_mps.guards.introspect import words
 
 FILE = "loader_epochs.json"
@@ -26,6 +26,14 @@ class ResumeEpoch(Guard):
     )
     issue = "https://github.com/huggingface/accelerate/issues/3996"
     until = "the oldest supported accelerate stores the loaders' iteration, and hands it on and back"
+    patches = {
+        # Before others import it by name.
+        "accelerate.data_loader:skip_first_batches": "_skipped",
+        "accelerate.data_loader:DataLoaderShard.__iter__": "_epoch",
+        "accelerate.data_loader:DataLoaderDispatcher.__iter__": "_epoch",
+        "accelerate.accelerator:save_accelerator_state": "_saved",
+        "accelerate.accelerator:load_accelerator_state": "_loaded",
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,17 +45,12 @@ class ResumeEpoch(Guard):
             return Choice(False, "this accelerate stores how many epochs each loader has done")
         return Choice(True, "checkpoints of this accelerate do not say how many epochs a loader has done")
 
-    def install(self, module: ModuleType) -> None:
-        """Put it around accelerate.data_loader.skip_first_batches, before others import it by name, and checkpoints."""
-        if module.__name__ == "accelerate.data_loader":
-            around(self, module, "skip_first_batches", self._skipped)
-            for loader in (module.DataLoaderShard, module.DataLoaderDispatcher):
-                around(self, loader, "__iter__", self._epoch)
-            return
-        self._stores = "iteration" in words(module.save_accelerator_state)
-        if not self._stores:
-            around(self, module, "save_accelerator_state", self._saved)
-            around(self, module, "load_accelerator_state", self._loaded)
+    def concerns(self, module: ModuleType) -> bool:
+        """Whether accelerate's checkpoints lack the epoch; its loaders always count it anew."""
+        saving = getattr(module, "save_accelerator_state", None)
+        if saving is not None:
+            self._stores = "iteration" in words(saving)
+        return saving is None or not self._stores
 
     def _skipped(self, stock: Callable[..., Any], dataloader: Any, num_batches: int = 0) -> Any:
         from hf_mps.guards.resume import loader_state

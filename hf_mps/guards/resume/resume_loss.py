@@ -10,7 +10,7 @@ from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.files import write_atomic
-from hf_mps.guards.base import Guard, around
+from hf_mps.guards.base import Guard
 from hf_mps.guards.introspect import words
 
 FILE = "unlogged_loss.json"
@@ -26,6 +26,12 @@ class ResumeLoss(Guard):
     )
     issue = "transformers/trainer.py _inner_training_loop (tr_loss, _globalstep_last_logged)"
     until = "the oldest supported transformers keeps both in its checkpoints"
+    patches = {
+        # Trainer's logging, which is shown the sum, and the saving and loading of its random states.
+        "transformers.trainer:Trainer._maybe_log_save_evaluate": "_logs",
+        "transformers.trainer:Trainer._save_rng_state": "_saved",
+        "transformers.trainer:Trainer._load_rng_state": "_loaded",
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,13 +43,10 @@ class ResumeLoss(Guard):
             return Choice(False, "this transformers keeps the step of the last log entry in its checkpoints")
         return Choice(True, "this transformers begins a new mean of the losses wherever it resumes")
 
-    def install(self, module: ModuleType) -> None:
-        """Put it around Trainer's logging, which is shown the sum, and the saving and loading of its random states."""
+    def concerns(self, module: ModuleType) -> bool:
+        """Whether this Trainer's checkpoints lack the loss."""
         self._saves = "_globalstep_last_logged" in words(module.Trainer._save_checkpoint)
-        if not self._saves:
-            around(self, module.Trainer, "_maybe_log_save_evaluate", self._logs)
-            around(self, module.Trainer, "_save_rng_state", self._saved)
-            around(self, module.Trainer, "_load_rng_state", self._loaded)
+        return not self._saves
 
     def _logs(self, stock: Callable[..., Any], trainer: Any, tr_loss: Any, *args: Any, **kwargs: Any) -> Any:
         # 5.0 holds the sum in a variable of its loop: the first time that it is shown, the rest is added.

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.guards.base import Guard, around
+from hf_mps.guards.base import Guard
 from hf_mps.guards.introspect import words
 
 FOLDER = "_hf_mps_read_from"
@@ -26,6 +26,12 @@ class ResumeNames(Guard):
     )
     issue = "https://github.com/huggingface/transformers/issues/48805, #43701"
     until = "the oldest supported transformers has pull request #48822"
+    patches = {
+        # The two functions that load a checkpoint, and the one that is told what was left out.
+        "transformers.trainer:Trainer._load_from_checkpoint": "_resumes",
+        "transformers.trainer:Trainer._load_best_model": "_ends",
+        "transformers.trainer:Trainer._issue_warnings_after_load": "_told",
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,13 +43,10 @@ class ResumeNames(Guard):
             return Choice(False, "this transformers converts the names of a checkpoint when it resumes")
         return Choice(True, "this transformers loads a checkpoint by the names in its file")
 
-    def install(self, module: ModuleType) -> None:
-        """Put it around the two functions that load a checkpoint, and the one that is told what was left out."""
+    def concerns(self, module: ModuleType) -> bool:
+        """Whether this Trainer converts no names."""
         self._converts = any("conversion" in word for word in words(module.Trainer._load_from_checkpoint))
-        if not self._converts:
-            around(self, module.Trainer, "_load_from_checkpoint", self._resumes)
-            around(self, module.Trainer, "_load_best_model", self._ends)
-            around(self, module.Trainer, "_issue_warnings_after_load", self._told)
+        return not self._converts
 
     def _resumes(self, stock: Callable[..., None], trainer: Any, folder: str, model: Any = None) -> None:
         self._within(folder, trainer, lambda: stock(trainer, folder, model))

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.guards.base import Guard, around
+from hf_mps.guards.base import Guard
 from hf_mps.guards.introspect import words
 
 FILE = "mps_rng_state.pth"
@@ -21,6 +21,12 @@ class ResumeRng(Guard):
     what = "checkpoints leave out the device's random numbers, so a resumed run draws others for its dropout"
     issue = "transformers/trainer.py _save_rng_state, accelerate/checkpointing.py save_accelerator_state"
     until = "the oldest supported transformers and accelerate save torch.mps.get_rng_state()"
+    patches = {
+        "transformers.trainer:Trainer._save_rng_state": "_trainer_saves",
+        "transformers.trainer:Trainer._load_rng_state": "_trainer_loads",
+        "accelerate.accelerator:save_accelerator_state": "_accelerator_saves",
+        "accelerate.accelerator:load_accelerator_state": "_accelerator_loads",
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,17 +39,10 @@ class ResumeRng(Guard):
             return Choice(True, f"{' and '.join(lacking)} leave the mps generator out of their checkpoints")
         return Choice(False, f"{' and '.join(self._found)} save the mps generator themselves")
 
-    def install(self, module: ModuleType) -> None:
-        """Put it around the saving and loading of the random states of transformers' Trainer or of Accelerator."""
-        if module.__name__ == "transformers.trainer":
-            if self._lacks("transformers", module.Trainer._save_rng_state):
-                around(self, module.Trainer, "_save_rng_state", self._trainer_saves)
-                around(self, module.Trainer, "_load_rng_state", self._trainer_loads)
-        elif self._lacks("accelerate", module.save_accelerator_state):
-            around(self, module, "save_accelerator_state", self._accelerator_saves)
-            around(self, module, "load_accelerator_state", self._accelerator_loads)
-
-    def _lacks(self, library: str, saving: Callable[..., Any]) -> bool:
+    def concerns(self, module: ModuleType) -> bool:
+        """Whether the library's function that saves random states names none of mps."""
+        saving = module.Trainer._save_rng_state if hasattr(module, "Trainer") else module.save_accelerator_state
+        library = module.__name__.partition(".")[0]
         self._found[library] = any("mps" in word for word in words(saving))
         self._verdict = None
         return not self._found[library]

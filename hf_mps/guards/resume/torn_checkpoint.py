@@ -7,14 +7,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from inspect import unwrap
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from hf_mps.core import checkpoint_files
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.stock import Stock
-from hf_mps.guards.base import Guard, around
+from hf_mps.guards.base import Guard
 from hf_mps.guards.resume.atomic_checkpoint import ACCELERATE_LAST, TRAINER_LAST
 
 NUMBERED = re.compile(r"^(?P<word>.*\D)(?P<number>\d+)$")
@@ -32,6 +31,13 @@ class TornCheckpoint(Guard):
     what = "the last checkpoint is chosen by its number alone, so that half of one ends the resumed run, or is loaded"
     issue = "https://github.com/huggingface/transformers/issues/35525"
     until = "the oldest supported transformers and accelerate look into the folder that they choose"
+    patches = {
+        "accelerate.accelerator:Accelerator.load_state": "_accelerator_loads",
+        "transformers.trainer_utils:get_last_checkpoint": "_last",
+        "transformers.trainer:get_last_checkpoint": "_last",
+        "transformers.trainer:Trainer.train": "_trained",
+        "transformers.trainer:Trainer.call_model_init": "_model_made",
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,16 +53,6 @@ class TornCheckpoint(Guard):
         if taken is not None:
             return Choice(True, "tried: get_last_checkpoint of this transformers returns an empty folder")
         return Choice(False, "tried: get_last_checkpoint of this transformers does not return an empty folder")
-
-    def install(self, module: ModuleType) -> None:
-        """Put it around get_last_checkpoint, Trainer.train and Accelerator.load_state."""
-        if module.__name__ == "accelerate.accelerator":
-            around(self, module.Accelerator, "load_state", self._accelerator_loads)
-            return
-        around(self, module, "get_last_checkpoint", self._last)
-        if module.__name__ == "transformers.trainer":
-            around(self, module.Trainer, "train", self._trained)
-            around(self, module.Trainer, "call_model_init", self._model_made)
 
     def _last(self, stock: Callable[..., Any], folder: Any) -> Any:
         checkpoint_files.sweep(Path(folder))

@@ -8,14 +8,14 @@ from typing import Any
 
 from hf_mps.core import notices
 from hf_mps.core.errors import Notice
-from hf_mps.core.patching import Installed
+from hf_mps.guards.base import Safeguard
 
 
 class SentinelNotice(Notice):
     """A sentinel of hf_mps saw something that a right training does not show."""
 
 
-class Sentinel(Installed):
+class Sentinel(Safeguard):
     """Looks at every training on the device `mps`, whatever its loop; a subclass fills in the sentences and `look`.
 
     `what` says what it looks for. It speaks once for each training, in one line.
@@ -27,10 +27,12 @@ class Sentinel(Installed):
     """When it speaks, and whether it stops the run, with the reason; no final full stop."""
 
     def install(self, module: ModuleType) -> None:
-        """See what trainings show (`stream`); a subclass adds what it needs of other modules."""
+        """Also see what trainings show (`stream`), which comes with torch."""
         from hf_mps.guards.sentinels.stream import STREAM
 
-        STREAM.show(self, module)
+        if module.__name__ == "torch":
+            STREAM.show(self, module)
+        super().install(module)
 
     def look(self, series: Any, losses: Sequence[tuple[int, float]], norms: Sequence[tuple[int, float]]) -> None:
         """See new losses and gradient norms of one training (a `stream.Series`), each with its optimizer step."""
@@ -45,3 +47,7 @@ class Sentinel(Installed):
         """Tell the user, with the way to switch the sentinel off."""
         off = "" if self.failure else f" (sentinel; HF_MPS_SENTINELS=-{self.name} switches it off)"
         notices.say(f"{line}{off}", SentinelNotice, again=True)
+
+    def reasons(self) -> tuple[str, str, str, str]:
+        """What it looks for; it stays."""
+        return self.what, "", "", ""

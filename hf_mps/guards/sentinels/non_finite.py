@@ -7,14 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Real
-from types import ModuleType
 from typing import Any
 from weakref import WeakSet
 
 from hf_mps.core import settings
 from hf_mps.core.errors import RunError
-from hf_mps.core.patching import around
-from hf_mps.guards.explicit_args import FILTER, remember, said
+from hf_mps.core.patching import Put
+from hf_mps.guards.explicit_args import FILTER, TARGET, said, track
 from hf_mps.guards.sentinels.base import Sentinel
 
 LOWER = "a lower learning rate"
@@ -35,23 +34,19 @@ class NonFinite(Sentinel):
     name = "non-finite"
     what = "a loss or gradient norm that is NaN or infinite"
     why = f"warns once for each training, which goes on as without it; {STOPS}"
+    patches = {
+        TARGET: Put(track),
+        # What Trainer logs, and before Trainer and Accelerator write checkpoints.
+        "transformers.trainer:Trainer.train": "_trained",
+        "transformers.trainer:Trainer.log": "_logged",
+        "transformers.trainer:Trainer._save_checkpoint": "_trainer_saves",
+        "accelerate.accelerator:Accelerator.save_state": "_accelerator_saves",
+    }
 
     def __init__(self) -> None:
         super().__init__()
         self._advice: list[str] = []
         self._told: WeakSet[Any] = WeakSet()
-
-    def install(self, module: ModuleType) -> None:
-        """Also look at what Trainer logs, and before Trainer and Accelerator write checkpoints."""
-        super().install(module)
-        if module.__name__ == "transformers.training_args":
-            remember(module.TrainingArguments)
-        elif module.__name__ == "transformers.trainer":
-            around(self, module.Trainer, "train", self._trained)
-            around(self, module.Trainer, "log", self._logged)
-            around(self, module.Trainer, "_save_checkpoint", self._trainer_saves)
-        elif module.__name__ == "accelerate.accelerator":
-            around(self, module.Accelerator, "save_state", self._accelerator_saves)
 
     def forget(self) -> None:
         """Also forget every training."""

@@ -15,7 +15,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from hf_mps.core import notices
-from hf_mps.core.patching import Installed, around
+from hf_mps.core.patching import Declaration, Register
+from hf_mps.guards.base import Safeguard
 from hf_mps.guards.sentinels.base import Sentinel, SentinelNotice
 
 READ = 32
@@ -48,12 +49,22 @@ class Series:
         return self.steps in EARLY or self.steps - self.read >= READ or len(self.losses) >= MOST
 
 
-class Stream(Installed):
+class Stream(Safeguard):
     """Collects, and shows to the sentinels what it has read; on while one of them is."""
 
     kind = "sentinels'"
     name = "stream"
     what = "losses and gradient norms of every training on the device"
+    patches = {
+        # What every loop calls.
+        "torch:Tensor.backward": "_backward",
+        "torch.nn.utils:clip_grad_norm_": "_clipped",
+        "torch.amp:GradScaler.update": "_scaler_updated",
+        "torch.optim:Optimizer.__init__": "_begins",
+        "torch.optim:Optimizer.zero_grad": "_begins",
+        "torch.nn:Module.zero_grad": "_begins",
+        "torch.optim.optimizer:register_optimizer_step_pre_hook": Register("_step"),
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,29 +82,25 @@ class Stream(Installed):
 
     def show(self, sentinel: Sentinel, module: ModuleType) -> None:
         """Let `sentinel` see what comes from now on; the first one puts the stream into `module`, torch."""
-        if module.__name__ != "torch" or sentinel in self._sentinels:
+        if sentinel in self._sentinels:
             return
         if not self._sentinels:
             self.install(module)
         self._sentinels.append(sentinel)
-
-    def install(self, module: ModuleType) -> None:
-        """Put it around what every loop calls."""
-        from torch.optim.optimizer import register_optimizer_step_pre_hook  # torch.optim hides its modules
-
-        around(self, module.Tensor, "backward", self._backward)
-        around(self, module.nn.utils, "clip_grad_norm_", self._clipped)
-        around(self, module.amp.GradScaler, "update", self._scaler_updated)
-        for owner, name in ((module.optim.Optimizer, "__init__"), (module.optim.Optimizer, "zero_grad")):
-            around(self, owner, name, self._begins)
-        around(self, module.nn.Module, "zero_grad", self._begins)
-        register_optimizer_step_pre_hook(self._step)
 
     def failed(self, error: Exception) -> None:
         """Also take every sentinel along: none of them sees anything any more."""
         super().failed(error)
         for sentinel in self._sentinels:
             sentinel.broken, sentinel.failure = True, f"the stream that it looks at {self.failure}"
+
+    def declared(self) -> Iterator[Declaration]:
+        """Its patches, as those of a sentinel."""
+        return (each._replace(kind="sentinel") for each in super().declared())
+
+    def reasons(self) -> tuple[str, str, str, str]:
+        """What it collects; it stays as long as the sentinels do."""
+        return f"the sentinels see {self.what}", "", "", ""
 
     def say(self, line: str) -> None:
         """Tell the user; only where the stream itself has failed is there anything to say."""
@@ -269,3 +276,5 @@ def _values(scalars: Sequence[Any]) -> list[float]:
 
 
 STREAM = Stream()
+SENTINEL = STREAM
+"""As the catalogue asks for what its files hold."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-from hf_mps.core.patching import around
+from hf_mps.core.patching import Register
 from hf_mps.guards.sentinels.base import Sentinel
 from hf_mps.guards.sentinels.stream import FIRST
+from hf_mps.guards.training_hooks import MODEL_PREPARED, STEPPED
 
 STEPS = 3
 SAMPLE = 2**22
@@ -56,23 +56,18 @@ class WeightsStill(Sentinel):
         f"looks at {STEPS} of the first {FIRST} steps; warns, because some optimizers gather several steps before they"
         " change anything"
     )
+    patches = {
+        # One for all that stays: a hook of an optimizer's own could not take itself away while others are called.
+        STEPPED: Register("_stepped"),
+        # The models that accelerate prepares, Trainer's among them, to call weights by their names.
+        MODEL_PREPARED: "_prepared",
+    }
 
     def __init__(self) -> None:
         super().__init__()
         self._watches: WeakKeyDictionary[Any, _Watch] = WeakKeyDictionary()
         self._models: list[ref[Any]] = []
         self._now: _Step | None = None
-
-    def install(self, module: ModuleType) -> None:
-        """Also note the models that accelerate prepares, Trainer's among them, to call weights by their names."""
-        super().install(module)
-        if module.__name__ == "torch":
-            from torch.optim.optimizer import register_optimizer_step_post_hook
-
-            # One for all that stays: a hook of an optimizer's own could not take itself away while others are called.
-            register_optimizer_step_post_hook(self._stepped)
-        else:
-            around(self, module.Accelerator, "prepare_model", self._prepared)
 
     def forget(self) -> None:
         """Also forget every training."""

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hf_mps import guards
 from hf_mps.core.errors import UserError
-from hf_mps.guards import sentinels
 from hf_mps.simulator import compiled
 from tests.guards import lightning_loops, loops
 
@@ -266,7 +266,7 @@ def losses(run: Any) -> list[float]:
 
 def shown_loss(folder: Path) -> bool:
     """A loss that is no number stands in Trainer's log; what stops the run at it is off here."""
-    with sentinels.suspended("non-finite"):
+    with guards.suspended("non-finite"):
         run = loops.trainer(folder, loops.Diverging())
         run.train()
     return not np.isfinite(losses(run)).all()

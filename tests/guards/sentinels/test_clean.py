@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_mps.guards import sentinels
+from hf_mps import guards
 from hf_mps.guards.sentinels import stream
 from hf_mps.guards.sentinels.weights_still import STEPS
 from tests.guards import lightning_loops, loops
@@ -133,7 +133,7 @@ CLEAN: list[Callable[[Path], None]] = [
 @pytest.mark.parametrize("training", CLEAN)
 def test_no_sentinel_speaks(training: Callable[[Path], None], tmp_path: Path) -> None:
     training(tmp_path)
-    assert sentinels.found() == []
+    assert guards.found() == []
 
 
 def steps(count: int, device: str = "mps", gathered: int = 1) -> None:
@@ -188,7 +188,7 @@ def test_watching_weights_waits_once_for_the_device() -> None:
             steps(STEPS)
         return counted.count
 
-    with sentinels.suspended("weights-still"):
+    with guards.suspended("weights-still"):
         without = waits()
     assert waits() - without == 1
 

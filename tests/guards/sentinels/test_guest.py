@@ -13,13 +13,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hf_mps.guards import sentinels
-from hf_mps.guards.sentinels import SentinelNotice, stream
+from hf_mps import guards
+from hf_mps.guards import SentinelNotice
+from hf_mps.guards.sentinels import stream
 from tests.guards import lightning_loops, loops
 
 
 def found() -> list[object]:
-    return [each["name"] for each in sentinels.found()]
+    return [each["name"] for each in guards.found()]
 
 
 def one_bad_batch(bad: float) -> list[Tensor]:
@@ -43,7 +44,7 @@ def test_a_plain_loop_is_warned_once_with_the_step_and_goes_on_as_stock(bad: flo
     (line,) = [str(each.message) for each in said]
     assert line.startswith(f"hf_mps: the loss is {bad} at optimizer step 5, and the training goes on; next: a lower")
     assert "HF_MPS_SENTINELS=stop ends a run there" in line
-    with sentinels.suspended():
+    with guards.suspended(kind="sentinel"):
         without = one_bad_batch(bad)
     assert loops.same(with_it, without)
 
@@ -59,7 +60,7 @@ def test_trainer_is_warned_once_and_keeps_the_users_callbacks(tmp_path: Path) ->
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         run = loops.trainer(tmp_path, loops.Diverging(3), max_steps=40, num_train_epochs=10)
-        with sentinels.suspended():
+        with guards.suspended(kind="sentinel"):
             stock = loops.trainer(tmp_path, loops.Diverging(3))
         kinds = [type(each) for each in run.callback_handler.callbacks]
         assert kinds == [type(each) for each in stock.callback_handler.callbacks]
@@ -303,7 +304,7 @@ def test_a_healthy_program_trains_as_stock_without_a_word(training: Callable[[],
         warnings.simplefilter("error", SentinelNotice)
         weights = training()
     drawn = torch.rand(3)
-    with sentinels.suspended():
+    with guards.suspended(kind="sentinel"):
         assert loops.same(weights, training())
         assert torch.equal(drawn, torch.rand(3))
-    assert [(each.name, each.state) for each in sentinels.report().sentinels if each.state != "on"] == []
+    assert [(each.name, each.state) for each in guards.report().sentinels if each.state != "on"] == []

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from hf_mps import guards
-from hf_mps.guards import sentinels
-from hf_mps.guards.sentinels import SentinelNotice
+from hf_mps.guards import SentinelNotice
 from hf_mps.simulator import strictness
 from tests import hazards
 from tests.guards.sentinels.trainings import SEEN, Training
@@ -21,7 +20,7 @@ TABLE = [
 
 
 def found() -> list[object]:
-    return [each["name"] for each in sentinels.found()]
+    return [each["name"] for each in guards.found()]
 
 
 @pytest.mark.parametrize(("hazard", "sentinel", "training"), TABLE)
@@ -44,7 +43,7 @@ def test_the_same_training_on_a_right_device_is_not(
 
 @pytest.mark.parametrize(("hazard", "sentinel", "training"), TABLE)
 def test_a_sentinel_that_is_off_sees_nothing(hazard: str, sentinel: str, training: Training, tmp_path: Path) -> None:
-    with hazards.on(hazard), guards.suspended(hazard), sentinels.suspended(sentinel):
+    with hazards.on(hazard), guards.suspended(hazard), guards.suspended(sentinel):
         training(tmp_path)
     assert sentinel not in found()
 

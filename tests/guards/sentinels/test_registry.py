@@ -6,31 +6,33 @@ import pytest
 import torch
 from torch import nn
 
+from hf_mps import guards
 from hf_mps.core import settings
 from hf_mps.core.errors import UserError
-from hf_mps.guards import sentinels
-from hf_mps.guards.sentinels import SentinelNotice
-from hf_mps.guards.sentinels.catalogue import INSTALLED_AFTER, NAMES
-from hf_mps.integrations import ROOMS
+from hf_mps.guards import SentinelNotice
+from hf_mps.guards.catalogue import SENTINELS
+from hf_mps.integrations import table
+
+NAMES = SENTINELS.names
 
 
 def test_every_sentinel_is_complete() -> None:
     for name in NAMES:
-        sentinel = sentinels.get(name)
+        sentinel = guards.get(name)
         assert sentinel.name == name
         for sentence in (sentinel.what, sentinel.why):
             assert sentence
             assert not sentence.endswith(".")
-    assert {module for module in INSTALLED_AFTER if module != "torch"} == {
-        module for module, rooms in ROOMS.items() if "sentinels" in rooms
+    assert {module for module in SENTINELS.after if module != "torch"} == {
+        module for module, rooms in table().items() if "sentinels" in rooms
     }
 
 
 def test_the_report_has_each_with_state_and_reason() -> None:
-    report = sentinels.report()
+    report = guards.report()
     assert [each.name for each in report.sentinels] == list(NAMES)
     assert {each.state for each in report.sentinels} == {"on"}
-    assert len(str(report).splitlines()) == len(NAMES)
+    assert len(str(report).splitlines()) == len(report.guards) + len(NAMES)
 
 
 def train(still: nn.Parameter, moving: nn.Parameter) -> None:
@@ -52,20 +54,20 @@ def test_one_that_found_something_says_so_once_and_names_the_weight() -> None:
         "hf_mps: 1 of 2 trained weights have gradients and did not move in the first 3 optimizer steps: still [3];"
     )
     assert line.endswith(" (sentinel; HF_MPS_SENTINELS=-weights-still switches it off)")
-    state = next(each for each in sentinels.report().sentinels if each.name == "weights-still")
-    assert (state.state, state.found) == ("found", 1)
+    state = next(each for each in guards.report().sentinels if each.name == "weights-still")
+    assert (state.state, state.acted) == ("found", 1)
 
 
 def test_a_name_that_is_no_sentinel_is_refused_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_MPS_SENTINELS", "-loss-frozn")
     with pytest.raises(UserError, match=r"loss-frozn is no sentinel; there are .*; did you mean 'loss-frozen'"):
-        settings.sentinels_off()
+        settings.safeguards_off("sentinel", NAMES)
     monkeypatch.setenv("HF_MPS_SENTINELS", "stopp")
     with pytest.raises(UserError, match=r"stopp is no sentinel; .*; stop is the one word .*; did you mean 'stop'"):
-        settings.sentinels_off()
+        settings.safeguards_off("sentinel", NAMES)
     monkeypatch.setenv("HF_MPS_SENTINELS", "loss-frozen")
     with pytest.raises(UserError, match="sentinels are on by themselves; -loss-frozen switches one off"):
-        settings.sentinels_off()
+        settings.safeguards_off("sentinel", NAMES)
 
 
 @pytest.mark.parametrize(
@@ -82,13 +84,13 @@ def test_stop_stands_alone_or_beside_names(
     value: str, off: set[str], stops: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_MPS_SENTINELS", value)
-    assert (settings.sentinels_off(), settings.sentinels_stop()) == (off, stops)
+    assert (settings.safeguards_off("sentinel", NAMES), settings.sentinels_stop()) == (off, stops)
 
 
 CODE = """
-import torch, hf_mps.guards.sentinels
-print([state.name for state in hf_mps.guards.sentinels.report().sentinels if state.state == "off by user"])
-print(torch.Tensor.backward.__module__, hasattr(torch.Tensor.backward, "hf_mps_installed"))
+import torch, hf_mps.guards
+print([state.name for state in hf_mps.guards.report().sentinels if state.state == "off by user"])
+print(torch.Tensor.backward.__module__, hasattr(torch.Tensor.backward, "hf_mps_patches"))
 """
 
 

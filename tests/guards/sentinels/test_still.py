@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hf_mps.guards import sentinels
-from hf_mps.guards.sentinels import SentinelNotice
+from hf_mps import guards
+from hf_mps.guards import SentinelNotice
 
 
 class Trusting(torch.optim.Optimizer):
@@ -63,7 +63,7 @@ def quiet(train: Callable[[], object]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", SentinelNotice)
         train()
-    assert [each.state for each in sentinels.report().sentinels] == ["on"] * 4
+    assert [each.state for each in guards.report().sentinels] == ["on"] * 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -151,7 +151,7 @@ def test_an_adapter_trains_as_stock_without_a_word(kind: str, optimizer: Any) ->
 
     weights: list[Tensor] = []
     quiet(with_it)
-    with sentinels.suspended():
+    with guards.suspended(kind="sentinel"):
         assert all(torch.equal(one, other) for one, other in zip(weights, train(), strict=True))
 
 

@@ -12,7 +12,6 @@ from torch import nn
 
 from hf_mps import guards
 from hf_mps.core.errors import RunError
-from hf_mps.guards import sentinels
 from tests.guards import loops
 
 
@@ -47,9 +46,9 @@ def test_trainer_stops_before_a_checkpoint_of_weights_that_are_nan(logging_steps
     with pytest.raises(RunError, match=f"loss is nan {at}; {advice}"):
         run.train()
     assert checkpoints(tmp_path / "with") == {"checkpoint-4": True, "checkpoint-5": True}
-    (found,) = sentinels.found()
+    (found,) = guards.found()
     assert (found["name"], found["times"]) == ("non-finite", 1)
-    with sentinels.suspended("non-finite"):
+    with guards.suspended("non-finite"):
         loops.trained(tmp_path / "without", model=loops.Diverging(6), **settings)
     assert checkpoints(tmp_path / "without") == {"checkpoint-11": False, "checkpoint-12": False}
 
@@ -93,7 +92,7 @@ def test_steps_that_gradscaler_skips_are_no_error() -> None:
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-    assert sentinels.found() == []
+    assert guards.found() == []
 
 
 def scaled(steps: int, scaler: torch.amp.GradScaler) -> None:
@@ -118,7 +117,7 @@ def test_a_training_of_which_gradscaler_skips_every_step_is() -> None:
 def test_steps_that_one_gradscaler_skipped_are_not_anothers() -> None:
     for _ in range(3):
         scaled(5, torch.amp.GradScaler("mps"))
-    assert sentinels.found() == []
+    assert guards.found() == []
 
 
 def skip_by_norm(step: int, layer: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
@@ -163,7 +162,7 @@ def test_a_loop_that_skips_bad_batches_itself_is_left_alone(skipped: Callable[..
         optimizer.zero_grad()
         taken += 1
     assert taken == 48
-    assert sentinels.found() == []
+    assert guards.found() == []
 
 
 def test_a_bad_batch_among_several_that_make_one_step_counts() -> None:

@@ -1,0 +1,128 @@
+"""Everything that patches libraries, by its name: which is on, and after which module each is armed."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from hf_mps.core.errors import UserError, nearest
+from hf_mps.core.patching import Patcher
+
+
+class Catalogue:
+    """Those of one kind: after which module of a library each is armed. Imports nothing.
+
+    `package`, or one of `folders`, holds a file for each, its name with underscores; `load` finds the Patcher in it. Of
+    several around one function the first is the innermost. `shared` names files whose patches serve several of them.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        package: str,
+        after: Mapping[str, tuple[str, ...]],
+        load: Callable[[ModuleType], Patcher],
+        shared: tuple[str, ...] = (),
+        folders: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> None:
+        self.kind, self.after, self.load, self.shared = kind, after, load, shared
+        self.names = tuple(dict.fromkeys(name for names in after.values() for name in names))
+        self._package = package
+        self._folder_of = {name: folder for folder, names in (folders or {}).items() for name in names}
+
+    def make(self, name: str) -> Patcher:
+        """Import the file of that name."""
+        folder = self._folder_of.get(name, self._package)
+        return self.load(importlib.import_module(f"{folder}.{name.replace('-', '_')}"))
+
+    def waits(self, name: str) -> str | None:
+        """In words which imports `name` waits for, or None where one of its modules is there."""
+        modules = [module for module, names in self.after.items() if name in names]
+        if any(module in sys.modules for module in modules):
+            return None
+        return f"for the import of {' or '.join(modules)}"
+
+
+class Registry:
+    """The patchers of some catalogues, each made when it is first asked for."""
+
+    def __init__(self, *catalogues: Catalogue, started: bool = False) -> None:
+        self.catalogues = {catalogue.kind: catalogue for catalogue in catalogues}
+        self.started = started
+        self._off: frozenset[str] = frozenset()
+        self._made: dict[str, Any] = {}
+
+    def start(self, off: frozenset[str] = frozenset()) -> None:
+        """Arm what belongs to torch itself, but those that the user wants `off`; once in a process.
+
+        What belongs to a library follows when that is imported (hf_mps.core.import_hooks).
+        """
+        if self.started:
+            return
+        self.started, self._off = True, off
+        for kind in self.catalogues:
+            self.install(kind, sys.modules["torch"])
+
+    def install(self, kind: str, module: ModuleType) -> None:
+        """Arm what the catalogue of a kind names for `module`, in its order; nothing before `start`."""
+        for name in self.catalogues[kind].after.get(module.__name__, ()) if self.started else ():
+            if name in self._off:
+                continue
+            patcher = self.get(name)
+            try:
+                patcher.install(module)
+            except Exception as error:
+                patcher.unknown(module, error)
+
+    def get(self, name: str) -> Any:
+        """Return one by its name. Raises UserError for one that there is not."""
+        if name not in self._made:
+            catalogue = next((each for each in self.catalogues.values() if name in each.names), None)
+            if catalogue is None:
+                names = [each for catalogue in self.catalogues.values() for each in catalogue.names]
+                kind = next(iter(self.catalogues))
+                raise UserError(f"{name} is no {kind}; there are {', '.join(names)}{nearest(name, names)}")
+            self._made[name] = catalogue.make(name)
+            self._made[name].off_by_user = name in self._off
+        return self._made[name]
+
+    def each(self, kind: str) -> list[Any]:
+        """Those of a kind, in the catalogue's order."""
+        return [self.get(name) for name in self.catalogues[kind].names]
+
+    def made(self, kind: str) -> list[Any]:
+        """Those of a kind that were made in this process, in the catalogue's order."""
+        return [self._made[name] for name in self.catalogues[kind].names if name in self._made]
+
+    @contextmanager
+    def suspended(self, *names: str, kind: str) -> Iterator[None]:
+        """Switch single ones off for a while, or all of a kind where no name is given. UserError for a wrong name."""
+        patchers = [self.get(name) for name in names or self.catalogues[kind].names]
+        for each in patchers:
+            each.suspended += 1
+            each.switched(False)
+        try:
+            yield
+        finally:
+            for each in patchers:
+                each.suspended -= 1
+                each.switched(each.on)
+
+    def patchers(self) -> list[Patcher]:
+        """All of every kind, in the catalogues' order; imports their files, and no library."""
+        return [
+            catalogue.make(name) if name in catalogue.shared else self.get(name)
+            for catalogue in self.catalogues.values()
+            for name in (*catalogue.shared, *catalogue.names)
+        ]
+
+
+def table(rows: Iterable[tuple[str, str, str]]) -> str:
+    """Name, state and reason of each, a line each, in columns."""
+    rows = list(rows)
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    return "\n".join(f"{name:<{widths[0]}}  {state:<{widths[1]}}  {reason}" for name, state, reason in rows)

@@ -1,0 +1,60 @@
+"""What is patched in other libraries is declared, and what is declared is patched."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hf_mps import integrations
+from hf_mps.core.registry import Catalogue, Registry
+from hf_mps.guards import catalogue
+
+CHECKOUT = Path(__file__).resolve().parent.parent.parent
+BY_THE_STREAM = ("non-finite", "gradient-norm", "loss-frozen")
+"""Sentinels that see torch's trainings through what the stream declares."""
+
+
+@pytest.mark.parametrize("registry", [catalogue.REGISTRY, integrations.REGISTRY], ids=["safeguards", "modules"])
+def test_the_catalogue_names_each_after_the_modules_that_it_declares(registry: Registry) -> None:
+    for kind in registry.catalogues.values():
+        for name in kind.names:
+            declared = [each for each in registry.get(name).declared() if not each.late]
+            modules = {module for each in declared for module in each.after}
+            assert modules | ({"torch"} if name in BY_THE_STREAM else set()) == _listed(kind, name), name
+
+
+def _listed(kind: Catalogue, name: str) -> set[str]:
+    return {module for module, names in kind.after.items() if name in names}
+
+
+def test_each_declaration_says_who_where_and_why() -> None:
+    declared = integrations.declared()
+    assert {each.kind for each in declared} == {"device", "fallback", "guard", "sentinel", "integration", "shim"}
+    assert "torch.backends.mps:is_available" in {each.target for each in declared}
+    assert len({(each.name, each.target) for each in declared}) == len(declared)
+    for each in declared:
+        assert each.why
+        assert each.after
+        assert (each.until and each.issue) or each.kind != "guard"
+
+
+@pytest.mark.slow
+def test_what_is_wrapped_is_what_is_declared() -> None:
+    """After importing transformers, accelerate, Lightning, datasets and evaluate, on the simulated device."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.core.patched_libraries"],
+        cwd=CHECKOUT,
+        env={**os.environ, "HF_MPS_SIMULATE": "1", "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["declared"] == len(integrations.declared())
+    assert (found["missing"], found["undeclared"]) == ([], [])
