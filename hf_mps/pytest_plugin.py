@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -95,9 +95,9 @@ def fallback_ledger() -> FallbackLedger:
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """Let the ledger judge a test that passed: as a failure of the test itself, not of its teardown."""
     result = yield
-    found = pyfuncitem.funcargs.get("fallback_ledger")
-    if isinstance(found, FallbackLedger):
-        found.check()
+    ledger = pyfuncitem.funcargs.get("fallback_ledger")
+    if isinstance(ledger, FallbackLedger):
+        ledger.check()
     return result
 
 
@@ -121,9 +121,9 @@ class FallbackLedger:
 
     def check(self) -> None:
         """Fail the test, naming every operator, where one fell back that was not allowed."""
-        found = [each for each in self.report().operators if each.operator not in self._allowed]
-        if found:
-            named = ", ".join(f"{each.operator} (calls: {each.calls})" for each in found)
+        refused = [entry for entry in self.report().operators if entry.operator not in self._allowed]
+        if refused:
+            named = ", ".join(f"{entry.operator} (calls: {entry.calls})" for entry in refused)
             pytest.fail(f"ran on the CPU, having no Metal kernel: {named}", pytrace=False)
 
 
@@ -153,6 +153,6 @@ def _need_metal() -> None:
     from hf_mps.device import metal
 
     activate.activate()
-    found: Any = metal()
-    if not found.value:
-        pytest.skip(f"needs Metal: {found.reason}")
+    verdict = metal()
+    if not verdict.value:
+        pytest.skip(f"needs Metal: {verdict.reason}")

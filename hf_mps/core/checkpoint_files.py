@@ -20,12 +20,12 @@ _active: set[Path] = set()
 
 
 def torn(folder: Path, last: str) -> str | None:
-    """What is wrong with the files of a checkpoint, in a clause, or None for a whole one.
+    """Return what is wrong with the files of a checkpoint, in a clause, or None for a whole one.
 
-    `last` is a pattern of the file that its library writes last. Looked at are: whether that is there; whether JSON
-    can be read and every shard is there; whether a safetensors file is as long as its header says, and whether a torch
-    file, an archive with its directory at the end, has that. The bytes of the tensors are not read, so that 10 GB take
-    milliseconds: a bit that changed on the disk is not found, a write that was cut short is.
+    `last` is a pattern of the file that its library writes last. The check asks whether that is there; whether JSON
+    can be read and every shard is there; whether a safetensors file is as long as its header says; and whether a torch
+    file, an archive with its directory at the end, has that. It reads no tensor's bytes, so that 10 GB take
+    milliseconds: it finds a write that was cut short, and not a bit that changed on the disk.
     """
     if not any(folder.glob(last)):
         return f"{last.replace('*', '0')} is missing"
@@ -42,7 +42,7 @@ def torn(folder: Path, last: str) -> str | None:
 def model_alone(folder: Path) -> bool:
     """Whether a folder holds a model, or an adapter, and nothing that Trainer's checkpoints add; judged by names.
 
-    One that is called as Trainer calls its checkpoints is none, whatever it holds: half of one looks so too.
+    A folder with the name of one of Trainer's checkpoints is none, whatever it holds: half of one looks so too.
     """
     if not folder.is_dir() or _TRAINERS.match(folder.name):
         return False
@@ -83,14 +83,14 @@ def _wrong_safetensors(file: Path) -> str | None:
     due = (
         8
         + length
-        + max((each["data_offsets"][1] for name, each in header.items() if name != "__metadata__"), default=0)
+        + max((tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"), default=0)
     )
     return f"it ends after {size:,} of {due:,} bytes" if size < due else None
 
 
 def can_stage(target: Path) -> bool:
     """Whether a folder made beside `target` could take its place: the parent can be written, on the same disk."""
-    parent = next((each for each in target.parents if each.exists()), None)
+    parent = next((folder for folder in target.parents if folder.exists()), None)
     return parent is not None and os.access(parent, os.W_OK) and not os.path.ismount(target)
 
 
@@ -121,11 +121,11 @@ def staged(target: Path, last: str, levels: int = 1) -> Iterator[Path]:
 def sweep(folder: Path) -> None:
     """Remove from `folder` what killed processes left there; what one of them had set aside goes back to its place."""
     for path in folder.glob(".*-*") if folder.is_dir() else ():
-        found = _HIDDEN.match(path.name)
-        if found is None or path in _active or _lives(int(found["process"])):
+        hidden = _HIDDEN.match(path.name)
+        if hidden is None or path in _active or _lives(int(hidden["process"])):
             continue
-        if found["kind"] == "replaced" and not (folder / found["name"]).exists():
-            path.rename(folder / found["name"])
+        if hidden["kind"] == "replaced" and not (folder / hidden["name"]).exists():
+            path.rename(folder / hidden["name"])
         else:
             shutil.rmtree(path, ignore_errors=True)
 
@@ -148,7 +148,7 @@ def _publish(stage: Path, target: Path, last: str) -> None:
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         stage.rename(target)
-    elif {each.name for each in target.iterdir()} <= {each.name for each in stage.iterdir()} and not _we_are_in(target):
+    elif {file.name for file in target.iterdir()} <= {file.name for file in stage.iterdir()} and not _we_are_in(target):
         _swap(stage, target)
     else:
         _move_into(stage, target, last)
@@ -175,11 +175,11 @@ def _move_into(stage: Path, target: Path, last: str) -> None:
     """Each file whole; without its last one a checkpoint is known as torn, so that it is gone first and comes last."""
     for file in target.glob(last):
         file.unlink()
-    ends = {each.name for each in stage.glob(last)}
-    for each in sorted(stage.iterdir(), key=lambda path: path.name in ends):
-        if (target / each.name).is_dir():
-            shutil.rmtree(target / each.name)
-        each.replace(target / each.name)
+    last_names = {file.name for file in stage.glob(last)}
+    for path in sorted(stage.iterdir(), key=lambda path: path.name in last_names):
+        if (target / path.name).is_dir():
+            shutil.rmtree(target / path.name)
+        path.replace(target / path.name)
 
 
 def _we_are_in(folder: Path) -> bool:

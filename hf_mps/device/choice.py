@@ -11,7 +11,7 @@ from hf_mps.device import machine, probe
 def choose() -> Choice[str]:
     """Return the device type, 'mps', 'cuda' or 'cpu', and why. Imports torch and tries Metal on the first call.
 
-    For programs of ours, and for whoever asks hf_mps itself; a library's question is `switch`. Raises UserError where
+    Our own programs and whoever asks hf_mps itself call this; a library's question is `switch`. Raises UserError where
     HF_MPS_DEVICE asks for a device that is not there or is set beside HF_MPS=0, with which no library follows it, and
     where it, HF_MPS_PROBE or HF_MPS_SIMULATE has a value that nobody knows.
     """
@@ -53,7 +53,7 @@ def switch() -> str | None:
 def simulated(device: str = "mps") -> bool:
     """Whether `device` is simulated: its numbers then come from this machine's CPU, and its speed is no Mac's.
 
-    For labels alone: what a program does is to be the same on the simulated device and on a Mac. Imports torch.
+    It is for labels alone: a program does the same on the simulated device as on a Mac. Imports torch.
     """
     if device != "mps":
         return False

@@ -32,7 +32,7 @@ shows: torch.mps.driver_allocated_memory() after the first step is the truth the
 
 
 def total(device: str) -> int:
-    """What the device has in all: a GPU's own memory, or the machine's where CPU and GPU share it."""
+    """Return the bytes a device has in all: a GPU's own memory, or the machine's where CPU and GPU share it."""
     if device != "cuda":
         return machine.present().memory
     import torch
@@ -41,7 +41,7 @@ def total(device: str) -> int:
 
 
 def recommended(device: str) -> int | None:
-    """How much a process should use: Metal's recommendedMaxWorkingSetSize on mps, None elsewhere.
+    """Return the bytes a process should use: Metal's recommendedMaxWorkingSetSize on mps, None elsewhere.
 
     PyTorch refuses at 1.7 times this figure; macOS swaps long before.
     """
@@ -53,12 +53,12 @@ def recommended(device: str) -> int | None:
 
 
 def refused(error: BaseException) -> bool:
-    """Whether an error says that Metal has not the memory that was asked for."""
+    """Whether an error says that Metal lacks the memory a program asked for."""
     return isinstance(error, RuntimeError) and str(error).startswith(REFUSALS)
 
 
 def current(device: str) -> int:
-    """What tensors hold on a GPU now; on the CPU the resident memory of the process."""
+    """Return the bytes that tensors hold on a GPU now; on the CPU the resident memory of the process."""
     import torch
 
     if device == "mps":
@@ -69,7 +69,7 @@ def current(device: str) -> int:
 
 
 def driver(device: str) -> int:
-    """What the process holds of the device now, the allocator's free blocks and Metal's graphs included."""
+    """Return the bytes the process holds of the device now, free blocks and Metal's graphs included."""
     import torch
 
     if device == "mps":

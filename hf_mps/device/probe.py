@@ -1,8 +1,8 @@
 """Whether Metal really computes here: a small allocation, a matrix product and its result read back, once a process.
 
-What the trial looks for are virtual machines whose every allocation fails (actions/runner-images#9918). Elsewhere
-PyTorch is believed: a trial costs a program that only asks a context on the GPU, and beside a thread that uses the
-device it is a second one that encodes, which PyTorch does not survive (pytorch#197805, #197836).
+The trial finds virtual machines whose every allocation fails (actions/runner-images#9918). Elsewhere the probe believes
+PyTorch: a trial costs a program that only asks a context on the GPU, and beside a thread that uses the device it is a
+second one that encodes, which PyTorch does not survive (pytorch#197805, #197836).
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class Readings:
     built: bool  # PyTorch was built with Metal
     found: bool  # PyTorch itself says that a Metal device is there
     trial: Callable[[], bool]
-    untried: str = ""  # why no trial is to be made; empty where one is
+    untried: str = ""  # why no trial is made; empty where one is
 
 
 @dataclass(frozen=True)
 class _Known:
     machine: Machine
     verdict: Choice[bool]
-    settled: bool  # tried, or asked for by a process of ours
+    settled: bool  # tried, or a process of ours asked
 
 
 _lock = threading.Lock()
@@ -62,10 +62,10 @@ def metal(*, owned: bool = False) -> Choice[bool]:
     """Whether Metal may be taken, with the reason; found out on the first call in a process.
 
     `owned` says that the process is ours, a verb's and no plain script's: then Metal is tried on every machine.
-    Otherwise it is tried in virtual machines, in CI and with HF_MPS_PROBE=1, where it is not in use yet. It is never
-    tried in a child process, which has its parent's verdict, nor beside a thread that may use it. Raises UserError for
-    a value of HF_MPS_PROBE that nobody knows, and nothing else. To ask creates the device: nobody may call this at
-    import.
+    Otherwise it is tried in virtual machines, in CI and with HF_MPS_PROBE=1, where nobody uses it yet. A child process
+    never tries it, as it has its parent's verdict, and no process does beside a thread that may use it. Raises
+    UserError for a value of HF_MPS_PROBE that nobody knows, and nothing else. Asking creates the device: nobody may
+    call this at import.
     """
     import torch  # noqa: F401  first: what loads with it may say which machine this is
 
@@ -132,7 +132,7 @@ def untried() -> Choice[bool]:
 
 
 def read(here: Machine, *, owned: bool = False) -> Readings:
-    """Ask PyTorch, and whether a trial is to be made (`metal` says where). Imports torch."""
+    """Read what the verdict needs; `metal` says where a trial is made. Imports torch."""
     import torch
 
     # Not torch.backends.mps.is_available: the layer makes that one answer with this probe.
@@ -148,7 +148,7 @@ def read(here: Machine, *, owned: bool = False) -> Readings:
 
 
 def _why_not(here: Machine, owned: bool) -> str:
-    """Why no trial is to be made, or nothing where one is."""
+    """Return why the probe makes no trial, or "" where it makes one."""
     import torch
 
     if multiprocessing.parent_process() is not None:

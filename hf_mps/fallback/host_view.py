@@ -81,7 +81,7 @@ class HostView:
         return host
 
     def write_back(self) -> None:
-        """Let the caller's tensors have what was written: content, size and strides where the operator resized."""
+        """Give the caller's tensors what the operator wrote: content, and size and strides where it resized."""
         for device, host, address in self._written:
             resized = device.shape != host.shape
             if resized:
@@ -94,7 +94,7 @@ class HostView:
                 self.copied += host.nbytes
 
     def to_device(self, result: Any) -> Any:
-        """A fresh CPU result on the device; float64 becomes float32 there."""
+        """Move a fresh CPU result to the device; float64 becomes float32 there."""
         if isinstance(result, Tensor):
             if not result.is_cpu:
                 return result
@@ -148,9 +148,9 @@ class HostView:
 
 
 def overlapping_storages(tensors: list[Tensor], written: list[Tensor]) -> frozenset[int]:
-    """The buffers (by address) that two of a call's tensors lie in, or that a written one overlaps itself in.
+    """Return the buffers, by address, in which two of a call's tensors lie or a written one overlaps itself.
 
-    The operator checks such cases by address, so that they cannot be copied tensor by tensor.
+    The operator checks such cases by address, so they cannot be copied tensor by tensor.
     """
     seen: set[int] = set()
     overlapping: set[int] = set()
@@ -164,7 +164,7 @@ def overlapping_storages(tensors: list[Tensor], written: list[Tensor]) -> frozen
 
 
 def host_alias(tensor: Tensor) -> Tensor:
-    """A CPU tensor over the same memory as a device tensor; the caller synchronises before and after.
+    """Return a CPU tensor over the memory of a device tensor; the caller synchronises before and after.
 
     Raises NotShared where the tensor's buffer is private to the device.
     """

@@ -21,7 +21,7 @@ _STRINGS, _SIZE = 5, 10  # entries of the dynamic section
 
 
 def linked_to_torch(path: str) -> bool:
-    """Whether the file names torch's core among the libraries that it needs; another format is searched whole."""
+    """Whether the file names torch's core among the libraries it needs; a file of another format is searched whole."""
     try:
         with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return any(content.find(NEEDED, *part) >= 0 for part in _parts(content))
@@ -49,9 +49,9 @@ def _mach_o(content: mmap.mmap, start: int) -> tuple[int, int]:
 
 def _elf(content: mmap.mmap) -> tuple[int, int]:
     """Where the strings of the dynamic section lie; the whole file where it has none."""
-    table, each, count = *struct.unpack_from("<Q", content, 32), *struct.unpack_from("<2H", content, 54)
+    table, entry_size, count = *struct.unpack_from("<Q", content, 32), *struct.unpack_from("<2H", content, 54)
     loads, entries = [], {}
-    for at in range(table, table + each * count, each):
+    for at in range(table, table + entry_size * count, entry_size):
         kind, _, offset, address, _, size = struct.unpack_from("<2I4Q", content, at)
         if kind == _LOAD:
             loads.append((address, offset, size))

@@ -42,7 +42,7 @@ class OpSchema:
                 generator = argument.name
         # A library's out= form may do more than overwrite.
         plain = op.namespace == "aten" and not op.name().startswith(ADDS_TO_ITS_OUT)
-        other, out_names = _out_overload(op) if plain and not written else (None, ())
+        out_overload, out_names = _out_overload(op) if plain and not written else (None, ())
         return cls(
             op=op,
             names=tuple(argument.name for argument in schema.arguments),
@@ -56,7 +56,7 @@ class OpSchema:
             ),
             out_arguments=tuple(argument.name for argument in schema.arguments if argument.is_out),
             generator=generator,
-            out_overload=other,
+            out_overload=out_overload,
             out_names=out_names,
             functional=_functional_overload(op) if plain and written else None,
         )

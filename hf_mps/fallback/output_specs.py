@@ -34,7 +34,7 @@ class OutputSpecs:
         self._known: dict[Any, tuple[OutputSpec, ...] | None] = {}
 
     def infer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[OutputSpec, ...] | None:
-        """Return a spec for each result, or None where they depend on the content or nothing is known of them."""
+        """Return a spec for each result, or None where they depend on the content, or the operator has no meta form."""
         try:
             key = (_key(args), _key(tuple(kwargs.items())))
             if key not in self._known:

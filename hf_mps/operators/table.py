@@ -42,7 +42,7 @@ SETS = ("native", "composite", "missing", "python", "cpu")
 # Each sparse layout on the device has a dispatch key of its own, and so has its twin on the CPU. COO tensors are
 # "Sparse"; the compressed layouts (CSR, CSC, BSR, BSC) are "SparseCsr", and torch 2.13 makes none on Metal.
 SPARSE = {"SparseMPS": "SparseCPU", "SparseCsrMPS": "SparseCsrCPU"}
-# To be raised when what is stored means something else than before.
+# Raise it when what is stored means something else than before.
 FORMAT = 5
 
 
@@ -97,9 +97,9 @@ def table() -> Table:
         stored = _stored(known)
         if stored is not None:
             return stored
-    made = parse(content, python)
-    _store(made, name)
-    return made
+    fresh = parse(content, python)
+    _store(fresh, name)
+    return fresh
 
 
 def functions_file() -> Path:
@@ -211,14 +211,14 @@ def _stored(path: Path) -> Table | None:
         return None
 
 
-def _store(made: Table, name: str) -> None:
-    """Keep `made` for the next process, all or nothing. A cache that cannot be written costs time and no error."""
+def _store(fresh: Table, name: str) -> None:
+    """Keep `fresh` for the next process, all or nothing. A cache that cannot be written costs time and no error."""
     try:
         folder, _ = cache.writable("")
         handle, path = tempfile.mkstemp(dir=folder, prefix=".operators-")
         with os.fdopen(handle, "w") as file:
-            sets = {kind: sorted(getattr(made, kind)) for kind in SETS}
-            json.dump({**sets, "ends_in": made.kernel_owners, "sparse": made.sparse}, file)
+            sets = {kind: sorted(getattr(fresh, kind)) for kind in SETS}
+            json.dump({**sets, "ends_in": fresh.kernel_owners, "sparse": fresh.sparse}, file)
         Path(path).replace(folder / name)
     except OSError:
         return

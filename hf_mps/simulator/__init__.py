@@ -1,8 +1,8 @@
 """The simulated Metal device: a device of type `mps` on a machine that has no Metal.
 
-It lets the Metal paths of any program be run and tested on Linux. It makes no claim about a Mac's speed or about its
-rounding. Everything above this package sees a device like a Mac's and asks whether it is simulated
-(`hf_mps.device.simulated`) for a label alone, never to do something else.
+It runs the Metal paths of any program on Linux, and makes no claim about a Mac's speed or rounding. Everything above
+this package sees a device like a Mac's and asks whether it is simulated (`hf_mps.device.simulated`) for a label alone,
+never to do something else.
 """
 
 from __future__ import annotations

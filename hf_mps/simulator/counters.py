@@ -23,8 +23,7 @@ from hf_mps.simulator import build
 
 OURS = str(Path(__file__).parents[1]) + os.sep
 PASS_ON = {f"{OURS}core{os.sep}stock.py", f"{OURS}guards{os.sep}kernel_overrides.py"}
-"""Where a wrapper of ours calls what it stands around: `Stock`, inside `Around.replacement`. What waits in there, waits
-for the wrapper's caller."""
+"""Files in which a wrapper of ours calls the function that it wraps. A wait in there is the wrapper's caller's."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +94,8 @@ class Counted:
 def counted(*, places: bool = False) -> Iterator[Counted]:
     """Count what all threads of this process give the device while it is open.
 
-    With `places` each wait is also looked up in Python's stack, for one who counts at a time: about 10 microseconds a
-    wait. Raises UserError where no device is simulated, or where somebody else looks places up already.
+    With `places` each wait is also looked up in Python's stack, by one counter at a time: about 10 microseconds a wait.
+    Raises UserError where no device is simulated, or where another counter looks places up already.
     """
     global _looking
     metal = _extension()
