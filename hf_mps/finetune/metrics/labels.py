@@ -46,7 +46,7 @@ def _averaged(
 ) -> dict[str, Any]:
     from sklearn import metrics
 
-    found = getattr(metrics, f"{name}_score")(
+    score = getattr(metrics, f"{name}_score")(
         references,
         predictions,
         labels=labels,
@@ -55,7 +55,7 @@ def _averaged(
         sample_weight=sample_weight,
         zero_division=zero_division,
     )
-    return {name: float(found) if getattr(found, "size", 1) == 1 else found}
+    return {name: float(score) if getattr(score, "size", 1) == 1 else score}
 
 
 def matthews_correlation(

@@ -26,25 +26,25 @@ def mean_iou(
     """
     import numpy
 
-    shared, answered, there = (numpy.zeros(num_labels) for _ in range(3))
+    shared, answered, present = (numpy.zeros(num_labels) for _ in range(3))
     for prediction, reference in zip(predictions, references, strict=True):
         answer, truth = numpy.asarray(prediction), _relabelled(numpy.asarray(reference), label_map, reduce_labels)
         counted = truth != ignore_index
         answer, truth = answer[counted], truth[counted]
-        for total, area in ((shared, answer[answer == truth]), (answered, answer), (there, truth)):
+        for total, area in ((shared, answer[answer == truth]), (answered, answer), (present, truth)):
             total += numpy.bincount(area[(area >= 0) & (area < num_labels)].astype(int), minlength=num_labels)
     with numpy.errstate(divide="ignore", invalid="ignore"):
-        overlap, accuracy = shared / (answered + there - shared), shared / there
-        found = {
+        overlap, accuracy = shared / (answered + present - shared), shared / present
+        scores = {
             "mean_iou": numpy.nanmean(overlap),
             "mean_accuracy": numpy.nanmean(accuracy),
-            "overall_accuracy": shared.sum() / there.sum(),
+            "overall_accuracy": shared.sum() / present.sum(),
             "per_category_iou": overlap,
             "per_category_accuracy": accuracy,
         }
     if nan_to_num is None:
-        return found
-    return {name: numpy.nan_to_num(value, nan=nan_to_num) for name, value in found.items()}
+        return scores
+    return {name: numpy.nan_to_num(value, nan=nan_to_num) for name, value in scores.items()}
 
 
 def _relabelled(truth: Any, label_map: Mapping[int, int] | None, reduce_labels: bool) -> Any:

@@ -1,4 +1,4 @@
-"""The formulas: scikit-learn's and scipy's, with an answer and no warning where theirs is undefined."""
+"""The formulas of scikit-learn and scipy, with a result and no warning where theirs is undefined."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def averaged(
     references: Sequence[int],
     average: str = "binary",
 ) -> float:
-    """F1, precision or recall as sklearn.metrics has them, 0.0 where there is nothing to divide by.
+    """Return F1, precision or recall as sklearn.metrics computes them, 0.0 where the divisor is 0.
 
     `average` is binary (of label 1), macro, micro or weighted; binary raises UserError for more than two labels.
     """
@@ -52,7 +52,7 @@ def averaged(
 
 
 def other_averages(name: str) -> str:
-    """The sentence that sends a user of a two-label metric to the ones for many labels."""
+    """Return the sentence that names the metrics for many labels to the user of a two-label metric."""
     return f"use {name}/macro, {name}/micro or {name}/weighted"
 
 
@@ -78,7 +78,7 @@ def mse(predictions: Numbers, references: Numbers) -> float:
 
 
 def mean_reciprocal_rank(ranks: Sequence[int], wanted: Sequence[int]) -> float:
-    """The mean of one over the rank at which the right text came; a rank beyond 10 counts as 0."""
+    """Return the mean of one over the rank of the right text; a rank beyond 10 counts as 0."""
     return sum(1 / rank for rank in ranks if rank <= 10) / len(ranks)
 
 
@@ -86,7 +86,7 @@ def _correlation(formula: Callable[..., Any], predictions: Numbers, references: 
     if not _finite(predictions, references):
         return float("nan")
     if len(set(predictions)) == 1 or len(set(references)) == 1:
-        return 0.0  # a constant tells nothing of the other side; scipy returns NaN with a warning
+        return 0.0  # a constant says nothing about the other side; scipy returns NaN with a warning
     with ignoring():  # an almost constant column: scipy still computes, to fewer digits
         value = float(formula(predictions, references)[0])
     return value if value == value else 0.0

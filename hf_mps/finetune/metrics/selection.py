@@ -1,4 +1,4 @@
-"""The metrics that a recipe asks for: chosen among those of its task, and loaded to be computed together."""
+"""The metrics that a recipe asks for: chosen among its task's, and loaded to be computed together."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ TIMINGS = tuple(
 
 @dataclass(frozen=True)
 class Baseline:
-    """What a model that learned nothing scores: in words what it answers, and the metrics."""
+    """The score of a model that learned nothing: its answer in words, and the metrics."""
 
     what: str
     metrics: dict[str, float]
 
 
 class Metrics:
-    """A few metrics computed together; `names` as the recipe has them, `main` the one that judges the run."""
+    """Metrics computed together; `names` are the recipe's, `main` is the one that judges the run."""
 
     def __init__(self, named: Sequence[tuple[str, Metric]]) -> None:
         self.names = tuple(name for name, _ in named)
@@ -58,9 +58,9 @@ class Metrics:
         return values
 
     def baseline(self, references: Any, *, train: Any, regression: bool = False, names: Sequence[str] = ()) -> Baseline:
-        """Return what one constant answer scores on `references`: the majority label of `train`, or its mean.
+        """Return the score of one constant answer on `references`: the majority label of `train`, or its mean.
 
-        `names` are the classes by their ids, for the words.
+        `names` are the classes by their ids, for the description.
         """
         seen = _column(train)
         if not seen:
@@ -82,7 +82,7 @@ class Metrics:
 class Chosen:
     """Metrics that a task computes itself, by name.
 
-    `reported` are the numbers that an evaluation must give; `main`, the first, judges the run.
+    An evaluation must give the numbers `reported`; `main`, the first, judges the run.
     """
 
     names: tuple[str, ...]
@@ -91,12 +91,12 @@ class Chosen:
     greater_is_better: bool
 
     def of(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Only the numbers that were asked for, in their order."""
+        """Return only the chosen numbers, in their order."""
         return {name: float(values[name]) for name in self.reported}
 
 
 class Unmeasured(Metrics):
-    """Metrics that nobody will compute: every number is 0.0, and no package is needed for it."""
+    """Metrics that are not computed: every number is 0.0, and no package is needed."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__([(name, METRICS[name]) for name in names])
@@ -110,7 +110,7 @@ _UNMEASURED: ContextVar[bool] = ContextVar("_UNMEASURED", default=False)
 
 @contextmanager
 def unmeasured() -> Iterator[None]:
-    """Let `load` give metrics that compute nothing, for who looks at a training step alone (`hf-mps plan`, `audit`)."""
+    """Let `load` return metrics that compute nothing, for a look at a training step alone (`hf-mps plan`, `audit`)."""
     before = _UNMEASURED.set(True)
     try:
         yield
@@ -119,12 +119,12 @@ def unmeasured() -> Iterator[None]:
 
 
 def is_metric(name: str) -> bool:
-    """Whether an entry of an evaluation's log is a figure of the model, and none of Trainer's about the evaluation."""
+    """Whether an entry of an evaluation's log measures the model, and not the evaluation itself."""
     return name not in ("epoch", "step") and not name.endswith(TIMINGS)
 
 
 def of_log(logs: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of an evaluation's log, without `eval_`."""
+    """Return the metrics of an evaluation's log, without `eval_`."""
     return {
         name.removeprefix("eval_"): value
         for name, value in logs.items()
@@ -133,7 +133,9 @@ def of_log(logs: Mapping[str, Any]) -> dict[str, float]:
 
 
 def available() -> list[str]:
-    """Every name that a recipe's `metrics` may have, sorted: those that `load` takes, and those of single tasks."""
+    """Return every name that a recipe's `metrics` may have, sorted: those that `load` takes, and those of single
+    tasks.
+    """
     return sorted(REPORTS)
 
 
@@ -148,8 +150,8 @@ def load(names: Sequence[str], *, num_labels: int | None = None) -> Metrics:
         names = [names]
     if not names:
         raise UserError(f"metrics is empty; allowed: {', '.join(computed())}")
-    wanted = list(dict.fromkeys(names))
-    for name in wanted:
+    unique_names = list(dict.fromkeys(names))
+    for name in unique_names:
         if name not in computed():
             raise UserError(
                 f"'{name}' is not a metric it knows; allowed: {', '.join(computed())}{nearest(name, computed())}"
@@ -157,12 +159,12 @@ def load(names: Sequence[str], *, num_labels: int | None = None) -> Metrics:
         if name in TWO_LABELS and num_labels is not None and num_labels > 2:
             raise UserError(f"{name} is for two labels and this data has {num_labels}: {scores.other_averages(name)}")
     if _UNMEASURED.get():
-        return Unmeasured(wanted)
-    return Metrics([(name, _found(name)) for name in wanted])
+        return Unmeasured(unique_names)
+    return Metrics([(name, _found(name)) for name in unique_names])
 
 
 def choose(asked: Sequence[str] | None, allowed: Sequence[str], task: str) -> Chosen:
-    """The metrics `asked` for, or all of `allowed`, those that `task` can compute.
+    """Return the metrics `asked` for, or all of `allowed`, those that `task` can compute.
 
     Raises UserError for a metric that it cannot.
     """
@@ -200,7 +202,7 @@ def _found(name: str) -> Metric:
 
 
 def _column(values: Any) -> list[Any]:
-    """A list of Python numbers from a sequence or an array of shape (n,) or (n, 1); rows of tags are left as they are.
+    """Return a list of Python numbers from a sequence or array of shape (n,) or (n, 1); rows of tags are unchanged.
 
     Raises ValueError for another shape.
     """

@@ -27,83 +27,84 @@ OVERALL = ("precision", "recall", "f1")
 
 
 def split(tag: str) -> tuple[str, str]:
-    """The prefix and the kind of a tag: `B-PER` gives ("B", "PER"), a bare `B` ("B", "_"), `O` ("O", "_")."""
+    """Return the prefix and the kind of a tag: `B-PER` gives ("B", "PER"), a bare `B` ("B", "_"), `O` ("O", "_")."""
     prefix, _, kind = tag.partition("-")
     return prefix, kind or "_"
 
 
 def is_chunked(tags: Iterable[str]) -> bool:
-    """Whether tags mark where names begin and end: `O` and prefixes of IOB1, IOB2 or IOBES before a dash, no others."""
+    """Whether tags mark where names begin and end: only `O` and prefixes of IOB1, IOB2 or IOBES before a dash."""
     named = {tag for tag in tags if tag != OUTSIDE}
     return bool(named) and all(tag[:2] in ("B-", "I-", "E-", "S-") and len(tag) > 2 for tag in named)
 
 
 def kinds(tags: Iterable[str]) -> list[str]:
-    """The kinds of names that tags speak of, sorted."""
+    """Return the kinds of names in tags, sorted."""
     return sorted({split(tag)[1] for tag in tags if tag != OUTSIDE})
 
 
 def spans(tags: Sequence[str], *, suffix: bool = False) -> set[Span]:
-    """The names in one row of tags; with `suffix` the prefix stands behind the kind (`PER-B`).
+    """Return the names in one row of tags; with `suffix` the prefix follows the kind (`PER-B`).
 
     A name begins at B or S, after an E or S, after O, and where the kind changes; so an I with nothing before it begins
-    one too. It ends before the next beginning, after an E or S, and at an O. Tags of other letters are taken as seqeval
-    takes them: the first letter is the prefix, and only a change of kind begins or ends a name.
+    one too. It ends before the next beginning, after an E or S, and at an O. Tags with other letters are read as
+    seqeval reads them: the first letter is the prefix, and only a change of kind begins or ends a name.
     """
-    found: set[Span] = set()
+    names: set[Span] = set()
     start, before, kind = 0, OUTSIDE, ""
-    for place, tag in enumerate([*tags, OUTSIDE]):
+    for index, tag in enumerate([*tags, OUTSIDE]):
         prefix, here = _parts(tag, suffix)
         if before in "ES" or (before in "BI" and prefix in "BSO") or (before not in "O." and here != kind):
-            found.add((kind, start, place))
+            names.add((kind, start, index))
         if prefix in "BS" or (before in "ESO" and prefix in "EI") or (prefix not in "O." and here != kind):
-            start = place
+            start = index
         before, kind = prefix, here
-    return found
+    return names
 
 
 def one_row(rows: Rows) -> list[str]:
-    """All rows behind each other, with an O behind each so that no name spans two."""
+    """Return all rows as one, with an O after each so that no name spans two."""
     return [tag for row in rows for tag in (*row, OUTSIDE)]
 
 
 def report(
-    predictions: Rows, references: Rows, guessed: AbstractSet[Any], there: AbstractSet[Any], *, nothing: float = 0.0
+    predictions: Rows, references: Rows, guessed: AbstractSet[Any], truths: AbstractSet[Any], *, nothing: float = 0.0
 ) -> dict[str, Any]:
-    """A dict for each kind of name, and `overall_` precision, recall, f1, accuracy, from the names found in both.
+    """Return a dict for each kind of name, and `overall_` precision, recall, f1, accuracy, from the names on both
+    sides.
 
     Each kind's dict holds precision, recall and f1 in [0, 1] and `number`, the names in the references. The accuracy is
-    of single words, O included. `nothing` is what there is where there is nothing to divide by. Raises ValueError where
-    rows differ in length.
+    of single words, O included. `nothing` replaces a figure whose divisor is 0. Raises ValueError where rows differ in
+    length.
     """
     pairs = [pair for row in zip(predictions, references, strict=True) for pair in zip(*row, strict=True)]
-    found: dict[str, Any] = {}
-    for kind in sorted({span[0] for span in guessed | there}):
-        ours, theirs = ({span for span in side if span[0] == kind} for side in (guessed, there))
-        found[kind] = _scores(ours, theirs, nothing) | {"number": len(theirs)}
-    found |= {f"overall_{name}": value for name, value in _scores(guessed, there, nothing).items()}
-    found["overall_accuracy"] = sum(one == other for one, other in pairs) / len(pairs) if pairs else 0.0
-    return found
+    figures: dict[str, Any] = {}
+    for kind in sorted({span[0] for span in guessed | truths}):
+        ours, theirs = ({span for span in side if span[0] == kind} for side in (guessed, truths))
+        figures[kind] = _scores(ours, theirs, nothing) | {"number": len(theirs)}
+    figures |= {f"overall_{name}": value for name, value in _scores(guessed, truths, nothing).items()}
+    figures["overall_accuracy"] = sum(answer == truth for answer, truth in pairs) / len(pairs) if pairs else 0.0
+    return figures
 
 
 def _parts(tag: str, suffix: bool) -> tuple[str, str]:
-    """The prefix and the kind of a tag by seqeval's rules, which split `NOUN` into N and OUN."""
+    """Return the prefix and the kind of a tag by seqeval's rules, which split `NOUN` into N and OUN."""
     if suffix:
         return tag[-1:], tag[:-1].rsplit("-", 1)[0] or "_"
     return tag[:1], tag[1:].split("-", 1)[-1] or "_"
 
 
-def _scores(guessed: AbstractSet[Any], there: AbstractSet[Any], nothing: float) -> dict[str, float]:
-    right = len(guessed & there)
-    precision = right / len(guessed) if guessed else nothing
-    recall = right / len(there) if there else nothing
+def _scores(guessed: AbstractSet[Any], truths: AbstractSet[Any], nothing: float) -> dict[str, float]:
+    correct = len(guessed & truths)
+    precision = correct / len(guessed) if guessed else nothing
+    recall = correct / len(truths) if truths else nothing
     both = precision + recall
     return {"precision": precision, "recall": recall, "f1": 2 * precision * recall / both if both else 0.0}
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """Which prefixes there are, and the pairs at which a name begins, goes on and ends."""
+    """A scheme's prefixes, and the pairs at which a name begins, continues and ends."""
 
     prefixes: str
     begins: str
@@ -140,39 +141,39 @@ def seqeval(
     if scheme is not None and scheme not in SCHEMES:
         raise ValueError(f"seqeval has no scheme {scheme}; allowed: {', '.join(SCHEMES)}")
     guessed: set[Any]
-    there: set[Any]
+    truths: set[Any]
     if mode == "strict":
-        read = SCHEMES[scheme or _scheme_of(references, suffix)]
-        guessed, there = (
-            {(*span, number) for number, row in enumerate(rows) for span in strict_spans(row, read, suffix=suffix)}
+        rules = SCHEMES[scheme or _scheme_of(references, suffix)]
+        guessed, truths = (
+            {(*span, number) for number, row in enumerate(rows) for span in strict_spans(row, rules, suffix=suffix)}
             for rows in (predictions, references)
         )
     else:
-        guessed, there = (spans(one_row(rows), suffix=suffix) for rows in (predictions, references))
-    kinds = [{span[0] for span in side} for side in (guessed, there)]
+        guessed, truths = (spans(one_row(rows), suffix=suffix) for rows in (predictions, references))
+    kinds = [{span[0] for span in side} for side in (guessed, truths)]
     if zero_division == "warn" and (kinds[0] != kinds[1] or not kinds[0]):
         _warn_undefined()
-    return report(predictions, references, guessed, there, nothing=0.0 if zero_division in ("warn", 0) else 1.0)
+    return report(predictions, references, guessed, truths, nothing=0.0 if zero_division in ("warn", 0) else 1.0)
 
 
 def strict_spans(row: Sequence[str], scheme: Scheme, *, suffix: bool = False) -> set[Span]:
-    """The names in one row that begin, go on and end by the scheme. Raises ValueError for a prefix that it has not."""
-    words = [_strict_parts(tag, suffix) for tag in (*row, OUTSIDE)]
-    found: set[Span] = set()
-    place, before = 0, (OUTSIDE, "_")
-    while place < len(words):
-        prefix, kind = words[place]
+    """Return the names in one row that begin, continue and end by the scheme. Raises ValueError for other prefixes."""
+    tags = [_strict_parts(tag, suffix) for tag in (*row, OUTSIDE)]
+    names: set[Span] = set()
+    index, before = 0, (OUTSIDE, "_")
+    while index < len(tags):
+        prefix, kind = tags[index]
         if prefix not in scheme.prefixes:
-            raise ValueError(f"seqeval: {row[place]} is no tag of this scheme, whose prefixes are {scheme.prefixes}")
-        start = place
-        place += 1
-        if _at(before, words[start], scheme.begins):
-            while _at(words[place - 1], words[place], scheme.goes_on):
-                place += 1
-            if _at(words[place - 1], words[place], scheme.ends):
-                found.add((kind, start, place))
-        before = words[place - 1]
-    return found
+            raise ValueError(f"seqeval: {row[index]} is no tag of this scheme, whose prefixes are {scheme.prefixes}")
+        start = index
+        index += 1
+        if _at(before, tags[start], scheme.begins):
+            while _at(tags[index - 1], tags[index], scheme.goes_on):
+                index += 1
+            if _at(tags[index - 1], tags[index], scheme.ends):
+                names.add((kind, start, index))
+        before = tags[index - 1]
+    return names
 
 
 def _at(before: tuple[str, str], here: tuple[str, str], pairs: str) -> bool:
@@ -188,7 +189,7 @@ def _strict_parts(tag: str, suffix: bool) -> tuple[str, str]:
 
 
 def _scheme_of(rows: Rows, suffix: bool) -> str:
-    """The scheme that the prefixes of the tags speak of. Raises ValueError where it is none or could be several."""
+    """Return the scheme that the tags' prefixes belong to. Raises ValueError where it is none or could be several."""
     prefixes = {_strict_parts(tag, suffix)[0] for row in rows for tag in row}
     for scheme, needed, alone in (("IOB2", "B", None), ("IOE2", "E", None), ("IOBES", "BE", "S"), ("BILOU", "BL", "U")):
         if prefixes == {alone} or (prefixes >= set(needed) and prefixes <= set(SCHEMES[scheme].prefixes)):

@@ -1,7 +1,7 @@
 """SQuAD's formulas: exact match and token F1 of an answer against several truths, normalised as the benchmark does.
 
 After the benchmark's evaluation scripts (https://rajpurkar.github.io/SQuAD-explorer/), which `evaluate` carries as
-`squad` and `squad_v2`. Scores of one answer are 0 to 1; those of a data set are percentages, as everybody tells them.
+`squad` and `squad_v2`. Scores of one answer are 0 to 1, those of a data set percentages, as is usual.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalised(text: str) -> str:
-    """`text` in small letters, without ASCII punctuation, the articles a, an, the, and surplus white space."""
+    """Return `text` in lower case, without ASCII punctuation, the articles a, an, the, and surplus white space."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(answer: str, truths: Sequence[str]) -> float:
-    """1.0 where the normalised answer is one of the normalised truths; no truth at all stands for the empty answer."""
+    """Return 1.0 where the normalised answer is one of the normalised truths; no truth stands for the empty answer."""
     return float(any(normalised(answer) == normalised(truth) for truth in truths or ("",)))
 
 
 def f1(answer: str, truths: Sequence[str], *, of_nothing: float = 1.0) -> float:
-    """The best F1 of the answer's words against a truth's, in [0, 1]; no truth at all stands for the empty answer.
+    """Return the best F1 of the answer's words against a truth's, in [0, 1]; no truth stands for the empty answer.
 
-    Where neither side has a word left it is `of_nothing`: SQuAD 2.0 counts that as 1.0, SQuAD 1.1 as 0.0.
+    Where neither side has a word left it is `of_nothing`: 1.0 in SQuAD 2.0, 0.0 in SQuAD 1.1.
     """
     return max(_overlap(normalised(answer).split(), normalised(truth).split(), of_nothing) for truth in truths or ("",))
 
 
 def mean(scores: Iterable[float]) -> float:
-    """The mean of scores between 0 and 1, in percent."""
+    """Return the mean of scores between 0 and 1, in percent."""
     values = list(scores)
     return 100.0 * sum(values) / len(values)
 
@@ -64,7 +64,7 @@ def squad_v2(
     An answer whose doubt, the probability that there is none, is above `threshold` counts as "no answer". `best_exact`
     and `best_f1` are the scores under the best threshold, given as `best_exact_thresh` and `best_f1_thresh`.
     """
-    there = [bool(truths) for truths in references]
+    has_answer = [bool(truths) for truths in references]
     doubted = list(doubts or [0.0] * len(answers))
     # A truth of no words counts as none for the scores, but not for the question: as in the benchmark's script.
     pairs = [
@@ -72,22 +72,22 @@ def squad_v2(
         for text, truths in zip(answers, references, strict=True)
     ]
     raw = {"exact": [exact_match(*pair) for pair in pairs], "f1": [f1(*pair) for pair in pairs]}
-    told = {
+    thresholded = {
         name: [
-            float(not has) if doubt > threshold else score
-            for score, doubt, has in zip(scores, doubted, there, strict=True)
+            float(not answerable) if doubt > threshold else score
+            for score, doubt, answerable in zip(scores, doubted, has_answer, strict=True)
         ]
         for name, scores in raw.items()
     }
-    found: dict[str, float] = {}
-    for prefix, wanted in (("", (True, False)), ("HasAns_", (True,)), ("NoAns_", (False,))):
-        chosen = [row for row, has in enumerate(there) if has in wanted]
+    figures: dict[str, float] = {}
+    for prefix, kinds in (("", (True, False)), ("HasAns_", (True,)), ("NoAns_", (False,))):
+        chosen = [row for row, answerable in enumerate(has_answer) if answerable in kinds]
         if chosen:
-            found |= {f"{prefix}{name}": mean(scores[row] for row in chosen) for name, scores in told.items()}
-            found[f"{prefix}total"] = len(chosen)
+            figures |= {f"{prefix}{name}": mean(scores[row] for row in chosen) for name, scores in thresholded.items()}
+            figures[f"{prefix}total"] = len(chosen)
     for name, scores in raw.items():
-        found[f"best_{name}"], found[f"best_{name}_thresh"] = _best(answers, scores, doubted, there)
-    return found
+        figures[f"best_{name}"], figures[f"best_{name}_thresh"] = _best(answers, scores, doubted, has_answer)
+    return figures
 
 
 def squad_of_rows(predictions: Rows, references: Rows) -> dict[str, float]:
@@ -120,18 +120,18 @@ def squad_v2_of_rows(predictions: Rows, references: Rows, no_answer_threshold: f
 
 
 def _best(
-    answers: Sequence[str], scores: Sequence[float], doubts: Sequence[float], there: Sequence[bool]
+    answers: Sequence[str], scores: Sequence[float], doubts: Sequence[float], has_answer: Sequence[bool]
 ) -> tuple[float, float]:
-    """The best score in percent over all thresholds, and that threshold.
+    """Return the best score in percent over all thresholds, and that threshold.
 
-    Begins where every question is left unanswered and takes the answers in, the least doubted first.
+    Starts with every question unanswered and adds the answers, the least doubted first.
     """
-    now = best = float(there.count(False))
+    total = best = float(has_answer.count(False))
     threshold = 0.0
     for row in sorted(range(len(scores)), key=lambda row: doubts[row]):
-        now += scores[row] if there[row] else -float(bool(answers[row]))
-        if now > best:
-            best, threshold = now, doubts[row]
+        total += scores[row] if has_answer[row] else -float(bool(answers[row]))
+        if total > best:
+            best, threshold = total, doubts[row]
     return 100.0 * best / len(scores), threshold
 
 

@@ -53,8 +53,9 @@ class Interface:
 class Metric:
     """A row of the table: the numbers that a recipe's metric reports, the first of which judges a run.
 
-    `compute` gives them from predictions and references, one a row; without it a task computes them itself, from sums
-    that no list of answers holds. `of` says what tasks of one label, one value a row, or of tagged words, may ask for.
+    `compute` returns them from predictions and references, one a row; without it a task computes them itself, from sums
+    that no list of answers holds. `of` says which tasks may ask for it: of one label, one value a row, or of tagged
+    words.
     """
 
     reports: tuple[str, ...] = ()
@@ -71,7 +72,7 @@ def _numbers(
     evaluate: Interface | None = None,
     lower_is_better: bool = False,
 ) -> Metric:
-    """A metric of formulas that each give one number, by the numbers' names."""
+    """Return a metric of formulas that each give one number, by the numbers' names."""
 
     def compute(predictions: Any, references: Any) -> dict[str, float]:
         return {name: float(formula(predictions, references)) for name, formula in formulas.items()}
@@ -212,10 +213,10 @@ LOWER_IS_BETTER = tuple(number for metric in METRICS.values() if metric.lower_is
 
 
 def of_kind(kind: Rows) -> tuple[str, ...]:
-    """The metrics that a task of one label or value a row, or of tagged words, may be asked for."""
+    """Return the metrics for tasks of one label or value a row, or of tagged words."""
     return tuple(name for name, metric in METRICS.items() if kind in metric.of)
 
 
 def computed() -> list[str]:
-    """The metrics of recipes that are computed from lists of answers, sorted; the others a task computes itself."""
+    """Return the recipes' metrics that are computed from lists of answers, sorted; tasks compute the others."""
     return sorted(name for name in REPORTS if METRICS[name].compute is not None)

@@ -17,7 +17,7 @@ Tagged = Sequence[Sequence[str]]
 
 @dataclass
 class TagMetrics:
-    """Measures of rows of tags; `seqeval` adds precision, recall and f1 of each kind of name (`PER_f1`)."""
+    """Metrics of rows of tags; `seqeval` adds precision, recall and f1 of each kind of name (`PER_f1`)."""
 
     names: tuple[str, ...]
     main: str
@@ -35,9 +35,9 @@ class TagMetrics:
         return [f"{kind}_{number}" for kind in self.kinds for number in seqeval.OVERALL]
 
     def compute(self, predictions: Tagged, references: Tagged) -> dict[str, float]:
-        """Every metric of rows of answered tags against the true ones, of the same lengths.
+        """Return every metric of rows of predicted tags against the true ones, of equal lengths.
 
-        A kind of name that neither holds scores 0. Raises ValueError where lengths differ.
+        A kind of name on neither side scores 0. Raises ValueError where lengths differ.
         """
         values: dict[str, float] = {}
         if "seqeval" in self.names:
@@ -53,7 +53,7 @@ class TagMetrics:
         return {name: float(values[name]) for name in self.reported}
 
     def baseline(self, references: Tagged, train: Tagged) -> Baseline:
-        """What the training rows' most frequent tag scores as the only answer."""
+        """Return the score of the training rows' most frequent tag as the only answer."""
         counts = Counter(tag for row in train for tag in row)
         answer, count = min(counts.items(), key=lambda item: (-item[1], item[0]))
         what = f"always answers {answer}, the tag of {count / counts.total():.1%} of the training words"
@@ -61,9 +61,9 @@ class TagMetrics:
 
 
 def of_tags(asked: Sequence[str] | None, tag_names: Sequence[str], task: str) -> TagMetrics:
-    """The metrics asked for, or seqeval's where tags mark names and accuracy and macro F1 where they do not.
+    """Return the metrics asked for; by default seqeval's where tags mark names, else accuracy and macro F1.
 
-    Raises UserError for a metric that tags have not, and for seqeval over tags that mark no names.
+    Raises UserError for a metric that tags do not have, and for seqeval over tags that mark no names.
     """
     chunked = seqeval.is_chunked(tag_names)
     chosen = choose(

@@ -136,7 +136,7 @@ def sacrebleu(
     """Corpus BLEU, 0 to 100, as `score`, with SacreBLEU's counts; as many references for each row."""
     from sacrebleu import corpus_bleu
 
-    found = corpus_bleu(
+    bleu = corpus_bleu(
         list(predictions),
         _streams(references, "sacrebleu"),
         smooth_method=smooth_method,
@@ -147,7 +147,7 @@ def sacrebleu(
         **({"tokenize": tokenize} if tokenize else {}),
     )
     numbers = ("score", "counts", "totals", "precisions", "bp", "sys_len", "ref_len")
-    return {name: getattr(found, name) for name in numbers}
+    return {name: getattr(bleu, name) for name in numbers}
 
 
 def chrf(
@@ -182,30 +182,28 @@ def bleu(
     """
     split = tokenizer or _mteval()
     right, asked = [0] * max_order, [0] * max_order
-    length = wanted = 0
-    for prediction, given in zip(predictions, references, strict=True):
+    length = reference_length = 0
+    for prediction, row in zip(predictions, references, strict=True):
         answer = split(prediction) if isinstance(prediction, str) else list(prediction)
-        truths = [
-            split(each) if isinstance(each, str) else each for each in ([given] if isinstance(given, str) else given)
-        ]
-        length, wanted = length + len(answer), wanted + min(map(len, truths))
+        truths = [split(text) if isinstance(text, str) else text for text in ([row] if isinstance(row, str) else row)]
+        length, reference_length = length + len(answer), reference_length + min(map(len, truths))
         for order in range(max_order):
-            there: Counter[Any] = Counter()
+            reference_ngrams: Counter[Any] = Counter()
             for truth in truths:
-                there |= _ngrams(truth, order + 1)
-            right[order] += (_ngrams(answer, order + 1) & there).total()
+                reference_ngrams |= _ngrams(truth, order + 1)
+            right[order] += (_ngrams(answer, order + 1) & reference_ngrams).total()
             asked[order] += max(0, len(answer) - order)
     extra = int(smooth)
     shares = [(one + extra) / (all_ + extra) if all_ + extra else 0.0 for one, all_ in zip(right, asked, strict=True)]
     mean = math.exp(sum(map(math.log, shares)) / max_order) if min(shares) > 0 else 0.0
-    penalty = 0.0 if not length or not wanted else min(1.0, math.exp(1 - wanted / length))
+    penalty = 0.0 if not length or not reference_length else min(1.0, math.exp(1 - reference_length / length))
     return {
         "bleu": mean * penalty,
         "precisions": shares,
         "brevity_penalty": penalty,
-        "length_ratio": length / wanted if wanted else 0.0,
+        "length_ratio": length / reference_length if reference_length else 0.0,
         "translation_length": length,
-        "reference_length": wanted,
+        "reference_length": reference_length,
     }
 
 

@@ -84,8 +84,8 @@ def _words(annotation: Any) -> str:
     """Return a type in plain words: `integer`, `list of text`, the values of a Literal."""
     plain = {str: "text", int: "whole number", float: "number", bool: "true or false", Any: "any"}
     parts = []
-    for one in _union(annotation):
-        origin, inner = get_origin(one), get_args(one)
+    for kind in _union(annotation):
+        origin, inner = get_origin(kind), get_args(kind)
         if origin is Literal:
             parts.append(", ".join(map(str, inner)))
         elif origin is list:
@@ -93,7 +93,7 @@ def _words(annotation: Any) -> str:
         elif origin is dict:
             parts.append(f"mapping of {_words(inner[0])} to {_words(inner[1])}")
         else:
-            parts.append(plain.get(one, getattr(one, "__name__", str(one))))
+            parts.append(plain.get(kind, getattr(kind, "__name__", str(kind))))
     return " or ".join(parts)
 
 

@@ -75,7 +75,7 @@ def _merged(clauses: list[str]) -> str:
 
 
 def _clause(details: ErrorDetails, kind: type[BaseModel], document: Document) -> str:
-    location, came = details["loc"], details.get("input")
+    location, value = details["loc"], details.get("input")
     if details["type"] == "extra_forbidden":
         allowed = _keys(kind, location[:-1])
         if location[:-1] == ("data",) and document.where(f"data.{location[-1]}") == "command line":
@@ -91,10 +91,10 @@ def _clause(details: ErrorDetails, kind: type[BaseModel], document: Document) ->
         return "is no text; allowed: keys that are text"
     if details["type"] == "literal_error":
         values = details["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
-        return f"is {_shown(came)}; allowed: {values}{nearest(str(came), values.split(', '))}"
+        return f"is {_shown(value)}; allowed: {values}{nearest(str(value), values.split(', '))}"
     words = ALLOWED.get(details["type"])
     allowed_words = words.format(**details.get("ctx", {})) if words else details["msg"].removeprefix("Input should be ")
-    return f"is {_shown(came)}; allowed: {allowed_words}"
+    return f"is {_shown(value)}; allowed: {allowed_words}"
 
 
 def _shown(value: Any) -> str:

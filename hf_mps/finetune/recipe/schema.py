@@ -107,19 +107,19 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _one_source(self) -> Data:
-        given = [name for name in SOURCES if getattr(self, name)]
-        if len(given) != 1:
-            came = f"has {' and '.join(given)}" if given else "names no source"
-            raise ValueError(f"{came}; give exactly one of {', '.join(SOURCES)}")
+        named = [name for name in SOURCES if getattr(self, name)]
+        if len(named) != 1:
+            problem = f"has {' and '.join(named)}" if named else "names no source"
+            raise ValueError(f"{problem}; give exactly one of {', '.join(SOURCES)}")
         owners: dict[str, list[str]] = {}
         for source, satellites in SOURCES.items():
             for satellite in satellites:
                 owners.setdefault(satellite, []).append(source)
         for satellite, sources in owners.items():
-            said = getattr(self, satellite) != type(self).model_fields[satellite].default
-            if said and given[0] not in sources:
+            is_set = getattr(self, satellite) != type(self).model_fields[satellite].default
+            if is_set and named[0] not in sources:
                 belongs = f"{satellite}, which belongs to {' and '.join(sources)}"
-                raise ValueError(f"has {belongs}, beside {given[0]}; leave {satellite} out")
+                raise ValueError(f"has {belongs}, beside {named[0]}; leave {satellite} out")
         return self
 
     @model_validator(mode="after")

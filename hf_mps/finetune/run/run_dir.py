@@ -66,11 +66,11 @@ class RunDir:
         """
         named = resolved.recipe.output_dir
         first = Path(named).expanduser() if named is not None else RUNS / resolved.name
-        there = [path for path in (numbered(first) if named is None else [first]) if _used(path)]
+        used = [path for path in (numbered(first) if named is None else [first]) if _used(path)]
         if fresh:
-            reason = f"--fresh: beside {first}" if there else "--fresh"
-            return cls(next_free(first) if there else first, reason, named is not None)
-        for path in reversed(there):
+            reason = f"--fresh: beside {first}" if used else "--fresh"
+            return cls(next_free(first) if used else first, reason, named is not None)
+        for path in reversed(used):
             differs = differences(path, resolved)
             if differs == [] and (path / RESULTS).exists():
                 differs = fingerprints.changed_files(path, resolved.recipe.data)
@@ -79,12 +79,12 @@ class RunDir:
             unfinished = differs is not None and not (path / RESULTS).exists()
             if unfinished or (named is not None and differs):
                 raise UserError(_changed(path, differs or []))
-        if named is not None and there:
+        if named is not None and used:
             way_on = f"output_dir={next_free(first)}"
             raise UserError(
                 f"output_dir {first} is in use already, and a run never writes over another; next: {way_on}"
             )
-        if there:
+        if used:
             return cls(next_free(first), f"{first} holds another run, which stays as it is", named=False)
         reason = "output_dir in the recipe" if named else "the default: runs/ and the recipe's name"
         return cls(first, reason, bool(named))

@@ -205,19 +205,21 @@ def _failures_in_one_line(resolved: ResolvedRecipe, run_dir: RunDir | None) -> I
         yield
     except KeyboardInterrupt as error:
         code, step = getattr(error, "exit_code", INTERRUPTED), getattr(error, "step", None)
-        kept = _kept(run_dir)
-        on = f"; to go on: {_command(resolved)}" if "kept:" in kept else ""
-        raise Interrupted(f"interrupted{f' at step {step}' if step is not None else ''}{kept}{on}", code) from error
+        kept_files = _kept(run_dir)
+        way_on = f"; to go on: {_command(resolved)}" if "kept:" in kept_files else ""
+        raise Interrupted(
+            f"interrupted{f' at step {step}' if step is not None else ''}{kept_files}{way_on}", code
+        ) from error
     except RunError as error:
         raise RunError(f"{error}{_kept(run_dir)}") from error
     except UserError:
         _kept(run_dir)
         raise
     except Exception as error:
-        kept, words = _kept(run_dir), failures.describe(error)
+        kept_files, words = _kept(run_dir), failures.describe(error)
         if words is None:
             raise
-        raise RunError(f"{words}{failures.place_of_cache(error) if run_dir is None else kept}") from error
+        raise RunError(f"{words}{failures.place_of_cache(error) if run_dir is None else kept_files}") from error
 
 
 def _kept(run_dir: RunDir | None) -> str:

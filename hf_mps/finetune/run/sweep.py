@@ -91,27 +91,27 @@ def run_sweep(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = Fa
 
 def plan_sweep(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = False) -> Sweep:
     """Return the runs of a sweep, each validated, none begun. Raises UserError for the first invalid one."""
-    given = set(resolved.overrides)
+    keys = set(resolved.overrides)
     values: dict[str, list[str]] = {}
     for axis in axes:
         key, equals, text = axis.partition("=")
         if not equals or not key:
             raise UserError(f"--sweep '{axis}' names no values; allowed: KEY=VALUE,VALUE, for example seed=1,2,3")
-        if resolved.in_full(key) in given:
+        if resolved.in_full(key) in keys:
             raise UserError(f"--sweep {key} is given twice; give it once")
         if key == "output_dir":
             raise UserError("--sweep output_dir: each run has a folder of its own below one; give output_dir=PATH")
-        given.add(resolved.in_full(key))
+        keys.add(resolved.in_full(key))
         values[key] = list(dict.fromkeys(_split(text)))
     every = [dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values())]
     base = _base(resolved, every, fresh=fresh)
     runs = []
-    for chosen in every:
-        place = base / _name(chosen)
-        typed = resolved.parse([f"{key}={value}" for key, value in chosen.items()])
-        one = resolved.with_overrides({**typed, "output_dir": str(place)})
-        RunDir.choose(one)  # refuses a folder that holds the run of another recipe
-        runs.append(SweepRun(chosen, one, place))
+    for values_of_run in every:
+        folder = base / _name(values_of_run)
+        typed = resolved.parse([f"{key}={value}" for key, value in values_of_run.items()])
+        recipe = resolved.with_overrides({**typed, "output_dir": str(folder)})
+        RunDir.choose(recipe)  # refuses a folder that holds the run of another recipe
+        runs.append(SweepRun(values_of_run, recipe, folder))
     return Sweep(resolved.name, base, (*resolved.words, "--sweep", *axes), runs)
 
 
@@ -145,18 +145,18 @@ def _swept(path: Path) -> list[dict[str, str]]:
 def write(sweep: Sweep) -> list[Path]:
     """Write sweep.csv, a row for each run, and sweep.json, which has the means over seeds too; return their paths."""
     rows = [
-        {**one.values, "state": _state(one), **one.metrics, "train_seconds": one.seconds}
-        | {"simulated": one.simulated, "error": one.error}
-        for one in sweep.runs
+        {**run.values, "state": _state(run), **run.metrics, "train_seconds": run.seconds}
+        | {"simulated": run.simulated, "error": run.error}
+        for run in sweep.runs
     ]
     content = {
         "name": sweep.name,
         "main_metric": sweep.main_metric,
         "greater_is_better": sweep.greater_is_better,
         "runs": [
-            {"values": one.values, "folder": str(one.place), "state": _state(one), "metrics": one.metrics}
-            | {"train_seconds": one.seconds, "simulated": one.simulated, "error": one.error or None}
-            for one in sweep.runs
+            {"values": run.values, "folder": str(run.place), "state": _state(run), "metrics": run.metrics}
+            | {"train_seconds": run.seconds, "simulated": run.simulated, "error": run.error or None}
+            for run in sweep.runs
         ],
         "groups": [
             {"values": values, "runs": len(runs), "metrics": {name: _spread(runs, name) for name in _metrics(sweep)}}
@@ -171,32 +171,32 @@ def write(sweep: Sweep) -> list[Path]:
 
 
 @contextmanager
-def _noted(sweep: Sweep, one: SweepRun) -> Iterator[None]:
+def _noted(sweep: Sweep, run: SweepRun) -> Iterator[None]:
     """Note a run's failure and let the next one begin; Ctrl-C ends the sweep with the command that resumes it."""
     try:
         yield
     except runner.Interrupted as error:
         write(sweep)
         way_on = shlex.join(["hf-mps", "finetune", *sweep.words])
-        done = sum(bool(each.metrics) for each in sweep.runs)
+        done = sum(bool(other.metrics) for other in sweep.runs)
         words = f"interrupted after {done} of {len(sweep.runs)} runs; to go on: {way_on}"
         raise runner.Interrupted(words, error.exit_code) from error
     except (RunError, UserError) as error:
-        one.error = str(error)
-        results = one.place / failures.RESULTS
+        run.error = str(error)
+        results = run.place / failures.RESULTS
         if results.is_file():  # a run that ended and missed what its recipe expects
-            _keep(sweep, one, json.loads(results.read_text(encoding="utf-8")))
+            _keep(sweep, run, json.loads(results.read_text(encoding="utf-8")))
         print(f"run failed: {error}")
 
 
-def _keep(sweep: Sweep, one: SweepRun, results: dict[str, Any]) -> None:
-    one.metrics, one.seconds = dict(results["metrics"]), results["train_seconds"]
-    one.simulated = results.get("simulated")  # an earlier release left it out
+def _keep(sweep: Sweep, run: SweepRun, results: dict[str, Any]) -> None:
+    run.metrics, run.seconds = dict(results["metrics"]), results["train_seconds"]
+    run.simulated = results.get("simulated")  # an earlier release left it out
     sweep.main_metric, sweep.greater_is_better = results["main_metric"], results["greater_is_better"]
 
 
-def _state(one: SweepRun) -> str:
-    return "failed" if one.error else "finished" if one.metrics else "not run"
+def _state(run: SweepRun) -> str:
+    return "failed" if run.error else "finished" if run.metrics else "not run"
 
 
 def _metrics(sweep: Sweep) -> list[str]:

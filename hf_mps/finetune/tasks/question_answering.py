@@ -240,16 +240,16 @@ class QAEvaluator:
 
     def rows(self, answers: Sequence[Answer]) -> Iterator[dict[str, Any]]:
         """Yield the rows of predictions.csv."""
-        for number, given in enumerate(answers):
+        for number, predicted in enumerate(answers):
             truths = self._truths[number]
             yield {
                 "id": self._ids[number],
                 "question": self._questions[number],
-                "prediction": given.text,
+                "prediction": predicted.text,
                 "truth": " | ".join(dict.fromkeys(truths)),
-                "exact_match": exact_match(given.text, truths),
-                "f1": round(f1(given.text, truths), 4),
-                "probability": round(given.probability, 4),
-                "start": given.start,
-                **({"null_score_diff": round(given.null_margin, 4)} if self._negative else {}),
+                "exact_match": exact_match(predicted.text, truths),
+                "f1": round(f1(predicted.text, truths), 4),
+                "probability": round(predicted.probability, 4),
+                "start": predicted.start,
+                **({"null_score_diff": round(predicted.null_margin, 4)} if self._negative else {}),
             }
