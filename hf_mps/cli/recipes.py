@@ -11,6 +11,7 @@ import typer
 
 from hf_mps.cli.options import Debug, RecipeName, deferred, recipe_names
 from hf_mps.core.errors import MISUSE
+from hf_mps.core.text import aligned
 
 recipes = typer.Typer(no_args_is_help=True, help="The recipes that come with hf_mps.")
 
@@ -21,10 +22,8 @@ def list_recipes(debug: Debug = False) -> None:
     """List the recipes with what each is for."""
     from hf_mps.finetune.recipe import catalogue
 
-    entries = catalogue.entries()
-    width = max((len(entry.name) for entry in entries), default=0)
-    for entry in entries:
-        print(f"{entry.name:<{width}}  {entry.purpose}")
+    for line in aligned((entry.name, entry.purpose) for entry in catalogue.entries()):
+        print(line)
 
 
 @recipes.command("show")
@@ -56,7 +55,6 @@ def copy_recipe(
 def recipe_keys(recipe: RecipeName, debug: Debug = False) -> None:
     """List every key that a recipe may have, with its default and what it takes."""
     from hf_mps.finetune.recipe import keys
-    from hf_mps.finetune.report.screen.tables import aligned
 
     for line in aligned([(key.name, key.default, key.kind) for key in keys.of_recipe(recipe)]):
         print(line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -119,10 +119,3 @@ class Registry:
             for catalogue in self.catalogues.values()
             for name in (*catalogue.shared, *catalogue.names)
         ]
-
-
-def table(rows: Iterable[tuple[str, str, str]]) -> str:
-    """Name, state and reason of each, a line each, in columns."""
-    rows = list(rows)
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    return "\n".join(f"{name:<{widths[0]}}  {state:<{widths[1]}}  {reason}" for name, state, reason in rows)

@@ -1,8 +1,9 @@
-"""Sizes, durations and errors as a person reads them."""
+"""Sizes, durations, errors and plain tables as a person reads them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Sequence
 
 MIB, GIB = 2**20, 2**30
 
@@ -51,3 +52,17 @@ def summary(error: BaseException) -> str:
     """An error's kind and first line, `ValueError: …`; its kind alone where it says nothing."""
     kind, words = type(error).__name__, first_line(error)
     return kind if words == kind else f"{kind}: {words}"
+
+
+def aligned(rows: Iterable[Sequence[str]], *, right: Sequence[int] = (), widest: int = 40) -> Iterator[str]:
+    """Yield the rows as lines, two spaces between columns, the columns numbered in `right` aligned to the right.
+
+    A cell of more than `widest` letters shifts its own line only.
+    """
+    rows = list(rows)
+    columns = range(max(map(len, rows), default=0))
+    cells = [[row[at] for row in rows if at < len(row)] for at in columns]
+    widths = [max((len(cell) for cell in some if len(cell) <= widest), default=0) for some in cells]
+    for row in rows:
+        padded = [cell.rjust(widths[at]) if at in right else cell.ljust(widths[at]) for at, cell in enumerate(row)]
+        yield "  ".join(padded).rstrip()

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from hf_mps.core.registry import table
+from hf_mps.core.text import aligned
 from hf_mps.guards.base import Guard
 from hf_mps.guards.catalogue import GUARDS, REGISTRY
 from hf_mps.guards.sentinels.base import Sentinel
@@ -38,7 +38,8 @@ class Report:
     sentinels: list[State]
 
     def __str__(self) -> str:
-        return table((each.name, _counted(each), each.reason) for each in (*self.guards, *self.sentinels))
+        rows = ((each.name, _counted(each), each.reason) for each in (*self.guards, *self.sentinels))
+        return "\n".join(aligned(rows))
 
 
 def report() -> Report:

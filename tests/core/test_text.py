@@ -45,3 +45,9 @@ def test_an_error_is_its_first_line_or_its_kind() -> None:
 
 def test_a_number_agrees_with_its_noun() -> None:
     assert [text.counted(number, "row") for number in (0, 1, 2)] == ["0 rows", "1 row", "2 rows"]
+
+
+def test_rows_stand_in_columns_and_one_long_cell_shifts_its_own_line_only() -> None:
+    rows = [("a", "1", "x"), ("bcd", "10", ""), ("e" * 41, "2")]
+    assert list(text.aligned(rows, right=(1,))) == ["a     1  x", "bcd  10", f"{'e' * 41}   2"]
+    assert list(text.aligned([])) == []

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from hf_mps.core.text import aligned
 from hf_mps.dryrun.audit.record import Audit, Entry
 from hf_mps.dryrun.render import Annotation, Report
-from hf_mps.finetune.report.screen.tables import aligned
 from hf_mps.operators.support import FINDINGS, KINDS, Kind
 
 

@@ -87,6 +87,14 @@ def _only(reports: tuple[str, ...], compute: Callable[..., dict[str, Any]]) -> C
     return of
 
 
+def _named(name: str, formula: Callable[..., float]) -> Compute:
+    return lambda predictions, references: {name: formula(predictions, references)}
+
+
+def _score(corpus: Callable[..., dict[str, Any]]) -> Callable[[Any, Any], float]:
+    return lambda predictions, references: float(corpus(predictions, references)["score"])
+
+
 def _averaged(name: Any, average: str = "binary") -> Callable[[Any, Any], float]:
     return lambda predictions, references: scores.averaged(name, predictions, references, average)
 
@@ -163,31 +171,19 @@ METRICS: dict[str, Metric] = {
         partial(seqeval.seqeval, zero_division=0),
         evaluate=Interface(seqeval.seqeval, [(["string"], ["string"])]),
     ),
-    "wer": Metric(
-        ("wer",),
-        lambda *rows: {"wer": texts.wer(*rows)},
-        needs=JIWER,
-        lower_is_better=True,
-        evaluate=Interface(texts.wer, _TEXTS),
-    ),
-    "cer": Metric(
-        ("cer",),
-        lambda *rows: {"cer": texts.cer(*rows)},
-        needs=JIWER,
-        lower_is_better=True,
-        evaluate=Interface(texts.cer, _TEXTS),
-    ),
+    **{
+        name: Metric((name,), _named(name, rate), (), JIWER, lower_is_better=True, evaluate=Interface(rate, _TEXTS))
+        for name, rate in (("wer", texts.wer), ("cer", texts.cer))
+    },
+    **{
+        name: Metric((name,), _named(name, _score(corpus)), (), SACREBLEU, evaluate=Interface(corpus, _SEVERAL))
+        for name, corpus in (("sacrebleu", texts.sacrebleu), ("chrf", texts.chrf))
+    },
     "rouge": Metric(
         ("rougeL", "rouge1", "rouge2", "rougeLsum"),
         texts.mean_rouge,
         needs=ROUGE,
         evaluate=Interface(texts.rouge, _SEVERAL),
-    ),
-    "sacrebleu": Metric(
-        ("sacrebleu",),
-        lambda *rows: {"sacrebleu": float(texts.sacrebleu(*rows)["score"])},
-        needs=SACREBLEU,
-        evaluate=Interface(texts.sacrebleu, _SEVERAL),
     ),
     "bleu": Metric(
         ("bleu",),
@@ -195,12 +191,6 @@ METRICS: dict[str, Metric] = {
         needs=SACREBLEU,
         # The last form is that of datasets 1 and 2: tokens, not texts.
         evaluate=Interface(texts.bleu, [*_SEVERAL, (["string"], [["string"]])]),
-    ),
-    "chrf": Metric(
-        ("chrf",),
-        lambda *rows: {"chrf": float(texts.chrf(*rows)["score"])},
-        needs=SACREBLEU,
-        evaluate=Interface(texts.chrf, _SEVERAL),
     ),
     "mean_iou": Metric(evaluate=Interface(pixels.mean_iou, [("map", "map")])),
     "perplexity": Metric(("perplexity",), lower_is_better=True),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hf_mps.core import status
-from hf_mps.core.text import duration, memory
+from hf_mps.core.text import aligned, duration, memory
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -102,17 +102,6 @@ def comparison(
             say(stream, line)
     for line in aligned([("written" if not index else "", file) for index, file in enumerate(files)]):
         say(stream, line)
-
-
-def aligned(rows: Rows, *, right: Sequence[int] = (), widest: int = 40) -> Iterator[str]:
-    """Yield the rows as lines, two spaces between columns; a cell wider than `widest` shifts its own line only."""
-    columns = max(map(len, rows), default=0)
-    widths = [
-        max((len(row[i]) for row in rows if i < len(row) and len(row[i]) <= widest), default=0) for i in range(columns)
-    ]
-    for row in rows:
-        cells = [cell.rjust(widths[i]) if i in right else cell.ljust(widths[i]) for i, cell in enumerate(row)]
-        yield "  ".join(cells).rstrip()
 
 
 def _draw_header(console: Console, title: str, rows: Rows) -> None:
