@@ -88,6 +88,17 @@ def test_every_guard_sentinel_variable_and_fault_is_in_them(docs: ModuleType) ->
 
 
 @pytest.mark.process
+def test_every_declared_patch_is_in_them_with_who_declares_it(docs: ModuleType) -> None:
+    from hf_mps import integrations
+
+    rows = [line for line in docs.pages()["patches.md"].splitlines() if line.startswith("| `")]
+    for patch in integrations.declared():
+        target = patch.target.replace("pytorch_lightning.", "lightning.pytorch.")
+        place, name = re.findall(r"(.*[.:])(\w+)$", target)[0]
+        shown = [row for row in rows if f"`{place}{name}`" in row or (f"`{place[:-1]}`:" in row and f"`{name}`" in row)]
+        assert any(patch.name in row for row in shown), patch
+
+
 def test_the_pages_build_into_a_site_without_a_link_that_leads_nowhere(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     variables = {**os.environ, "HF_MPS": "0", "NO_MKDOCS_2_WARNING": "1"}
