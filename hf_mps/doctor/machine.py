@@ -62,11 +62,11 @@ def _python(here: machine.Machine) -> Finding:
 def _macos(here: machine.Machine) -> Finding:
     import torch
 
-    wanted = oldest_macos(str(torch.__version__))
-    oldest = ".".join(map(str, wanted))
+    needed = oldest_macos(str(torch.__version__))
+    oldest = ".".join(map(str, needed))
     if here.macos is None:
         return note("macos", "the kernel does not tell its macOS version", "sw_vers -productVersion")
-    if not here.macos_at_least(*wanted):
+    if not here.macos_at_least(*needed):
         says = f"macOS {here.macos}; the Metal backend of PyTorch {torch.__version__} needs {oldest} or newer"
         older = ", or python -m pip install 'torch<2.15'" if here.macos_at_least(*OLDEST_MACOS) else ""
         return problem("macos", says, f"softwareupdate --list{older}")

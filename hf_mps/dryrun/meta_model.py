@@ -35,9 +35,9 @@ class MetaCheckpoint(Checkpoint):
 
     def tokenizer(self, **settings: Any) -> Any:
         """The tiny model's tokenizer, which takes rows as long as the real model's."""
-        found = super().tokenizer(**settings)
-        found.model_max_length = int(getattr(self.size, "max_position_embeddings", None) or 2**30)
-        return found
+        tokenizer = super().tokenizer(**settings)
+        tokenizer.model_max_length = int(getattr(self.size, "max_position_embeddings", None) or 2**30)
+        return tokenizer
 
     def image_processor(self) -> Any:
         """The checkpoint's own, which tells the size of its pictures; where that cannot be had, one of that size.
@@ -79,9 +79,9 @@ class MetaCheckpoint(Checkpoint):
         """sentence-transformers' model around the architecture, with the tiny one's tokenizer and pooling."""
         from transformers import AutoModel
 
-        found = super().sentence_transformer("cpu")
-        found[0].model = self.model(AutoModel)[0]
-        return found
+        whole = super().sentence_transformer("cpu")
+        whole[0].model = self.model(AutoModel)[0]
+        return whole
 
 
 def ignore_moves(models: Iterable[Any]) -> None:
@@ -98,16 +98,16 @@ def make_fake(models: Iterable[Any], mode: FakeTensorMode, device: str) -> None:
     """Put the parameters and buffers of `models` on `device` as fake tensors of `mode`; shared ones stay shared."""
     import torch
 
-    made: dict[int, tuple[Any, Any]] = {}  # with the former tensor, so that its id is not given away
+    fakes: dict[int, tuple[Any, Any]] = {}  # with the former tensor, so that its id is not given away
 
     def fake(tensor: Any) -> Any:
-        if id(tensor) not in made:
+        if id(tensor) not in fakes:
             with mode:
                 new: Any = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
             if isinstance(tensor, torch.nn.Parameter):
                 new = torch.nn.Parameter(new, tensor.requires_grad)
-            made[id(tensor)] = (new, tensor)
-        return made[id(tensor)][0]
+            fakes[id(tensor)] = (new, tensor)
+        return fakes[id(tensor)][0]
 
     for model in models:
         for module in model.modules():

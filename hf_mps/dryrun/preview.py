@@ -92,20 +92,20 @@ def _memory(resolved: ResolvedRecipe, device: str) -> Choice[Any]:
 
     try:
         with prepare.weightless(Target(resolved.name, resolved)) as parts:
-            found = Tracer(parts, metal_device())()
+            estimate = Tracer(parts, metal_device())()
     except Exception as error:  # whatever a step does that a trace cannot follow: the rest of the plan stands
         return _not_known(error)
     reason = f"estimated from a traced step; what it is made of: {_command('plan', resolved)}"
     if device == "mps":
         machine = present()
-        share = f"{found.bytes / machine.comfortable:.0%} of what {machine.name} may use"
-        return Choice(f"{gib(found.bytes)} live at peak: {machine.verdict(found.bytes)}", f"{share}; {reason}")
-    return Choice(f"{gib(found.bytes)} live at peak", reason)
+        share = f"{estimate.bytes / machine.comfortable:.0%} of what {machine.name} may use"
+        return Choice(f"{gib(estimate.bytes)} live at peak: {machine.verdict(estimate.bytes)}", f"{share}; {reason}")
+    return Choice(f"{gib(estimate.bytes)} live at peak", reason)
 
 
 def _not_known(error: Exception) -> Choice[Any]:
-    told = isinstance(error, (UserError, RunError))
-    return Choice(UNKNOWN, first_line(error) if told else f"it cannot be traced: {summary(error)}")
+    ours = isinstance(error, (UserError, RunError))
+    return Choice(UNKNOWN, first_line(error) if ours else f"it cannot be traced: {summary(error)}")
 
 
 def _command(verb: str, resolved: ResolvedRecipe) -> str:
@@ -118,12 +118,12 @@ def _operators(resolved: ResolvedRecipe) -> Choice[Any]:
     from hf_mps.dryrun.resolve import Target
 
     try:
-        found = audit(Target(resolved.name, resolved))
+        result = audit(Target(resolved.name, resolved))
     except Exception as error:
         return _not_known(error)
     lacking = [
         f"{entry.operator} (as the recipe names it)" if entry.operator in resolved.recipe.fallback else entry.operator
-        for entry in found.findings
+        for entry in result.findings
     ]
-    reason = f"of {len(found.entries)} in a training step; with their places: {_command('audit', resolved)}"
+    reason = f"of {len(result.entries)} in a training step; with their places: {_command('audit', resolved)}"
     return Choice(f"without a Metal kernel: {', '.join(lacking)}" if lacking else "all have a Metal kernel", reason)

@@ -6,7 +6,7 @@ import re
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -65,9 +65,9 @@ class TrainingStep:
         *,
         after_backward: Callable[[Any], None] | None = None,
         after_step: Callable[[int], None] | None = None,
-        watch: Any = None,
+        watch: Sequence[Any] = (),
     ) -> None:
-        """Take `steps` optimizer steps, with the context manager `watch` around each operator.
+        """Take `steps` optimizer steps, with the context managers `watch` around each operator.
 
         The batches are gone through in turn, and begun again where they are too few. `after_backward` gets the loss of
         each batch, `after_step` the number of the step, from 1.
@@ -88,7 +88,9 @@ class TrainingStep:
         trainer.training_step = training_step
         trainer.add_callback(caller)
         try:
-            with self._tensors(), tracker, watch or nullcontext():
+            with ExitStack() as stack:
+                for context in (self._tensors(), tracker, *watch):
+                    stack.enter_context(context)
                 trainer.train()
         except _Done:
             pass

@@ -45,7 +45,7 @@ def _audit(target: Target, device: Choice[str], release: OperatorSupport) -> Aud
     def audited(parts: prepare.Parts, tensors: Choice[str]) -> Audit:
         step = prepare.step(parts, device, fake=tensors is FAKE)
         recorder = OperatorRecorder(step.tracker)
-        step.run(1, watch=recorder)
+        step.run(1, watch=[recorder])
         return audit_of(target.name, recorder, release, {"device": device, **step.facts, "tensors": tensors})
 
     with prepare.weightless(target) as parts:

@@ -36,11 +36,11 @@ class Machine:
 
 def named(text: str) -> Machine:
     """The machine that `text` names: 16gb, or a profile's name (m2-pro-16gb). Raises UserError for anything else."""
-    found = _SIZE.fullmatch(text.strip())
-    if found and int(found[1]) > 0:
-        size = int(found[1]) * GIB
-        profile = profiles.Profile(f"{found[1]} GB", "Apple silicon", 0, size, (0, 0))
-        return Machine(f"a Mac with {found[1]} GB", size, profile.recommended_max)
+    size_given = _SIZE.fullmatch(text.strip())
+    if size_given and int(size_given[1]) > 0:
+        size = int(size_given[1]) * GIB
+        profile = profiles.Profile(f"{size_given[1]} GB", "Apple silicon", 0, size, (0, 0))
+        return Machine(f"a Mac with {size_given[1]} GB", size, profile.recommended_max)
     word = text.strip().lower()
     if word not in profiles.PROFILES:
         allowed = f"a size as 16gb, or {', '.join(profiles.PROFILES)}"

@@ -6,8 +6,8 @@ Fake tensors hold nothing: a laptop's memory is enough to find the peak of a 7-b
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +92,7 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         alone = [_alone(one) for one in (first, second)]
         return alone.index(True) if any(alone) else None
 
-    def hold(self, tensors: Iterator[torch.Tensor], part: str = WEIGHTS) -> None:
+    def hold(self, tensors: Iterable[torch.Tensor], part: str = WEIGHTS) -> None:
         """Count tensors that were there before."""
         for tensor in tensors:
             self._made(tensor, part)
@@ -142,41 +142,18 @@ def _alone(tensor: torch.Tensor) -> bool:
     return bool(count <= 2 and torch.ops.aten.is_non_overlapping_and_dense(tensor))
 
 
-@contextmanager
-def gradients_told(memory: Memory, model: torch.nn.Module) -> Iterator[None]:
-    """Tell `memory` of each gradient as autograd hands it to its parameter."""
-    hooks = [
-        parameter.register_post_accumulate_grad_hook(memory.gradient)  # type: ignore[no-untyped-call]
-        for parameter in model.parameters()
-        if parameter.requires_grad
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def peak(step: Any, *others: Any) -> Peak:
-    """Run a `hf_mps.dryrun.step.TrainingStep` twice and return its highest moment; `others` look on as well."""
+def peak(step: TrainingStep, *others: Any) -> Peak:
+    """Run a step twice and return its highest moment; the dispatch modes `others` look on as well."""
     memory = Memory(step.tracker, vocabulary=_vocabulary(step.model))
-    memory.hold(iter([*step.model.parameters(), *step.model.buffers()]))
-    with gradients_told(memory, step.model):
-        step.run(STEPS, watch=_together(memory, *others))
-    found = memory.peak
-    return Peak(
-        found.bytes,
-        {part: size for part, size in found.parts.items() if size},
-        (found.where[0], family(found.where[1])),
-    )
-
-
-@contextmanager
-def _together(*managers: Any) -> Iterator[None]:
-    with ExitStack() as stack:
-        for one in managers:
-            stack.enter_context(one)
-        yield
+    memory.hold([*step.model.parameters(), *step.model.buffers()])
+    with ExitStack() as hooks:
+        for parameter in step.model.parameters():
+            if parameter.requires_grad:
+                hooks.callback(parameter.register_post_accumulate_grad_hook(memory.gradient).remove)
+        step.run(STEPS, watch=[memory, *others])
+    highest = memory.peak
+    phase, module = highest.where
+    return Peak(highest.bytes, {part: size for part, size in highest.parts.items() if size}, (phase, family(module)))
 
 
 def _vocabulary(model: Any) -> int | None:
@@ -220,8 +197,8 @@ class Tracer:
         self._also = also
         self.wide = batch.width(parts.recipe, parts.prepared, length)
         self._known: dict[int, Estimate] = {}
-        self.rows = self._said("per_device_train_batch_size", 32)
-        self.accumulation = self._said("gradient_accumulation_steps", 1)
+        self.rows = self._setting("per_device_train_batch_size", 32)
+        self.accumulation = self._setting("gradient_accumulation_steps", 1)
 
     def __call__(self, rows: int | None = None) -> Estimate:
         """The estimate for a batch of `rows`, by default the recipe's."""
@@ -235,21 +212,27 @@ class Tracer:
         changes = {"gradient_accumulation_steps": min(self.accumulation, 2)}
         step = prepare.step(self._parts, self._device, fake=True, changes=changes, rows=rows, wide=self.wide)
         try:
-            found = peak(step, *([self._also(step)] if self._also is not None else []))
+            highest = peak(step, *([self._also(step)] if self._also is not None else []))
         except Exception as error:
             if not needs_numbers(error):
                 raise
             why = summary(error)
             raise RunError(f"this step reads values on its way, which a trace does not have: {why}") from error
-        phase, module = found.where
-        where = f"{phase}: {module}" if module else phase
+        phase, module = highest.where
         return Estimate(
-            rows, self.wide.tokens, self.accumulation, found.bytes, found.parts, where, str(self.wide), step.facts
+            rows,
+            self.wide.tokens,
+            self.accumulation,
+            highest.bytes,
+            highest.parts,
+            f"{phase}: {module}" if module else phase,
+            str(self.wide),
+            step.facts,
         )
 
-    def _said(self, name: str, default: int) -> int:
-        said = self._parts.prepared.arguments_defaults | dict(self._parts.recipe.training)
-        return int(said.get(name) or default)
+    def _setting(self, name: str, default: int) -> int:
+        settings = self._parts.prepared.arguments_defaults | dict(self._parts.recipe.training)
+        return int(settings.get(name) or default)
 
 
 def largest(peak_of: Callable[[int], int], limit: int, first: int, most: int = LARGEST_BATCH) -> int:
