@@ -10,13 +10,13 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.tasks._base import Prepared
 
 IDS, SOUND = "input_ids", "input_values"
-# What a model of two sides reads and writes on the side of its answers.
+# What an encoder-decoder model reads and writes on its decoder's side.
 TARGETS = ("labels", "decoder_input_ids", "decoder_attention_mask")
 
 
 @dataclass(frozen=True)
 class Width:
-    """How wide the rows of a batch are made: `tokens`, of answers `targets`, of sound `samples`; None leaves them."""
+    """The width of a batch's rows: `tokens`, `targets` of the answers, `samples` of sound; None leaves it as it is."""
 
     tokens: int | None = None
     targets: int | None = None
@@ -49,7 +49,7 @@ def width(recipe: Any, prepared: Prepared, length: int | None = None) -> Width:
 def collate(prepared: Prepared, trainer: Any, rows: int, wide: Width, first: int = 0) -> dict[str, Any]:
     """A batch of `rows` training rows as the trainer collates them, from row `first` on, begun again at the end.
 
-    Made as wide as `wide` says afterwards: collators pad rows to the lengths of the rows at hand.
+    The batch is widened to `wide` afterwards, since collators pad to the lengths of the rows at hand.
     """
     count = len(prepared.train)
     chosen = [dict(prepared.train[(first + number) % count]) for number in range(rows)]
@@ -59,8 +59,8 @@ def collate(prepared: Prepared, trainer: Any, rows: int, wide: Width, first: int
 def widened(batch: Mapping[str, Any], wide: Width) -> dict[str, Any]:
     """The batch with each tensor of tokens (…, T) or samples repeated or cut to its width; others stay as they are.
 
-    Tensors belong together that are as wide as the ids whose prefix they share (`anchor_input_ids`). Labels that are
-    as wide as the answers' (`wide.targets`) go their own way.
+    Tensors that are as wide as the ids whose prefix they share (`anchor_input_ids`) belong to them. Where answers have
+    a width of their own (`wide.targets`), their tensors get that one.
     """
     result = dict(batch)
     if wide.targets is not None:

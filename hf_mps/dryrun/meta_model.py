@@ -85,7 +85,7 @@ class MetaCheckpoint(Checkpoint):
 
 
 def ignore_moves(models: Iterable[Any]) -> None:
-    """Let `models` take every `.to()` as done: there is nothing to move.
+    """Make every `.to()` of `models` do nothing: there is nothing to move.
 
     Of a model on meta PyTorch could copy nothing, and a fake parameter it cannot exchange in place
     (torch.utils.swap_tensors, "has weakref associated with it").

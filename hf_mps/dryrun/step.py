@@ -29,7 +29,7 @@ from hf_mps.guards.catalogue import GUARDS
 # What changes the batch before the device sees it stays on; the other guards look at values, which fake tensors lack.
 WITHOUT_VALUES = ("float64-columns", "pin-memory", "nan-hidden", "one-device")
 
-# A folder that nobody gave: what is said of it is told of what lies in it.
+# A temporary folder that the user did not name: errors speak of the rows in it.
 _MADE_UP = re.compile(r"\S*hf-mps-smoke-\w+(/[\w.-]+)*")
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 _LOSS = str(Path(_PACKAGE, "finetune", "loss", "chunked.py"))
@@ -69,7 +69,7 @@ class TrainingStep:
     ) -> None:
         """Take `steps` optimizer steps, with the context managers `watch` around each operator.
 
-        The batches are gone through in turn, and begun again where they are too few. `after_backward` gets the loss of
+        It goes through the batches in turn, and begins again where they are too few. `after_backward` gets the loss of
         each batch, `after_step` the number of the step, from 1.
         """
         trainer, tracker = self.trainer, self.tracker
@@ -161,8 +161,8 @@ def make(
 ) -> TrainingStep:
     """The training step of `run` on `device`: the runner's own plan and trainer, without their files and logs.
 
-    `fake` is a FakeTensorMode whose tensors the model gets; `changes` are further training arguments. The batches are
-    left to be given (`batches`). Raises UserError for what the runner refuses.
+    `fake` is a FakeTensorMode whose tensors the model gets; `changes` are further training arguments. The caller gives
+    it `batches`. Raises UserError for what the runner refuses.
     """
     from hf_mps.finetune.run.callbacks import Stopwatch
     from hf_mps.finetune.run.train import make_trainer

@@ -1,4 +1,4 @@
-"""`hf-mps plan`: will a training fit into a Mac's memory, found by tracing one step of it without holding a tensor."""
+"""`hf-mps plan`: will a training fit into a Mac's memory, as the trace of one step tells, which holds no tensor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def estimate(
 ) -> Estimate:
     """The peak of one training step of `target`, with batches of `length` tokens (default: what rows are cut to).
 
-    `also` is asked for a further dispatch mode that looks on, such as `hf_mps.dryrun.audit.record.OperatorRecorder`.
+    `also` returns a further dispatch mode that looks on, such as `hf_mps.dryrun.audit.record.OperatorRecorder`.
     Imports torch and makes a simulated device where there is no Metal. Raises UserError for what cannot be looked at,
     RunError where the step reads values, which fake tensors do not have.
     """

@@ -137,7 +137,7 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _alone(tensor: torch.Tensor) -> bool:
-    """Whether no other tensor has the memory of a dense one: the second count is that of the question itself."""
+    """Whether a dense tensor shares its memory with no other one; the question itself holds the second reference."""
     count = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
     return bool(count <= 2 and torch.ops.aten.is_non_overlapping_and_dense(tensor))
 
@@ -181,9 +181,9 @@ class Estimate:
 
 
 class Tracer:
-    """Traces the steps of one target in batches of any size; what is the same for all of them is made once.
+    """Traces the steps of one target in batches of any size, and makes once what they share.
 
-    `also` is asked for a further dispatch mode that looks on at each step.
+    `also` returns a further dispatch mode that looks on at each step.
     """
 
     def __init__(
