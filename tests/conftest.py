@@ -8,19 +8,17 @@ from __future__ import annotations
 import gc
 import os
 import platform
-import re
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from inline_snapshot.plugin import Builder, Custom, customize
 
 from tests import CHECKOUT
+from tests.snapshots import text_in_pieces  # noqa: F401  inline-snapshot looks for such a hook in a conftest
 
 ON_A_MAC = platform.system() == "Darwin"
 
@@ -93,18 +91,6 @@ def _imports_are_no_garbage() -> Iterator[None]:
 
 
 _frozen = {"modules": 0}
-
-
-@customize
-def _text_in_pieces(value: Any, builder: Builder) -> Custom | None:
-    """Write a text for `pytest --inline-snapshot=fix` in pieces that fit a line, each line of the text on its own."""
-    if not isinstance(value, str) or (len(value) <= 100 and "\n" not in value[:-1]):
-        return None
-    pieces = [
-        piece for line in value.splitlines(keepends=True) for piece in re.findall(r"(?s) ?.{1,100}(?= |$)|.+", line)
-    ]
-    assert "".join(pieces) == value
-    return builder.create_code(" ".join(map(repr, pieces)))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from inline_snapshot import snapshot
 
 import hf_mps
 from hf_mps.cli.main import main
-from tests.masking import masked
+from tests.snapshots import masked
 
 Printed = pytest.CaptureFixture[str]
 

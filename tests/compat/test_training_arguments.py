@@ -17,7 +17,7 @@ from transformers.integrations import integration_utils
 
 from hf_mps.compat import training_arguments
 from tests.compat.arming import arm
-from tests.masking import masked
+from tests.snapshots import masked
 
 
 @dataclass

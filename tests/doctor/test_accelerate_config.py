@@ -15,7 +15,7 @@ from hf_mps.cli.main import main
 from hf_mps.device import machine
 from hf_mps.doctor.accelerate_config import file, wizard
 from tests import CHECKOUT
-from tests.masking import masked
+from tests.snapshots import masked
 
 GIB = 2**30
 

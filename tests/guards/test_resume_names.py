@@ -9,7 +9,7 @@ from transformers import BertConfig, BertForSequenceClassification, Trainer, Tra
 
 from hf_mps import guards
 from tests.guards.experiments import resumed
-from tests.masking import masked
+from tests.snapshots import masked
 
 
 def test_it_says_how_many_weights_of_which_checkpoint_were_found(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.guards import GuardNotice
 from hf_mps.guards.resume.atomic_checkpoint import ACCELERATE_LAST, TRAINER_LAST
 from tests.guards import loops
-from tests.masking import masked
+from tests.snapshots import masked
 
 
 @pytest.fixture(autouse=True)

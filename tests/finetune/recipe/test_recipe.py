@@ -15,7 +15,7 @@ from hf_mps.finetune import tasks
 from hf_mps.finetune.recipe import catalogue
 from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.run import checks, run_dir
-from tests.masking import masked
+from tests.snapshots import masked
 
 PLAIN = {
     "task": "text-classification",

@@ -17,7 +17,7 @@ from inline_snapshot import snapshot
 
 from hf_mps.finetune.run import failures, run_dir
 from tests.finetune.tiny import Command, Ended
-from tests.masking import masked
+from tests.snapshots import masked
 
 
 def leftovers(run: Path) -> list[str]:

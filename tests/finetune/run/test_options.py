@@ -12,7 +12,7 @@ from inline_snapshot import snapshot
 from tests.finetune import tiny
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command, Ended
-from tests.masking import masked
+from tests.snapshots import masked
 
 
 def trained(ended: Ended) -> bool:

@@ -20,7 +20,7 @@ from hf_mps.finetune.run.run_dir import RunDir
 from tests.finetune import tiny
 from tests.finetune.run_files import results
 from tests.finetune.tiny import Command
-from tests.masking import masked
+from tests.snapshots import masked
 
 Stop = Callable[[int, int], None]
 

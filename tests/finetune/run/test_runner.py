@@ -13,7 +13,7 @@ from hf_mps import device
 from tests.finetune import tiny
 from tests.finetune.run_files import results
 from tests.finetune.tiny import Command
-from tests.masking import masked
+from tests.snapshots import masked
 
 
 @pytest.mark.usefixtures("rendered")

@@ -20,7 +20,7 @@ from hf_mps.finetune.media.images import Augmentation, Images
 from tests.finetune import tiny
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command
-from tests.masking import masked
+from tests.snapshots import masked
 
 RECIPE = """# Tell red from blue.
 task: image-classification
