@@ -66,6 +66,7 @@ def test_pictures_are_of_the_size_that_the_configuration_names_or_of_imagenets(
     assert found["pixel_values"] == (2, 3, size, size)
 
 
+@pytest.mark.slow
 def test_a_longer_row_takes_more_memory() -> None:
     target = resolve_target("masked-lm/wikitext", [ROWS])
     assert estimate(target, length=512).bytes > 1.2 * estimate(target, length=16).bytes

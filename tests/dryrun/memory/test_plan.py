@@ -111,6 +111,7 @@ def test_no_machine_is_refused(text: str) -> None:
         machine.named(text)
 
 
+@pytest.mark.slow
 def test_a_training_that_fits_ends_with_0_and_names_the_largest_batch(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "quickstart", "--memory", "8gb", "--length", "32", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
