@@ -29,13 +29,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_carries_every_recipe_and_the_simulator_source(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    recipes = {f"hf_mps/{path.relative_to(CHECKOUT)}" for path in (CHECKOUT / "recipes").rglob("*.yaml")}
+    recipes = {f"hf_mps/{path.relative_to(CHECKOUT)}" for path in (CHECKOUT / "recipes").rglob("*.*")}
     sources = {
         str(path.relative_to(CHECKOUT))
         for path in (CHECKOUT / "hf_mps/simulator/native").iterdir()
         if path.suffix in (".cpp", ".h")
     }
     assert {"hf_mps/recipes/quickstart.yaml", "hf_mps/recipes/glue/mrpc.yaml"} <= recipes
+    assert "hf_mps/recipes/data/paraphrases.tsv" in recipes
     assert recipes | sources | {"hf_mps/py.typed"} <= names
     assert not [name for name in names if name.startswith(("tests/", "scripts/"))]
     assert [name for name in names if name.endswith(".pth")] == ["hf_mps_early.pth"]
