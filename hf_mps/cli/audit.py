@@ -37,17 +37,18 @@ def audit(
     Forward, loss, backward, clipping and optimizer. Exit code 0 where all run on Metal, 1 where the CPU takes some or
     Metal refuses some.
     """
-    from hf_mps.dryrun import audit as audits
+    from hf_mps.dryrun.audit import audit as audit_target
+    from hf_mps.dryrun.audit import audit_script, is_command
+    from hf_mps.dryrun.audit.report import report
     from hf_mps.dryrun.resolve import resolve_target
 
     form = render.form(json=json, github=github, badge=badge)
-    if audits.is_command(words):
+    if is_command(words):
         if task is not None:
             raise UserError("--task belongs to a model, and a script has its own; leave it out")
-        result = audits.audit_script(words, torch_table)
+        result = audit_script(words, torch_table)
     else:
         with status.shown("tracing a training step …"):
-            result = audits.audit(resolve_target(words[0], words[1:], task), torch_table)
-    from hf_mps.dryrun.audit.report import report
+            result = audit_target(resolve_target(words[0], words[1:], task), torch_table)
 
     render.show(report(result, every=every), form)

@@ -21,6 +21,6 @@ def doctor(
 
     Exit code 0 where all is well, 1 where something was found. The text is what an issue report needs.
     """
-    from hf_mps import doctor as room
+    from hf_mps.doctor import run
 
-    room.run(trials=trials, json=json)
+    run(trials=trials, json=json)

@@ -29,13 +29,13 @@ def plan(
 
     Exit code 0 where it fits, 1 where macOS would swap or PyTorch would refuse.
     """
-    from hf_mps.dryrun import memory as plans
+    from hf_mps.dryrun.memory import plan as plan_memory
     from hf_mps.dryrun.memory.machine import named
     from hf_mps.dryrun.resolve import resolve_target
 
     machine = named(memory) if memory is not None else None
     with status.shown("tracing a training step …"):
-        result = plans.plan(resolve_target(target, overrides or [], task), machine, length=length)
+        result = plan_memory(resolve_target(target, overrides or [], task), machine, length=length)
     from hf_mps.dryrun.memory.fit import report
 
     render.show(report(result), render.form(json=json))

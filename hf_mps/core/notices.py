@@ -27,6 +27,10 @@ class GuardNotice(Notice):
     """A guard of hf_mps did something about a known hazard of Metal."""
 
 
+class SentinelNotice(Notice):
+    """A sentinel of hf_mps saw something that a right training does not show."""
+
+
 class LayerWarning(UserWarning):
     """hf_mps could not switch itself on, or not all of itself: `import torch` goes on without it."""
 

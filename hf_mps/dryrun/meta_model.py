@@ -46,13 +46,12 @@ class MetaCheckpoint(Checkpoint):
         models were trained.
         """
         from hf_mps.finetune.models import checkpoint
-        from hf_mps.finetune.smoke import shrink
-        from hf_mps.finetune.smoke import tiny_model as model
+        from hf_mps.finetune.smoke import shrink, tiny_model
 
         try:
             return checkpoint.resolve(self.name).image_processor()
         except UserError:
-            model.image_processor(Path(self.place), shrink.picture(self.size, PICTURE))
+            tiny_model.image_processor(Path(self.place), shrink.picture(self.size, PICTURE))
             return super().image_processor()
 
     def model(self, auto_class: Any, **settings: Any) -> tuple[Any, Choice[str]]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hf_mps.core.notices import GuardNotice
+from hf_mps.core.notices import GuardNotice, SentinelNotice
 
 if TYPE_CHECKING:
     from hf_mps.guards.base import Guard
-    from hf_mps.guards.sentinels.base import Sentinel, SentinelNotice
+    from hf_mps.guards.sentinels.base import Sentinel
     from hf_mps.guards.states import acted, found, get, report, start, suspended
 
 __all__ = [
@@ -33,8 +33,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from hf_mps.guards import base, states
-    from hf_mps.guards.sentinels import base as of_sentinels
+    from importlib import import_module
 
-    home = base if name == "Guard" else of_sentinels if name.startswith("Sentinel") else states
-    return getattr(home, name)
+    home = {"Guard": "base", "Sentinel": "sentinels.base"}.get(name, "states")
+    return getattr(import_module(f"{__name__}.{home}"), name)

@@ -14,7 +14,7 @@ from hf_mps.compat import gone_modules
 from hf_mps.core import import_hooks, notices
 from hf_mps.core.patching import Declaration, ModulePatcher, Patcher
 from hf_mps.core.registry import Catalogue, Registry
-from hf_mps.guards import catalogue as guards
+from hf_mps.guards import catalogue
 
 INTEGRATIONS = Catalogue(
     "integration",
@@ -35,17 +35,17 @@ INTEGRATIONS = Catalogue(
     lambda module: ModulePatcher("integration", module, safe=True),
 )
 REGISTRY = Registry(INTEGRATIONS, compat.SHIMS, started=True)
-ROOMS = {"guards": guards.GUARDS, "sentinels": guards.SENTINELS, "shims": compat.SHIMS}
+PATCHERS = {"guards": catalogue.GUARDS, "sentinels": catalogue.SENTINELS, "shims": compat.SHIMS}
 """What else patches libraries, in this order after the integrations."""
 
 
 def table() -> dict[str, tuple[str, ...]]:
-    """Module of a library -> the integrations and the ROOMS that patch it, in their order."""
+    """Module of a library -> the integrations and the PATCHERS that patch it, in their order."""
     found = dict(INTEGRATIONS.after)
-    for room, catalogue in ROOMS.items():
-        for module in catalogue.after:
+    for kind, patchers in PATCHERS.items():
+        for module in patchers.after:
             if module != "torch":  # patched when the layer is switched on
-                found[module] = (*found.get(module, ()), room)
+                found[module] = (*found.get(module, ()), kind)
     return found
 
 
@@ -56,12 +56,12 @@ def start(names: Collection[str] = ()) -> None:
 
 
 def _arm(module: ModuleType, who: str) -> None:
-    """Arm what one integration, or one of ROOMS, declares for a module."""
-    if who not in ROOMS:
+    """Arm what one integration, or one of PATCHERS, declares for a module."""
+    if who not in PATCHERS:
         REGISTRY.get(who).install(module)
         return
-    registry = REGISTRY if who == "shims" else guards.REGISTRY
-    registry.install(ROOMS[who].kind, module)
+    registry = REGISTRY if who == "shims" else catalogue.REGISTRY
+    registry.install(PATCHERS[who].kind, module)
 
 
 def reason(who: str) -> str:
@@ -83,7 +83,7 @@ def patchers() -> list[Patcher]:
     from hf_mps.device import availability
     from hf_mps.fallback import registration
 
-    return [availability.PATCHER, registration.PATCHER, *guards.REGISTRY.patchers(), *REGISTRY.patchers()]
+    return [availability.PATCHER, registration.PATCHER, *catalogue.REGISTRY.patchers(), *REGISTRY.patchers()]
 
 
 def say_if_metal_fails() -> None:

@@ -7,12 +7,8 @@ from types import ModuleType
 from typing import Any
 
 from hf_mps.core import notices
-from hf_mps.core.errors import Notice
 from hf_mps.guards.base import Safeguard
-
-
-class SentinelNotice(Notice):
-    """A sentinel of hf_mps saw something that a right training does not show."""
+from hf_mps.guards.sentinels.stream import STREAM
 
 
 class Sentinel(Safeguard):
@@ -28,8 +24,6 @@ class Sentinel(Safeguard):
 
     def install(self, module: ModuleType) -> None:
         """Also see what trainings show (`stream`), which comes with torch."""
-        from hf_mps.guards.sentinels.stream import STREAM
-
         if module.__name__ == "torch":
             STREAM.show(self, module)
         super().install(module)
@@ -46,7 +40,7 @@ class Sentinel(Safeguard):
     def say(self, line: str) -> None:
         """Tell the user, with the way to switch the sentinel off."""
         off = "" if self.failure else f" (sentinel; HF_MPS_SENTINELS=-{self.name} switches it off)"
-        notices.say(f"{line}{off}", SentinelNotice, again=True)
+        notices.say(f"{line}{off}", notices.SentinelNotice, again=True)
 
     def reasons(self) -> tuple[str, str, str, str]:
         """What it looks for; it stays."""

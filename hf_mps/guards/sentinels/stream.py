@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from hf_mps.core import notices
 from hf_mps.core.patching import Declaration, Register
 from hf_mps.guards.base import Safeguard
-from hf_mps.guards.sentinels.base import Sentinel, SentinelNotice
+
+if TYPE_CHECKING:
+    from hf_mps.guards.sentinels.base import Sentinel
 
 READ = 32
 EARLY = (8, 16)
@@ -104,7 +106,7 @@ class Stream(Safeguard):
 
     def say(self, line: str) -> None:
         """Tell the user; only where the stream itself has failed is there anything to say."""
-        notices.say(line, SentinelNotice)
+        notices.say(line, notices.SentinelNotice)
 
     def begin(self, optimizer: Any) -> None:
         """Forget what an optimizer showed so far: a new training begins with it."""

@@ -1,0 +1,186 @@
+"""The order of the package: imports run down, without circles, and files have a size worth opening."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent.parent / "hf_mps"
+
+# The rooms, lowest first: a room imports only rooms that stand before it, imports inside functions included.
+# docs/architecture.md draws them in this order.
+ROOMS = (
+    "core",
+    "device",
+    "operators",
+    "simulator",
+    "fallback",
+    "guards",
+    "compat",
+    "integrations",
+    "activation",
+    "autoload",
+    "early",
+    "doctor",
+    "finetune",
+    "dryrun",
+    "pytest_plugin",
+    "cli",
+    "__main__",
+)
+
+# Imports that run up all the same, each with its reason. At most six; one that is no longer there fails the test.
+EXCEPTIONS = {
+    ("hf_mps.finetune.__main__", "hf_mps.cli.main"): "`python -m hf_mps.finetune` is a documented command",
+    ("hf_mps.compat.metrics", "hf_mps.finetune.metrics.as_evaluate"): (
+        "load_metric of older scripts computes what recipes compute, and asks for it when a script calls it"
+    ),
+}
+
+
+def module_name(path: Path) -> str:
+    name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    return name.removesuffix(".__init__")
+
+
+@cache
+def sources() -> dict[str, Path]:
+    return {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imports(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Every import below `node`, except those that only a type checker reads."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child
+        yield from imports(child)
+
+
+@cache
+def arrows() -> dict[str, set[str]]:
+    """Module -> the modules of the package that it imports, at its top or inside a function."""
+    found: dict[str, set[str]] = {}
+    for name, path in sources().items():
+        targets: set[str] = set()
+        for statement in imports(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(statement, ast.Import):
+                dotted = [alias.name for alias in statement.names]
+            else:
+                assert not statement.level, f"{path}: relative imports hide where they lead"
+                dotted = [f"{statement.module}.{alias.name}" for alias in statement.names]
+            targets |= {resolved for one in dotted if (resolved := longest_module(one))}
+        found[name] = targets - {name}
+    return found
+
+
+def longest_module(dotted: str) -> str:
+    """The module that `dotted` names, or names something in; empty for another package's."""
+    while dotted and dotted not in sources():
+        dotted = dotted.rpartition(".")[0]
+    return dotted
+
+
+def room(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def circles(edges: dict[str, set[str]]) -> list[list[str]]:
+    """The strongly connected components of more than one node (Tarjan's algorithm)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    components: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for target in edges.get(node, ()):
+            if target not in index:
+                visit(target)
+                low[node] = min(low[node], low[target])
+            elif target in stack:
+                low[node] = min(low[node], index[target])
+        if low[node] == index[node]:
+            place = stack.index(node)
+            component = stack[place:]
+            del stack[place:]
+            if len(component) > 1:
+                components.append(sorted(component))
+
+    for node in sorted(edges):
+        if node not in index:
+            visit(node)
+    return components
+
+
+def upward() -> set[tuple[str, str]]:
+    height = {name: place for place, name in enumerate(ROOMS)}
+    return {
+        (importer, imported)
+        for importer, targets in arrows().items()
+        for imported in targets
+        if room(importer) and room(imported) and height[room(imported)] > height[room(importer)]
+    }
+
+
+def test_every_room_has_its_place_in_the_order() -> None:
+    assert {room(module) for module in sources()} - {""} == set(ROOMS)
+
+
+def test_imports_run_down() -> None:
+    assert sorted(upward() - set(EXCEPTIONS)) == []
+
+
+def test_exceptions_are_few_and_still_needed() -> None:
+    assert len(EXCEPTIONS) <= 6
+    assert set(EXCEPTIONS) <= upward(), "an exception that no import needs any more: take it out"
+
+
+def test_no_circle_among_rooms() -> None:
+    edges: dict[str, set[str]] = {}
+    for importer, targets in arrows().items():
+        for imported in targets:
+            if (importer, imported) not in EXCEPTIONS and room(importer) != room(imported) and room(imported):
+                edges.setdefault(room(importer), set()).add(room(imported))
+    assert circles(edges) == []
+
+
+def test_no_circle_among_modules() -> None:
+    """A package that imports its own modules is no circle of them: only modules that lead back to themselves are."""
+    assert circles(arrows()) == []
+
+
+def test_files_have_a_size_worth_opening() -> None:
+    lines = {name: path.read_text(encoding="utf-8").count("\n") for name, path in sources().items()}
+    assert {name: count for name, count in lines.items() if count > 400} == {}
+    assert [name for name, count in lines.items() if not count and sources()[name].name != "__init__.py"] == []
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    """From its first statement on: a verb's signature lists its options, each with its help."""
+    long = {
+        f"{name}:{node.name}": node.end_lineno - node.body[0].lineno + 1
+        for name, path in sources().items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and node.end_lineno - node.body[0].lineno >= 50
+    }
+    assert long == {}
+
+
+def test_no_module_of_ours_is_imported_under_another_name() -> None:
+    aliases = [
+        f"{name}: {ast.unparse(statement)}"
+        for name, path in sources().items()
+        for statement in imports(ast.parse(path.read_text(encoding="utf-8")))
+        for alias in statement.names
+        if alias.asname
+        and alias.asname != alias.name
+        and (f"{statement.module}.{alias.name}" if isinstance(statement, ast.ImportFrom) else alias.name) in sources()
+    ]
+    assert aliases == []
