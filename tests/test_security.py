@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 
 from tests.conftest import CHECKOUT
 
 CONNECTING = ("aiohttp", "ftplib", "http", "httpx", "requests", "smtplib", "socket", "urllib.request", "urllib3")
 
 
-def _nodes() -> Iterator[tuple[str, ast.AST]]:
-    for path in sorted((CHECKOUT / "hf_mps").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            yield f"{path.relative_to(CHECKOUT)}:{getattr(node, 'lineno', 0)}", node
+@cache
+def _nodes() -> list[tuple[str, ast.AST]]:
+    return [
+        (f"{path.relative_to(CHECKOUT)}:{getattr(node, 'lineno', 0)}", node)
+        for path in sorted((CHECKOUT / "hf_mps").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    ]
 
 
 def test_nothing_opens_a_connection_by_itself() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
@@ -25,17 +26,24 @@ BESIDE = ("CONTRIBUTING.md", "README.md", "SECURITY.md")
 PAGES = [*sorted((CHECKOUT / "docs").glob("*.md")), *(CHECKOUT / name for name in BESIDE)]
 
 
-@pytest.fixture
-def docs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    """The script as a module; what it writes goes to a folder of the test's own."""
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    """The script as a module, which makes its pages once: the code does not change meanwhile."""
     spec = importlib.util.spec_from_file_location("docs", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    module.pages = functools.cache(module.pages)  # type: ignore[attr-defined]
     module.REAL = module.DOCS  # type: ignore[attr-defined]
-    monkeypatch.setattr(module, "DOCS", tmp_path / "docs")
     return module
+
+
+@pytest.fixture
+def docs(script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """The script; what it writes goes to a folder of the test's own."""
+    monkeypatch.setattr(script, "DOCS", tmp_path / "docs")
+    return script
 
 
 def test_the_pages_are_what_the_code_says(docs: ModuleType) -> None:
