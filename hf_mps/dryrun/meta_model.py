@@ -21,7 +21,7 @@ PICTURE = 224
 
 @dataclass(frozen=True)
 class MetaCheckpoint(Checkpoint):
-    """A checkpoint whose architecture is `size`, a configuration; `place` holds a tiny one's tokenizer or processor.
+    """A checkpoint whose architecture is `size`, a configuration; `source` holds a tiny one's tokenizer or processor.
 
     On the device `meta` a tensor has a shape and no memory; on `cpu` the model has random weights.
     """
@@ -51,7 +51,7 @@ class MetaCheckpoint(Checkpoint):
         try:
             return checkpoint.resolve(self.name).image_processor()
         except UserError:
-            tiny_model.image_processor(Path(self.place), shrink.picture(self.size, PICTURE))
+            tiny_model.image_processor(Path(self.source), shrink.picture(self.size, PICTURE))
             return super().image_processor()
 
     def model(self, auto_class: Any, **settings: Any) -> tuple[Any, Choice[str]]:

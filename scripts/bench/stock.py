@@ -41,7 +41,7 @@ def train(recipe: Recipe, output: Path, *, cuda: bool = False) -> dict[str, floa
     sides = {"text-classification": classification, "question-answering": question_answering}
     rows = load.load(recipe.data, recipe.seed)
     set_seed(recipe.seed)
-    return sides[recipe.task](recipe, rows, resolve(recipe.model).place, arguments(recipe, output, cuda))
+    return sides[recipe.task](recipe, rows, resolve(recipe.model).source, arguments(recipe, output, cuda))
 
 
 def arguments(recipe: Recipe, output: Path, cuda: bool) -> TrainingArguments:

@@ -53,11 +53,11 @@ def check(data: schema.Data) -> None:
         path = Path(data.folder).expanduser()
         if not path.is_dir():
             raise UserError(f"data.folder: {data.folder}: there is no such folder{neighbour(path)}")
-        for split in wanted(data):
+        for split in splits_to_read(data):
             sources.split_folder(data, split)
 
 
-def wanted(data: schema.Data) -> list[str]:
+def splits_to_read(data: schema.Data) -> list[str]:
     """Return the splits to read from the source: `train`, `validation` unless it is held out, and any further one."""
     named = (data.files if data.files else data.splits) or {}
     held = ("validation",) if data.hold_out else ()
@@ -79,7 +79,7 @@ def load(data: schema.Data, seed: int) -> dict[str, Rows]:
     Raises UserError for what cannot be read, a column that is not there (naming those that are), a split without rows.
     """
     columns = data.columns.roles()
-    found = {split: _narrow(sources.read(data, split, seed), columns, data) for split in wanted(data)}
+    found = {split: _narrow(sources.read(data, split, seed), columns, data) for split in splits_to_read(data)}
     if data.hold_out:
         found |= _held_out(found["train"], data.hold_out, seed, data.KEPT_TOGETHER)
     for split, rows in found.items():
@@ -145,14 +145,14 @@ def _held_out(rows: Rows, share: float, seed: int, together: str | None) -> dict
     reaches its share.
     """
     count = len(rows.dataset)
-    wanted = round(count * share)
+    splits_to_read = round(count * share)
     groups: dict[Any, list[int]] = {}
     for number, value in enumerate(rows.dataset[together] if together else range(count)):
         groups.setdefault(value, []).append(number)
     members, order = list(groups.values()), _shuffled(len(groups), seed)
     kept_back: list[int] = []
     taken = 0
-    while len(kept_back) < wanted and taken < len(order):
+    while len(kept_back) < splits_to_read and taken < len(order):
         kept_back += members[order[taken]]
         taken += 1
     if taken in (0, len(order)):

@@ -59,7 +59,7 @@ def decide(recipe: Any, rows: Mapping[str, Rows], checkpoint: Checkpoint, config
     if not alphabet:
         raise UserError(f"{rows['train'].where}: no text has a letter; allowed: texts that are to be recognised")
     tokenizer = _tokenizer(alphabet)
-    choices = {"vocabulary": Choice(_shown(alphabet), f"the letters of the training texts: {reason}")}
+    choices = {"vocabulary": Choice(_alphabet(alphabet), f"the letters of the training texts: {reason}")}
     spelling = Spelling(tokenizer, case, ignored, {**choices, "letter_case": Choice(case, why)})
     return _report_unknown(spelling, rows)
 
@@ -72,7 +72,7 @@ def _known(recipe: Any, rows: Mapping[str, Rows], tokenizer: Any, ignored: str, 
     suits: Case = "keep" if large == small else "upper" if large else "lower"
     case: Case = recipe.letter_case or suits
     why = "letter_case in the recipe" if recipe.letter_case else "the case of the vocabulary"
-    choices = {"vocabulary": Choice(_shown(sorted(known)), f"the checkpoint's: {reason}")}
+    choices = {"vocabulary": Choice(_alphabet(sorted(known)), f"the checkpoint's: {reason}")}
     return _report_unknown(Spelling(tokenizer, case, ignored, {**choices, "letter_case": Choice(case, why)}), rows)
 
 
@@ -83,7 +83,7 @@ def _report_unknown(spelling: Spelling, rows: Mapping[str, Rows]) -> Spelling:
     missing = [one for one in _letters(map(spelling.clean, texts)) if one not in vocabulary]
     if missing:
         reason = f"not in the vocabulary, each is {spelling.tokenizer.unk_token}; chars_to_ignore leaves them out"
-        spelling.choices["unknown_letters"] = Choice(_shown(missing), reason)
+        spelling.choices["unknown_letters"] = Choice(_alphabet(missing), reason)
     return spelling
 
 
@@ -91,7 +91,7 @@ def _letters(texts: Iterable[str]) -> list[str]:
     return sorted({letter for text in texts for letter in text} - {" "})
 
 
-def _shown(alphabet: list[str]) -> str:
+def _alphabet(alphabet: list[str]) -> str:
     return "".join(alphabet[:60]) + ("…" if len(alphabet) > 60 else "")
 
 

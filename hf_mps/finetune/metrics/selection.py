@@ -160,7 +160,7 @@ def load(names: Sequence[str], *, num_labels: int | None = None) -> Metrics:
             raise UserError(f"{name} is for two labels and this data has {num_labels}: {scores.other_averages(name)}")
     if _UNMEASURED.get():
         return Unmeasured(unique_names)
-    return Metrics([(name, _found(name)) for name in unique_names])
+    return Metrics([(name, _metric(name)) for name in unique_names])
 
 
 def choose(asked: Sequence[str] | None, allowed: Sequence[str], task: str) -> Chosen:
@@ -191,7 +191,7 @@ def of_labels(names: Sequence[str], task: str, num_labels: int) -> Metrics:
     return load(names)
 
 
-def _found(name: str) -> Metric:
+def _metric(name: str) -> Metric:
     metric = METRICS[name]
     needs = metric.needs
     if needs is not None and needs.missing:

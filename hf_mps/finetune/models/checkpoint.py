@@ -25,12 +25,12 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.b
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """`name` is the recipe's `model`, `place` is what `from_pretrained` takes, and `local` tells a folder from a hub
+    """`name` is the recipe's `model`, `source` is what `from_pretrained` takes, and `local` tells a folder from a hub
     id.
     """
 
     name: str
-    place: str
+    source: str
     local: bool
 
     def tokenizer(self, **settings: Any) -> Any:
@@ -41,7 +41,7 @@ class Checkpoint:
         """
         from transformers import AutoTokenizer
 
-        if self.local and not _vocabularies(Path(self.place)) and not (Path(self.place) / TOKENIZER).is_file():
+        if self.local and not _vocabularies(Path(self.source)) and not (Path(self.source) / TOKENIZER).is_file():
             raise self._without_vocabulary()
         with errors_only():
             tokenizer = self._load("tokenizer", AutoTokenizer.from_pretrained, **settings)
@@ -58,8 +58,8 @@ class Checkpoint:
         from huggingface_hub import try_to_load_from_cache
 
         if self.local:
-            return Path(self.place)
-        cached = try_to_load_from_cache(self.place, "config.json")
+            return Path(self.source)
+        cached = try_to_load_from_cache(self.source, "config.json")
         return Path(cached).parent if isinstance(cached, str) else None
 
     def _without_vocabulary(self) -> UserError:
@@ -119,7 +119,7 @@ class Checkpoint:
         import torch
         from sentence_transformers import SentenceTransformer
 
-        if self.local and not any(map(_vocabularies, (Path(self.place), *Path(self.place).glob("*/")))):
+        if self.local and not any(map(_vocabularies, (Path(self.source), *Path(self.source).glob("*/")))):
             raise self._without_vocabulary()
         with errors_only():
             return self._load("weights", SentenceTransformer, device=device, model_kwargs={"dtype": torch.float32})
@@ -147,7 +147,7 @@ class Checkpoint:
         from safetensors import SafetensorError
 
         try:
-            return load(self.place, **settings)
+            return load(self.source, **settings)
         except (
             OSError,
             ValueError,

@@ -69,7 +69,7 @@ def apply(model: Any, lora: Lora, task_type: str, *, checkpointed: bool = False)
         # A checkpointed block recomputes only where its input needs a gradient, and frozen embeddings give none
         # (transformers#42489). It also keeps LayerNorm's weight gradients right on Metal (pytorch#183825).
         adapted.enable_input_require_grads()
-    return adapted, Choice(_words(lora), _reason(adapted, lora))
+    return adapted, Choice(_summary(lora), _reason(adapted, lora))
 
 
 def save(trainer: Any, folder: Path, lora: Lora) -> None:
@@ -112,7 +112,7 @@ def snippet(lora: Lora, auto_class: str) -> str | None:
     )
 
 
-def _words(lora: Lora) -> str:
+def _summary(lora: Lora) -> str:
     return f"rank {lora.r}, alpha {lora.lora_alpha:g}" + (
         f", dropout {lora.lora_dropout:g}" if lora.lora_dropout else ""
     )

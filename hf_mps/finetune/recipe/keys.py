@@ -66,7 +66,7 @@ def _of(kind: type[BaseModel], prefix: str) -> Iterator[Key]:
         if section is not None:
             yield from _of(section, f"{prefix}{name}.")
         else:
-            yield Key(f"{prefix}{name}", _words(field.annotation), _default(field))
+            yield Key(f"{prefix}{name}", _type_words(field.annotation), _default(field))
 
 
 def _is_section(kind: Any) -> bool:
@@ -80,7 +80,7 @@ def _union(annotation: Any) -> list[Any]:
     return [annotation]
 
 
-def _words(annotation: Any) -> str:
+def _type_words(annotation: Any) -> str:
     """Return a type in plain words: `integer`, `list of text`, the values of a Literal."""
     plain = {str: "text", int: "whole number", float: "number", bool: "true or false", Any: "any"}
     parts = []
@@ -89,9 +89,9 @@ def _words(annotation: Any) -> str:
         if origin is Literal:
             parts.append(", ".join(map(str, inner)))
         elif origin is list:
-            parts.append(f"list of {_words(inner[0])}")
+            parts.append(f"list of {_type_words(inner[0])}")
         elif origin is dict:
-            parts.append(f"mapping of {_words(inner[0])} to {_words(inner[1])}")
+            parts.append(f"mapping of {_type_words(inner[0])} to {_type_words(inner[1])}")
         else:
             parts.append(plain.get(kind, getattr(kind, "__name__", str(kind))))
     return " or ".join(parts)

@@ -25,7 +25,7 @@ MEDIA = ("image", "audio")
 Splits = Mapping[str, Mapping[str, Any]]
 
 
-def of(rows: Mapping[str, Rows]) -> dict[str, dict[str, Any]]:
+def digest_rows(rows: Mapping[str, Rows]) -> dict[str, dict[str, Any]]:
     """Return the number of rows of each split, and a digest of their content in their order.
 
     Takes about a second for 200,000 rows of text; images and sound are read, not decoded. Raises UserError for a file
@@ -35,7 +35,7 @@ def of(rows: Mapping[str, Rows]) -> dict[str, dict[str, Any]]:
 
 
 def store(output: Path, data: Data, splits: Splits) -> Path:
-    """Write `splits`, as returned by `of`, and the digest of each local file into a run's folder; return the path."""
+    """Write `splits`, of `digest_rows`, and the digest of each local file into a run's folder; return the path."""
     return write_json(output / FILE, {"splits": splits, "files": _files(data)})
 
 

@@ -39,7 +39,7 @@ class PreparedRun:
     @cached_property
     def splits(self) -> fingerprints.Splits:
         """A digest of the rows of each split. Raises UserError for a file that cannot be read, with its row."""
-        return fingerprints.of(self.rows)
+        return fingerprints.digest_rows(self.rows)
 
     def plan(self, output: Choice[Path], device: Choice[str] | None = None) -> Plan:
         """Return everything that a run in the folder `output` would do on `device`, by default the run's own.

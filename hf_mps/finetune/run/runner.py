@@ -107,7 +107,7 @@ def _train(run: PreparedRun, run_dir: RunDir) -> RunRecord:
             trainer.save_model(str(run_dir.staging))
         run_dir.publish()
 
-    with _named(recipe.fallback):
+    with _expected_operators(recipe.fallback):
         trained = train_and_measure(plan, prepared, trainer, watch, run_dir.checkpoint, keep)
     record = make_record(run.resolved, plan, prepared, trained)
     files = report.write(run_dir.path, record, lambda: predictions.write(run_dir.path, prepared, trainer))
@@ -122,7 +122,7 @@ def _loading(resolved: ResolvedRecipe) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _named(operators: Sequence[str]) -> Iterator[None]:
+def _expected_operators(operators: Sequence[str]) -> Iterator[None]:
     """Suppress the warnings of operators that the recipe names; the ledger counts them all the same."""
     from hf_mps.fallback.warnings import MetalFallbackWarning
 
@@ -205,24 +205,24 @@ def _failures_in_one_line(resolved: ResolvedRecipe, run_dir: RunDir | None) -> I
         yield
     except KeyboardInterrupt as error:
         code, step = getattr(error, "exit_code", INTERRUPTED), getattr(error, "step", None)
-        kept_files = _kept(run_dir)
+        kept_files = _kept_clause(run_dir)
         way_on = f"; to go on: {_command(resolved)}" if "kept:" in kept_files else ""
         raise Interrupted(
             f"interrupted{f' at step {step}' if step is not None else ''}{kept_files}{way_on}", code
         ) from error
     except RunError as error:
-        raise RunError(f"{error}{_kept(run_dir)}") from error
+        raise RunError(f"{error}{_kept_clause(run_dir)}") from error
     except UserError:
-        _kept(run_dir)
+        _kept_clause(run_dir)
         raise
     except Exception as error:
-        kept_files, words = _kept(run_dir), failures.describe(error)
+        kept_files, words = _kept_clause(run_dir), failures.describe(error)
         if words is None:
             raise
         raise RunError(f"{words}{failures.place_of_cache(error) if run_dir is None else kept_files}") from error
 
 
-def _kept(run_dir: RunDir | None) -> str:
+def _kept_clause(run_dir: RunDir | None) -> str:
     """Return a clause about what a failed run leaves, once its folder is clean; empty before it has one."""
     if run_dir is None:
         return ""

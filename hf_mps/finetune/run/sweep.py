@@ -35,7 +35,7 @@ class SweepRun:
 
     values: dict[str, str]
     resolved: ResolvedRecipe
-    place: Path
+    folder: Path
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: float | None = None
     simulated: bool | None = None
@@ -52,7 +52,7 @@ class Sweep:
     """All runs of a sweep, and the metric that compares them, known once one has ended."""
 
     name: str
-    place: Path
+    folder: Path
     words: tuple[str, ...]
     runs: list[SweepRun]
     main_metric: str = ""
@@ -154,7 +154,7 @@ def write(sweep: Sweep) -> list[Path]:
         "main_metric": sweep.main_metric,
         "greater_is_better": sweep.greater_is_better,
         "runs": [
-            {"values": run.values, "folder": str(run.place), "state": _state(run), "metrics": run.metrics}
+            {"values": run.values, "folder": str(run.folder), "state": _state(run), "metrics": run.metrics}
             | {"train_seconds": run.seconds, "simulated": run.simulated, "error": run.error or None}
             for run in sweep.runs
         ],
@@ -163,10 +163,10 @@ def write(sweep: Sweep) -> list[Path]:
             for values, runs in sweep.groups()
         ],
     }
-    sweep.place.mkdir(parents=True, exist_ok=True)
+    sweep.folder.mkdir(parents=True, exist_ok=True)
     return [
-        write_atomic(sweep.place / "sweep.csv", predictions.text(rows)),
-        write_json(sweep.place / TABLE, content),
+        write_atomic(sweep.folder / "sweep.csv", predictions.text(rows)),
+        write_json(sweep.folder / TABLE, content),
     ]
 
 
@@ -183,7 +183,7 @@ def _noted(sweep: Sweep, run: SweepRun) -> Iterator[None]:
         raise runner.Interrupted(words, error.exit_code) from error
     except (RunError, UserError) as error:
         run.error = str(error)
-        results = run.place / failures.RESULTS
+        results = run.folder / failures.RESULTS
         if results.is_file():  # a run that ended and missed what its recipe expects
             _keep(sweep, run, json.loads(results.read_text(encoding="utf-8")))
         print(f"run failed: {error}")

@@ -164,10 +164,10 @@ def _tokenised(rows: Rows, loaded: Loaded) -> Dataset:
 def _split(tokenizer: Any, prompt: Sequence[chat.Message], answer: str) -> tuple[list[int], list[int]]:
     """Return the ids before the answer and the answer's own: the last run of the assistant's words, with its end."""
     found = chat.encode(tokenizer, [*prompt, {"role": "assistant", "content": answer}])
-    if not any(found.words):
+    if not any(found.assistant_mask):
         raise chat.ConversationError("has an empty answer")
-    end = len(found.words) - found.words[::-1].index(True)
-    start = next((at for at in range(end - 1, -1, -1) if not found.words[at]), -1) + 1
+    end = len(found.assistant_mask) - found.assistant_mask[::-1].index(True)
+    start = next((at for at in range(end - 1, -1, -1) if not found.assistant_mask[at]), -1) + 1
     return found.input_ids[:start], found.input_ids[start:end]
 
 

@@ -71,7 +71,7 @@ def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
         Image.frombytes("RGB", SMOKE_SIZE, pixels).save(file)
         return {named.image: f"{split}/{file.name}", named.label: synthetic.class_value(names, kind)}
 
-    rows = synthetic.splits((*load.wanted(recipe.data), "validation"))
+    rows = synthetic.splits((*load.splits_to_read(recipe.data), "validation"))
     return {
         split: [row(split, number, kind) for number, kind in enumerate(synthetic.classes(count, kinds, draw))]
         for split, count in rows.items()

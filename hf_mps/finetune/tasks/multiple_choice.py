@@ -87,7 +87,7 @@ def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
             return made | {named.choices: texts}
         return made | dict(zip(named.choices, texts, strict=True))
 
-    rows = synthetic.splits((*load.wanted(recipe.data), "validation"))
+    rows = synthetic.splits((*load.splits_to_read(recipe.data), "validation"))
     return {split: [row(right) for right in synthetic.classes(number, count, draw)] for split, number in rows.items()}
 
 
@@ -177,12 +177,12 @@ def _refuse_misfits(rows: Rows, count: int) -> None:
             raise UserError(f"{where}: choice {choices.index(None)} has no text; allowed: a text for each choice")
         if raw == -1 or labels.key(raw) == "":
             raise UserError(f"{where} has no label; allowed: a label in every row")
-        if not 0 <= _place(raw) < count:
+        if not 0 <= _choice_number(raw) < count:
             letters = f"A to {string.ascii_uppercase[count - 1]}" if count <= 26 else "a letter"
             raise UserError(f"{where}: label '{raw}' is no choice of it; allowed: 0 to {count - 1}, or {letters}")
 
 
-def _place(raw: Any) -> int:
+def _choice_number(raw: Any) -> int:
     """Return the number of the choice that a label names, -1 where it names none."""
     said = labels.key(raw)
     if said.isdecimal():
@@ -205,7 +205,7 @@ def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int) -> Datase
         encoded = tokenizer(first, second, truncation=True, max_length=longest)
         size = len(listed[0])
         grouped = {name: [flat[at : at + size] for at in range(0, len(flat), size)] for name, flat in encoded.items()}
-        return {**grouped, "labels": [_place(raw) for raw in batch["label"]]}
+        return {**grouped, "labels": [_choice_number(raw) for raw in batch["label"]]}
 
     inputs = tokenizer("a", "b")
     return tokens.map_cached(

@@ -75,7 +75,7 @@ class Recipe(lengths.Padded):
     null_score_diff_threshold: float = 0.0
 
     @model_validator(mode="after")
-    def _room(self) -> Recipe:
+    def _stride_fits(self) -> Recipe:
         longest = self.max_length or LONGEST
         if self.doc_stride >= longest:
             raise ValueError(f"has doc_stride {self.doc_stride}; allowed: less than max_length, {longest}")

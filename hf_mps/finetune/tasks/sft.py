@@ -124,14 +124,14 @@ def _tokenised(rows: Rows, loaded: Loaded) -> Dataset:
         for place, index in enumerate(indices):
             row = {role: column[place] for role, column in batch.items()}
             try:
-                found = chat.encode(tokenizer, conversations.read(rows, row, index))
+                encoded = chat.encode(tokenizer, conversations.read(rows, row, index))
             except chat.ConversationError as error:
                 raise conversations.row_error(rows, index, error) from error
-            ids, words = found.input_ids[:longest], found.words[:longest]
+            ids, mask = encoded.input_ids[:longest], encoded.assistant_mask[:longest]
             # Nothing precedes the first token, so nothing can predict it.
-            if any(words[1:]):
+            if any(mask[1:]):
                 usable["input_ids"].append(ids)
-                usable["labels"].append([one if said else IGNORED for one, said in zip(ids, words, strict=True)])
+                usable["labels"].append([one if said else IGNORED for one, said in zip(ids, mask, strict=True)])
         return usable
 
     key = ("sft", longest)

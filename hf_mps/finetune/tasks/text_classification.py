@@ -69,7 +69,7 @@ def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
         label = 2.5 * kind if recipe.problem_type == "regression" else synthetic.class_value(names, kind)
         return made | {named.label: label}
 
-    rows = synthetic.splits((*load.wanted(recipe.data), "validation"))
+    rows = synthetic.splits((*load.splits_to_read(recipe.data), "validation"))
     return {split: [row(kind) for kind in synthetic.classes(count, kinds, draw)] for split, count in rows.items()}
 
 

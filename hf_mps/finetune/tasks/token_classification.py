@@ -65,7 +65,7 @@ def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
         said = [synthetic.word(draw, tags.index(tag)) for tag in chosen]
         return {named.words: said, named.tags: chosen}
 
-    rows = synthetic.splits((*load.wanted(recipe.data), "validation"))
+    rows = synthetic.splits((*load.splits_to_read(recipe.data), "validation"))
     return {split: [row(number) for number in range(count)] for split, count in rows.items()}
 
 

@@ -47,10 +47,10 @@ class ConversationError(ValueError):
 
 @dataclass(frozen=True)
 class Encoded:
-    """One conversation: `input_ids`, and `words`, True where a token is the assistant's own or ends their turn."""
+    """One conversation: `input_ids`, and `assistant_mask`, True where a token is the assistant's or ends their turn."""
 
     input_ids: list[int]
-    words: list[bool]
+    assistant_mask: list[bool]
 
 
 def template(tokenizer: Any, requested: str | None) -> Choice[str]:

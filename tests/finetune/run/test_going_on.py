@@ -234,7 +234,7 @@ def test_images_are_told_by_what_is_in_them(tmp_path: Path) -> None:
 
     def digest(*names: str) -> str:
         dataset = Dataset.from_dict({"image": list(names), "label": ["a"] * len(names)})
-        return str(fingerprints.of({"train": Rows(dataset, "here", folder=tmp_path)})["train"]["digest"])
+        return str(fingerprints.digest_rows({"train": Rows(dataset, "here", folder=tmp_path)})["train"]["digest"])
 
     for name, content in (("1.png", b"one"), ("2.png", b"two"), ("moved.png", b"one")):
         (tmp_path / name).write_bytes(content)
@@ -266,6 +266,6 @@ def test_bytes_and_nested_columns_have_a_digest(tmp_path: Path) -> None:
     for day in (days, days[::-1]):
         dataset = Dataset.from_list(rows).add_column("day", day)
         picked = Rows(dataset, "here").sample([1, 0]).sample([1, 0])  # through an index and back
-        assert fingerprints.of({"a": Rows(dataset, "here")}) == fingerprints.of({"a": picked})
-        digests.add(fingerprints.of({"a": picked})["a"]["digest"])
+        assert fingerprints.digest_rows({"a": Rows(dataset, "here")}) == fingerprints.digest_rows({"a": picked})
+        digests.add(fingerprints.digest_rows({"a": picked})["a"]["digest"])
     assert len(digests) == 2

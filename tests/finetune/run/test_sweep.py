@@ -142,8 +142,8 @@ def test_a_sweep_of_other_values_leaves_the_first_ones_table_as_it_is(desk: Path
     assert finetune(*SHORT, *other).code == 0
     assert (desk / "runs/my-sweep/sweep.json").read_bytes() == kept
     assert [run["values"] for run in said(desk / "runs/my-sweep-2")["runs"]] == [{"training.learning_rate": "1e-3"}]
-    assert plan_sweep(load_recipe(SHORT[0], SHORT[1:]), ["seed=1,2"]).place == Path("runs/my-sweep")
-    assert plan_sweep(load_recipe(SHORT[0], SHORT[1:]), other[1:]).place == Path("runs/my-sweep-2")
+    assert plan_sweep(load_recipe(SHORT[0], SHORT[1:]), ["seed=1,2"]).folder == Path("runs/my-sweep")
+    assert plan_sweep(load_recipe(SHORT[0], SHORT[1:]), other[1:]).folder == Path("runs/my-sweep-2")
     ended = finetune(*SHORT, "output_dir=runs/my-sweep", *other)
     assert ended == (
         2,
@@ -159,7 +159,7 @@ def test_a_value_with_commas_of_its_own_stays_whole(desk: Path) -> None:
     sweep = plan_sweep(load_recipe("my.yaml"), ["metrics=[f1, accuracy],accuracy", 'data.columns.text="first",third'])
     assert [one.values["metrics"] for one in sweep.runs] == ["[f1, accuracy]"] * 2 + ["accuracy"] * 2
     assert sweep.runs[0].resolved.recipe.metrics == ["f1", "accuracy"]
-    assert len({one.place for one in sweep.runs}) == 4
+    assert len({one.folder for one in sweep.runs}) == 4
 
 
 def test_a_sweep_reads_its_recipe_once(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:

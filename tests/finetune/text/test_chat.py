@@ -52,7 +52,7 @@ def said(tokenizer: Any, conversation: list[dict[str, str]]) -> list[str]:
     """The runs of learned tokens, as text."""
     encoded = chat.encode(tokenizer, conversation)
     runs: list[list[int]] = [[]]
-    for token, word in zip(encoded.input_ids, encoded.words, strict=True):
+    for token, word in zip(encoded.input_ids, encoded.assistant_mask, strict=True):
         if word:
             runs[-1].append(token)
         elif runs[-1]:
@@ -88,7 +88,7 @@ def test_words_that_stand_in_the_prompt_too_are_not_mistaken_for_it(tokenizer: A
     echo = [{"role": "user", "content": "assistant"}, {"role": "assistant", "content": "assistant"}]
     encoded = chat.encode(tokenizer, echo)
     before = tokenizer.apply_chat_template(echo[:1], tokenize=False, add_generation_prompt=True)
-    assert encoded.words.index(True) == len(tokenizer(before, add_special_tokens=False)["input_ids"])
+    assert encoded.assistant_mask.index(True) == len(tokenizer(before, add_special_tokens=False)["input_ids"])
     assert said(tokenizer, echo) == ["assistant<|im_end|>"]
 
 

@@ -51,7 +51,7 @@ def arrow(now: float, last: float | None, *, drawn: bool = True) -> str:
 def step_fields(row: Step, *, drawn: bool = True) -> list[Field]:
     """Return the fields of a training line, left to right."""
     colour = _judge(row.loss, row.last_loss, greater_is_better=False)
-    fields = [Field(_place("step", row.step, row.total))]
+    fields = [Field(_progress("step", row.step, row.total))]
     if row.epoch is not None:
         fields.append(Field(f"epoch {row.epoch:5.2f}", leave=2))
     fields.append(Field(f"loss {row.loss:7.4f} {arrow(row.loss, row.last_loss, drawn=drawn)}", colour=colour))
@@ -83,7 +83,7 @@ def eval_fields(
     drawn: bool = True,
 ) -> list[Field]:
     """Return the fields of an evaluation line from Trainer's log of it and the previous evaluation's log (or {})."""
-    fields = [Field(_place("eval", step, total))]
+    fields = [Field(_progress("eval", step, total))]
     if isinstance(epoch := logs.get("epoch"), (int, float)):
         fields.append(Field(f"epoch {epoch:5.2f}", leave=2))
     measures = evaluated(logs)
@@ -124,7 +124,7 @@ def line(fields: list[Field]) -> str:
     return GAP.join(field.text for field in fields).rstrip()
 
 
-def _place(kind: str, step: int, total: int) -> str:
+def _progress(kind: str, step: int, total: int) -> str:
     return f"{kind} {step:>{len(str(total))}}/{total}" if total else kind
 
 
