@@ -1,16 +1,18 @@
-"""What the layer says: lines of notice, each once in a process, at the first line of the user's own code."""
+"""What the layer says, each line once in a process, at the first line of the user's own code; and what is not shown."""
 
 from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from hf_mps.core.errors import Notice
 
@@ -147,3 +149,38 @@ def asked_by_a_library() -> bool:
         if not between and frame.f_code.co_name not in ("__getattribute__", "__getattr__"):
             return file.startswith(libraries) or any(folder in file for folder in _INSTALLED)
     return False
+
+
+@contextmanager
+def ignoring(category: type[Warning] = Warning, message: str = "") -> Iterator[None]:
+    """Ignore warnings of `category` whose text begins as the pattern `message`, in every thread; others stay.
+
+    warnings.catch_warnings and the functions that add a filter declare every registry of shown warnings out of date,
+    and each warning that a program shows once comes again. A filter that is put into the list by hand does not.
+    """
+    rule = ("ignore", re.compile(message, re.IGNORECASE) if message else None, category, None, 0)
+    filters: Any = warnings.filters
+    filters.insert(0, rule)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # somebody reset the filters meanwhile
+            filters.remove(rule)
+
+
+@contextmanager
+def overriding() -> Iterator[None]:
+    """Let kernels take the places of others for a while, of which PyTorch warns once in a process.
+
+    It warns each time meanwhile (OperatorEntry.cpp, TORCH_WARN_ONCE), so that the once is left for a kernel that
+    somebody else replaces. Imports torch.
+    """
+    import torch
+
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with ignoring(UserWarning, "Warning only once for all operators"):
+            yield
+    finally:
+        torch.set_warn_always(always)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hf_mps.core.muted_warnings import overriding
+from hf_mps.core.notices import overriding
 from hf_mps.core.patching import ModulePatcher, Patch
 from hf_mps.fallback import sparse
 from hf_mps.fallback.accounting import ledger

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.muted_warnings import overriding
+from hf_mps.core.notices import overriding
 from hf_mps.core.patching import Patch, Patcher
 from hf_mps.core.stock import Around
 from hf_mps.guards.base import Guard

@@ -172,6 +172,6 @@ def test_import_torch_warns_of_nothing_and_leaves_pytorchs_once_only_warnings_un
     done = run_python("-c", OVERRIDDEN, env={"HF_MPS": "1"})
     assert (done.stdout, done.stderr) == (snapshot("Warning only once for all operators,  ot\n"), "")
     # The fault: the same override by the layer, heard.
-    told = run_python("-W", "error", "-c", "import hf_mps.core.muted_warnings as u\n"
+    told = run_python("-W", "error", "-c", "import hf_mps.core.notices as u\n"
         "from contextlib import nullcontext\nu.ignoring = lambda *_: nullcontext()\nimport torch")  # fmt: skip
     assert "Overriding a previously registered kernel" in told.stderr or "Warning only once" in told.stderr

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hf_mps import fallback, guards
-from hf_mps.core.muted_warnings import ignoring
+from hf_mps.core.notices import ignoring
 from hf_mps.device import probe
 from hf_mps.fallback import registration
 from hf_mps.finetune.metrics import scores

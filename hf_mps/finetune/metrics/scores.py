@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from hf_mps.core.errors import UserError
-from hf_mps.core.muted_warnings import ignoring
+from hf_mps.core.notices import ignoring
 
 Numbers = Sequence[float]
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hf_mps.core.muted_warnings import ignoring
+from hf_mps.core.notices import ignoring
 from hf_mps.core.text import GIB, MIB, duration, memory
 from hf_mps.device.machine import SIMULATED
 from hf_mps.finetune.report.results import RunRecord

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hf_mps.core.muted_warnings import ignoring
+from hf_mps.core.notices import ignoring
 
 # Said at every run, about what the runner does on purpose; each is matched at its beginning.
 KNOWN_ADVICE = (

@@ -13,7 +13,7 @@ from hf_mps import fallback
 from hf_mps.core import notices, settings, status
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import INTERRUPTED, RunError, UserError
-from hf_mps.core.muted_warnings import ignoring
+from hf_mps.core.notices import ignoring
 from hf_mps.finetune.recipe import expect, training_section
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import screen
