@@ -18,6 +18,7 @@ ROOMS = (
     "simulator",
     "fallback",
     "guards",
+    "metrics",
     "compat",
     "integrations",
     "activation",
@@ -34,9 +35,6 @@ ROOMS = (
 # Imports that run up all the same, each with its reason. At most six; one that is no longer there fails the test.
 EXCEPTIONS = {
     ("hf_mps.finetune.__main__", "hf_mps.cli.main"): "`python -m hf_mps.finetune` is a documented command",
-    ("hf_mps.compat.metrics", "hf_mps.finetune.metrics.as_evaluate"): (
-        "load_metric of older scripts computes what recipes compute, and asks for it when a script calls it"
-    ),
 }
 
 

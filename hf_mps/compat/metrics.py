@@ -34,7 +34,7 @@ def load_metric(
 
     Raises FileNotFoundError for a name that neither hf_mps nor evaluate.load has.
     """
-    from hf_mps.finetune.metrics import as_evaluate
+    from hf_mps.metrics import as_evaluate
 
     shared = {"process_id": process_id, "num_process": num_process, "cache_dir": cache_dir}
     shared |= {"experiment_id": experiment_id, "keep_in_memory": keep_in_memory}
@@ -74,7 +74,7 @@ def _load(
     try:
         return stock(path, config_name, module_type, *ours.values(), *more, **keywords)
     except (FileNotFoundError, ConnectionError):
-        from hf_mps.finetune.metrics import as_evaluate
+        from hf_mps.metrics import as_evaluate
 
         if path not in as_evaluate.names() or module_type not in (None, "metric"):
             raise

@@ -24,7 +24,7 @@ from transformers import (
     set_seed,
 )
 
-from hf_mps.finetune import metrics
+from hf_mps import metrics
 from hf_mps.finetune.data import load
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.models.checkpoint import resolve

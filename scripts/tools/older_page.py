@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 
 from hf_mps.compat import accelerator, dataset_task, generation, name_table, removed_arguments, tokenizers
-from hf_mps.finetune.metrics import as_evaluate
+from hf_mps.metrics import as_evaluate
 
 # What the examples of a release say that the libraries of today do not know; the flags of TrainingArguments besides.
 RELEASES: Mapping[str, tuple[str, ...]] = {

@@ -19,7 +19,7 @@ import torch
 from inline_snapshot import snapshot
 
 from hf_mps.compat import metrics
-from hf_mps.finetune.metrics import as_evaluate, table
+from hf_mps.metrics import as_evaluate, table
 from tests.compat.arming import arm
 
 

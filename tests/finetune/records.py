@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.finetune.metrics import Baseline
 from hf_mps.finetune.report import Expectation, RunRecord
+from hf_mps.metrics import Baseline
 
 
 def history(steps: int = 60) -> list[dict[str, Any]]:

@@ -18,9 +18,9 @@ from hf_mps import fallback, guards
 from hf_mps.core.notices import ignoring
 from hf_mps.device import probe
 from hf_mps.fallback import registration
-from hf_mps.finetune.metrics import scores
 from hf_mps.guards import SentinelNotice
 from hf_mps.guards.catalogue import GUARDS
+from hf_mps.metrics import scores
 from tests.guards import lightning_loops, loops
 from tests.guards.experiments import failures
 

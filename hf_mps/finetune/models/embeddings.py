@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core import extras
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.metrics import Baseline, Metrics
 from hf_mps.finetune.text.lengths import Lengths
 from hf_mps.finetune.text.padding import PadToBucket, pad_values
+from hf_mps.metrics import Baseline, Metrics
 
 if TYPE_CHECKING:
     from hf_mps.finetune.data.load import Rows

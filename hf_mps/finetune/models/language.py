@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from hf_mps.core.choice import Choice
-from hf_mps.finetune.metrics import Baseline
 from hf_mps.finetune.models.lora import Lora, apply, save, snippet
 from hf_mps.finetune.recipe import schema, training_section
 from hf_mps.finetune.run.logging import errors_only
 from hf_mps.finetune.text import lengths, tokens
+from hf_mps.metrics import Baseline
 
 if TYPE_CHECKING:
     from datasets import Features

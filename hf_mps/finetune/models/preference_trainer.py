@@ -11,7 +11,7 @@ import numpy
 import torch
 from trl import DPOConfig, DPOTrainer
 
-from hf_mps.finetune.metrics.selection import Chosen
+from hf_mps.metrics.selection import Chosen
 
 
 @dataclass

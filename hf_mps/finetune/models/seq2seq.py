@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from hf_mps import metrics
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.finetune import metrics
-from hf_mps.finetune.metrics.selection import choose
 from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import lengths, tokens
+from hf_mps.metrics.selection import choose
 
 if TYPE_CHECKING:
     from datasets import Dataset

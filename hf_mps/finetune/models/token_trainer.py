@@ -14,8 +14,8 @@ import torch
 from transformers import Trainer
 
 from hf_mps.finetune.loss import chunked, deferred_head
-from hf_mps.finetune.metrics.selection import Baseline, Chosen, of_log
 from hf_mps.finetune.text.padding import IGNORED
+from hf_mps.metrics.selection import Baseline, Chosen, of_log
 
 
 class TokenTrainer(Trainer):  # type: ignore[misc]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, nearest
 from hf_mps.finetune import tasks
-from hf_mps.finetune.metrics import seqeval
-from hf_mps.finetune.metrics.table import REPORTS
 from hf_mps.finetune.recipe.schema import Recipe
+from hf_mps.metrics import seqeval
+from hf_mps.metrics.table import REPORTS
 
 # What the command line may change without making another run of it than the one that the promise was given for.
 HARMLESS = (

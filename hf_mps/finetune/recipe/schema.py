@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from hf_mps import metrics
 from hf_mps.core.errors import nearest
-from hf_mps.finetune import metrics
 from hf_mps.finetune.recipe import training_section
 
 # Where rows come from, and the keys of `data` that belong to each source.

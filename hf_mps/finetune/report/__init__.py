@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hf_mps.core.files import write_atomic, write_json
-from hf_mps.finetune.metrics import Baseline
 from hf_mps.finetune.recipe.expect import Expectation
 from hf_mps.finetune.report.predictions import FILE, Written
 from hf_mps.finetune.report.results import SCHEMA, RunRecord, results, versions
 from hf_mps.finetune.run import failures
+from hf_mps.metrics import Baseline
 
 __all__ = ["SCHEMA", "Baseline", "Expectation", "RunRecord", "results", "versions", "write"]
 

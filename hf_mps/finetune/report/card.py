@@ -9,8 +9,8 @@ from typing import Any
 
 from hf_mps.core.files import plain
 from hf_mps.core.text import duration, memory
-from hf_mps.finetune.metrics import available
 from hf_mps.finetune.report.results import RunRecord, is_hub_id
+from hf_mps.metrics import available
 
 
 def card(record: RunRecord) -> str:

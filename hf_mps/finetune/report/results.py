@@ -12,8 +12,8 @@ from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.files import plain
-from hf_mps.finetune.metrics import Baseline
 from hf_mps.finetune.recipe.expect import Expectation
+from hf_mps.metrics import Baseline
 
 SCHEMA = 1
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")

@@ -10,11 +10,11 @@ from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, nearest
-from hf_mps.finetune.metrics.table import LOWER_IS_BETTER
 from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import buckets
+from hf_mps.metrics.table import LOWER_IS_BETTER
 
 SAID = "the recipe says so"
 LOSS = "loss"

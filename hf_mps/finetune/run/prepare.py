@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from hf_mps import metrics
 from hf_mps.core import status
 from hf_mps.core.choice import Choice
-from hf_mps.finetune import metrics, tasks
+from hf_mps.finetune import tasks
 from hf_mps.finetune.data import load
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.models import checkpoint

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from hf_mps import guards
 from hf_mps.device import simulated
-from hf_mps.finetune.metrics.selection import is_metric
 from hf_mps.finetune.recipe import expect
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import RunRecord
 from hf_mps.integrations.trainer_logs import of_training
+from hf_mps.metrics.selection import is_metric
 
 if TYPE_CHECKING:
     from hf_mps.finetune.run.plan import Plan

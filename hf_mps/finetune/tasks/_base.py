@@ -11,11 +11,11 @@ from hf_mps.core.choice import Choice
 from hf_mps.finetune.data.load import SPLITS
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.metrics import Baseline
+    from hf_mps.metrics import Baseline
 
 
 class Measures(Protocol):
-    """What the runner needs of a task's metrics; `hf_mps.finetune.metrics.Metrics` serves tasks with a label a row."""
+    """What the runner needs of a task's metrics; `hf_mps.metrics.Metrics` serves tasks with a label a row."""
 
     names: tuple[str, ...]
     """As a recipe's `metrics` has them."""

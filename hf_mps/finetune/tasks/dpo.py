@@ -12,13 +12,13 @@ from hf_mps.core import extras
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import synthetic
-from hf_mps.finetune.metrics import Baseline
-from hf_mps.finetune.metrics.selection import choose
 from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import chat, lengths, tokens
 from hf_mps.finetune.text.conversations import row_error
+from hf_mps.metrics import Baseline
+from hf_mps.metrics.selection import choose
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from hf_mps import metrics
 from hf_mps.core.choice import Choice
-from hf_mps.finetune import metrics
 from hf_mps.finetune.data import labels, load, synthetic
 from hf_mps.finetune.media import images
 from hf_mps.finetune.media.images import Augmentation, Images

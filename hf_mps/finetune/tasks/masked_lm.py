@@ -12,11 +12,11 @@ from pydantic import Field
 from hf_mps.core import source_digest
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.metrics.selection import choose
 from hf_mps.finetune.models import language
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.tasks.causal_lm import METRICS, predicted
 from hf_mps.finetune.text import blocks, lengths, tokens
+from hf_mps.metrics.selection import choose
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
+from hf_mps import metrics
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.finetune import metrics
 from hf_mps.finetune.data import labels, load, synthetic
 from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from hf_mps import metrics
 from hf_mps.core.choice import Choice
-from hf_mps.finetune import metrics
 from hf_mps.finetune.data.load import SPLITS
-from hf_mps.finetune.metrics.selection import choose
-from hf_mps.finetune.metrics.squad import exact_match, f1
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import buckets, lengths, tokens, windows
 from hf_mps.finetune.text.spans import Answer, Window, answer
 from hf_mps.finetune.text.windows import QAWindowing
+from hf_mps.metrics.selection import choose
+from hf_mps.metrics.squad import exact_match, f1
 
 if TYPE_CHECKING:
     from hf_mps.finetune.data.load import Rows

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
+from hf_mps import metrics
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, brief
-from hf_mps.finetune import metrics
 from hf_mps.finetune.data.load import SPLITS
-from hf_mps.finetune.metrics.selection import choose
 from hf_mps.finetune.models import embeddings
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import buckets, lengths, tokens
+from hf_mps.metrics.selection import choose
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -11,12 +11,12 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import counted
 from hf_mps.finetune.data import synthetic
-from hf_mps.finetune.metrics.selection import choose
 from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema, training_section
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import chat, conversations, lengths, packing, tokens
 from hf_mps.finetune.text.padding import IGNORED
+from hf_mps.metrics.selection import choose
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from hf_mps import metrics
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.finetune import metrics
 from hf_mps.finetune.data import labels
 from hf_mps.finetune.data.load import SPLITS
 from hf_mps.finetune.media import audio, letters
-from hf_mps.finetune.metrics.selection import choose
-from hf_mps.finetune.metrics.texts import cer, wer
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import tokens
+from hf_mps.metrics.selection import choose
+from hf_mps.metrics.texts import cer, wer
 
 if TYPE_CHECKING:
     from hf_mps.finetune.data.load import Rows

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hf_mps.finetune.data import synthetic
-from hf_mps.finetune.metrics.texts import sentences
 from hf_mps.finetune.models import seq2seq
 from hf_mps.finetune.models.seq2seq import ARGUMENTS, SETTLED
 from hf_mps.finetune.recipe import schema
+from hf_mps.metrics.texts import sentences
 
 if TYPE_CHECKING:
     from hf_mps.finetune.data.load import Rows

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from hf_mps.finetune import metrics
+from hf_mps import metrics
 from hf_mps.finetune.data import labels, load, synthetic
 from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema

@@ -13,11 +13,11 @@ from pydantic import Field
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels, load, synthetic
-from hf_mps.finetune.metrics.tagged import TagMetrics, of_tags
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import lengths, tokens, word_labels
 from hf_mps.finetune.text.padding import IGNORED
+from hf_mps.metrics.tagged import TagMetrics, of_tags
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -9,9 +9,9 @@ import numpy
 import pytest
 from matplotlib import image
 
-from hf_mps.finetune.metrics import Baseline
 from hf_mps.finetune.report import RunRecord
 from hf_mps.finetune.report.plot import column, draw, smoothed
+from hf_mps.metrics import Baseline
 from tests.finetune.records import a_record
 
 pytestmark = pytest.mark.usefixtures("rendered")

@@ -198,8 +198,8 @@ def test_a_schedule_that_waits_for_a_score_waits_for_more_of_it(desk: Path, fine
 
 
 def test_an_error_rate_is_better_the_smaller_it_is(desk: Path) -> None:
-    from hf_mps.finetune.metrics import selection
     from hf_mps.finetune.run.plan import best_metric
+    from hf_mps.metrics import selection
 
     asked: Any = SimpleNamespace(metrics=selection.choose(None, ("wer", "cer"), "speech-recognition"), further={})
     assert best_metric({"metric_for_best_model": "cer"}, asked) == ("cer", False)

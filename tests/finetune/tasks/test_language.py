@@ -182,7 +182,7 @@ def test_sums_are_the_same_from_chunks_and_from_logits(models: Path) -> None:
 
 
 def test_a_split_is_not_the_mean_of_its_rows() -> None:
-    from hf_mps.finetune.metrics.selection import choose
+    from hf_mps.metrics.selection import choose
 
     chosen = choose(None, ("perplexity", "accuracy"), "causal-lm")
     found = measured([[8.0, 2.0, 1.0], [2.0, 8.0, 8.0]], chosen)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy
 import pytest
 
+from hf_mps import metrics
 from hf_mps.core.errors import UserError
-from hf_mps.finetune import metrics
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.models import embeddings
 from tests.finetune import tiny

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from inline_snapshot import snapshot
 
+from hf_mps import metrics
 from hf_mps.core.errors import UserError
-from hf_mps.finetune import metrics
-from hf_mps.finetune.metrics import table, texts
+from hf_mps.metrics import table, texts
 from tests.finetune import builders, tiny
 
 ROWS = [{"translation": {"en": text, "xx": " ".join(reversed(text.split()))}} for text in builders.TEXTS * 2]

@@ -15,8 +15,8 @@ from inline_snapshot import snapshot
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.media import audio, letters
-from hf_mps.finetune.metrics import texts
 from hf_mps.finetune.tasks import speech_recognition
+from hf_mps.metrics import texts
 from tests.finetune import tiny
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hf_mps.core.text import GIB, MIB, clock
-from hf_mps.finetune.metrics.selection import of_log
+from hf_mps.metrics.selection import of_log
 
 GAP = "  "
 WIDEST = 160

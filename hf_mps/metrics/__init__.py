@@ -6,6 +6,6 @@ over scikit-learn, scipy, rouge-score, SacreBLEU and jiwer. Importing this packa
 
 from __future__ import annotations
 
-from hf_mps.finetune.metrics.selection import Baseline, Metrics, available, load, of_labels, unmeasured
+from hf_mps.metrics.selection import Baseline, Metrics, available, load, of_labels, unmeasured
 
 __all__ = ["Baseline", "Metrics", "available", "load", "of_labels", "unmeasured"]

@@ -12,8 +12,8 @@ import numpy
 import pytest
 import sklearn  # noqa: F401  sets two environment variables when it is first imported, here and not in a test
 
-from hf_mps.finetune.metrics import as_evaluate
-from hf_mps.finetune.metrics.table import GLUE
+from hf_mps.metrics import as_evaluate
+from hf_mps.metrics.table import GLUE
 
 
 def computed(name: str, predictions: Any, references: Any, config: str | None = None, **keywords: Any) -> Any:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.metrics import seqeval
-from hf_mps.finetune.metrics.selection import Baseline, Metrics, choose, load
-from hf_mps.finetune.metrics.table import LOWER_IS_BETTER, REPORTS, of_kind
+from hf_mps.metrics import seqeval
+from hf_mps.metrics.selection import Baseline, Metrics, choose, load
+from hf_mps.metrics.table import LOWER_IS_BETTER, REPORTS, of_kind
 
 Tagged = Sequence[Sequence[str]]
 

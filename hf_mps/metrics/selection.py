@@ -11,8 +11,8 @@ from typing import Any
 
 from hf_mps.core import extras
 from hf_mps.core.errors import UserError, nearest
-from hf_mps.finetune.metrics import scores
-from hf_mps.finetune.metrics.table import LOWER_IS_BETTER, METRICS, REPORTS, TWO_LABELS, Metric, computed, of_kind
+from hf_mps.metrics import scores
+from hf_mps.metrics.table import LOWER_IS_BETTER, METRICS, REPORTS, TWO_LABELS, Metric, computed, of_kind
 
 # What Trainer and its speed_metrics add to the log of every evaluation, whatever the data set is called.
 TIMINGS = tuple(

@@ -12,7 +12,7 @@ from typing import Any
 import datasets
 import evaluate
 
-from hf_mps.finetune.metrics.table import METRICS
+from hf_mps.metrics.table import METRICS
 
 INTERFACES = {name: metric.evaluate for name, metric in METRICS.items() if metric.evaluate is not None}
 _TEXT, _NUMBER = datasets.Value("string"), datasets.Value("int32")

@@ -17,11 +17,11 @@ from inline_snapshot import snapshot
 from scipy import stats
 from sklearn import metrics as sk
 
+from hf_mps import metrics
 from hf_mps.core.errors import UserError
-from hf_mps.finetune import metrics
-from hf_mps.finetune.metrics.selection import is_metric, of_log
-from hf_mps.finetune.metrics.table import computed
 from hf_mps.finetune.report.screen.rows import evaluated
+from hf_mps.metrics.selection import is_metric, of_log
+from hf_mps.metrics.table import computed
 
 Oracle = Callable[[Any, Any], float]  # (references, predictions), scikit-learn's order
 
@@ -264,8 +264,8 @@ def test_loading_needs_no_network_and_no_writable_home(run_python: Callable[...,
         NO_NETWORK
         + """
 import json
-from hf_mps.finetune import metrics
-from hf_mps.finetune.metrics.table import computed
+from hf_mps import metrics
+from hf_mps.metrics.table import computed
 examples = json.loads(sys.argv[1])
 for name in computed():
     metrics.load([name]).compute(*examples.get(name, ([0, 1, 1, 0], [0, 1, 0, 0])))
@@ -302,7 +302,7 @@ def test_many_threads_load_and_compute_at_once() -> None:
 
 def test_importing_metrics_and_listing_them_imports_nothing_heavy(run_python: Callable[..., Any]) -> None:
     program = (
-        "import sys; from hf_mps.finetune import metrics; metrics.available()\n"
+        "import sys; from hf_mps import metrics; metrics.available()\n"
         "print([name for name in ('torch', 'numpy', 'evaluate', 'sklearn', 'scipy') if name in sys.modules])"
     )
     done = run_python("-c", program, env={"HF_MPS": "0"})

@@ -12,7 +12,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
-from hf_mps.finetune.metrics import labels, pixels, scores, seqeval, squad, texts
+from hf_mps.metrics import labels, pixels, scores, seqeval, squad, texts
 
 Rows = Literal["labels", "values", "words"]
 Compute = Callable[[Any, Any], dict[str, Any]]

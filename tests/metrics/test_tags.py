@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from hf_mps.finetune.metrics import seqeval
+from hf_mps.metrics import seqeval
 
 
 @pytest.mark.parametrize(
