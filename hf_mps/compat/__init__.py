@@ -5,8 +5,10 @@ Each file says what replaced the name, tests whether the installed library still
 
 from __future__ import annotations
 
-from hf_mps.core.patching import ModulePatcher
-from hf_mps.core.registry import Catalogue
+from types import ModuleType
+from typing import Any
+
+from hf_mps.core.import_hooks import Catalogue
 
 REASON = "names and arguments of older scripts work, each with one line of notice"
 
@@ -57,4 +59,11 @@ _AFTER: dict[str, tuple[str, ...]] = {
     "transformers.utils.import_utils": ("names",),
 }
 
-SHIMS = Catalogue("shim", "hf_mps.compat", _AFTER, lambda module: ModulePatcher("shim", module, safe=False))
+
+def _patcher(shim: ModuleType) -> Any:
+    from hf_mps.core.patching import ModulePatcher  # here, as every `import torch` loads this file
+
+    return ModulePatcher("shim", shim, safe=False)
+
+
+SHIMS = Catalogue("shim", "hf_mps.compat", _AFTER, _patcher)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 import warnings
@@ -63,6 +64,40 @@ def _apply(module: ModuleType, who: str, arm: Arm) -> None:
             IntegrationWarning,
             stacklevel=3,
         )
+
+
+class Catalogue:
+    """Those of one kind: after which module of a library each is armed. Imports nothing.
+
+    `package`, or one of `folders`, holds a file for each, its name with underscores; `load` finds the Patcher in it. Of
+    several around one function the first is the innermost. `shared` names files whose patches serve several of them.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        package: str,
+        after: Mapping[str, tuple[str, ...]],
+        load: Callable[[ModuleType], Any],
+        shared: tuple[str, ...] = (),
+        folders: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> None:
+        self.kind, self.after, self.load, self.shared = kind, after, load, shared
+        self.names = tuple(dict.fromkeys(name for names in after.values() for name in names))
+        self._package = package
+        self._folder_of = {name: folder for folder, names in (folders or {}).items() for name in names}
+
+    def make(self, name: str) -> Any:
+        """Import the file of that name."""
+        folder = self._folder_of.get(name, self._package)
+        return self.load(importlib.import_module(f"{folder}.{name.replace('-', '_')}"))
+
+    def waits(self, name: str) -> str | None:
+        """In words which imports `name` waits for, or None where one of its modules is there."""
+        modules = [module for module, names in self.after.items() if name in names]
+        if any(module in sys.modules for module in modules):
+            return None
+        return f"for the import of {' or '.join(modules)}"
 
 
 class _Unfinished(ModuleSpec):

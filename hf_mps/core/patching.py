@@ -244,10 +244,12 @@ class ModulePatcher(Patcher):
 
     patches: Mapping[str, str | Patch] = {}
 
-    def __init__(self, kind: str, module: ModuleType, *, safe: bool) -> None:
+    def __init__(
+        self, kind: str, module: ModuleType, *, safe: bool, patches: Mapping[str, str | Patch] | None = None
+    ) -> None:
         super().__init__()
         self.kind, self.name = kind, module.__name__.rpartition(".")[2]
-        self.patches = module.patches
+        self.patches = module.patches if patches is None else patches
         self._module, self._safe = module, safe
 
     def concerns(self, module: ModuleType) -> bool:

@@ -2,49 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 from hf_mps.core.errors import UserError, nearest
+from hf_mps.core.import_hooks import Catalogue
 from hf_mps.core.patching import Patcher
-
-
-class Catalogue:
-    """Those of one kind: after which module of a library each is armed. Imports nothing.
-
-    `package`, or one of `folders`, holds a file for each, its name with underscores; `load` finds the Patcher in it. Of
-    several around one function the first is the innermost. `shared` names files whose patches serve several of them.
-    """
-
-    def __init__(
-        self,
-        kind: str,
-        package: str,
-        after: Mapping[str, tuple[str, ...]],
-        load: Callable[[ModuleType], Patcher],
-        shared: tuple[str, ...] = (),
-        folders: Mapping[str, tuple[str, ...]] | None = None,
-    ) -> None:
-        self.kind, self.after, self.load, self.shared = kind, after, load, shared
-        self.names = tuple(dict.fromkeys(name for names in after.values() for name in names))
-        self._package = package
-        self._folder_of = {name: folder for folder, names in (folders or {}).items() for name in names}
-
-    def make(self, name: str) -> Patcher:
-        """Import the file of that name."""
-        folder = self._folder_of.get(name, self._package)
-        return self.load(importlib.import_module(f"{folder}.{name.replace('-', '_')}"))
-
-    def waits(self, name: str) -> str | None:
-        """In words which imports `name` waits for, or None where one of its modules is there."""
-        modules = [module for module, names in self.after.items() if name in names]
-        if any(module in sys.modules for module in modules):
-            return None
-        return f"for the import of {' or '.join(modules)}"
 
 
 class Registry:

@@ -8,11 +8,14 @@ It can go when PyTorch tries the device before it says so.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from hf_mps.core.patching import ModulePatcher, Patch, Patcher, plainly, replace
+if TYPE_CHECKING:
+    from hf_mps.core.patching import ModulePatcher
 
 REASON = (
     "answers with HF_MPS_DEVICE and, in virtual machines, with a real probe, and torch.accelerator with it; PyTorch's "
@@ -49,41 +52,51 @@ def _count(stock: Callable[[], int]) -> int:
     return 0 if there is not None and there.type == "mps" and not torch.backends.mps.is_available() else stock()
 
 
-class Answer(Patch):
-    """A function that returns `method(stock, *arguments)` and looks like the stock one, also to torch.compile."""
-
-    way = "in place of"
-
-    def put(self, owner: Patcher, place: Any, name: str, stock: Any) -> None:
-        """Replace the function, once."""
-        replace(owner.name, place, name, lambda stock: _answering(stock, self.ours(owner)))
-
-
-def _answering(stock: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:
-    replacement = plainly(stock, answer)
-    # The cache methods, too, that callers of the stock function may use.
-    for cache in ("cache_clear", "cache_info"):
-        if hasattr(stock, cache):
-            setattr(replacement, cache, getattr(stock, cache))
-    # As torch.compiler.assume_constant_result says it, without importing the compiler, which cannot trace how the
-    # answer is found: it asks once and keeps it. What it knows by name has no such mark (integrations/compiler.py).
-    replacement._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    replacements.append(replacement)
-    return replacement
-
-
-patches = {
-    "torch.backends.mps:is_available": Answer(_metal),
+ANSWERS: dict[str, Callable[..., Any]] = {
+    "torch.backends.mps:is_available": _metal,
     # Where torch.accelerator asks whether its device is there, and how many of it.
-    "torch.mps:is_available": Answer(_metal, optional=True),
-    "torch.accelerator:current_accelerator": Answer(_current, optional=True),
-    "torch.accelerator:device_count": Answer(_count, optional=True),
+    "torch.mps:is_available": _metal,
+    "torch.accelerator:current_accelerator": _current,
+    "torch.accelerator:device_count": _count,
 }
-PATCHER = ModulePatcher("device", sys.modules[__name__], safe=False)
+"""PyTorch's functions, and what answers in the place of each, as `answer(stock, *arguments)`."""
 
 
 def install() -> None:
     """Put the verdict in place of PyTorch's answers; once. Imports torch, asks nothing of the device yet."""
-    import torch
+    import torch  # noqa: F401
 
-    PATCHER.install(torch)
+    # Without core.patching, whose import would be the dearest part of every `import torch` without Metal.
+    for target, answer in ANSWERS.items():
+        module, _, name = target.partition(":")
+        _answer(sys.modules.get(module), name, answer)
+
+
+def _answer(module: ModuleType | None, name: str, answer: Callable[..., Any]) -> None:
+    """Replace `module.name` by a function that returns `answer(stock, *arguments)`, where torch has it; once."""
+    stock = getattr(module, name, None)
+    if stock is None or hasattr(stock, "hf_mps_patches"):
+        return
+
+    # `wraps` keeps the name, the docstring and the cache methods that callers of the stock function may use.
+    @functools.wraps(stock)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return answer(stock, *args, **kwargs)
+
+    for cache in ("cache_clear", "cache_info"):
+        if hasattr(stock, cache):
+            setattr(replacement, cache, getattr(stock, cache))
+    replacement.hf_mps_patches = ("availability",)  # type: ignore[attr-defined]
+    # As torch.compiler.assume_constant_result says it, without importing the compiler, which cannot trace how the
+    # answer is found: it asks once and keeps it. What it knows by name has no such mark (integrations/compiler.py).
+    replacement._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    setattr(module, name, replacement)
+    replacements.append(replacement)
+
+
+def patcher() -> ModulePatcher:
+    """What `install` does, declared as whoever else patches a library declares it."""
+    from hf_mps.core.patching import ModulePatcher, Put
+
+    patches = {target: Put(answer, optional=True) for target, answer in ANSWERS.items()}
+    return ModulePatcher("device", sys.modules[__name__], safe=False, patches=patches)

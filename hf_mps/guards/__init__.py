@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hf_mps.core.notices import GuardNotice, SentinelNotice
-
 if TYPE_CHECKING:
+    from hf_mps.core.notices import GuardNotice, SentinelNotice
     from hf_mps.guards.base import Guard
     from hf_mps.guards.sentinels.base import Sentinel
     from hf_mps.guards.states import acted, found, get, report, start, suspended
@@ -29,11 +28,13 @@ __all__ = [
 ]
 
 
-# Lazy, because every `import torch` with Metal comes through this package.
+# Lazy, because every `import torch` comes through this package.
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    home = {"Guard": "base", "Sentinel": "sentinels.base"}.get(name, "states")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+    notices = "hf_mps.core.notices"
+    homes = {"Guard": f"{__name__}.base", "Sentinel": f"{__name__}.sentinels.base"}
+    homes |= {"GuardNotice": notices, "SentinelNotice": notices}
+    return getattr(import_module(homes.get(name, f"{__name__}.states")), name)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from hf_mps.core.registry import Catalogue, Registry
+from typing import TYPE_CHECKING
+
+from hf_mps.core.import_hooks import Catalogue
+
+if TYPE_CHECKING:
+    from hf_mps.core.registry import Registry
+
+    REGISTRY: Registry
+    """All guards and sentinels of this process."""
 
 # Module -> the guards that patch something in it; torch is patched when the layer is switched on, the others once they
 # have been imported. A guard's file is its name with underscores. Of several around one function the first is the
@@ -146,4 +154,13 @@ SENTINELS = Catalogue(
     lambda module: module.SENTINEL,
     shared=("stream",),
 )
-REGISTRY = Registry(GUARDS, SENTINELS)
+
+
+# Made when it is first asked for: every `import torch` loads this file, and only those with Metal have any armed.
+def __getattr__(name: str) -> Registry:
+    if name != "REGISTRY":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from hf_mps.core.registry import Registry
+
+    registry: Registry = globals().setdefault(name, Registry(GUARDS, SENTINELS))
+    return registry

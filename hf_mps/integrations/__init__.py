@@ -8,13 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from hf_mps import compat
 from hf_mps.compat import gone_modules
-from hf_mps.core import import_hooks, notices
-from hf_mps.core.patching import Declaration, ModulePatcher, Patcher
-from hf_mps.core.registry import Catalogue, Registry
+from hf_mps.core import import_hooks
+from hf_mps.core.import_hooks import Catalogue
 from hf_mps.guards import catalogue
+
+if TYPE_CHECKING:
+    from hf_mps.core.patching import Declaration, Patcher
+    from hf_mps.core.registry import Registry
+
+    REGISTRY: Registry
+    """All integrations and shims of this process."""
+
+
+def _patcher(integration: ModuleType) -> Patcher:
+    from hf_mps.core.patching import ModulePatcher  # here, as every `import torch` loads this file
+
+    return ModulePatcher("integration", integration, safe=True)
+
 
 INTEGRATIONS = Catalogue(
     "integration",
@@ -32,11 +46,23 @@ INTEGRATIONS = Catalogue(
         "accelerate.launchers": ("trainer_logs",),
         "torch._dynamo.variables.torch": ("compiler",),
     },
-    lambda module: ModulePatcher("integration", module, safe=True),
+    _patcher,
 )
-REGISTRY = Registry(INTEGRATIONS, compat.SHIMS, started=True)
 PATCHERS = {"guards": catalogue.GUARDS, "sentinels": catalogue.SENTINELS, "shims": compat.SHIMS}
 """What else patches libraries, in this order after the integrations."""
+
+
+def __getattr__(name: str) -> Registry:
+    if name != "REGISTRY":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from hf_mps.core.registry import Registry
+
+    registry: Registry = globals().setdefault(name, Registry(INTEGRATIONS, compat.SHIMS, started=True))
+    return registry
+
+
+def _registry() -> Registry:
+    return globals().get("REGISTRY") or __getattr__("REGISTRY")
 
 
 def table() -> dict[str, tuple[str, ...]]:
@@ -58,15 +84,15 @@ def start(names: Collection[str] = ()) -> None:
 def _arm(module: ModuleType, who: str) -> None:
     """Arm what one integration, or one of PATCHERS, declares for a module."""
     if who not in PATCHERS:
-        REGISTRY.get(who).install(module)
+        _registry().get(who).install(module)
         return
-    registry = REGISTRY if who == "shims" else catalogue.REGISTRY
+    registry = _registry() if who == "shims" else catalogue.REGISTRY
     registry.install(PATCHERS[who].kind, module)
 
 
 def reason(who: str) -> str:
     """Why an integration, or the shims, are on, in a sentence."""
-    return compat.REASON if who == "shims" else str(REGISTRY.get(who).attribute("REASON"))
+    return compat.REASON if who == "shims" else str(_registry().get(who).attribute("REASON"))
 
 
 def declared() -> list[Declaration]:
@@ -83,13 +109,14 @@ def patchers() -> list[Patcher]:
     from hf_mps.device import availability
     from hf_mps.fallback import registration
 
-    return [availability.PATCHER, registration.PATCHER, *catalogue.REGISTRY.patchers(), *REGISTRY.patchers()]
+    return [availability.patcher(), registration.PATCHER, *catalogue.REGISTRY.patchers(), *_registry().patchers()]
 
 
 def say_if_metal_fails() -> None:
     """Tell once why a Metal device that PyTorch offers is not taken: the run would only seem slow otherwise."""
     import torch
 
+    from hf_mps.core import notices
     from hf_mps.device.choice import metal
 
     verdict = metal()
