@@ -6,60 +6,28 @@ the highest to the lowest: what runs down lies right of the diagonal, what runs 
 
 from __future__ import annotations
 
-import ast
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-# From the lowest up; tests/test_house.py holds every import to it.
-ORDER = (
-    *("core", "device", "operators", "simulator", "fallback", "guards", "compat", "integrations", "activation"),
-    *("autoload", "early", "doctor", "finetune", "dryrun", "pytest_plugin", "cli"),
-)
-PACKAGE = Path(__file__).resolve().parents[2] / "hf_mps"
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.test_house import ROOMS, arrows, room
+
 CELL, LEFT, TOP = 26, 130, 100
 INK, LINE, DOWN, UP, SELF = "#1f2328", "#d0d7de", "#0072B2", "#D55E00", "#eaeef2"
 
 
 def imports() -> set[tuple[str, str]]:
     """Every pair of a room and another one that it imports."""
-    pairs: set[tuple[str, str]] = set()
-    for path in sorted(PACKAGE.rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        package = ("hf_mps", *path.relative_to(PACKAGE).parts[:-1])
-        for module in _modules(tree, package):
-            target = _room(module)
-            here = _room((*package, path.stem))
-            if target and here and target != here:
-                pairs.add((here, target))
-    return pairs
-
-
-def _modules(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """The modules of hf_mps that a file imports, each as its parts; not what only a type checker imports."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            continue
-        if isinstance(node, ast.Import):
-            yield from (tuple(name.name.split(".")) for name in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = tuple((node.module or "").split(".")) if node.module else ()
-            base = (*package[: len(package) + 1 - node.level], *base) if node.level else base
-            yield from ((*base, name.name) for name in node.names)
-        yield from _modules(node, package)
-
-
-def _room(module: Sequence[str]) -> str | None:
-    """The room of a module: the folder or file directly below hf_mps; None for the package itself and for others."""
-    if len(module) < 2 or module[0] != "hf_mps":
-        return None
-    name = module[1]
-    return name if (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file() else None
+    pairs = {(room(importer), room(imported)) for importer, targets in arrows().items() for imported in targets}
+    return {pair for pair in pairs if all(pair) and pair[0] != pair[1]}
 
 
 def picture() -> str:
     """The picture as SVG text."""
     pairs = imports()
-    rooms = [room for room in reversed(ORDER) if any(room in pair for pair in pairs)]
+    rooms = [name for name in reversed(ROOMS) if any(name in pair for pair in pairs)]
     size = len(rooms) * CELL
     return "\n".join(
         (
@@ -75,10 +43,10 @@ def picture() -> str:
 
 
 def _grid(rooms: Sequence[str], size: int) -> Iterator[str]:
-    for place, room in enumerate(rooms):
+    for place, name in enumerate(rooms):
         x, y = LEFT + place * CELL, TOP + place * CELL
-        yield f'<text x="{LEFT - 8}" y="{y + 17}" text-anchor="end" fill="{INK}">{room}</text>'
-        yield f'<text transform="translate({x + 17} {TOP - 8}) rotate(-60)" fill="{INK}">{room}</text>'
+        yield f'<text x="{LEFT - 8}" y="{y + 17}" text-anchor="end" fill="{INK}">{name}</text>'
+        yield f'<text transform="translate({x + 17} {TOP - 8}) rotate(-60)" fill="{INK}">{name}</text>'
         yield f'<rect x="{x}" y="{y}" width="{CELL}" height="{CELL}" fill="{SELF}"/>'
     for place in range(len(rooms) + 1):
         along = place * CELL
