@@ -114,18 +114,18 @@ def _accelerate(arguments: list[str]) -> Target:
     from accelerate.commands import launch
     from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
-    asked = launch.launch_command_parser().parse_args(arguments)
-    if (asked.num_processes or 1) > 1:
-        _one_process("accelerate launch", f"--num_processes={asked.num_processes}", asked.num_processes)
+    options = launch.launch_command_parser().parse_args(arguments)
+    if (options.num_processes or 1) > 1:
+        _one_process("accelerate launch", f"--num_processes={options.num_processes}", options.num_processes)
     try:
-        asked, *_ = launch._validate_launch_command(asked)
-        _one_process("accelerate launch", f"num_processes: {asked.num_processes}", asked.num_processes or 1)
-        _, environment = prepare_simple_launcher_cmd_env(asked)
+        options, *_ = launch._validate_launch_command(options)
+        _one_process("accelerate launch", f"num_processes: {options.num_processes}", options.num_processes or 1)
+        _, environment = prepare_simple_launcher_cmd_env(options)
     except (ValueError, AssertionError) as error:
         raise UserError(f"accelerate launch: {first_line(error)}") from error
     environment.pop("OMP_NUM_THREADS", None)  # one thread by default: operators that run on the CPU want them all
     os.environ.update(environment)
-    return _found("accelerate launch", asked)
+    return _found("accelerate launch", options)
 
 
 def _found(launcher: str, asked: Any) -> Target:

@@ -100,19 +100,19 @@ def examine_memory() -> list[Finding]:
     now, swap = psutil.virtual_memory(), psutil.swap_memory()
     here = machine.present()
     total = here.memory or now.total
-    found = [_free(total, min(total, now.available), here.label)]
+    findings = [_free(total, min(total, now.available), here.label)]
     if choice.metal().value:
         recommended = memory.recommended("mps")
         assert recommended is not None
         says = f"a process should hold at most {words(recommended)} on the GPU; PyTorch refuses at 1.7 times that"
-        found.append(ok("recommended", f"{says}{here.label}; beside live memory {memory.DRIVER}"))
+        findings.append(ok("recommended", f"{says}{here.label}; beside live memory {memory.DRIVER}"))
     if swap.used > 0.1 * total:
-        found.append(
+        findings.append(
             note("swap", f"{words(swap.used)} are swapped out already: training slows down many times", "top -o mem")
         )
     else:
-        found.append(ok("swap", f"{words(swap.used)} in use"))
-    return found
+        findings.append(ok("swap", f"{words(swap.used)} in use"))
+    return findings
 
 
 def _free(total: int, available: int, label: str) -> Finding:

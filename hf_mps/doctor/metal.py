@@ -13,19 +13,19 @@ APPLE = "https://developer.apple.com/metal/pytorch/"
 def examine() -> list[Finding]:
     """The build, PyTorch's own answer, Apple's verification, the probe, the dtypes, and the device of a run."""
     readings = probe.read(machine.present(), owned=True)
-    found = [_built(readings)]
+    findings = [_built(readings)]
     if readings.built:
-        found.append(_found(readings))
+        findings.append(_found(readings))
     passed = probe.metal(owned=True)
     if readings.built and readings.found:
-        found.append(_apple())
+        findings.append(_apple())
     if passed.value:
-        found.append(ok("probe", passed.reason))
-        found += _dtypes()
+        findings.append(ok("probe", passed.reason))
+        findings += _dtypes()
     else:
-        found.append(problem("probe", *_apart(passed.reason)))
-    found.append(_chosen())
-    return found
+        findings.append(problem("probe", *_apart(passed.reason)))
+    findings.append(_chosen())
+    return findings
 
 
 def _built(readings: probe.Readings) -> Finding:

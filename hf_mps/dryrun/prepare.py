@@ -118,7 +118,7 @@ def step(
 
 
 def shape_batches(
-    made: TrainingStep,
+    step: TrainingStep,
     prepared: Prepared,
     *,
     rows: int | None = None,
@@ -131,14 +131,14 @@ def shape_batches(
 
     from hf_mps.dryrun.step import leaves
 
-    arguments, mode = made.trainer.args, made.fake
+    arguments, mode = step.trainer.args, step.fake
     size = rows or arguments.per_device_train_batch_size
     each = range(arguments.gradient_accumulation_steps * steps)
-    found = [batch.collate(prepared, made.trainer, size, wide, first=size * number) for number in each]
-    made.batches = found
+    found = [batch.collate(prepared, step.trainer, size, wide, first=size * number) for number in each]
+    step.batches = found
     if mode is not None:
-        made.batches = tree_map(lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf, found)
-        made.numbers = list(zip(leaves(made.batches), leaves(found), strict=True))
+        step.batches = tree_map(lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf, found)
+        step.numbers = list(zip(leaves(step.batches), leaves(found), strict=True))
 
 
 def _framed(target: Target, config: Any) -> dict[str, int]:

@@ -83,21 +83,21 @@ def _noted(each: Guard | Sentinel) -> dict[str, object]:
 def _guard(guard: Guard) -> State:
     """Ask whether the fault is there, which uses the device."""
 
-    def told(word: str, reason: str) -> State:
+    def state(word: str, reason: str) -> State:
         return State(guard.name, word, reason, guard.times, guard.what, guard.issue, guard.until)
 
     if standing := guard.standing(REGISTRY.started, "acted", 0):
-        return told(*standing)
+        return state(*standing)
     if waiting := GUARDS.waits(guard.name):
-        return told("waits", waiting)
+        return state("waits", waiting)
     from hf_mps.device.choice import metal
 
     if not metal().value:
-        return told("needless", metal().reason)
+        return state("needless", metal().reason)
     verdict = guard.safely(guard.verdict)
     if verdict is None:
-        return told("failed", guard.failure or "")
-    return told("on" if verdict.value else "needless", verdict.reason)
+        return state("failed", guard.failure or "")
+    return state("on" if verdict.value else "needless", verdict.reason)
 
 
 def _sentinel(sentinel: Sentinel) -> State:

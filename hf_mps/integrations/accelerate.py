@@ -21,27 +21,27 @@ REASON = "PartialState, Accelerator and notebooks follow HF_MPS_DEVICE; PYTORCH_
 
 
 def _partial_state(stock: Callable[..., None], self: Any, cpu: bool = False, **kwargs: Any) -> None:
-    wanted = switch()
+    device_type = switch()
     if self._shared_state:  # one state for the whole process: it was decided before
-        _say_if_too_late(wanted, self._shared_state.get("device"))
+        _say_if_too_late(device_type, self._shared_state.get("device"))
         return stock(self, cpu, **kwargs)
     named = os.environ.get("ACCELERATE_TORCH_DEVICE", "").partition(":")[0]
-    if wanted is None:
+    if device_type is None:
         if named == "mps" and not cpu and not metal().value:
             raise UserError(f"ACCELERATE_TORCH_DEVICE=mps: {metal().reason}")
         if not cpu and not named:
             say_if_metal_fails()
         return stock(self, cpu, **kwargs)
-    if cpu and wanted != "cpu":
+    if cpu and device_type != "cpu":
         asked = "ACCELERATE_USE_CPU" if _environment_says_cpu() else "cpu=True"
-        tell(f"HF_MPS_DEVICE={wanted} wins over Accelerate's {asked}")
-    if named and named != wanted:
-        tell(f"HF_MPS_DEVICE={wanted} wins over ACCELERATE_TORCH_DEVICE={named}")
-    stock(self, wanted == "cpu", **kwargs)
-    if self.device.type != wanted and self.distributed_type.name == "NO":
+        tell(f"HF_MPS_DEVICE={device_type} wins over Accelerate's {asked}")
+    if named and named != device_type:
+        tell(f"HF_MPS_DEVICE={device_type} wins over ACCELERATE_TORCH_DEVICE={named}")
+    stock(self, device_type == "cpu", **kwargs)
+    if self.device.type != device_type and self.distributed_type.name == "NO":
         import torch
 
-        self.device = torch.device(wanted)
+        self.device = torch.device(device_type)
     return None
 
 

@@ -27,17 +27,17 @@ def _is_available() -> bool:
 
 
 def _accelerator(stock: Callable[..., None], self: Any, *args: Any, accelerator: Any = "auto", **kwargs: Any) -> None:
-    wanted = switch()
+    device_type = switch()
     asked = _name(accelerator)
-    same = ("auto", "None", wanted) if wanted == "cpu" else ("auto", "None", "gpu", wanted)
-    self._hf_mps_overruled = wanted is not None and asked not in same
+    same = ("auto", "None", device_type) if device_type == "cpu" else ("auto", "None", "gpu", device_type)
+    self._hf_mps_overruled = device_type is not None and asked not in same
     if self._hf_mps_overruled:
-        tell(f"HF_MPS_DEVICE={wanted} wins over Lightning's accelerator={asked!r}")
-    elif wanted is None and asked in ("auto", "gpu"):
+        tell(f"HF_MPS_DEVICE={device_type} wins over Lightning's accelerator={asked!r}")
+    elif device_type is None and asked in ("auto", "gpu"):
         say_if_metal_fails()
-    elif wanted is None and asked == "mps" and not metal().value:
+    elif device_type is None and asked == "mps" and not metal().value:
         tell(f"accelerator='mps': {metal().reason}")  # Lightning refuses it below, without a reason
-    stock(self, *args, accelerator=accelerator if wanted is None else wanted, **kwargs)
+    stock(self, *args, accelerator=accelerator if device_type is None else device_type, **kwargs)
 
 
 def _devices(stock: Callable[..., None], self: Any, *args: Any, devices: Any = "auto", **kwargs: Any) -> None:

@@ -29,19 +29,19 @@ patches = {
 
 def _notebook_launcher(stock: Callable[..., Any], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     # It sets the variable to 1, too late for this process and over the user's own value for its children.
-    given = os.environ.get(VARIABLE)
-    if given is None:
+    users_value = os.environ.get(VARIABLE)
+    if users_value is None:
         return stock(function, *args, **kwargs)
 
     @functools.wraps(function)
     def with_the_users(*its: Any, **more: Any) -> Any:
-        os.environ[VARIABLE] = given
+        os.environ[VARIABLE] = users_value
         return function(*its, **more)
 
     try:
         return stock(with_the_users, *args, **kwargs)
     finally:
-        os.environ[VARIABLE] = given
+        os.environ[VARIABLE] = users_value
 
 
 def of_training(trainer: Any) -> Report | None:

@@ -42,17 +42,17 @@ patches = {
 
 
 def _post_init(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
-    wanted = switch()
-    if wanted is None:
+    device_type = switch()
+    if device_type is None:
         asked = _accelerate_wants_cpu()
         if asked and not self.use_cpu:
             # transformers 5 leaves TrainingArguments on the GPU then, while its Accelerator goes to the CPU.
             tell(f"{asked} puts Accelerate on the CPU; TrainingArguments follows it with use_cpu=True")
             self.use_cpu = True  # of the object that is being made: all that decides the device reads this argument
     else:
-        if wanted != "cpu" and self.use_cpu:
-            tell(f"HF_MPS_DEVICE={wanted} wins over use_cpu=True")
-        self.use_cpu = wanted == "cpu"
+        if device_type != "cpu" and self.use_cpu:
+            tell(f"HF_MPS_DEVICE={device_type} wins over use_cpu=True")
+        self.use_cpu = device_type == "cpu"
         _forget_answers()
     stock(self, *args, **kwargs)
 

@@ -181,7 +181,7 @@ def bleu(
     https://github.com/tensorflow/nmt/blob/master/nmt/scripts/bleu.py, whose figures `evaluate` gives.
     """
     split = tokenizer or _mteval()
-    right, asked = [0] * max_order, [0] * max_order
+    right, total = [0] * max_order, [0] * max_order
     length = reference_length = 0
     for prediction, row in zip(predictions, references, strict=True):
         answer = split(prediction) if isinstance(prediction, str) else list(prediction)
@@ -192,9 +192,9 @@ def bleu(
             for truth in truths:
                 reference_ngrams |= _ngrams(truth, order + 1)
             right[order] += (_ngrams(answer, order + 1) & reference_ngrams).total()
-            asked[order] += max(0, len(answer) - order)
+            total[order] += max(0, len(answer) - order)
     extra = int(smooth)
-    shares = [(one + extra) / (all_ + extra) if all_ + extra else 0.0 for one, all_ in zip(right, asked, strict=True)]
+    shares = [(one + extra) / (all_ + extra) if all_ + extra else 0.0 for one, all_ in zip(right, total, strict=True)]
     mean = math.exp(sum(map(math.log, shares)) / max_order) if min(shares) > 0 else 0.0
     penalty = 0.0 if not length or not reference_length else min(1.0, math.exp(1 - reference_length / length))
     return {

@@ -98,8 +98,8 @@ def _precision(training: dict[str, Any], device_type: str) -> tuple[Choice[str],
     """Choose fp32, bf16 or fp16, with the arguments for Trainer."""
     from hf_mps.device import precision
 
-    asked = [name for name in ("bf16", "fp16") if training.get(name)]
-    if len(asked) == 2:
+    chosen = [name for name in ("bf16", "fp16") if training.get(name)]
+    if len(chosen) == 2:
         raise UserError("training.bf16 and training.fp16 are both true; give one of them")
     for name in ("bf16", "fp16"):
         if training.get(name) or training.get(f"{name}_full_eval"):
@@ -107,8 +107,8 @@ def _precision(training: dict[str, Any], device_type: str) -> tuple[Choice[str],
                 found = precision.requested(name, device_type)
             except UserError as error:
                 raise UserError(f"training.{name}: {error}; leave it out") from error
-    if asked:
-        return Choice(asked[0], found.reason), {}
+    if chosen:
+        return Choice(chosen[0], found.reason), {}
     if "bf16" in training or "fp16" in training:
         return Choice("fp32", SAID), {}
     default = precision.default(device_type)

@@ -112,21 +112,21 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         **lent,
     }
     model, choices["model"] = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
-    asked = QAEvaluator(recipe, rows["validation"], windows_by_split["validation"], measured, negative.value)
+    evaluator = QAEvaluator(recipe, rows["validation"], windows_by_split["validation"], measured, negative.value)
     return Prepared(
         splits={split: windows_by_split[split].select_columns(cut.columns) for split in SPLITS},
         model=model,
         processing_class=tokenizer,
         collator=length.value.collator(transformers.DataCollatorWithPadding(tokenizer), tokenizer),
         metrics=measured,
-        compute_metrics=lambda evaluated: asked.score(asked.answers(evaluated.predictions)),
-        baseline=asked.baseline(),
+        compute_metrics=lambda evaluated: evaluator.score(evaluator.answers(evaluated.predictions)),
+        baseline=evaluator.baseline(),
         auto_class=AUTO_CLASS,
         pipeline_tag="question-answering",
         choices=choices,
         trainer_settings={"preprocess_logits_for_metrics": _two_logits},
         token_counts=counts["train"],
-        predict=lambda trainer: asked.rows(asked.answers(trainer.predict(trainer.eval_dataset).predictions)),
+        predict=lambda trainer: evaluator.rows(evaluator.answers(trainer.predict(trainer.eval_dataset).predictions)),
         figures=pictures.answers,
     )
 

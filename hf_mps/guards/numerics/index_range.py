@@ -140,18 +140,18 @@ class IndexRange(Guard):
                     self._look_at(column, batch[column], part, known)
         return batch
 
-    def _look_at(self, column: Any, value: Any, part: Any, known: Known) -> None:
+    def _look_at(self, column: Any, value: Any, part: Any, limits: Known) -> None:
         if not isinstance(column, str) or not _whole_numbers(value):
             return
         kind = "input_ids" if column.endswith("input_ids") else column
         suspect = None
         if kind == "input_ids":
             suspect = _outside(column, value, _rows(part, "get_input_embeddings"), IDS)
-            suspect = suspect or (_too_long(value, known) if column == kind else None)
+            suspect = suspect or (_too_long(value, limits) if column == kind else None)
         elif kind == "token_type_ids":
-            suspect = _outside(column, value, known.types, TYPE_IDS)
+            suspect = _outside(column, value, limits.types, TYPE_IDS)
         elif kind == "position_ids":
-            suspect = _outside(column, value, known.positions, POSITION_IDS)
+            suspect = _outside(column, value, limits.positions, POSITION_IDS)
         elif kind in LABELS:
             words = _rows(part, "get_output_embeddings")
             limit, why = (words, WORDS) if words else (_classes(part), CLASSES)

@@ -140,14 +140,14 @@ def _enough(which: int, *args: Any, **_: Any) -> bool:
     return bool(args[which].numel() > LONGEST)
 
 
-def _product(one: Any, other: Any) -> Any:
-    """`one @ other` for matrices or batches of them, added up over parts of the inner dimension."""
+def _product(left: Any, other: Any) -> Any:
+    """`left @ other` for matrices or batches of them, added up over parts of the inner dimension."""
     import torch
 
-    half = one.dtype in (torch.float16, torch.bfloat16)
+    half = left.dtype in (torch.float16, torch.bfloat16)
     total: Any = None
-    for start in range(0, one.shape[-1], PART):
-        part, beside = one[..., start : start + PART], other[..., start : start + PART, :]
+    for start in range(0, left.shape[-1], PART):
+        part, beside = left[..., start : start + PART], other[..., start : start + PART, :]
         if total is None:
             total = part @ beside
             total = total.float() if half else total
@@ -155,7 +155,7 @@ def _product(one: Any, other: Any) -> Any:
             total += part @ beside
         else:
             (total.addmm_ if total.dim() == 2 else total.baddbmm_)(part, beside)
-    return total.to(one.dtype)
+    return total.to(left.dtype)
 
 
 def _added(given: Any, one: Any, other: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:

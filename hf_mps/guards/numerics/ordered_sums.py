@@ -32,35 +32,35 @@ def embedding_dense_backward(grad: Any, indices: Any, num_weights: int, padding_
     return weights
 
 
-def index_put(given: Any, indices: Any, values: Any, accumulate: bool = False, unsafe: bool = False) -> Any:
-    """`given[indices] += values` with every repetition counted, in place."""
+def index_put(target: Any, indices: Any, values: Any, accumulate: bool = False, unsafe: bool = False) -> Any:
+    """`target[indices] += values` with every repetition counted, in place."""
     import torch
 
-    if not accumulate or not given.is_floating_point() or values.dtype != given.dtype:
+    if not accumulate or not target.is_floating_point() or values.dtype != target.dtype:
         return None
     split = [part for index in indices for part in _as_numbers(index)]
     dims = [dim for dim, index in enumerate(split) if index is not None]
     shape = _common(*(split[dim].shape for dim in dims))
-    if not dims or len(split) > given.dim() or shape is None:
+    if not dims or len(split) > target.dim() or shape is None:
         return None
-    rest = [dim for dim in range(given.dim()) if dim not in dims]
+    rest = [dim for dim in range(target.dim()) if dim not in dims]
     keys = torch.zeros(math.prod(shape), dtype=torch.int64)
     for dim in dims:
-        size, flat = given.shape[dim], split[dim].expand(shape).reshape(-1)
+        size, flat = target.shape[dim], split[dim].expand(shape).reshape(-1)
         flat = torch.where(flat < 0, flat + size, flat)
         if not _within(flat, size):
             return None
         keys = keys * size + flat
     # Where the indexed dimensions lie side by side their results stay there, otherwise they come first.
     side_by_side = dims == list(range(dims[0], dims[-1] + 1))
-    first, sizes = dims[0] if side_by_side else 0, [given.shape[dim] for dim in rest]
+    first, sizes = dims[0] if side_by_side else 0, [target.shape[dim] for dim in rest]
     filled = (*sizes[:first], *shape, *sizes[first:])
     if _common(values.shape, filled) != filled:
         return None
     places = range(first, first + len(shape))
     terms = values.expand(filled).movedim(tuple(places), tuple(range(len(shape))))
     width = math.prod(sizes)
-    return _into(given, given.permute(*dims, *rest), width, keys, terms.reshape(keys.numel(), width))
+    return _into(target, target.permute(*dims, *rest), width, keys, terms.reshape(keys.numel(), width))
 
 
 def index_add_(given: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> Any:
@@ -75,25 +75,25 @@ def index_add_(given: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1)
     return _into(given, across, width, keys, terms if alpha == 1 else terms * alpha)
 
 
-def scatter_add_(given: Any, dim: int, index: Any, source: Any, *, anew: bool = False) -> Any:
+def scatter_add_(target: Any, dim: int, index: Any, source: Any, *, anew: bool = False) -> Any:
     """As Tensor.scatter_add_; every element goes its own way, so that a row is one element."""
     import torch
 
-    if not _alike(given, source) or index.dim() != given.dim():
+    if not _alike(target, source) or index.dim() != target.dim():
         return None
-    at_hand, dim = index.cpu().long(), dim % given.dim()
+    at_hand, dim = index.cpu().long(), dim % target.dim()
     fits = all(
         size <= of_source and (place == dim or size <= of_given)
-        for place, (size, of_source, of_given) in enumerate(zip(index.shape, source.shape, given.shape, strict=True))
+        for place, (size, of_source, of_given) in enumerate(zip(index.shape, source.shape, target.shape, strict=True))
     )
-    if not fits or not _within(at_hand, given.shape[dim]):
+    if not fits or not _within(at_hand, target.shape[dim]):
         return None
     keys = torch.zeros((), dtype=torch.int64)
-    for place, size in enumerate(given.shape):
-        along = torch.arange(at_hand.shape[place]).view(*(-1 if each == place else 1 for each in range(given.dim())))
+    for place, size in enumerate(target.shape):
+        along = torch.arange(at_hand.shape[place]).view(*(-1 if each == place else 1 for each in range(target.dim())))
         keys = keys * size + (at_hand if place == dim else along)
     terms = source[tuple(slice(size) for size in index.shape)].reshape(-1, 1)
-    return _into(given, given, 1, keys.reshape(-1), terms, anew=anew)
+    return _into(target, target, 1, keys.reshape(-1), terms, anew=anew)
 
 
 def scatter_reduce_(given: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Any:

@@ -25,7 +25,7 @@ def add_rows(target: Any, keys: Any, terms: Any, *, anew: bool = False) -> None:
     levels = _levels(counts, order)
     parts = [rows, *(part for level in levels for part in level)] if levels else [rows, order]
     together: Any = torch.cat(parts).to(target.device)
-    there, *moved = together.split([part.numel() for part in parts])
+    target_rows, *moved = together.split([part.numel() for part in parts])
     sums = terms.float() if half else terms
     if not levels:
         sums = sums.index_select(0, moved.pop())
@@ -33,9 +33,9 @@ def add_rows(target: Any, keys: Any, terms: Any, *, anew: bool = False) -> None:
         sums = torch.cat([sums, sums.new_zeros(1, sums.shape[1])])
         sums = sums.index_select(0, left) + sums.index_select(0, right)
     if not anew:
-        sums = sums + target.index_select(0, there)
+        sums = sums + target.index_select(0, target_rows)
     # Each row is written once: nothing races.
-    target.scatter_(0, there[:, None].expand_as(sums), sums.to(target.dtype))
+    target.scatter_(0, target_rows[:, None].expand_as(sums), sums.to(target.dtype))
 
 
 def _levels(counts: Any, order: Any) -> list[tuple[Any, Any]]:

@@ -96,7 +96,7 @@ def libraries(names: Iterable[str]) -> list[str]:
 
     None of the user's code runs in the server: it may put something on the device.
     """
-    found, seen, left = ["torch"], {"torch"}, [*names]
+    modules, seen, left = ["torch"], {"torch"}, [*names]
     while left:
         name = left.pop()
         module = sys.modules.get(name)
@@ -104,10 +104,10 @@ def libraries(names: Iterable[str]) -> list[str]:
             continue
         seen.add(name)
         if whose(name) == "library":
-            found.append(name)
+            modules.append(name)
         elif whose(name) == "user" or name == "__main__":
             left += [source for value in [*vars(module).values()] if (source := _source(value))]
-    return found
+    return modules
 
 
 def _source(value: Any) -> str | None:
