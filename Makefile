@@ -14,7 +14,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-FIRST := tests/finetune tests/dryrun tests/scripts
+FIRST := tests/finetune tests/dryrun/memory tests/scripts
 READY := $(VENV)/.ready
 BUILDER := .venv-build
 NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "hf_mps needs Python 3.10 or newer: make PYTHON=python3.12")'
