@@ -36,7 +36,10 @@ def main(argv: Sequence[str] | None = None, *, program: str = "hf-mps") -> int:
 
     def verb() -> None:
         work = _parse(swept(words), program)
-        codes.append(int((work() if callable(work) else work) or 0))
+        try:
+            codes.append(int((work() if callable(work) else work) or 0))
+        except typer.Abort as stop:  # what its questions make of a Ctrl-C
+            raise KeyboardInterrupt from stop
 
     return run_command(verb, debug="--debug" in words) or sum(codes)
 

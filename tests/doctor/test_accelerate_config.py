@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -219,3 +223,20 @@ def test_accelerate_launch_takes_the_file_and_trains_on_mps(place: Path, run_pyt
     assert ended.returncode == 0, ended.stderr
     assert "Device: mps, mixed precision: no" in ended.stdout
     assert (output / "config.json").is_file()
+
+
+@pytest.mark.process
+def test_ctrl_c_at_a_question_ends_in_one_line_and_writes_nothing(place: Path) -> None:
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "hf_mps", "config", "--config_file", str(place)]
+    with subprocess.Popen(command, cwd=CHECKOUT, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE) as process:
+        os.close(theirs)
+        printed = b""
+        while b"Write it?" not in printed and b"Train on" not in printed:
+            printed += os.read(ours, 4096)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        assert process.stderr.read().decode().strip() == snapshot("hf-mps: interrupted")
+        assert process.wait() == 130
+    os.close(ours)
+    assert not place.exists()
