@@ -16,7 +16,7 @@ def copies(steps: int = 100) -> Told:
     import torch
 
     from hf_mps import guards
-    from hf_mps.guards.releases import torch_release
+    from hf_mps.guards.introspect import torch_release
 
     def wrong() -> int:
         there = []

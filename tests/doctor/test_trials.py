@@ -16,7 +16,7 @@ from hf_mps.device import machine
 from hf_mps.doctor import guards
 from hf_mps.doctor.guards import Trial
 from hf_mps.guards.catalogue import GUARDS, REGISTRY
-from hf_mps.guards.releases import torch_release
+from hf_mps.guards.introspect import torch_release
 from hf_mps.simulator import strictness
 
 pytestmark = pytest.mark.usefixtures("simulated")

@@ -10,7 +10,7 @@ import torch
 from hf_mps import fallback
 from hf_mps.fallback import MetalFallbackWarning
 from hf_mps.fallback.accounting import ledger
-from hf_mps.guards.releases import torch_release
+from hf_mps.guards.introspect import torch_release
 from hf_mps.operators.table import table
 from tests.fallback.calls import CALLS, Made
 from tests.simulator.conformance.compare import outcome

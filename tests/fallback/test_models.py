@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hf_mps.fallback import registration
-from hf_mps.guards.releases import torch_release
+from hf_mps.guards.introspect import torch_release
 
 pytestmark = pytest.mark.slow
 

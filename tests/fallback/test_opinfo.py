@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hf_mps import fallback
-from hf_mps.guards.releases import torch_release
+from hf_mps.guards.introspect import torch_release
 from tests import CHECKOUT
 
 pytestmark = pytest.mark.slow

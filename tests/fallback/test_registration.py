@@ -11,7 +11,7 @@ from inline_snapshot import snapshot
 
 from hf_mps import fallback
 from hf_mps.fallback import registration
-from hf_mps.guards.releases import torch_release
+from hf_mps.guards.introspect import torch_release
 from hf_mps.operators import dispatcher
 
 pytestmark = pytest.mark.filterwarnings("ignore::hf_mps.fallback.MetalFallbackWarning")

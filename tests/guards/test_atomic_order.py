@@ -15,10 +15,10 @@ from inline_snapshot import snapshot
 from hf_mps import guards
 from hf_mps.core import notices
 from hf_mps.guards import kernel_overrides
+from hf_mps.guards.introspect import torch_release
 from hf_mps.guards.numerics import atomic_order
 from hf_mps.guards.numerics.atomic_order import AtomicOrder
-from hf_mps.guards.numerics.segment_sums import add_rows
-from hf_mps.guards.releases import torch_release
+from hf_mps.guards.numerics.ordered_sums import add_rows
 from hf_mps.simulator import strictness
 from tests.guards.experiments.order import always, deterministic
 

@@ -12,8 +12,8 @@ from inline_snapshot import snapshot
 from torch import Tensor, nn
 
 from hf_mps import guards
+from hf_mps.guards.introspect import torch_release
 from hf_mps.guards.numerics import dtype_copies, linear_bias
-from hf_mps.guards.releases import torch_release
 from hf_mps.simulator import strictness
 
 VALUES = torch.arange(64.0).view(8, 8) / 8

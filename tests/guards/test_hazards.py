@@ -13,8 +13,8 @@ from hf_mps import guards
 from hf_mps.core import notices
 from hf_mps.core.errors import UserError
 from hf_mps.guards.catalogue import GUARDS
+from hf_mps.guards.introspect import torch_release
 from hf_mps.guards.numerics.checkpoint_rng import CheckpointRng
-from hf_mps.guards.releases import torch_release
 from hf_mps.simulator import strictness
 from tests import hazards
 from tests.guards import loops

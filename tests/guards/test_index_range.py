@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from hf_mps import guards
 from hf_mps.core.errors import UserError
 from hf_mps.guards.catalogue import GUARDS
+from hf_mps.guards.introspect import torch_release
 from hf_mps.guards.numerics.index_range import LOOKS, LOOKUPS
-from hf_mps.guards.releases import torch_release
 from hf_mps.simulator import strictness
 from tests.guards import loops
 

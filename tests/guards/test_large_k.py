@@ -11,8 +11,8 @@ from inline_snapshot import snapshot
 
 from hf_mps import guards
 from hf_mps.guards import kernel_overrides
+from hf_mps.guards.introspect import torch_release
 from hf_mps.guards.numerics import large_k
-from hf_mps.guards.releases import torch_release
 from hf_mps.simulator import strictness
 
 LONGEST = 32766

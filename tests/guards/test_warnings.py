@@ -12,7 +12,7 @@ from torch import nn
 
 from hf_mps.core.errors import UserError
 from hf_mps.guards import GuardNotice
-from hf_mps.guards.releases import torch_release
+from hf_mps.guards.introspect import torch_release
 from tests.guards import lightning_loops, loops
 from tests.guards.experiments import results
 from tests.guards.experiments.results import TALL, WIDE

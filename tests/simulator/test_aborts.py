@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from hf_mps import guards
 from hf_mps.device import faults
-from hf_mps.guards.releases import torch_release
+from hf_mps.guards.introspect import torch_release
 from hf_mps.simulator import strictness
 
 pytestmark = pytest.mark.usefixtures("mps")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from hf_mps.core.errors import UserError
 from hf_mps.device import profiles
-from hf_mps.guards.releases import torch_release
+from hf_mps.guards.introspect import torch_release
 from hf_mps.simulator import strictness
 
 pytestmark = pytest.mark.usefixtures("mps", "bare")

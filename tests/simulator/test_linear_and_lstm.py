@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_mps import guards
-from hf_mps.guards.releases import torch_release
+from hf_mps.guards.introspect import torch_release
 from hf_mps.operators.support import OperatorSupport
 from hf_mps.simulator import strictness
 from tests.simulator.test_training import agree

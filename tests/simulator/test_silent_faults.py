@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hf_mps.device import profiles
-from hf_mps.guards.releases import torch_release
+from hf_mps.guards.introspect import torch_release
 from hf_mps.simulator import strictness
 
 pytestmark = pytest.mark.usefixtures("mps", "bare")

@@ -9,8 +9,8 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.stock import Stock
 from hf_mps.guards import kernel_overrides
 from hf_mps.guards.base import Guard
+from hf_mps.guards.introspect import torch_release
 from hf_mps.guards.kernel_overrides import Kernel
-from hf_mps.guards.releases import torch_release
 
 # Those that stay as they are, and the release since which Metal adds there with atomic operations: kernels of these
 # names in the macOS wheels of torch 2.8 to 2.14.

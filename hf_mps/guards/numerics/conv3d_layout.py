@@ -10,8 +10,8 @@ from hf_mps.core.patching import Patch
 from hf_mps.core.stock import Stock
 from hf_mps.device import machine
 from hf_mps.guards.base import Guard
+from hf_mps.guards.introspect import torch_release
 from hf_mps.guards.kernel_overrides import Kernel
-from hf_mps.guards.releases import torch_release
 
 FIRST = (2, 14)
 """The release that convolves volumes with macOS 26's Metal Performance Primitives (pytorch PR 188802)."""

@@ -9,8 +9,8 @@ from typing import Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.stock import Stock
 from hf_mps.guards.base import Guard
+from hf_mps.guards.introspect import torch_release
 from hf_mps.guards.numerics.non_blocking import has_its_own, target_device
-from hf_mps.guards.releases import torch_release
 
 FIXED = (2, 14)
 """Such a copy writes straight to its end from here on (pytorch PR 189572)."""

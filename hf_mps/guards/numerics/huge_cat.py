@@ -10,8 +10,8 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.patching import Patch
 from hf_mps.core.stock import Stock
 from hf_mps.guards.base import Guard
+from hf_mps.guards.introspect import torch_release
 from hf_mps.guards.kernel_overrides import Kernel
-from hf_mps.guards.releases import torch_release
 
 LIMIT = 2**31
 """Elements; offsets beyond are negative in the 32 bits that the kernel keeps them in."""

@@ -8,7 +8,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.guards import training_hooks
 from hf_mps.guards.base import Guard
-from hf_mps.guards.releases import torch_release
+from hf_mps.guards.introspect import torch_release
 
 LIMIT = 2**31
 """Elements; kernels that index with 32 bits read other rows beyond (pytorch#188756)."""

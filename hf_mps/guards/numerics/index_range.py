@@ -14,8 +14,8 @@ from hf_mps.core.patching import Patch, in_lightning
 from hf_mps.core.stock import Stock
 from hf_mps.guards import kernel_overrides, training_hooks
 from hf_mps.guards.base import Guard
+from hf_mps.guards.introspect import torch_release
 from hf_mps.guards.kernel_overrides import Kernel
-from hf_mps.guards.releases import torch_release
 
 LABELS = ("labels", "label")
 IGNORED = -100

@@ -12,8 +12,8 @@ from hf_mps.core.stock import Stock
 from hf_mps.device import machine
 from hf_mps.guards import kernel_overrides
 from hf_mps.guards.base import Guard
+from hf_mps.guards.introspect import torch_release
 from hf_mps.guards.kernel_overrides import Kernel
-from hf_mps.guards.releases import torch_release
 
 LONGEST = 32766
 """Values in one sum; 32,767 is wrong by one of them (pytorch#195163)."""

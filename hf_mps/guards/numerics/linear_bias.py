@@ -10,8 +10,8 @@ from hf_mps.core.stock import Stock
 from hf_mps.device import machine
 from hf_mps.guards import kernel_overrides
 from hf_mps.guards.base import Guard
+from hf_mps.guards.introspect import torch_release
 from hf_mps.guards.kernel_overrides import Kernel
-from hf_mps.guards.releases import torch_release
 
 FIXED = (2, 14)
 """pytorch PR 188619 and PR 189496."""

@@ -13,7 +13,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.patching import Put
 from hf_mps.guards.base import Guard
 from hf_mps.guards.explicit_args import FILTER, TARGET, said, track
-from hf_mps.guards.introspect import words
+from hf_mps.guards.introspect import names_in
 
 
 class NanHidden(Guard):
@@ -47,7 +47,7 @@ class NanHidden(Guard):
         """Always. Raises AttributeError where no loop of Trainer's reads the filter."""
         if hasattr(module, "Trainer"):
             functions = [inspect.unwrap(each) for each in vars(module.Trainer).values() if inspect.isfunction(each)]
-            self._loops = frozenset(each.__code__ for each in functions if {FILTER, "training_step"} <= words(each))
+            self._loops = frozenset(each.__code__ for each in functions if {FILTER, "training_step"} <= names_in(each))
             if not self._loops:
                 raise AttributeError(f"no loop of Trainer reads {FILTER}")
         return True

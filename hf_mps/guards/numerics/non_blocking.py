@@ -6,7 +6,7 @@ from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.guards.base import Guard
-from hf_mps.guards.releases import torch_release
+from hf_mps.guards.introspect import torch_release
 
 HOLDS = (2, 13)
 """From here on a copy to the device keeps its source's storage until the GPU has read it.

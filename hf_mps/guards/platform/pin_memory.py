@@ -10,7 +10,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.patching import Patch, Put
 from hf_mps.guards.base import Guard
 from hf_mps.guards.explicit_args import TARGET, said, track
-from hf_mps.guards.introspect import words
+from hf_mps.guards.introspect import names_in
 
 
 class PinMemory(Guard):
@@ -39,7 +39,7 @@ class PinMemory(Guard):
         """Whether what begins a loader's epoch names mps; read, because a loader that is tried draws a seed."""
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-        if "mps" in words(_BaseDataLoaderIter.__init__):
+        if "mps" in names_in(_BaseDataLoaderIter.__init__):
             return Choice(True, "a loader of this torch that is to pin memory warns that mps does not support it")
         return Choice(False, "loaders of this torch do not warn of mps")
 

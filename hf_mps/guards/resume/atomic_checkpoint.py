@@ -16,7 +16,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.patching import Patch
 from hf_mps.core.stock import Stock
 from hf_mps.guards.base import Guard
-from hf_mps.guards.introspect import words
+from hf_mps.guards.introspect import names_in
 
 TRAINER_LAST = "trainer_state.json"
 ACCELERATE_LAST = "random_states_*.pkl"
@@ -69,7 +69,7 @@ class AtomicCheckpoint(Guard):
         """Whether the library's saving function renames nothing."""
         saving = module.Trainer._save_checkpoint if hasattr(module, "Trainer") else module.Accelerator.save_state
         library = module.__name__.partition(".")[0]
-        self._found[library] = bool(words(saving) & {"rename", "renames", "replace"})
+        self._found[library] = bool(names_in(saving) & {"rename", "renames", "replace"})
         self._verdict = None
         return not self._found[library]
 

@@ -11,7 +11,7 @@ from typing import Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.files import write_json
 from hf_mps.guards.base import Guard
-from hf_mps.guards.introspect import words
+from hf_mps.guards.introspect import names_in
 
 FILE = "loader_epochs.json"
 
@@ -49,7 +49,7 @@ class ResumeEpoch(Guard):
         """Whether accelerate's checkpoints lack the epoch; its loaders always count it anew."""
         saving = getattr(module, "save_accelerator_state", None)
         if saving is not None:
-            self._stores = "iteration" in words(saving)
+            self._stores = "iteration" in names_in(saving)
         return saving is None or not self._stores
 
     def _skipped(self, stock: Callable[..., Any], dataloader: Any, num_batches: int = 0) -> Any:

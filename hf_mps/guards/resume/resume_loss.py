@@ -11,7 +11,7 @@ from typing import Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.files import write_atomic
 from hf_mps.guards.base import Guard
-from hf_mps.guards.introspect import words
+from hf_mps.guards.introspect import names_in
 
 FILE = "unlogged_loss.json"
 
@@ -45,7 +45,7 @@ class ResumeLoss(Guard):
 
     def concerns(self, module: ModuleType) -> bool:
         """Whether this Trainer's checkpoints lack the loss."""
-        self._saves = "_globalstep_last_logged" in words(module.Trainer._save_checkpoint)
+        self._saves = "_globalstep_last_logged" in names_in(module.Trainer._save_checkpoint)
         return not self._saves
 
     def _logs(self, stock: Callable[..., Any], trainer: Any, tr_loss: Any, *args: Any, **kwargs: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.guards.base import Guard
-from hf_mps.guards.introspect import words
+from hf_mps.guards.introspect import names_in
 
 FOLDER = "_hf_mps_read_from"
 
@@ -45,7 +45,7 @@ class ResumeNames(Guard):
 
     def concerns(self, module: ModuleType) -> bool:
         """Whether this Trainer converts no names."""
-        self._converts = any("conversion" in word for word in words(module.Trainer._load_from_checkpoint))
+        self._converts = any("conversion" in word for word in names_in(module.Trainer._load_from_checkpoint))
         return not self._converts
 
     def _resumes(self, stock: Callable[..., None], trainer: Any, folder: str, model: Any = None) -> None:

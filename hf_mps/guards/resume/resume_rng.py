@@ -9,7 +9,7 @@ from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.guards.base import Guard
-from hf_mps.guards.introspect import words
+from hf_mps.guards.introspect import names_in
 
 FILE = "mps_rng_state.pth"
 
@@ -43,7 +43,7 @@ class ResumeRng(Guard):
         """Whether the library's function that saves random states names none of mps."""
         saving = module.Trainer._save_rng_state if hasattr(module, "Trainer") else module.save_accelerator_state
         library = module.__name__.partition(".")[0]
-        self._found[library] = any("mps" in word for word in words(saving))
+        self._found[library] = any("mps" in word for word in names_in(saving))
         self._verdict = None
         return not self._found[library]
 
