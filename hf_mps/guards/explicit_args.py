@@ -37,7 +37,7 @@ def track(stock: Any) -> Any:
     return new
 
 
-def said(arguments: Any, name: str) -> bool:
+def was_given(arguments: Any, name: str) -> bool:
     """Whether the user gave the argument `name`: as a keyword, or as a flag on the command line."""
     given = _given.get(id(arguments), ())
     # HfArgumentParser and dataclasses.replace give all of them; then the command line tells.

@@ -18,7 +18,7 @@ from transformers import HfArgumentParser, Seq2SeqTrainingArguments, TrainerCall
 from hf_mps import guards
 from hf_mps.core.errors import UserError
 from hf_mps.guards import GuardNotice, SentinelNotice
-from hf_mps.guards.explicit_args import said
+from hf_mps.guards.explicit_args import was_given
 from tests.guards import loops
 from tests.guards.experiments import failures
 
@@ -82,9 +82,9 @@ def test_a_loss_that_is_no_number_is_shown_for_the_steps_that_had_it(tmp_path: P
 @pytest.mark.parametrize("kind", [TrainingArguments, Seq2SeqTrainingArguments])
 def test_what_the_user_said_is_known(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = kind(str(tmp_path), dataloader_pin_memory=True)
-    assert said(arguments, "output_dir")
-    assert said(arguments, "dataloader_pin_memory")
-    assert not said(arguments, "logging_nan_inf_filter")
+    assert was_given(arguments, "output_dir")
+    assert was_given(arguments, "dataloader_pin_memory")
+    assert not was_given(arguments, "logging_nan_inf_filter")
     for words, expected in (
         (["--dataloader_pin_memory", "True"], True),
         (["--no_dataloader_pin_memory"], True),
@@ -92,7 +92,7 @@ def test_what_the_user_said_is_known(kind: Any, tmp_path: Path, monkeypatch: pyt
     ):
         monkeypatch.setattr(sys, "argv", ["run.py", "--output_dir", str(tmp_path), *words])
         (parsed,) = HfArgumentParser(kind).parse_args_into_dataclasses()
-        assert said(parsed, "dataloader_pin_memory") is expected
+        assert was_given(parsed, "dataloader_pin_memory") is expected
 
 
 def test_a_float64_column_becomes_float32(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.patching import Put
 from hf_mps.guards.base import Guard
-from hf_mps.guards.explicit_args import FILTER, TARGET, said, track
+from hf_mps.guards.explicit_args import FILTER, TARGET, track, was_given
 from hf_mps.guards.introspect import names_in
 
 
@@ -61,7 +61,7 @@ class NanHidden(Guard):
 
     def _trains(self, stock: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
         arguments, outer = trainer.args, self._training
-        given = said(arguments, FILTER) or not getattr(arguments, FILTER, False)
+        given = was_given(arguments, FILTER) or not getattr(arguments, FILTER, False)
         self._training = None if given or arguments.device.type != "mps" else arguments
         try:
             return stock(trainer, *args, **kwargs)

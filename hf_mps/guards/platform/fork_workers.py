@@ -9,7 +9,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.patching import Put
 from hf_mps.core.stock import Stock
 from hf_mps.guards.base import Guard
-from hf_mps.guards.explicit_args import TARGET, said, track
+from hf_mps.guards.explicit_args import TARGET, track, was_given
 
 ARGUMENT = "dataloader_multiprocessing_context"
 """Of TrainingArguments since transformers 5.15; before, Trainer says fork to its loaders and nobody can object."""
@@ -60,7 +60,7 @@ class ForkWorkers(Guard):
         return self.applies()
 
     def _trainer_makes(self, stock: Stock, trainer: Any, *args: Any, **kwargs: Any) -> Any:
-        self._trainers_own = not said(trainer.args, ARGUMENT)
+        self._trainers_own = not was_given(trainer.args, ARGUMENT)
         try:
             return stock(trainer, *args, **kwargs)  # accelerate makes its own loader of Trainer's inside
         finally:

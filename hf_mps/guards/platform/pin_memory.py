@@ -9,7 +9,7 @@ from weakref import WeakSet
 from hf_mps.core.choice import Choice
 from hf_mps.core.patching import Patch, Put
 from hf_mps.guards.base import Guard
-from hf_mps.guards.explicit_args import TARGET, said, track
+from hf_mps.guards.explicit_args import TARGET, track, was_given
 from hf_mps.guards.introspect import names_in
 
 
@@ -45,7 +45,7 @@ class PinMemory(Guard):
 
     def _trainer_makes(self, stock: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
         arguments = trainer.args
-        asked = said(arguments, "dataloader_pin_memory")
+        asked = was_given(arguments, "dataloader_pin_memory")
         self._trainers_own = arguments.dataloader_pin_memory and arguments.device.type == "mps" and not asked
         try:
             return stock(trainer, *args, **kwargs)  # accelerate makes its own loader of Trainer's inside

@@ -10,7 +10,7 @@ from hf_mps.core.patching import LIGHTNING, Patch, in_lightning
 from hf_mps.guards.base import Guard
 
 if TYPE_CHECKING:
-    from hf_mps.guards.resume.loader_state import Replay
+    from hf_mps.guards.resume.loader_state import LoaderState
 
 KEY, LOADERS = "hf_mps_random_states", "hf_mps_loaders"
 
@@ -44,7 +44,7 @@ class LightningRng(Guard):
     def __init__(self) -> None:
         super().__init__()
         self._saves = False
-        self._waiting: list[Replay | None] = []  # of a checkpoint that was read, for the loaders of its epoch
+        self._waiting: list[LoaderState | None] = []  # of a checkpoint that was read, for the loaders of its epoch
 
     def applies(self) -> Choice[bool]:
         """Whether Lightning's function that makes a checkpoint names no random state."""
@@ -87,7 +87,7 @@ class LightningRng(Guard):
         return checkpoint
 
     def _restore(self, stock: Any, connector: Any) -> None:
-        from hf_mps.guards.resume.loader_state import Replay
+        from hf_mps.guards.resume.loader_state import LoaderState
         from hf_mps.guards.resume.rng_state import States
 
         stock(connector)
@@ -96,12 +96,12 @@ class LightningRng(Guard):
             return
         if KEY in checkpoint:
             States.of(checkpoint[KEY]).put()
-            self._waiting = [stored and Replay.of(stored) for stored in checkpoint.get(LOADERS, [])]
+            self._waiting = [stored and LoaderState.of(stored) for stored in checkpoint.get(LOADERS, [])]
         else:
             self.acted("the checkpoint holds no random states: the resumed run draws others than an unbroken one")
 
 
-def _places(trainer: Any) -> list[Replay | None]:
+def _places(trainer: Any) -> list[LoaderState | None]:
     """Where the loaders of an epoch that is not at its end are."""
     from torch.utils.data import DataLoader
 
@@ -111,7 +111,7 @@ def _places(trainer: Any) -> list[Replay | None]:
     done = loop.epoch_loop.batch_progress.current.ready
     if loop._combined_loader is None or not 0 < done < loop.max_batches:
         return []
-    return [loader_state.reached(each, done) for each in loop._combined_loader.flattened if type(each) is DataLoader]
+    return [loader_state.capture(each, done) for each in loop._combined_loader.flattened if type(each) is DataLoader]
 
 
 def _on_metal(connector: Any) -> bool:

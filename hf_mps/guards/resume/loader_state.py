@@ -19,7 +19,7 @@ _NOTES = "_hf_mps_notes"
 
 
 @dataclass
-class Place:
+class LoaderPosition:
     """An epoch of a loader: the states when it began and before its latest batch, and how many were made so far."""
 
     begun: States
@@ -28,7 +28,7 @@ class Place:
 
 
 @dataclass
-class Replay:
+class LoaderState:
     """A place that was stored: the number of the batch that was made ahead, and the states around it.
 
     The number is None where no batch was, or workers made it.
@@ -49,28 +49,28 @@ class Replay:
         return {"number": self.number, "skip": self.skip, **states}
 
     @classmethod
-    def of(cls, stored: dict[str, Any]) -> Replay:
+    def of(cls, stored: dict[str, Any]) -> LoaderState:
         """From what `store` made."""
         before = None if stored["before"] is None else States.of(stored["before"])
         return cls(stored["number"], States.of(stored["begun"]), before, States.of(stored["after"]), stored["skip"])
 
 
 @dataclass
-class Notes:
+class LoaderNotes:
     """What is known of a prepared loader, shared with its base."""
 
     source: Any = None
     """The loader that this one is the rest of, by skip_first_batches."""
     skipped: int = 0
     """Batches of that one's epoch which this one leaves out."""
-    place: Place | None = None
-    replay: Replay | None = None
+    place: LoaderPosition | None = None
+    replay: LoaderState | None = None
     """Where its next epoch is to go on from."""
 
 
-def notes(loader: Any) -> Notes:
+def notes(loader: Any) -> LoaderNotes:
     """Those of a prepared loader."""
-    found: Notes = loader.__dict__.setdefault(_NOTES, Notes())
+    found: LoaderNotes = loader.__dict__.setdefault(_NOTES, LoaderNotes())
     return found
 
 
@@ -86,7 +86,7 @@ def link(rest: Any, source: Any, skipped: int) -> None:
     of = notes(source)
     # Of a stream the batches are made and thrown away: none is left out.
     left_out = skipped - getattr(rest, "skip_batches", 0)
-    rest.__dict__[_NOTES] = Notes(source_of(source), of.skipped + left_out, replay=of.replay)
+    rest.__dict__[_NOTES] = LoaderNotes(source_of(source), of.skipped + left_out, replay=of.replay)
     of.replay = None
 
 
@@ -104,7 +104,7 @@ def active() -> Any:
     return GradientState().active_dataloader
 
 
-def given(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+def loaders_among(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """The loaders among what save_accelerator_state and load_accelerator_state are called with after the folder."""
     found: list[Any] = kwargs["dataloaders"] if "dataloaders" in kwargs else args[3]
     return found
@@ -119,11 +119,11 @@ def source_of(loader: Any) -> Any:
 class _Watched(_SingleProcessDataLoaderIter):
     """A base loader's iterator that keeps its place; none is made, an iterator becomes one."""
 
-    place: Place
-    replay: Replay | None
+    place: LoaderPosition
+    replay: LoaderState | None
 
     @classmethod
-    def become(cls, iterator: Any, place: Place, replay: Replay | None) -> None:
+    def become(cls, iterator: Any, place: LoaderPosition, replay: LoaderState | None) -> None:
         """Turn a plain iterator into one that keeps its place."""
         iterator.__class__ = cls
         iterator.place, iterator.replay = place, replay
@@ -156,7 +156,7 @@ def begin(stock: Stock, base: Any) -> Any:
 
     Workers draw from generators of their own: of their batches only the order of rows is kept.
     """
-    of: Notes | None = base.__dict__.pop(_NOTES, None)  # not there meanwhile: two guards are put around __iter__
+    of: LoaderNotes | None = base.__dict__.pop(_NOTES, None)  # not there meanwhile: two guards are put around __iter__
     if of is None:
         return stock(base)
     try:
@@ -165,14 +165,14 @@ def begin(stock: Stock, base: Any) -> Any:
         base.__dict__[_NOTES] = of
 
 
-def _begin(stock: Stock, base: Any, of: Notes) -> Any:
+def _begin(stock: Stock, base: Any, of: LoaderNotes) -> Any:
     replay, of.replay = of.replay, None
     if replay is not None and replay.number is not None and replay.number < of.skipped:
         replay = None  # the script goes on from elsewhere
     own = generator(base)
     if replay is not None:
         replay.begun.put(own)
-    of.place = Place(States.now(generator=own), None, of.skipped)
+    of.place = LoaderPosition(States.now(generator=own), None, of.skipped)
     iterator = stock(base)
     watched = type(iterator) is _SingleProcessDataLoaderIter
     if watched:
@@ -187,7 +187,7 @@ def _begin(stock: Stock, base: Any, of: Notes) -> Any:
     return iterator
 
 
-def reached(loader: Any, trained_on: int | None = None) -> Replay | None:
+def capture(loader: Any, trained_on: int | None = None) -> LoaderState | None:
     """Where a loader that a step was just taken from is, to be stored; None where that is not known.
 
     `trained_on` counts the batches that steps were taken on, where nobody else leaves them out of a resumed epoch; one
@@ -198,7 +198,7 @@ def reached(loader: Any, trained_on: int | None = None) -> Replay | None:
         return None
     skip, ahead = trained_on or 0, trained_on is None or place.made > trained_on
     number = place.made - 1 if ahead and place.before is not None else None
-    return Replay(number, place.begun, place.before, States.now(), skip)
+    return LoaderState(number, place.begun, place.before, States.now(), skip)
 
 
 def generator(loader: Any) -> Any:

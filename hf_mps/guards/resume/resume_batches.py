@@ -12,7 +12,7 @@ from hf_mps.core.stock import Stock
 from hf_mps.guards.base import Guard
 
 if TYPE_CHECKING:
-    from hf_mps.guards.resume.loader_state import Replay
+    from hf_mps.guards.resume.loader_state import LoaderState
 
 FILE = "loader_rng.pth"
 _REPLAY = "_hf_mps_replay"
@@ -42,7 +42,7 @@ class ResumeBatches(Guard):
 
     def __init__(self) -> None:
         super().__init__()
-        self._waiting: Replay | None = None  # of a Trainer that has read its checkpoint and not yet skipped
+        self._waiting: LoaderState | None = None  # of a Trainer that has read its checkpoint and not yet skipped
 
     def applies(self) -> Choice[bool]:
         """Whether prepared loaders are generators that make one batch ahead, as all so far are."""
@@ -78,18 +78,18 @@ class ResumeBatches(Guard):
     def _trainer_loads(
         self, stock: Callable[..., Any], trainer: Any, checkpoint: str, *rest: Any, **kwargs: Any
     ) -> Any:
-        from hf_mps.guards.resume.loader_state import Replay
+        from hf_mps.guards.resume.loader_state import LoaderState
 
         loaded = stock(trainer, checkpoint, *rest, **kwargs)
         stored = _read(Path(checkpoint))
-        self._waiting = Replay.of(stored["active"]) if stored and stored["active"] else None
+        self._waiting = LoaderState.of(stored["active"]) if stored and stored["active"] else None
         trainer.__dict__[_REPLAY] = self._waiting
         return loaded
 
     def _trainer_synchronizes(self, stock: Callable[..., None], trainer: Any, checkpoint: str | None) -> None:
         from hf_mps.guards.resume.rng_state import States
 
-        replay: Replay | None = trainer.__dict__.pop(_REPLAY, None)
+        replay: LoaderState | None = trainer.__dict__.pop(_REPLAY, None)
         kept = States.now() if replay is not None and replay.done else None
         stock(trainer, checkpoint)
         if kept is not None:  # Trainer restores when its first batches are there, and more may have been drawn since
@@ -99,14 +99,14 @@ class ResumeBatches(Guard):
         from hf_mps.guards.resume import loader_state
 
         saved = stock(folder, *args, **kwargs)
-        self._save(Path(folder), loader_state.given(args, kwargs))
+        self._save(Path(folder), loader_state.loaders_among(args, kwargs))
         return saved
 
     def _accelerator_loads(self, stock: Callable[..., Any], folder: Any, *args: Any, **kwargs: Any) -> Any:
         from hf_mps.guards.resume import loader_state
 
         loaded = stock(folder, *args, **kwargs)
-        stored, loaders = _read(Path(folder)), loader_state.given(args, kwargs)
+        stored, loaders = _read(Path(folder)), loader_state.loaders_among(args, kwargs)
         if stored is None or len(stored["generators"]) != len(loaders):  # of another program
             return loaded
         for loader, state in zip(loaders, stored["generators"], strict=True):
@@ -115,14 +115,14 @@ class ResumeBatches(Guard):
             if state is not None and own is not None:  # a seeded sampler makes its own when it begins
                 own.set_state(state)
         if stored["active"] and stored["loader"] is not None:
-            loader_state.notes(loaders[stored["loader"]]).replay = loader_state.Replay.of(stored["active"])
+            loader_state.notes(loaders[stored["loader"]]).replay = loader_state.LoaderState.of(stored["active"])
         return loaded
 
     def _save(self, folder: Path, loaders: list[Any]) -> None:
         from hf_mps.guards.resume import loader_state, rng_state
 
         active = loader_state.active()
-        replay = None if active is None or active.end_of_dataloader else loader_state.reached(active)
+        replay = None if active is None or active.end_of_dataloader else loader_state.capture(active)
         generators = [loader_state.generator(loader.base_dataloader) for loader in loaders]
         stored = {
             "loader": None if replay is None else _number(loader_state.source_of(active), loaders),

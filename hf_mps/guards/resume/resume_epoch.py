@@ -82,7 +82,7 @@ class ResumeEpoch(Guard):
         from hf_mps.guards.resume import loader_state
 
         saved = stock(folder, *args, **kwargs)
-        write_json(Path(folder) / FILE, [_epochs(loader) for loader in loader_state.given(args, kwargs)])
+        write_json(Path(folder) / FILE, [_epochs(loader) for loader in loader_state.loaders_among(args, kwargs)])
         self.acted(f"checkpoints also hold how many epochs each loader has done, in {FILE}", aloud=False)
         return saved
 
@@ -90,7 +90,7 @@ class ResumeEpoch(Guard):
         from hf_mps.guards.resume import loader_state
 
         loaded = stock(folder, *args, **kwargs)
-        file, loaders = Path(folder) / FILE, loader_state.given(args, kwargs)
+        file, loaders = Path(folder) / FILE, loader_state.loaders_among(args, kwargs)
         counts = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
         if len(counts) == len(loaders):  # else of another program
             for loader, count in zip(loaders, counts, strict=True):

@@ -13,7 +13,7 @@ from weakref import WeakSet
 from hf_mps.core import settings
 from hf_mps.core.errors import RunError
 from hf_mps.core.patching import Put
-from hf_mps.guards.explicit_args import FILTER, TARGET, said, track
+from hf_mps.guards.explicit_args import FILTER, TARGET, track, was_given
 from hf_mps.guards.sentinels.base import Sentinel
 
 LOWER = "a lower learning rate"
@@ -149,7 +149,7 @@ def _sign(args: Any, state: Any, logs: dict[str, Any]) -> str | None:
 
 
 def _goes_on(arguments: Any) -> bool:
-    return bool(said(arguments, FILTER) and getattr(arguments, FILTER, False))
+    return bool(was_given(arguments, FILTER) and getattr(arguments, FILTER, False))
 
 
 SENTINEL = NonFinite()
