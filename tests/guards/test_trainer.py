@@ -157,5 +157,8 @@ def test_a_resumed_run_says_when_its_checkpoint_has_no_state_of_the_device(tmp_p
 
 
 def test_no_file_is_added_on_the_cpu(tmp_path: Path) -> None:
-    loops.trainer(tmp_path, save_strategy="steps", save_steps=2, use_cpu=True).train()
+    try:
+        loops.trainer(tmp_path, save_strategy="steps", save_steps=2, use_cpu=True).train()
+    finally:
+        loops.forget_accelerators()  # the next test's would be on the CPU too
     assert not list(tmp_path.rglob("mps_rng_state*"))
