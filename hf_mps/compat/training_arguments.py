@@ -17,7 +17,7 @@ from hf_mps.core.patching import Give, plainly, replace
 
 
 def values_of(arguments: type) -> dict[str, Collection[str]]:
-    """What the fields of `table.VALUES` may be in the installed version."""
+    """What the fields of `removed_arguments.VALUES` may be in the installed version."""
     module = inspect.getmodule(next(base for base in arguments.__mro__ if base.__name__ == "TrainingArguments"))
     return {"optim": [str(name.value) for name in getattr(module, "OptimizerNames", ())]}
 

@@ -27,7 +27,7 @@ def keywords(
 ) -> Translated[dict[str, Any]]:
     """Translate keyword arguments or a JSON or YAML file's keys. Raises ValueError as the old argument did.
 
-    `values` lists what a field of `table.VALUES` may be today; the values of other fields are left alone.
+    `values` lists what a field of `removed_arguments.VALUES` may be today; the values of other fields are left alone.
     """
     result = Translated({name: value for name, value in given.items() if name not in removed})
     for name in given:

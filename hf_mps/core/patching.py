@@ -190,13 +190,27 @@ class Patcher:
         return getattr(self, name)
 
     def around(self, place: Any, name: str, wrapper: Callable[..., Any]) -> None:
-        """Have `wrapper(stock, *arguments)` called in place of the function `name` of a module or class."""
-        raise NotImplementedError
+        """Have `wrapper(stock, *arguments)` called in place of the function `name` of a module or class.
+
+        Several may be put around one function; the same one a second time does nothing. Raises AttributeError where the
+        library has no such function.
+        """
+        replace(self.name, place, name, lambda stock: self.wrapped(f"{place.__name__}.{name}", stock, wrapper))
+
+    def wrapped(self, where: str, stock: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
+        """The function that calls `wrapper(stock, *arguments)`; `where` names the stock one, as `Trainer.train`."""
+        return self.answered(self, where, stock, wrapper)
+
+    def answered(
+        self, owner: Any, where: str, stock: Callable[..., Any], wrapper: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """The same, called while `owner.on`; where the wrapper fails, `owner` is told and the caller gets stock's."""
+        self.arounds.append(Around(owner, where, stock, wrapper))
+        return self.arounds[-1].replacement()
 
     def after(self, module: str) -> dict[str, Patch]:
         """Its patches that belong to `module`, by their targets, in their order."""
-        declared = {target: each if isinstance(each, Patch) else Patch(each) for target, each in self.patches.items()}
-        return {target: patch for target, patch in declared.items() if module in armed_after(target, patch)}
+        return {target: patch for target, patch in self._table() if module in armed_after(target, patch)}
 
     def install(self, module: ModuleType) -> None:
         """Arm what is declared for `module`; touches no device, and a second call changes nothing."""
@@ -207,9 +221,9 @@ class Patcher:
 
     def arm(self, *targets: str) -> None:
         """Arm what was declared as late."""
+        table = dict(self._table())
         for target in targets:
-            patch = self.patches[target]
-            (patch if isinstance(patch, Patch) else Patch(patch)).arm(self, target, None)
+            table[target].arm(self, target, None)
 
     def unknown(self, module: ModuleType, error: Exception) -> None:
         """Called where `install` fails: this version of the library is not known."""
@@ -217,8 +231,7 @@ class Patcher:
 
     def declared(self) -> Iterator[Declaration]:
         """Each of its patches."""
-        for target, each in self.patches.items():
-            patch = each if isinstance(each, Patch) else Patch(each)
+        for target, patch in self._table():
             method = patch.method if isinstance(patch.method, str) else getattr(patch.method, "__name__", "")
             yield Declaration(
                 self.kind, self.name, target, patch.way, method, armed_after(target, patch), patch.late, *self.reasons()
@@ -227,6 +240,10 @@ class Patcher:
     def reasons(self) -> tuple[str, str, str, str]:
         """Why it patches, until when, the issue, and the releases of torch that it is for."""
         raise NotImplementedError
+
+    def _table(self) -> Iterator[tuple[str, Patch]]:
+        for target, each in self.patches.items():
+            yield target, each if isinstance(each, Patch) else Patch(each)
 
 
 def armed_after(target: str, patch: Patch) -> tuple[str, ...]:
@@ -260,17 +277,9 @@ class ModulePatcher(Patcher):
         """The file's."""
         return getattr(self._module, name)
 
-    def around(self, place: Any, name: str, wrapper: Callable[..., Any]) -> None:
-        """Put it around, once. Raises AttributeError where the library has no such function."""
-        if self._safe:
-            replace(self.name, place, name, lambda stock: self._safely(place, name, stock, wrapper))
-        else:
-            replace(self.name, place, name, lambda stock: plainly(stock, wrapper))
-
-    def _safely(self, place: Any, name: str, stock: Any, wrapper: Any) -> Callable[..., Any]:
-        where = f"{place.__name__}.{name}"
-        self.arounds.append(Around(Faults(where), where, stock, wrapper))
-        return self.arounds[-1].replacement()
+    def wrapped(self, where: str, stock: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
+        """Where it is not safe, a wrapper's errors are the caller's."""
+        return self.answered(Faults(where), where, stock, wrapper) if self._safe else plainly(stock, wrapper)
 
     def reasons(self) -> tuple[str, str, str, str]:
         """Out of the file's docstring: its first line, and the sentence that says where it is needless."""

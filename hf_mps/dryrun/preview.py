@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core import settings, status
@@ -44,8 +43,8 @@ def show(resolved: ResolvedRecipe, *, fresh: bool = False, as_json: bool = False
         device, prepared = run.device, run.prepared
         plan = run.plan(Choice(run_dir.path, run_dir.reason))
         training_arguments(plan, prepared)
-        plan.choices.update(_foreseen(resolved, prepared, device.value))
-    trainable, frozen = _parameters(prepared.model)
+        trainable, frozen = _parameters(prepared.model)
+        plan.choices.update(_foreseen(resolved, prepared, device.value, (trainable, frozen)))
     content = {
         "name": resolved.name,
         "recipe": resolved.recipe.model_dump(exclude_none=True),
@@ -62,10 +61,12 @@ def show(resolved: ResolvedRecipe, *, fresh: bool = False, as_json: bool = False
     return result
 
 
-def _foreseen(resolved: ResolvedRecipe, prepared: Prepared, device: str) -> dict[str, Choice[Any]]:
+def _foreseen(
+    resolved: ResolvedRecipe, prepared: Prepared, device: str, parameters: tuple[int, int]
+) -> dict[str, Choice[Any]]:
     """What a run will need that only shows once it runs."""
     status.now("tracing a training step …")
-    trainable, frozen = _parameters(prepared.model)
+    trainable, frozen = parameters
     share = f"{trainable / max(1, trainable + frozen):.1%} of {type(prepared.model).__name__}'s are trained"
     return {
         "parameters": Choice(f"{trainable:,} trainable, {frozen:,} frozen", share),
@@ -95,7 +96,7 @@ def _memory(resolved: ResolvedRecipe, device: str) -> Choice[Any]:
             estimate = Tracer(parts, metal_device())()
     except Exception as error:  # whatever a step does that a trace cannot follow: the rest of the plan stands
         return _not_known(error)
-    reason = f"estimated from a traced step; what it is made of: {_command('plan', resolved)}"
+    reason = f"estimated from a traced step; what it is made of: {resolved.command('plan')}"
     if device == "mps":
         machine = present()
         share = f"{estimate.bytes / machine.comfortable:.0%} of what {machine.name} may use"
@@ -106,10 +107,6 @@ def _memory(resolved: ResolvedRecipe, device: str) -> Choice[Any]:
 def _not_known(error: Exception) -> Choice[Any]:
     ours = isinstance(error, (UserError, RunError))
     return Choice(UNKNOWN, first_line(error) if ours else f"it cannot be traced: {summary(error)}")
-
-
-def _command(verb: str, resolved: ResolvedRecipe) -> str:
-    return shlex.join(["hf-mps", verb, *resolved.words])
 
 
 def _operators(resolved: ResolvedRecipe) -> Choice[Any]:
@@ -125,5 +122,5 @@ def _operators(resolved: ResolvedRecipe) -> Choice[Any]:
         f"{entry.operator} (as the recipe names it)" if entry.operator in resolved.recipe.fallback else entry.operator
         for entry in result.findings
     ]
-    reason = f"of {len(result.entries)} in a training step; with their places: {_command('audit', resolved)}"
+    reason = f"of {len(result.entries)} in a training step; with their places: {resolved.command('audit')}"
     return Choice(f"without a Metal kernel: {', '.join(lacking)}" if lacking else "all have a Metal kernel", reason)

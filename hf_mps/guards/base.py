@@ -11,8 +11,8 @@ from typing import Any
 from hf_mps.core import notices
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import Notice
-from hf_mps.core.patching import Patcher, replace
-from hf_mps.core.stock import REFUSALS, Around, described, is_late
+from hf_mps.core.patching import Patcher
+from hf_mps.core.stock import REFUSALS, described, is_late
 
 
 class Safeguard(Patcher):
@@ -107,20 +107,6 @@ class Safeguard(Patcher):
             self.lines.append(line)
         if aloud and (self.repeats or not known):
             self.say(line)
-
-    def around(self, place: Any, name: str, wrapper: Callable[..., Any]) -> None:
-        """Replace the function `name` by one that calls `wrapper(stock, *arguments)` while this is on.
-
-        Several may be put around one function; the same one a second time does nothing. A wrapper that fails switches
-        this off, and the caller gets what stock does (`hf_mps.core.stock`). Raises AttributeError where the library
-        has no such function.
-        """
-
-        def made(stock: Callable[..., Any]) -> Callable[..., Any]:
-            self.arounds.append(Around(self, f"{place.__name__}.{name}", stock, wrapper))
-            return self.arounds[-1].replacement()
-
-        replace(self.name, place, name, made)
 
     def unknown(self, module: ModuleType, error: Exception) -> None:
         """Say in one line that this version of the library is not known: it costs this one alone."""

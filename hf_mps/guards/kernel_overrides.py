@@ -58,8 +58,6 @@ class Kernel(Patch):
         name, ours = target.removeprefix("aten::"), self.ours(owner)
         if self.alone:
             owner.kernels[target] = put(owner, name, ours, otherwise=None if given_out().value else self.otherwise)
-        elif self.when is None:
-            owner.kernels[target] = before(owner, name, ours)
         else:
             owner.kernels[target] = before(owner, name, ours, when=self.when)
 

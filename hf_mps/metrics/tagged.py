@@ -10,7 +10,7 @@ from typing import Any
 from hf_mps.core.errors import UserError
 from hf_mps.metrics import seqeval
 from hf_mps.metrics.selection import Baseline, Metrics, choose, load
-from hf_mps.metrics.table import LOWER_IS_BETTER, REPORTS, of_kind
+from hf_mps.metrics.table import REPORTS, of_kind
 
 Tagged = Sequence[Sequence[str]]
 
@@ -77,7 +77,5 @@ def of_tags(asked: Sequence[str] | None, tag_names: Sequence[str], task: str) ->
         )
     others = [name for name in chosen.names if name != "seqeval"]
     words = load(others, num_labels=len(tag_names)) if others else None
-    main = chosen.reported[0]
-    return TagMetrics(
-        chosen.names, main, main not in LOWER_IS_BETTER, tuple(seqeval.kinds(tag_names)), tuple(tag_names), words
-    )
+    kinds = tuple(seqeval.kinds(tag_names))
+    return TagMetrics(chosen.names, chosen.main, chosen.greater_is_better, kinds, tuple(tag_names), words)

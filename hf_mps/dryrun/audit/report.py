@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from hf_mps.core.text import aligned
+from hf_mps.core.text import aligned, counted
 from hf_mps.dryrun.audit.record import Audit, Entry
 from hf_mps.dryrun.render import Annotation, Report
 from hf_mps.operators.support import FINDINGS, KINDS, Kind
@@ -59,7 +59,7 @@ def _badge(refused: int, fallbacks: int) -> tuple[str, str]:
     if refused:
         return f"{refused} refused", "red"
     if fallbacks:
-        return f"{fallbacks} fallback{'s' if fallbacks > 1 else ''}", "yellow"
+        return counted(fallbacks, "fallback"), "yellow"
     return "runs on Metal", "brightgreen"
 
 

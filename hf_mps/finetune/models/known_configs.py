@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
@@ -78,13 +79,9 @@ KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def model_type(recipe: Recipe) -> str | None:
-    """The architecture that the recipe or the model's own config.json says, or KNOWN; None where nothing does.
-
-    Raises UserError for a folder or a package without a checkpoint.
-    """
-    own = recipe.model_type or checkpoint.resolve(recipe.model).stored_config().get("model_type")
-    return own or KNOWN.get(recipe.model, (None,))[0]
+def model_type(recipe: Recipe, stored: Mapping[str, Any]) -> str | None:
+    """The architecture that the recipe says, or the model's `stored` config.json, or KNOWN; None where nothing does."""
+    return recipe.model_type or stored.get("model_type") or KNOWN.get(recipe.model, (None,))[0]
 
 
 def config(recipe: Recipe) -> tuple[Any, Choice[str]]:
@@ -95,13 +92,14 @@ def config(recipe: Recipe) -> tuple[Any, Choice[str]]:
     from transformers import AutoConfig
 
     named = recipe.model
+    source = checkpoint.resolve(named)
     try:
-        loaded = _started(checkpoint.resolve(named).config())
+        loaded = _started(source.config())
         return loaded, Choice(named, f"{type(loaded).__name__} of the model itself, without its weights")
     except UserError as error:
-        if checkpoint.resolve(named).local:
+        if source.local:
             raise
-        architecture = model_type(recipe)
+        architecture = model_type(recipe, source.stored_config())
         if architecture is None:
             raise UserError(f"{error}, or its architecture with model_type=NAME") from error
     sizes = KNOWN[named][1] if named in KNOWN and KNOWN[named][0] == architecture else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +45,10 @@ class ResolvedRecipe:
     def words(self) -> tuple[str, ...]:
         """The command-line words that name this recipe: the typed ones, and those of later overrides."""
         return (self.given, *(override.word for override in self.overrides.values()))
+
+    def command(self, verb: str, *options: str) -> str:
+        """Return the command line of a verb for this recipe, quoted for a shell."""
+        return shlex.join(["hf-mps", verb, *self.words, *options])
 
     def with_overrides(self, values: Mapping[str, Any]) -> ResolvedRecipe:
         """Return this recipe with other `values` by their dotted keys, validated; they win over earlier overrides.

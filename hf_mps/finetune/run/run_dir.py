@@ -9,7 +9,6 @@ import dataclasses
 import fcntl
 import json
 import os
-import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -179,7 +178,7 @@ class RunDir:
 
 def store(output: Path, resolved: ResolvedRecipe) -> Path:
     """Write a run's recipe, command-line words included, as a recipe that runs by itself; return its path."""
-    head = f"# The recipe of this run, as it was given: hf-mps finetune {shlex.join(resolved.words)}\n"
+    head = f"# The recipe of this run, as it was given: {resolved.command('finetune')}\n"
     text = yaml.safe_dump(stored_values(resolved), sort_keys=False, allow_unicode=True, width=120)
     return write_atomic(output / RECIPE, head + text)
 

@@ -177,14 +177,10 @@ def _finished(resolved: ResolvedRecipe, run_dir: RunDir) -> dict[str, Any]:
     results = run_dir.results()
     metric, value = results["main_metric"], results["metrics"].get(results["main_metric"])
     scored = f" ({metric} {value:.4f})" if value is not None else ""
-    again = _command(resolved, "--fresh")
+    again = resolved.command("finetune", "--fresh")
     print(f"{run_dir.path} holds this recipe's finished run{scored}; to train again beside it: {again}")
     _judge(results, run_dir.path)
     return results
-
-
-def _command(resolved: ResolvedRecipe, *options: str) -> str:
-    return shlex.join(["hf-mps", "finetune", *resolved.words, *options])
 
 
 def _judge(results: dict[str, Any], output: Path) -> None:
@@ -206,7 +202,7 @@ def _failures_in_one_line(resolved: ResolvedRecipe, run_dir: RunDir | None) -> I
     except KeyboardInterrupt as error:
         code, step = getattr(error, "exit_code", INTERRUPTED), getattr(error, "step", None)
         kept_files = _kept_clause(run_dir)
-        way_on = f"; to go on: {_command(resolved)}" if "kept:" in kept_files else ""
+        way_on = f"; to go on: {resolved.command('finetune')}" if "kept:" in kept_files else ""
         raise Interrupted(
             f"interrupted{f' at step {step}' if step is not None else ''}{kept_files}{way_on}", code
         ) from error

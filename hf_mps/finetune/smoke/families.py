@@ -58,7 +58,7 @@ def find(recipe: Recipe) -> Family:
     """
     usual, reads = TASKS.get(recipe.task, USUAL)
     config = checkpoint.resolve(recipe.model).stored_config()
-    known = model_type(recipe)
+    known = model_type(recipe, config)
     reason = (
         ""
         if known
