@@ -119,7 +119,7 @@ def test_a_trial_meets_the_devices_own_kernel_and_draws_nothing() -> None:
 
 def test_without_the_flag_nothing_is_put_before_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     put_there: list[str] = []
-    monkeypatch.setattr(kernel_overrides, "before", lambda guard, name, wrapper: put_there.append(name))
+    monkeypatch.setattr(kernel_overrides, "before", lambda guard, name, wrapper, when: put_there.append(name))
     module = SimpleNamespace(
         __name__="torch",
         use_deterministic_algorithms=lambda mode: None,
