@@ -15,6 +15,7 @@ ROOMS = (
     "core",
     "device",
     "operators",
+    "kernels",
     "simulator",
     "fallback",
     "guards",

@@ -1,0 +1,112 @@
+"""The metallib inside PyTorch's macOS library: which kernels it holds, and the LLVM bitcode of each.
+
+The layout was worked out from the wheels themselves (torch 2.8 to 2.14.1). A library begins with "MTLB"; a
+little-endian u64 at 16 is its size, and eight u64 at 24 are four pairs of offset and size: the first is the list of
+functions, the last the bitcode. Each function is a record of tags: NAME, MDSZ (size of the bitcode) and OFFT (three
+offsets, the third into the bitcode's section).
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+MAGIC = b"MTLB"
+_HEADER = 88
+# The fourth and fifth byte: a library for macOS. Other platforms' libraries, and chance matches, differ.
+_MACOS = b"\x01\x80"
+_WRAPPER = 0x0B17C0DE
+
+Buffer = bytes | mmap.mmap | memoryview
+
+
+class BrokenLibrary(ValueError):
+    """The bytes are not a metallib, or end too early."""
+
+
+class Place(NamedTuple):
+    """Where a function's bitcode lies in its library, in bytes."""
+
+    start: int
+    size: int
+
+
+class Library(Mapping[str, bytes]):
+    """A metallib: names of kernels to the plain LLVM bitcode of each, read when it is asked for.
+
+    Raises BrokenLibrary when the bytes are not a whole metallib.
+    """
+
+    def __init__(self, data: Buffer) -> None:
+        self._data = memoryview(data)
+        if len(self._data) < _HEADER or bytes(self._data[:4]) != MAGIC:
+            raise BrokenLibrary(f"not a metallib: it begins with {bytes(self._data[:4])!r}, not {MAGIC!r}")
+        (size,) = struct.unpack_from("<Q", self._data, 16)
+        if size > len(self._data):
+            raise BrokenLibrary(f"a metallib of {size:,} bytes that ends after {len(self._data):,}")
+        self._sections = struct.unpack_from("<8Q", self._data, 24)
+
+    @classmethod
+    def open(cls, path: Path) -> Library:
+        """The library in a file, mapped and not read."""
+        with path.open("rb") as file:
+            return cls(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+    def __getitem__(self, name: str) -> bytes:
+        """The plain bitcode of a kernel (KeyError when the library has none of that name)."""
+        place = self._places[name]
+        fields = struct.unpack_from("<5I", self._data, place.start)
+        if fields[0] != _WRAPPER or fields[2] + fields[3] > place.size:
+            raise BrokenLibrary(f"{name}: its bitcode has no wrapper")
+        start = place.start + fields[2]
+        return bytes(self._data[start : start + fields[3]])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @cached_property
+    def _places(self) -> dict[str, Place]:
+        try:
+            return dict(self._records())
+        except (struct.error, KeyError, UnicodeDecodeError) as error:
+            raise BrokenLibrary(f"the list of kernels cannot be read: {error!r}") from None
+
+    def _records(self) -> Iterator[tuple[str, Place]]:
+        at, bitcode = self._sections[0], self._sections[6]
+        (count,) = struct.unpack_from("<I", self._data, at)
+        at += 4
+        for _ in range(count):
+            (size,) = struct.unpack_from("<I", self._data, at)
+            tags = dict(self._tags(at + 4))
+            name = tags[b"NAME"].rstrip(b"\0").decode()
+            (length,) = struct.unpack("<Q", tags[b"MDSZ"])
+            offset = struct.unpack("<3Q", tags[b"OFFT"])[2]
+            yield name, Place(bitcode + offset, length)
+            at += size
+
+    def _tags(self, at: int) -> Iterator[tuple[bytes, bytes]]:
+        while (tag := bytes(self._data[at : at + 4])) != b"ENDT":
+            (length,) = struct.unpack_from("<H", self._data, at + 4)
+            yield tag, bytes(self._data[at + 6 : at + 6 + length])
+            at += 6 + length
+
+
+def libraries(data: Buffer) -> list[memoryview]:
+    """The metallibs for macOS that lie anywhere in `data` (a Mach-O library), in their order there."""
+    whole, found, at = memoryview(data), [], 0
+    search = data if isinstance(data, bytes | mmap.mmap) else bytes(data)
+    while (at := search.find(MAGIC, at)) >= 0:
+        if len(whole) - at >= _HEADER and bytes(whole[at + 4 : at + 6]) == _MACOS:
+            (size,) = struct.unpack_from("<Q", whole, at + 16)
+            (first,) = struct.unpack_from("<Q", whole, at + 24)
+            if first == _HEADER and at + size <= len(whole):
+                found.append(whole[at : at + size])
+        at += len(MAGIC)
+    return found

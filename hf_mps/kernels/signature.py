@@ -1,0 +1,194 @@
+"""What a kernel says of itself in its module's metadata: bindings, thread attributes, structs, limits.
+
+`!air.kernel` of a module names the function and describes each parameter in order: a buffer with its location (the
+index at which the host binds it), address space, access, size and type, or an attribute of the thread
+(`thread_position_in_grid`, …). Only the text of the module is read, so that this needs no LLVM.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+DEVICE, CONSTANT, THREADGROUP = 1, 2, 3
+SPACES = {DEVICE: "device", CONSTANT: "constant", THREADGROUP: "threadgroup"}
+
+_NODE = re.compile(r"^!(\d+) = (?:distinct )?!\{(.*)\}$", re.MULTILINE)
+_KERNELS = re.compile(r"^!air\.kernel = !\{(.*)\}$", re.MULTILINE)
+_ATOM = re.compile(r'!"((?:[^"\\]|\\.)*)"|!(\d+)|ptr @("[^"]*"|[\w.$]+)|i\d+ (-?\d+)|null')
+_CALLED = re.compile(r"@(air\.[\w.]+)\(")
+
+
+@dataclass(frozen=True)
+class Member:
+    """A member of a bound struct: its offset and size in bytes, number of elements (0: no array), type and name."""
+
+    offset: int
+    size: int
+    count: int
+    type: str
+    name: str
+    indirect: int | None = None
+    """The location of a pointer inside an indirect (argument) buffer, or None for plain data."""
+
+
+class Node(NamedTuple):
+    """A reference to another node of the metadata."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A buffer that the host binds, or threadgroup memory whose size the host sets."""
+
+    parameter: int
+    location: int
+    space: int
+    type: str
+    name: str
+    size: int = 0
+    """Bytes of one element of the declared type."""
+    whole: int | None = None
+    """Bytes of the whole buffer where the kernel fixes it (a reference to a scalar or struct), else None."""
+    writes: bool = False
+    used: bool = True
+    indirect: bool = False
+    """The buffer holds pointers to other buffers (an argument buffer)."""
+    members: tuple[Member, ...] = ()
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """A parameter that Metal fills: its name (`thread_position_in_grid`, …) and type (`uint`, `uint3`, …)."""
+
+    parameter: int
+    name: str
+    type: str
+
+    @property
+    def width(self) -> int:
+        """The number of dimensions that the kernel asks for, 1 to 3."""
+        return int(self.type[-1]) if self.type[-1].isdigit() else 1
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A kernel's bindings by location, its thread attributes, and the largest threadgroup it allows."""
+
+    name: str
+    bindings: tuple[Binding, ...]
+    attributes: tuple[Attribute, ...]
+    intrinsics: frozenset[str] = field(default_factory=frozenset)
+    largest_group: int = 1024
+    """`[[max_total_threads_per_threadgroup]]` where the kernel states it, else Metal's own limit."""
+
+    def at(self, location: int, *, threadgroup: bool = False) -> Binding | None:
+        """The buffer bound at a location, or the threadgroup memory there; None where the kernel has none."""
+        for binding in self.bindings:
+            if binding.location == location and (binding.space == THREADGROUP) == threadgroup:
+                return binding
+        return None
+
+    @property
+    def fingerprint(self) -> tuple[tuple[int, int, int | None, str], ...]:
+        """What a launch rule relies on: location, address space, fixed size and name of each binding."""
+        return tuple((each.location, each.space, each.whole, each.name) for each in self.bindings)
+
+
+def read(text: str, name: str) -> Signature:
+    """The signature of the kernel `name` in a module's LLVM assembly.
+
+    Raises:
+        ValueError: the module declares no such kernel.
+    """
+    nodes = {int(number): body for number, body in _NODE.findall(text)}
+    for reference in re.findall(r"!(\d+)", "".join(_KERNELS.findall(text))):
+        function, limits, parameters = _atoms(nodes[int(reference)])[:3]
+        if function == name:
+            return _signature(name, text, nodes, limits, parameters)
+    raise ValueError(f"the module declares no kernel {name}")
+
+
+def _signature(name: str, text: str, nodes: dict[int, str], limits: Node, parameters: Node) -> Signature:
+    bindings: list[Binding] = []
+    attributes: list[Attribute] = []
+    for reference in _atoms(nodes[parameters.number]):
+        atoms = _atoms(nodes[reference.number])
+        if atoms[1] in ("air.buffer", "air.indirect_buffer"):
+            bindings.append(_binding(atoms, nodes))
+        else:
+            attributes.append(Attribute(atoms[0], atoms[1].removeprefix("air."), _after(atoms, "air.arg_type_name")))
+    largest = 1024
+    for line in re.findall(r'!\{!"air\.max_work_group_size", i32 (\d+)\}', text):
+        largest = min(largest, int(line))
+    return Signature(name, tuple(bindings), tuple(attributes), frozenset(_CALLED.findall(text)), largest)
+
+
+def _binding(atoms: list[Any], nodes: dict[int, str]) -> Binding:
+    members = _after(atoms, "air.struct_type_info")
+    return Binding(
+        parameter=atoms[0],
+        location=_after(atoms, "air.location_index"),
+        space=_after(atoms, "air.address_space"),
+        type=_after(atoms, "air.arg_type_name", ""),
+        name=_after(atoms, "air.arg_name", ""),
+        size=_after(atoms, "air.arg_type_size", 0),
+        whole=_after(atoms, "air.buffer_size"),
+        writes="air.read_write" in atoms or "air.write" in atoms,
+        used="air.arg_unused" not in atoms,
+        indirect=atoms[1] == "air.indirect_buffer",
+        members=tuple(_members(_atoms(nodes[members.number]), nodes)) if members else (),
+    )
+
+
+def _members(atoms: list[Any], nodes: dict[int, str]) -> list[Member]:
+    """The members that a struct's description lists: offset, size, count, type and name of each, then its details."""
+    members: list[Member] = []
+    # A struct_type_info in the list, with its node, describes the member that follows it.
+    plain = [atom for at, atom in enumerate(atoms) if not _nested(atoms, at)]
+    at = 0
+    while at + 4 < len(plain):
+        offset, size, count, kind, name = plain[at : at + 5]
+        at += 5
+        indirect = None
+        if at < len(plain) and plain[at] == "air.indirect_argument":
+            argument = plain[at + 1]
+            indirect = _location(argument, nodes)
+            at += 2
+        members.append(Member(offset, size, count, kind, name, indirect))
+    return members
+
+
+def _nested(atoms: list[Any], at: int) -> bool:
+    return atoms[at] == "air.struct_type_info" or (at > 0 and atoms[at - 1] == "air.struct_type_info")
+
+
+def _location(argument: Any, nodes: dict[int, str]) -> int:
+    if isinstance(argument, Node):
+        return int(_after(_atoms(nodes[argument.number]), "air.location_index", 0))
+    return int(argument)
+
+
+def _after(atoms: list[Any], tag: str, otherwise: Any = None) -> Any:
+    if tag not in atoms:
+        return otherwise
+    at = atoms.index(tag) + 1
+    # A location is followed by its array length, which is 1 throughout.
+    return atoms[at]
+
+
+def _atoms(body: str) -> list[Any]:
+    found: list[Any] = []
+    for match in _ATOM.finditer(body):
+        word, node, function, number = match.groups()
+        if word is not None:
+            found.append(word)
+        elif node is not None:
+            found.append(Node(int(node)))
+        elif function is not None:
+            found.append(function.strip('"'))
+        else:
+            found.append(None if number is None else int(number))
+    return found
