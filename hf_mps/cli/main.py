@@ -12,6 +12,7 @@ from hf_mps.cli.audit import audit
 from hf_mps.cli.config import config
 from hf_mps.cli.doctor import doctor
 from hf_mps.cli.finetune import finetune, swept
+from hf_mps.cli.kernels import kernels
 from hf_mps.cli.options import Debug, Version
 from hf_mps.cli.parity import parity
 from hf_mps.cli.plan import plan
@@ -93,4 +94,5 @@ app.command()(config)
 app.command()(doctor)
 app.command()(parity)
 app.command()(plan)
+app.add_typer(kernels, name="kernels")
 app.add_typer(recipes, name="recipes")

@@ -1,4 +1,4 @@
-"""The folder where the simulator keeps what it made once: the compiled device and the parsed operator table."""
+"""The user's folder for what is made or fetched once: the compiled device, the parsed operator table, Metal kernels."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 
 
-def home() -> Path | None:
-    """The user's cache folder for the simulator (it need not exist), or None where there is no home at all.
+def home(room: str = "simulator") -> Path | None:
+    """The user's cache folder for a room of hf_mps (it need not exist), or None where there is no home at all.
 
     Source: the XDG base directory specification, which says that a relative XDG_CACHE_HOME is to be ignored.
     """
@@ -18,7 +18,7 @@ def home() -> Path | None:
         root = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
     except RuntimeError:
         return None
-    return root / "hf_mps" / "simulator"
+    return root / "hf_mps" / room
 
 
 def spare() -> Path | None:

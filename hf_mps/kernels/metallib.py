@@ -71,6 +71,11 @@ class Library(Mapping[str, bytes]):
     def __len__(self) -> int:
         return len(self._places)
 
+    @property
+    def macos(self) -> int:
+        """The release of macOS that it was built for: 14 and 26 in torch 2.13.0."""
+        return int(struct.unpack_from("<H", self._data, 12)[0])
+
     @cached_property
     def _places(self) -> dict[str, Place]:
         try:

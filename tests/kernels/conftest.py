@@ -1,0 +1,32 @@
+"""PyTorch's own Metal kernels for the tests of this room: one release, fetched once."""
+
+from __future__ import annotations
+
+import pytest
+
+from hf_mps.cli.main import main
+from hf_mps.kernels import store
+from hf_mps.kernels.metallib import Library
+
+RELEASE = "2.13.0"
+
+
+@pytest.fixture(scope="session")
+def release() -> str:
+    """The release whose Metal kernels the tests run, as `store`'s functions take it: fetched, "2.13.0".
+
+    It is fetched with the verb itself where the user's cache does not hold it yet, and stays there for the next run, as
+    the compiled simulated device does; the verb's own lock keeps two runs at once from fetching it twice. Where the
+    package index cannot be reached, the tests that need it fail with the verb's one line.
+    """
+    try:
+        assert main(["kernels", "fetch", RELEASE, "--debug"]) == 0
+    except Exception as error:
+        pytest.fail(f"{type(error).__name__}: {error}", pytrace=False)
+    return RELEASE
+
+
+@pytest.fixture(scope="session")
+def library(release: str) -> Library:
+    """The kernels of that release."""
+    return store.open_library(release)
