@@ -128,12 +128,12 @@ def parse(content: bytes, python: bytes = b"") -> Table:
     """
     import yaml
 
-    entries = {_name(entry["func"]): entry for entry in yaml.load(content, Loader=_loader())}
+    entries = {_name(entry["func"]): entry for entry in yaml.load(content, Loader=loader())}
     kinds: dict[str, Kind] = {name: _kind(entry, entries) for name, entry in entries.items()}
     # The variants that torchgen writes itself are made of the operator they vary (native_function_generation.py:
     # generate_function registers CompositeExplicitAutograd). Those of composite operators are named but not made.
     for entry in list(entries.values()):
-        for name in _listed(entry.get("autogen")):
+        for name in listed(entry.get("autogen")):
             kinds.setdefault(f"aten::{name}", "composite")
     for name in ALWAYS_ON_CPU:
         if kinds.get(name) != "native" and kinds.get(NO_LONGER_WITH.get(name, "")) != "native":
@@ -183,10 +183,10 @@ def _dispatch_keys(entry: Mapping[str, Any]) -> Set[str]:
 
 def _functions(entry: Mapping[str, Any]) -> dict[str, str]:
     """The C++ function of each key of an entry's `dispatch:`, whose keys are written as "CPU, CUDA, MPS"."""
-    return {key: function for keys, function in entry.get("dispatch", {}).items() for key in _listed(keys)}
+    return {key: function for keys, function in entry.get("dispatch", {}).items() for key in listed(keys)}
 
 
-def _listed(text: str | None) -> Iterator[str]:
+def listed(text: str | None) -> Iterator[str]:
     return (part.strip() for part in (text or "").split(",") if part.strip())
 
 
@@ -194,7 +194,7 @@ def _name(function: str) -> str:
     return "aten::" + function.split("(", 1)[0].strip()
 
 
-def _loader() -> Any:
+def loader() -> Any:
     import yaml
 
     # libyaml reads the file in 0.2 s; the loader in Python, for builds without it, takes ten times as long.

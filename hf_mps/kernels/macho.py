@@ -1,0 +1,170 @@
+"""A Mach-O library for arm64, read without a Mac: its symbols, and which function refers to which address.
+
+Sources: Apple's mach-o/loader.h and nlist.h for the tables, the Arm Architecture Reference Manual (C4.1) for the six
+instructions that are decoded. A third of a gigabyte is mapped, not loaded.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hf_mps.core.errors import UserError
+
+MAGIC, ARM64 = 0xFEEDFACF, 0x0100000C
+LC_SYMTAB, LC_SEGMENT_64 = 0x2, 0x19
+N_STAB, N_TYPE, N_SECT = 0xE0, 0x0E, 0x0E
+HEADER, SEGMENT, SECTION = 32, 72, 80
+"""Sizes in bytes: of the file's header, and of a segment's command without and for each of its sections."""
+LONGEST = 1 << 20
+"""The most bytes that are decoded of one function."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Where a section lies in memory and in the file, in bytes."""
+
+    name: str
+    address: int
+    size: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class References:
+    """What a function refers to, by address: `calls` and jumps out of it, `data` it names, `stored` {place: what}."""
+
+    calls: frozenset[int]
+    data: frozenset[int]
+    stored: dict[int, int]
+
+
+class Library:
+    """The symbols and the code of one library. Raises UserError where the file is no Mach-O library for arm64."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            with path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{path}: {getattr(error, 'strerror', None) or error}; allowed: a Mach-O library"
+            ) from error
+        if len(self._map) < HEADER or struct.unpack_from("<2I", self._map) != (MAGIC, ARM64):
+            raise UserError(
+                f"{path}: no Mach-O library for arm64; allowed: torch/lib/libtorch_cpu.dylib of a macOS wheel"
+            )
+        self.sections: dict[str, Section] = {}
+        self._symtab = (0, 0, 0, 0)
+        self._commands()
+
+    def _commands(self) -> None:
+        count, at = struct.unpack_from("<I", self._map, 16)[0], HEADER
+        for _ in range(count):
+            command, size = struct.unpack_from("<2I", self._map, at)
+            if command == LC_SYMTAB:
+                self._symtab = struct.unpack_from("<4I", self._map, at + 8)
+            if command == LC_SEGMENT_64:
+                for number in range(struct.unpack_from("<I", self._map, at + 64)[0]):
+                    place = at + SEGMENT + number * SECTION
+                    name, segment = (self._map[p : p + 16].rstrip(b"\0").decode() for p in (place, place + 16))
+                    self.sections[f"{segment},{name}"] = Section(
+                        name, *struct.unpack_from("<2QI", self._map, place + 32)
+                    )
+            at += size
+
+    @cached_property
+    def symbols(self) -> dict[int, list[str]]:
+        """The names of each address that has any, without the underscore that Mach-O puts before them."""
+        at, count, strings, size = self._symtab
+        names, found = self._map[strings : strings + size], defaultdict(list)
+        for index, kind, _, _, address in struct.iter_unpack("<IBBHQ", self._map[at : at + 16 * count]):
+            if kind & N_STAB or kind & N_TYPE != N_SECT:
+                continue
+            name = names[index : names.index(b"\0", index)].decode("latin-1")
+            found[address].append(name.removeprefix("_"))
+        return dict(found)
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return sorted(self.symbols)
+
+    def at(self, address: int) -> int | None:
+        """The start of what `address` lies in, as the symbols have it; None before the first."""
+        number = bisect_right(self._starts, address)
+        return self._starts[number - 1] if number else None
+
+    def is_code(self, address: int) -> bool:
+        """Whether an address lies in the library's own instructions."""
+        text = self.sections["__TEXT,__text"]
+        return text.address <= address < text.address + text.size
+
+    def references(self, start: int) -> References:
+        """What the function at `start` (an address of `symbols`) refers to, as its instructions up to the next name say."""
+        number = bisect_right(self._starts, start)
+        text = self.sections["__TEXT,__text"]
+        end = min([text.address + text.size, start + LONGEST, *self._starts[number : number + 1]])
+        words = memoryview(self._map)[start - text.address + text.offset : end - text.address + text.offset]
+        return _decoded(start, end, words.cast("I"), self._pointer)
+
+    def _pointer(self, address: int) -> int | None:
+        """The address that a pointer of the global offset table holds, None for one to another library."""
+        table = self.sections["__DATA_CONST,__got"]
+        if not table.address <= address < table.address + table.size:
+            return None
+        value = struct.unpack_from("<Q", self._map, address - table.address + table.offset)[0]
+        # A chained fixup (mach-o/fixup-chains.h): bit 63 for what is bound at loading, else 36 bits of offset.
+        return None if value >> 63 else value & 0xFFFFFFFFF
+
+
+def _decoded(start: int, end: int, words: Any, pointer: Any) -> References:
+    """Follow the addresses that registers hold, in the order of the instructions.
+
+    It knows no branches: a compiler makes an address in a few instructions next to each other.
+    """
+    calls, data, stored = set(), set(), {}
+    registers: dict[int, int] = {}
+    for at, word in zip(range(start, end, 4), words, strict=False):
+        if word & 0x7C000000 == 0x14000000:  # B, BL
+            target = at + 4 * (((word & 0x3FFFFFF) ^ 0x2000000) - 0x2000000)
+            if not start <= target < end:
+                calls.add(target)
+        elif word & 0x9F000000 == 0x90000000:  # ADRP
+            pages = ((word >> 5 & 0x7FFFF) << 2 | word >> 29 & 3) ^ 0x100000
+            registers[word & 31] = (at & ~0xFFF) + ((pages - 0x100000) << 12)
+        elif word & 0x9F000000 == 0x10000000:  # ADR
+            near = ((word >> 5 & 0x7FFFF) << 2 | word >> 29 & 3) ^ 0x100000
+            registers[word & 31] = at + near - 0x100000
+            data.add(registers[word & 31])
+        elif word & 0xFF800000 == 0x91000000 and (word >> 5 & 31) in registers:  # ADD (immediate)
+            value = registers[word >> 5 & 31] + ((word >> 10 & 0xFFF) << (12 if word >> 22 & 1 else 0))
+            registers[word & 31] = value
+            data.add(value)
+        elif word & 0xFFC00000 == 0xF9400000 and (word >> 5 & 31) in registers:  # LDR (64 bit, unsigned offset)
+            place = registers[word >> 5 & 31] + (word >> 10 & 0xFFF) * 8
+            held = pointer(place)
+            registers.pop(word & 31, None)
+            data.add(place)
+            if held is not None:
+                registers[word & 31] = held
+                data.add(held)
+        elif word & 0xFFC00000 == 0xF9000000 and (word >> 5 & 31) in registers:  # STR (64 bit, unsigned offset)
+            place = registers[word >> 5 & 31] + (word >> 10 & 0xFFF) * 8
+            data.add(place)
+            if (word & 31) in registers:
+                stored[place] = registers[word & 31]
+    return References(frozenset(calls), frozenset(data), stored)
+
+
+def code_names(library: Library) -> Iterator[tuple[int, str]]:
+    """Every name of the library's own functions with its address."""
+    for address, names in library.symbols.items():
+        if library.is_code(address):
+            yield from ((address, name) for name in names)
