@@ -107,7 +107,7 @@ class Library:
         return text.address <= address < text.address + text.size
 
     def references(self, start: int) -> References:
-        """What the function at `start` (an address of `symbols`) refers to, as its instructions up to the next name say."""
+        """What the function at `start`, an address of `symbols`, refers to in its instructions up to the next name."""
         number = bisect_right(self._starts, start)
         text = self.sections["__TEXT,__text"]
         end = min([text.address + text.size, start + LONGEST, *self._starts[number : number + 1]])
