@@ -1,0 +1,125 @@
+"""Sine, cosine, tangent and their inverses: straight-line double arithmetic, rounded once to float.
+
+As in exponentials: within 0.51 units in the last place, no call, no branch, no table. Angles are reduced by multiples
+of pi/2 in two parts with fused steps.
+"""
+
+import math
+import re
+from collections.abc import Callable
+
+from hf_mps.kernels.intrinsics.body import Body, Value
+from hf_mps.kernels.intrinsics.coefficients import ASIN, ATAN, COS, SIN, SINPI
+from hf_mps.kernels.intrinsics.definition import TYPE, Definition, llvm_type, scalar_of
+from hf_mps.kernels.intrinsics.exponentials import rounded_once
+from hf_mps.kernels.intrinsics.rounding import copysign
+
+_HALF_PI, _HALF_PI_REST = math.pi / 2, 6.123233995736766e-17
+_ROUNDING = 1.5 * 2.0**52
+
+_NAME = re.compile(rf"air\.(?:fast_)?(\w+)\.({TYPE})")
+
+
+def define(name: str) -> Definition | None:
+    """The definition of a trigonometric function; sincos returns the sine and stores the cosine."""
+    found = _NAME.fullmatch(name)
+    if not found or scalar_of(kind := llvm_type(found[2])) not in ("half", "float"):
+        return None
+    if found[1] == "sincos":
+        return _sincos(name, kind)
+    return rounded_once(name, kind, _FUNCTIONS[found[1]]) if found[1] in _FUNCTIONS else None
+
+
+def sine_and_cosine(x: Value) -> tuple[Value, Value]:
+    """Both, in double, of a double that float holds."""
+    body = x.body
+    shifted = body.fma(x, 2 / math.pi, _ROUNDING)
+    turns = shifted - _ROUNDING
+    r = body.fma(turns, -_HALF_PI_REST, body.fma(turns, -_HALF_PI, x))
+    z = r * r
+    sin, cos = r * body.polynomial(z, SIN), body.polynomial(z, COS)
+    quadrant = body.bits(shifted)
+    swapped = (quadrant & 1).compare("ne", 0)
+    s, c = swapped.select(cos, sin), swapped.select(sin, cos)
+    return _negated(s, quadrant & 2), _negated(c, (quadrant + 1) & 2)
+
+
+def _negated(x: Value, second_bit: Value) -> Value:
+    """`x` with its sign turned where bit 1 is set."""
+    return (x.body.bits(x) ^ (second_bit << 62)).cast("bitcast", "double")
+
+
+def _sincos(name: str, kind: str) -> Definition:
+    body = Body(name, kind, kind, "ptr")
+    pair = sine_and_cosine(body.arguments[0].cast("fpext", "double"))
+    sin, cos = (v.cast("fptrunc", "float").cast("fptrunc", scalar_of(kind)) for v in pair)
+    body.effect(f"store {kind} {cos.name}, ptr {body.arguments[1].name}")
+    return body.finish(sin)
+
+
+def _tan(x: Value) -> Value:
+    sin, cos = sine_and_cosine(x)
+    return sin / cos
+
+
+def _sinpi(x: Value) -> Value:
+    """sin(pi x): of the distance to the nearest whole number, which is exact."""
+    body = x.body
+    whole = body.llvm("roundeven", x)
+    r = x - whole
+    half = whole * 0.5
+    odd = body.llvm("trunc", half).compare("one", half)
+    value = r * body.polynomial(r * r, SINPI)
+    value = odd.select(-value, value)
+    return r.compare("oeq", 0.0).select(copysign(body.value(0.0, x.kind), x), value)
+
+
+def atan2(y: Value, x: Value) -> Value:
+    """The angle of the point (x, y), with C's special values."""
+    body = x.body
+    height, width = body.llvm("fabs", y), body.llvm("fabs", x)
+    both = height.compare("oeq", math.inf) & width.compare("oeq", math.inf)
+    height, width = both.select(1.0, height), both.select(1.0, width)
+    steep = height.compare("ogt", width * math.tan(3 * math.pi / 8))
+    middle = height.compare("ogt", width * math.tan(math.pi / 8))
+    above = steep.select(-width, middle.select(height - width, height))
+    below = steep.select(height, middle.select(height + width, width))
+    offset = steep.select(math.pi / 2, middle.select(body.value(math.pi / 4, x.kind), 0.0))
+    t = below.compare("oeq", 0.0).select(0.0, above / below)
+    angle = body.fma(t, body.polynomial(t * t, ATAN), offset)
+    is_left = (body.bits(x) >> 63).compare("ne", 0)
+    return copysign(is_left.select(math.pi - angle, angle), y)
+
+
+def _arc(x: Value) -> tuple[Value, Value]:
+    """(whether |x| is over one half, asin of |x| or of sqrt((1 - |x|) / 2))."""
+    body = x.body
+    size = body.llvm("fabs", x)
+    large = size.compare("ogt", 0.5)
+    z = large.select((1.0 - size) * 0.5, size * size)
+    s = large.select(body.llvm("sqrt", z), size)
+    return large, s * body.polynomial(z, ASIN)
+
+
+def _asin(x: Value) -> Value:
+    large, arc = _arc(x)
+    return copysign(large.select(math.pi / 2 - arc * 2.0, arc), x)
+
+
+def _acos(x: Value) -> Value:
+    large, arc = _arc(x)
+    is_left = x.compare("olt", 0.0)
+    outer = is_left.select(math.pi - arc * 2.0, arc * 2.0)
+    return large.select(outer, math.pi / 2 - copysign(arc, x))
+
+
+_FUNCTIONS: dict[str, Callable[..., Value]] = {
+    "sin": lambda x: sine_and_cosine(x)[0],
+    "cos": lambda x: sine_and_cosine(x)[1],
+    "tan": _tan,
+    "sinpi": _sinpi,
+    "atan": lambda x: atan2(x, x.body.value(1.0, x.kind)),
+    "atan2": atan2,
+    "asin": _asin,
+    "acos": _acos,
+}
