@@ -57,7 +57,7 @@ bool queue_copy(const Tensor& to, const Tensor& from, bool non_blocking) {
   }
   copied_in(to.nbytes());
   if (!straight(to, from)) {
-    launched();
+    launched("aten::copy_");
     non_blocking = false;
   }
   if (!non_blocking) {
@@ -76,7 +76,7 @@ Tensor& copy(Tensor& self, const Tensor& from, bool non_blocking) {
   }
   if (from.numel() != 0) {
     if (self.device() == from.device()) {
-      launched();
+      launched("aten::copy_");
       if (queued_work && !self.is_sparse() && !from.is_sparse()) {
         queue_job([to = alias(self), source = alias(from)] {
           auto there = host_view(to);

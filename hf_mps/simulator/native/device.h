@@ -140,9 +140,11 @@ struct Work {
 
 extern Work work;
 
-inline void launched() {
-  work.launches.fetch_add(1, std::memory_order_relaxed);
-}
+// `name` is the operator's, as "aten::mm"; who wants to know names calls name_launches first.
+void launched(const std::string& name);
+
+void name_launches(bool wanted);
+std::map<std::string, int64_t> named_launches();
 
 inline void copied_in(size_t bytes) {
   work.copies_in.fetch_add(1, std::memory_order_relaxed);

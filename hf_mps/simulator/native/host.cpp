@@ -115,7 +115,7 @@ class HostKernel final : public c10::OperatorKernel {
   // Returns whether the operator waits for what is queued.
   bool count(c10::ArrayRef<c10::IValue> given) const {
     if (launches_) {
-      launched();
+      launched(plan_.name.name);
     }
     if (reads_) { // Scalar.mm: a copy to the host that waits
       copied_out(given[0].toTensor().itemsize());

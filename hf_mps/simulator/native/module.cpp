@@ -83,6 +83,15 @@ py::dict work_done() {
   return result;
 }
 
+// What a kernel from outside, which reads and writes these tensors itself, needs before it begins.
+void begin_launch(const std::vector<at::Tensor>& tensors) {
+  touch_device();
+  work.launches.fetch_add(1, std::memory_order_relaxed);
+  for (const auto& tensor : tensors) {
+    settle(tensor.storage());
+  }
+}
+
 // Python's function that is told of waits; Python's lock guards it, and nobody frees it.
 PyObject* told = nullptr;
 
@@ -174,6 +183,9 @@ PYBIND11_MODULE(_metal, m) {
   m.def("reset_peak", &metal::reset_peak);
   m.def("times_asked", &metal::times_asked);
   m.def("work_done", &metal::work_done);
+  m.def("name_launches", &metal::name_launches);
+  m.def("named_launches", &metal::named_launches);
+  m.def("begin_launch", &metal::begin_launch);
   m.def("listen", &metal::listen);
   m.def("finish", &metal::finish);
   m.def("switch_fault", &metal::switch_fault);

@@ -127,7 +127,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward(
   TORCH_CHECK(states[0].size(2) == states[1].size(2), "LSTM with projections is not currently supported with MPS.");
   c10::impl::ExcludeDispatchKeyGuard inside(
       c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
-  launched();
+  launched("aten::_lstm_mps");
   const Stack stack{biases, layers, train, both_ways, batch_first};
   const auto kept = kept_of(stack, input, states[0], dropout);
   const auto ends = run(stack, host(input), host(states), host(params), kept);
@@ -157,7 +157,7 @@ std::tuple<Tensor, std::vector<Tensor>, std::vector<Tensor>> backward(
   keys.excluded_ = keys.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView;
   c10::impl::ForceDispatchKeyGuard above(keys);
   at::AutoGradMode follow(true);
-  launched();
+  launched("aten::lstm_mps_backward");
   std::vector<Tensor> leaves{host(input)};
   for (const auto& tensor : states) {
     leaves.push_back(host(tensor));

@@ -9,6 +9,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <map>
+#include <mutex>
 
 namespace metal {
 
@@ -20,6 +21,10 @@ using at::Tensor;
 using Arguments = c10::ArrayRef<c10::IValue>;
 
 std::atomic<Listener> the_listener{nullptr};
+
+std::atomic<bool> naming{false};
+std::mutex names_lock;
+std::map<std::string, int64_t> names;
 
 // Indexing.mm: releases without nonzero_static drain the queue before they count, and then read the count.
 int64_t of_nonzero() {
@@ -115,6 +120,23 @@ Waits waits_of(const std::string& name) {
   };
   const auto found = all.find(name);
   return found == all.end() ? nullptr : found->second;
+}
+
+void launched(const std::string& name) {
+  work.launches.fetch_add(1, std::memory_order_relaxed);
+  if (naming.load(std::memory_order_relaxed)) {
+    const std::lock_guard<std::mutex> lock(names_lock);
+    ++names[name];
+  }
+}
+
+void name_launches(bool wanted) {
+  naming = wanted;
+}
+
+std::map<std::string, int64_t> named_launches() {
+  const std::lock_guard<std::mutex> lock(names_lock);
+  return names;
 }
 
 void wait(const char* why) {

@@ -1,0 +1,77 @@
+"""A kernel's bitcode to an object file of this CPU, and its entry's address once that is loaded."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import llvmlite.binding as llvm
+
+from hf_mps.kernels.lowering import entry, lanes
+from hf_mps.kernels.lowering.flatten import Flat, flatten, joined, target
+from hf_mps.kernels.signature import Signature
+
+ENTRY = ctypes.CFUNCTYPE(
+    ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p
+)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """An object file, and what a launch must know of it."""
+
+    code: bytes
+    threadgroup_bytes: int
+    """Threadgroup memory that the kernel declares; what the host asks for follows it."""
+    suspends: bool
+    """Threads wait for one another, so that each threadgroup is a set of coroutines."""
+
+
+def compile_kernel(signature: Signature, bitcode: bytes) -> Compiled:
+    """Compile a kernel for this CPU.
+
+    Raises:
+        RunError: the kernel needs an intrinsic or a thread attribute whose meaning is not known here.
+    """
+    flat = flatten(signature.name, bitcode)
+    suspends = bool(flat.crossing) or "@hf.lane()" in flat.text
+    text = joined(lanes.suspended(flat), entry.coroutines(signature)) if suspends else _looped(signature, flat)
+    module = llvm.parse_assembly(text)
+    module.verify()
+    _optimise(module)
+    return Compiled(target().emit_object(module), flat.threadgroup_bytes, suspends)
+
+
+def _looped(signature: Signature, flat: Flat) -> str:
+    kernel = re.sub(
+        r"^define dso_local void (@kernel\(.*)\{$", r"define internal void \1alwaysinline {", flat.text, flags=re.MULTILINE
+    )
+    return joined(kernel, entry.loops(signature))
+
+
+def _optimise(module: Any) -> None:
+    tuning = llvm.create_pipeline_tuning_options(speed_level=3)
+    tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = tuning.loop_interleaving = True
+    builder = llvm.create_pass_builder(target(), tuning)
+    builder.getModulePassManager().run(module, builder)
+
+
+class Loaded:
+    """An object file in memory: its entry can be called while this object lives."""
+
+    def __init__(self, code: bytes) -> None:
+        module = llvm.parse_assembly(f'target triple = "{target().triple}"\n')
+        self._engine = llvm.create_mcjit_compiler(module, _machine())
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        self._engine.finalize_object()
+        self.entry = ENTRY(self._engine.get_function_address("entry"))
+
+
+def _machine() -> Any:
+    # An engine takes its machine over: each needs one of its own.
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine()
+

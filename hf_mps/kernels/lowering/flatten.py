@@ -1,0 +1,205 @@
+"""A kernel's module made one function for the host: intrinsics and helpers inlined, threadgroup memory by offset.
+
+The bitcode is for Apple's AIR target, whose layout of data agrees with that of the 64-bit hosts. What is left to the
+next step are calls that need the other lanes (barriers, simd operations) and two calls of ours: `@hf.lane()`, the
+lane's index in its simdgroup, and `@hf.threadgroup(i64)`, the threadgroup memory at an offset.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import llvmlite.binding as llvm
+
+from hf_mps.core.errors import RunError
+from hf_mps.kernels import intrinsics
+
+ALIGNMENT = 16
+"""Threadgroup variables begin at multiples of it, in bytes: the largest vector's alignment that kernels use."""
+
+_SHARED = re.compile(r"^(@[^\s=]+) = (?:internal|private|weak|dso_local|local_unnamed_addr|unnamed_addr|\s)*addrspace\(3\)")
+_CALLED = re.compile(r"@(air\.[\w.]+)\(")
+_QUOTED = re.compile(r'"[^"]*"(?:="[^"]*")?')
+_LINKAGE = re.compile(r"^define (?:(?:weak_odr|linkonce_odr|weak|linkonce|internal|private|dso_local|hidden) )*")
+_HELPERS = "declare i32 @hf.lane() nounwind willreturn memory(none)\n" + (
+    "declare ptr addrspace(3) @hf.threadgroup(i64) nounwind willreturn memory(none)\n"
+)
+
+
+@dataclass(frozen=True)
+class Flat:
+    """One function's module as text, the bytes of threadgroup memory it declares, and the cross-lane calls left."""
+
+    text: str
+    threadgroup_bytes: int
+    crossing: tuple[str, ...]
+
+
+@cache
+def target() -> Any:
+    """This CPU, with all its vector instructions."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    triple = llvm.Target.from_triple(llvm.get_process_triple())
+    return triple.create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3, codemodel="jitdefault"
+    )
+
+
+def flatten(name: str, bitcode: bytes) -> Flat:
+    """The kernel as one function `@kernel`, everything that a lane can do alone inlined into it.
+
+    Raises:
+        RunError: the kernel calls an intrinsic whose meaning is not known here, which the line names.
+    """
+    module = llvm.parse_bitcode(bitcode)
+    sizes = {
+        f"@{each.name}": target().target_data.get_abi_size(each.global_value_type) for each in module.global_variables
+    }
+    text = str(module)
+    called = sorted(set(_CALLED.findall(text)))
+    unknown = [each for each in called if intrinsics.kind(each) == "lane" and intrinsics.define(each) is None]
+    if unknown:
+        raise RunError(f"the kernel {name} calls {', '.join(unknown)}, whose meaning hf_mps does not know")
+    text, shared = _threadgroup_by_offset(text, sizes)
+    text = _for_host(text, name)
+    module = llvm.parse_assembly(joined(text, _definitions(called)))
+    _inline(module)
+    flat = str(module)
+    crossing = tuple(dict.fromkeys(each for each in _CALLED.findall(_body(flat)) if intrinsics.kind(each) != "lane"))
+    return Flat(flat, shared, crossing)
+
+
+def _body(text: str) -> str:
+    start = text.index("define dso_local void @kernel(")
+    return text[start : text.index("\n}\n", start)]
+
+
+def _for_host(text: str, name: str) -> str:
+    """The module for this CPU's target, its kernel called @kernel and all else ready to be inlined."""
+    lines = []
+    for line in text.splitlines():
+        if line.startswith(("target ", "!air.", "!llvm.")):
+            continue
+        if line.startswith("!"):
+            line = re.sub(r"\bptr @[^,}]+", "ptr null", line)
+        if line.startswith("attributes #"):
+            line = _QUOTED.sub("", line).replace(" noinline", "").replace(" optnone", "")
+        elif line.startswith("define "):
+            line = _for_inlining(line, name)
+        lines.append(line)
+    layout = f'target datalayout = "{target().target_data}"\ntarget triple = "{target().triple}"\n'
+    return layout + "\n".join(lines) + "\n"
+
+
+def _for_inlining(line: str, name: str) -> str:
+    """A definition's first line: the kernel renamed and kept, every other function internal and inlined always."""
+    for called in (f"@{name}(", f'@"{name}"('):
+        if called in line:
+            return "define dso_local void @kernel(" + _QUOTED.sub("", line.split(called, 1)[1])
+    return _LINKAGE.sub("define internal ", line).removesuffix("{") + "alwaysinline {"
+
+
+def _definitions(called: list[str]) -> str:
+    """One module of all that the called intrinsics need."""
+    texts, declared, waiting, done = [], {_HELPERS.strip()}, list(called), set()
+    while waiting:
+        name = waiting.pop()
+        definition = intrinsics.define(name) if intrinsics.kind(name) == "lane" else None
+        if definition is None or name in done:
+            continue
+        done.add(name)
+        texts.append(definition.text)
+        declared |= definition.declares
+        waiting += definition.needs
+    return "\n".join(sorted(declared) + texts)
+
+
+_NAMED = re.compile(r"^(?:declare|define) [^@\n]*@([\w.$]+)\(", re.MULTILINE)
+
+
+def joined(*texts: str) -> str:
+    """Texts of modules as one: a definition takes the place of declarations, and a declaration stands once."""
+    whole = "\n".join(texts)
+    defined = set(re.findall(r"^define [^@\n]*@([\w.$]+)\(", whole, re.MULTILINE))
+    lines = []
+    for line in whole.splitlines():
+        declared = _NAMED.match(line) if line.startswith("declare ") else None
+        if declared is not None:
+            if declared.group(1) in defined:
+                continue
+            defined.add(declared.group(1))
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def _inline(module: Any) -> None:
+    """Inline what is to be, and make values of memory: a lane's own variables then need no frame."""
+    tuning = llvm.create_pipeline_tuning_options(speed_level=1)
+    builder = llvm.create_pass_builder(target(), tuning)
+    builder.getModulePassManager().run(module, builder)
+
+
+def _threadgroup_by_offset(text: str, sizes: dict[str, int]) -> tuple[str, int]:
+    """Threadgroup variables become offsets into the group's memory, which a call at each function's head gives."""
+    offsets: dict[str, int] = {}
+    end, lines = 0, []
+    for line in text.splitlines():
+        declared = _SHARED.match(line)
+        if declared:
+            end = -(-end // ALIGNMENT) * ALIGNMENT
+            offsets[declared.group(1)] = end
+            end += sizes[declared.group(1).replace('"', "")]
+        else:
+            lines.append(line)
+    if not offsets:
+        return text, 0
+    whole = "\n".join(lines) + "\n" + _HELPERS.splitlines()[1] + "\n"
+    return re.sub(r"^define .*?^}$", lambda match: _by_offset(match.group(), offsets), whole, flags=re.M | re.S), end
+
+
+def _by_offset(function: str, offsets: dict[str, int]) -> str:
+    head, *rest = function.splitlines()
+    prelude: dict[str, str] = {}
+
+    def named(instruction: str) -> str:
+        if instruction not in prelude:
+            prelude[instruction] = f"%hf.shared.{len(prelude)}"
+        return prelude[instruction]
+
+    body = []
+    for line in rest:
+        for name, offset in offsets.items():
+            if name in line:
+                base = named(f"call ptr addrspace(3) @hf.threadgroup(i64 {offset})")
+                line = re.sub(re.escape(name) + r"(?![\w.$])", base, line)
+        body.append(_without_constant_expressions(line, named) if "%hf.shared." in line else line)
+    given = [f"  {value} = {instruction}" for instruction, value in prelude.items()]
+    at = 1 if body and re.match(r'^[\w."-]+:', body[0]) else 0
+    return "\n".join([head, *body[:at], *given, *body[at:]])
+
+
+_EXPRESSION = re.compile(r"\b(getelementptr|addrspacecast|ptrtoint|inttoptr|bitcast)((?: \w+)*) \(")
+
+
+def _without_constant_expressions(line: str, named: Any) -> str:
+    """Constant expressions on a variable that is no constant any more become instructions at the function's head."""
+    while (inner := _innermost(line)) is not None:
+        start, end, instruction = inner
+        line = line[:start] + named(instruction) + line[end:]
+    return line
+
+
+def _innermost(line: str) -> tuple[int, int, str] | None:
+    for match in reversed(list(_EXPRESSION.finditer(line))):
+        depth, at = 1, match.end()
+        while depth:
+            depth += {"(": 1, ")": -1}.get(line[at], 0)
+            at += 1
+        inside = line[match.end() : at - 1]
+        if "%hf.shared." in inside:
+            return match.start(), at, f"{match.group(1)}{match.group(2)} {inside}"
+    return None

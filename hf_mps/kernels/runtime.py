@@ -1,0 +1,191 @@
+"""A release's kernels as things to launch: compiled for this CPU when first asked for, kept on disk, run on host memory.
+
+Compiled code is kept by the metallib's hash, LLVM, CPU and a digest of the code that lowers it, so that a second process
+reads object files and never opens LLVM's optimiser.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.kernels.lowering import entry
+from hf_mps.kernels.lowering.parameters import LOCATIONS
+from hf_mps.kernels.signature import THREADGROUP, Binding, Signature
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Grid = tuple[int, int, int] | int
+Argument = "Tensor | bytes | Pointers | None"
+
+WORTH_A_THREAD = 1 << 15
+"""Threads of a grid below which one core does them all: handing a share to another costs about 20 µs."""
+
+
+class NoRule(Exception):
+    """A launch that no rule covers, or a kernel that the release has not, with the reason: the operator runs as today."""
+
+
+class Pointers:
+    """An argument buffer: the addresses of `tensors` (None is null), padded with nulls to `size` bytes."""
+
+    def __init__(self, tensors: Sequence[Tensor | None], size: int) -> None:
+        self.tensors = [tensor for tensor in tensors if tensor is not None]
+        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+        self.data = b"".join(address.to_bytes(8, "little") for address in addresses).ljust(size, b"\0")
+
+
+class Kernel:
+    """One kernel of a release, compiled and loaded."""
+
+    def __init__(self, release: str, signature: Signature, code: bytes, threadgroup_bytes: int) -> None:
+        from hf_mps.kernels.lowering.loaded import Loaded
+
+        self.release, self.signature, self.name = release, signature, signature.name
+        self._threadgroup_bytes = threadgroup_bytes
+        self._loaded = Loaded(code)
+        self._by_name = {each.name: each for each in signature.bindings}
+        self._checked: set[tuple[Any, ...]] = set()
+
+    def launch(
+        self,
+        arguments: Mapping[str, Any] | Sequence[Any],
+        threads: Grid | None = None,
+        group: Grid = 1024,
+        *,
+        groups: Grid | None = None,
+        threadgroup: Mapping[int, int] | None = None,
+    ) -> None:
+        """Run the kernel over a grid, and return when it is done.
+
+        `arguments` are a tensor, the bytes of a value (`values.u32(3)`), Pointers, or None for a buffer that is left
+        unbound: by the name that the kernel gives each binding, or all of them in the order of their locations. The
+        grid is `threads` (Metal's dispatchThreads: the last group may be smaller) or `groups` of whole groups
+        (dispatchThreadgroups); a number is the x of a line. `threadgroup` is bytes of threadgroup memory by location.
+
+        Raises:
+            NoRule: the kernel's bindings are not those that the arguments are for.
+        """
+        bound = self._bound(arguments)
+        buffers = (ctypes.c_int64 * (2 * LOCATIONS))()
+        keep = []
+        for binding, value in bound:
+            if value is None:
+                continue
+            if isinstance(value, bytes | Pointers):
+                held = ctypes.create_string_buffer(value if isinstance(value, bytes) else value.data)
+                keep.append(held)
+                buffers[binding.location] = ctypes.addressof(held)
+            else:
+                buffers[binding.location] = value.data_ptr()
+        self._place_threadgroup(buffers, threadgroup or {})
+        self._run(buffers, _grid(threads, group, groups))
+
+    def _bound(self, arguments: Mapping[str, Any] | Sequence[Any]) -> list[tuple[Binding, Any]]:
+        if isinstance(arguments, Mapping):
+            names = arguments.keys() ^ {each.name for each in self._buffers}
+            if names:
+                self._refuse(f"a binding {min(names)!r} is its or the rule's alone")
+            bound = [(self._by_name[name], value) for name, value in arguments.items()]
+        else:
+            if len(arguments) != len(self._buffers):
+                self._refuse(f"the rule has {len(arguments)} arguments for {len(self._buffers)} bindings")
+            bound = list(zip(self._buffers, arguments, strict=True))
+        shape = tuple(len(value) if isinstance(value, bytes) else -1 for _, value in bound)
+        if shape not in self._checked:
+            for binding, value in bound:
+                self._check(binding, value)
+            self._checked.add(shape)
+        return bound
+
+    @property
+    def _buffers(self) -> list[Binding]:
+        found = [each for each in self.signature.bindings if each.space != THREADGROUP]
+        return sorted(found, key=lambda each: each.location)
+
+    def _check(self, binding: Binding, value: Any) -> None:
+        if isinstance(value, bytes) and binding.whole is not None and len(value) != binding.whole:
+            self._refuse(f"{binding.name} takes {binding.whole} bytes ({binding.type}), and the rule has {len(value)}")
+        if isinstance(value, bytes) and binding.writes and binding.whole is None:
+            self._refuse(f"{binding.name} is written, and the rule has a value for it")
+
+    def _refuse(self, why: str) -> None:
+        raise NoRule(f"the kernel {self.name} of {self.release} differs from what its rule binds: {why}")
+
+    def _place_threadgroup(self, buffers: Any, asked: Mapping[int, int]) -> None:
+        at = -(-self._threadgroup_bytes // 16) * 16
+        for location, size in asked.items():
+            buffers[LOCATIONS + location] = at
+            at += -(-size // 16) * 16
+        if at > entry.SHARED_BYTES:
+            raise NoRule(f"{self.name} asks for {at:,} bytes of threadgroup memory; {entry.SHARED_BYTES:,} are there")
+
+    def _run(self, buffers: Any, grid: tuple[int, ...]) -> None:
+        sizes = (ctypes.c_uint32 * 9)(*grid)
+        total = grid[6] * grid[7] * grid[8]
+        work = grid[0] * grid[1] * grid[2]
+        if total == 0:
+            return
+        shares = min(_cores(), total) if work >= WORTH_A_THREAD else 1
+        if shares == 1:
+            _some_groups(self._loaded.entry, buffers, sizes, 0, total)
+            return
+        cuts = [total * share // shares for share in range(shares + 1)]
+        others = [
+            _pool().submit(_some_groups, self._loaded.entry, buffers, sizes, cuts[share], cuts[share + 1])
+            for share in range(1, shares)
+        ]
+        _some_groups(self._loaded.entry, buffers, sizes, 0, cuts[1])
+        for other in others:
+            other.result()
+
+
+def _grid(threads: Grid | None, group: Grid, groups: Grid | None) -> tuple[int, ...]:
+    """Threads, threads of a group and groups, three of each. A group is no larger than the grid."""
+    size = _three(group)
+    if groups is not None:
+        count = _three(groups)
+        whole = tuple(number * each for number, each in zip(count, size, strict=True))
+    else:
+        assert threads is not None, "a grid is threads or groups"
+        whole = _three(threads)
+        size = tuple(max(1, min(each, limit)) for each, limit in zip(size, whole, strict=True))
+        count = tuple(-(-number // each) for number, each in zip(whole, size, strict=True))
+    return (*whole, *size, *count)
+
+
+def _three(grid: Grid) -> tuple[int, ...]:
+    return (grid, 1, 1) if isinstance(grid, int) else grid
+
+
+def _some_groups(function: Any, buffers: Any, sizes: Any, first: int, last: int) -> None:
+    if function(ctypes.addressof(buffers), ctypes.addressof(sizes), first, last, _arena()):
+        raise MemoryError("the variables of a threadgroup's threads do not fit an arena")
+
+
+_local = threading.local()
+
+
+def _arena() -> int:
+    """This OS thread's memory for threadgroups: address space that the system fills in where it is touched."""
+    if not hasattr(_local, "address"):
+        _local.memory = mmap.mmap(-1, entry.ARENA_BYTES)
+        _local.address = ctypes.addressof(ctypes.c_char.from_buffer(_local.memory))
+    return int(_local.address)
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max(1, _cores() - 1), thread_name_prefix="hf_mps-kernels")
+
+
+def _cores() -> int:
+    import torch
+
+    return torch.get_num_threads()

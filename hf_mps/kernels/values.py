@@ -1,0 +1,58 @@
+"""The bytes of values that a host binds (setBytes): named by Metal's types, one or several."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import torch
+
+_FORMATS = {
+    "u8": "B", "i8": "b", "u16": "H", "i16": "h", "u32": "I", "i32": "i", "u64": "Q", "i64": "q", "f16": "e", "f32": "f"
+}  # fmt: skip
+
+
+def _packed(kind: str, numbers: tuple[float | Sequence[float], ...]) -> bytes:
+    flat = [number for each in numbers for number in (each if isinstance(each, Sequence) else (each,))]
+    return struct.pack(f"<{len(flat)}{_FORMATS[kind]}", *flat)
+
+
+def u8(*numbers: int | Sequence[int]) -> bytes:
+    """`uchar` or `bool`."""
+    return _packed("u8", numbers)
+
+
+def u32(*numbers: int | Sequence[int]) -> bytes:
+    """`uint`; three of them are no `uint3`, which has 16 bytes (`padded`)."""
+    return _packed("u32", numbers)
+
+
+def i32(*numbers: int | Sequence[int]) -> bytes:
+    """`int`."""
+    return _packed("i32", numbers)
+
+
+def u64(*numbers: int | Sequence[int]) -> bytes:
+    """`ulong`."""
+    return _packed("u64", numbers)
+
+
+def i64(*numbers: int | Sequence[int]) -> bytes:
+    """`long`."""
+    return _packed("i64", numbers)
+
+
+def f32(*numbers: float | Sequence[float]) -> bytes:
+    """`float`; a number beyond its range becomes an infinity, as in C."""
+    return torch.tensor([float(n) for each in numbers for n in (each if isinstance(each, Sequence) else (each,))],
+                        dtype=torch.float64).float().numpy().tobytes()  # fmt: skip
+
+
+def scalar(number: complex, dtype: torch.dtype) -> bytes:
+    """A number as the kernel's element type has it (getMPSScalar in OperationUtils.mm)."""
+    return torch.tensor([number]).to(dtype).view(torch.uint8).numpy().tobytes()
+
+
+def padded(data: bytes, size: int) -> bytes:
+    """Bytes filled up with zeros, for vectors of three and structs with a hole at their end."""
+    return data.ljust(size, b"\0")
