@@ -9,8 +9,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +87,8 @@ class Kernel:
                 buffers[binding.location] = value.data_ptr()
         self._place_threadgroup(buffers, threadgroup or {})
         self._run(buffers, _grid(threads, group, groups))
+        for names in getattr(_local, "recordings", ()):
+            names.append(self.name)
 
     def _bound(self, arguments: Mapping[str, Any] | Sequence[Any]) -> list[tuple[Binding, Any]]:
         if isinstance(arguments, Mapping):
@@ -170,6 +173,18 @@ def _some_groups(function: Any, buffers: Any, sizes: Any, first: int, last: int)
 
 
 _local = threading.local()
+
+
+@contextmanager
+def recording() -> Iterator[list[str]]:
+    """Note the names of the kernels that this thread launches while it is open, in their order."""
+    names: list[str] = []
+    recordings = _local.__dict__.setdefault("recordings", [])
+    recordings.append(names)
+    try:
+        yield names
+    finally:
+        recordings.remove(names)
 
 
 def _arena() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Sequence
 
@@ -44,8 +45,8 @@ def i64(*numbers: int | Sequence[int]) -> bytes:
 
 def f32(*numbers: float | Sequence[float]) -> bytes:
     """`float`; a number beyond its range becomes an infinity, as in C."""
-    return torch.tensor([float(n) for each in numbers for n in (each if isinstance(each, Sequence) else (each,))],
-                        dtype=torch.float64).float().numpy().tobytes()  # fmt: skip
+    flat = [float(number) for each in numbers for number in (each if isinstance(each, Sequence) else (each,))]
+    return bytes((ctypes.c_float * len(flat))(*flat))
 
 
 def scalar(number: complex, dtype: torch.dtype) -> bytes:

@@ -1,8 +1,7 @@
-"""A kernel's bitcode to an object file of this CPU, and its entry's address once that is loaded."""
+"""A kernel's bitcode to an object file of this CPU."""
 
 from __future__ import annotations
 
-import ctypes
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +11,6 @@ import llvmlite.binding as llvm
 from hf_mps.kernels.lowering import entry, lanes
 from hf_mps.kernels.lowering.flatten import Flat, flatten, joined, target
 from hf_mps.kernels.signature import Signature
-
-ENTRY = ctypes.CFUNCTYPE(
-    ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p
-)
-
 
 @dataclass(frozen=True)
 class Compiled:
@@ -29,7 +23,7 @@ class Compiled:
     """Threads wait for one another, so that each threadgroup is a set of coroutines."""
 
 
-def compile_kernel(signature: Signature, bitcode: bytes) -> Compiled:
+def compile_kernel(signature: Signature, bitcode: bytes, *, checked: bool = False) -> Compiled:
     """Compile a kernel for this CPU.
 
     Raises:
@@ -56,22 +50,3 @@ def _optimise(module: Any) -> None:
     tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = tuning.loop_interleaving = True
     builder = llvm.create_pass_builder(target(), tuning)
     builder.getModulePassManager().run(module, builder)
-
-
-class Loaded:
-    """An object file in memory: its entry can be called while this object lives."""
-
-    def __init__(self, code: bytes) -> None:
-        module = llvm.parse_assembly(f'target triple = "{target().triple}"\n')
-        self._engine = llvm.create_mcjit_compiler(module, _machine())
-        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-        self._engine.finalize_object()
-        self.entry = ENTRY(self._engine.get_function_address("entry"))
-
-
-def _machine() -> Any:
-    # An engine takes its machine over: each needs one of its own.
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    return llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine()
-

@@ -1,0 +1,225 @@
+"""Launch rules: what an aten operator launches on Metal, and how that stands in the place of the simulated kernel.
+
+A rule is a function of a release and the operator's arguments, in a file of `launch/`. `@rule` is for one overload, and
+returns its results. `@out_rule` gets the outputs first, already made, and serves the functional overload that it
+names, its `out=` overload and its in-place one, as PyTorch's structured operators share one kernel. A rule that does
+not cover a call raises NoRule with the reason: the operator then runs as it does without kernels, and is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.core.notices import overriding
+from hf_mps.core.text import first_line
+from hf_mps.kernels.ledger import Ledger
+from hf_mps.kernels.runtime import NoRule, recording
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch._ops import OpOverload
+
+    from hf_mps.kernels.release import Release
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What launches one operator: the function, the file of PyTorch that decides it, how outputs come."""
+
+    operator: str
+    """The overload that the rule names, as "gelu" or "add.Tensor"."""
+    function: Function
+    source: str
+    """PyTorch's file with the host's decision, below aten/src/ATen/native/mps."""
+    makes_outputs: bool
+    """The rule returns its results; else they are made before and given to it."""
+
+    @property
+    def family(self) -> str:
+        """The file of `launch/` that the rule is in."""
+        return self.function.__module__.rpartition(".")[2]
+
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(*operators: str, source: str) -> Callable[[Function], Function]:
+    """`function(release, *arguments)` returns the results of each of these overloads ("native_layer_norm", …)."""
+    return _declared(operators, source, makes_outputs=True)
+
+
+def out_rule(*operators: str, source: str) -> Callable[[Function], Function]:
+    """`function(release, outputs, *arguments)` fills `outputs`, a tensor or a tuple of them, for these overloads.
+
+    The functional overload is named; what has the same arguments and `out=`, or writes `self`, is served too. Outputs
+    have the shape, dtype and strides that PyTorch's own Meta kernel gives them.
+    """
+    return _declared(operators, source, makes_outputs=False)
+
+
+def _declared(operators: tuple[str, ...], source: str, *, makes_outputs: bool) -> Callable[[Function], Function]:
+    def declare(function: Function) -> Function:
+        for operator in operators:
+            if operator in RULES:
+                raise ValueError(f"two rules for {operator}")
+            RULES[operator] = Rule(operator, function, source, makes_outputs)
+        return function
+
+    return declare
+
+
+class Dispatch:
+    """The rules of a release in front of the simulated device's kernels.
+
+    `device` is the simulated one: `begin_launch(tensors)` brings in what is queued for them, `launched(name)` counts.
+    """
+
+    def __init__(self, release: Release, ledger: Ledger, device: Any) -> None:
+        self.release, self.ledger, self.device = release, ledger, device
+        self._library: Any = None
+
+    def install(self, rules: dict[str, Rule]) -> None:
+        """Register every rule's overloads for the device, below autograd."""
+        import torch
+
+        self._library = torch.library.Library("aten", "IMPL", "MPS")
+        with overriding():
+            for each in rules.values():
+                for overload, form in overloads(each):
+                    if torch._C._dispatch_has_kernel_for_dispatch_key(overload._name, "MPS"):
+                        self._library.impl(overload, self._kernel(each, overload, form), "MPS")
+
+    def _kernel(self, rule: Rule, overload: OpOverload, form: Form) -> Function:
+        import torch
+
+        there = torch.library.get_kernel(overload, "MPS")
+        stock = partial(there.call_boxed, torch._C.DispatchKeySet(torch._C.DispatchKey.MPS))
+        name = overload._name
+        short, release, ledger, device = name.removeprefix("aten::"), self.release, self.ledger, self.device
+
+        def kernel(*arguments: Any, **options: Any) -> Any:
+            device.begin_launch(tensors((arguments, tuple(options.values()))))
+            with recording() as launched:
+                try:
+                    result = form(rule, release, arguments, options)
+                except NoRule as reason:
+                    ledger.without(short, str(reason))
+                else:
+                    device.launched(name)
+                    ledger.ran(short, launched)
+                    return result
+            return stock(*arguments, **options)
+
+        return kernel
+
+
+Form = Callable[["Rule", "Release", tuple[Any, ...], dict[str, Any]], Any]
+
+
+def overloads(rule: Rule) -> list[tuple[OpOverload, Form]]:
+    """The overloads that a rule serves, each with the way its outputs come to the rule.
+
+    Raises ValueError where PyTorch has no such operator.
+    """
+    import torch
+
+    packet, _, name = rule.operator.partition(".")
+    family = getattr(torch.ops.aten, packet, None)
+    if family is None or (name or "default") not in family.overloads():
+        return []
+    first = getattr(family, name or "default")
+    if rule.makes_outputs:
+        return [(first, _as_named)]
+    found: list[tuple[OpOverload, Form]] = [(first, partial(_functional, first))]
+    given = _inputs(first)
+    for other in family.overloads():
+        overload = getattr(family, other)
+        if _outputs(overload) and _inputs(overload) == given:
+            found.append((overload, partial(_into_out, first, tuple(_outputs(overload)))))
+    in_place = getattr(torch.ops.aten, f"{packet}_", None)
+    for other in in_place.overloads() if in_place is not None else ():
+        overload = getattr(in_place, other)
+        if _inputs(overload) == given:
+            found.append((overload, partial(_in_place, first)))
+    return found
+
+
+def _inputs(overload: OpOverload) -> list[tuple[str, str]]:
+    given = [each for each in overload._schema.arguments if not each.is_out]
+    return [(each.name, str(each.type)) for each in given]
+
+
+def _outputs(overload: OpOverload) -> list[str]:
+    return [each.name for each in overload._schema.arguments if each.is_out]
+
+
+def _as_named(rule: Rule, release: Release, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    return rule.function(release, *arguments, **options)
+
+
+def _functional(
+    first: OpOverload, rule: Rule, release: Release, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> Any:
+    outputs = made(first, arguments, options)
+    rule.function(release, outputs, *arguments, **options)
+    return outputs
+
+
+def _into_out(
+    first: OpOverload,
+    names: tuple[str, ...],
+    rule: Rule,
+    release: Release,
+    arguments: tuple[Any, ...],
+    options: dict[str, Any],
+) -> Any:
+    given = [options[name] for name in names]
+    rest = {name: value for name, value in options.items() if name not in names}
+    _refuse_misfits(made(first, arguments, rest), given)
+    outputs = given[0] if len(given) == 1 else tuple(given)
+    rule.function(release, outputs, *arguments, **rest)
+    return outputs
+
+
+def _in_place(
+    first: OpOverload, rule: Rule, release: Release, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> Any:
+    target = arguments[0]
+    _refuse_misfits(made(first, arguments, options), [target])
+    rule.function(release, target, *arguments, **options)
+    return target
+
+
+def made(first: OpOverload, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """New outputs of an operator, by PyTorch's Meta kernel: it computes shapes, dtypes and strides, and no values.
+
+    Raises NoRule where that refuses the arguments, so that the device's kernel words the error.
+    """
+    import torch
+
+    try:
+        return first.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.Meta), *arguments, **options)
+    except Exception as error:
+        raise NoRule(f"PyTorch refuses the arguments: {first_line(error)}") from None
+
+
+def _refuse_misfits(expected: Any, given: list[Tensor]) -> None:
+    for each, target in zip(expected if isinstance(expected, tuple) else (expected,), given, strict=True):
+        if each.shape != target.shape or each.dtype != target.dtype:
+            raise NoRule("the result has another shape or dtype than what it is written to")
+        if any(stride == 0 and size > 1 for stride, size in zip(target.stride(), target.shape, strict=True)):
+            raise NoRule("what is written to holds elements more than once")
+
+
+def tensors(values: Any) -> list[Tensor]:
+    """The device's tensors in nested lists and tuples."""
+    import torch
+
+    if isinstance(values, torch.Tensor):
+        return [values] if values.is_mps else []
+    return [each for value in values for each in tensors(value)] if isinstance(values, list | tuple) else []
