@@ -14,6 +14,8 @@ KNOWN = {
     "HF_MPS_FALLBACK_SHARE": "0 to 1: the share of the time above which fallbacks are warned of; default 0.1",
     "HF_MPS_FAULTS": "-name,-name: faults of the simulated device that are to be off",
     "HF_MPS_GUARDS": "-name,-name: guards against known hazards that are to be off",
+    "HF_MPS_KERNELS": "2.13.0: the simulated device computes with that release's own Metal kernels, if it was fetched;"
+    " 2.13.0,checked: each access is bounded",
     "HF_MPS_PROBE": "1: Metal is tried before any program takes it, 0: never; default: in virtual machines and in CI",
     "HF_MPS_SENTINELS": "-name,-name: sentinels, which look for signs of a wrong training, that are to be off;"
     " stop: a loss or gradient that is NaN or infinite ends the run",
@@ -112,6 +114,20 @@ def simulate() -> str | None:
     """What HF_MPS_SIMULATE says, or None where unset or 0; `hf_mps.device.profiles` knows which profiles there are."""
     value = os.environ.get("HF_MPS_SIMULATE", "").strip()
     return None if value in ("", "0") else value
+
+
+def kernels() -> tuple[str, bool] | None:
+    """The release that HF_MPS_KERNELS names and whether its accesses are to be checked; None where unset or 0.
+
+    Raises UserError for words after the release but `checked`.
+    """
+    value = os.environ.get("HF_MPS_KERNELS", "").strip()
+    release, *others = [word.strip() for word in value.split(",")]
+    if release in ("", "0"):
+        return None
+    if others not in ([], ["checked"]):
+        raise UserError(f"HF_MPS_KERNELS={value} is not a value it knows; allowed: RELEASE or RELEASE,checked")
+    return release, bool(others)
 
 
 def _words(variable: str) -> list[str]:

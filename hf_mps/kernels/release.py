@@ -144,6 +144,4 @@ def _write(file: Path, data: bytes) -> None:
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=".new-")
     with os.fdopen(handle, "wb") as out:
         out.write(data)
-    os.replace(name, file)
-
-
+    Path(name).replace(file)

@@ -87,12 +87,14 @@ class Dispatch:
         """Register every rule's overloads for the device, below autograd."""
         import torch
 
-        self._library = torch.library.Library("aten", "IMPL", "MPS")
+        self._library = torch._C._dispatch_library("IMPL", "aten", "MPS", __file__)
         with overriding():
             for each in rules.values():
                 for overload, form in overloads(each):
                     if torch._C._dispatch_has_kernel_for_dispatch_key(overload._name, "MPS"):
-                        self._library.impl(overload, self._kernel(each, overload, form), "MPS")
+                        self._library.impl(
+                            overload._name.removeprefix("aten::"), "MPS", self._kernel(each, overload, form)
+                        )
 
     def _kernel(self, rule: Rule, overload: OpOverload, form: Form) -> Function:
         import torch

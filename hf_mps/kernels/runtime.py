@@ -1,8 +1,4 @@
-"""A release's kernels as things to launch: compiled for this CPU when first asked for, kept on disk, run on host memory.
-
-Compiled code is kept by the metallib's hash, LLVM, CPU and a digest of the code that lowers it, so that a second process
-reads object files and never opens LLVM's optimiser.
-"""
+"""A compiled kernel as a thing to launch: its arguments bound, its grid spread over the cores, all in host memory."""
 
 from __future__ import annotations
 
@@ -30,7 +26,7 @@ WORTH_A_THREAD = 1 << 15
 
 
 class NoRule(Exception):
-    """A launch that no rule covers, or a kernel that the release has not, with the reason: the operator runs as today."""
+    """A call that no rule covers, or a kernel that the release has not, with the reason: it runs as without kernels."""
 
 
 class Pointers:
@@ -87,8 +83,8 @@ class Kernel:
                 buffers[binding.location] = value.data_ptr()
         self._place_threadgroup(buffers, threadgroup or {})
         self._run(buffers, _grid(threads, group, groups))
-        for names in getattr(_local, "recordings", ()):
-            names.append(self.name)
+        if recordings := getattr(_local, "recordings", None):
+            recordings[-1].append(self.name)
 
     def _bound(self, arguments: Mapping[str, Any] | Sequence[Any]) -> list[tuple[Binding, Any]]:
         if isinstance(arguments, Mapping):
@@ -177,14 +173,14 @@ _local = threading.local()
 
 @contextmanager
 def recording() -> Iterator[list[str]]:
-    """Note the names of the kernels that this thread launches while it is open, in their order."""
+    """Note the names of the kernels that this thread launches, those of blocks inside this one left to them."""
     names: list[str] = []
     recordings = _local.__dict__.setdefault("recordings", [])
     recordings.append(names)
     try:
         yield names
     finally:
-        recordings.remove(names)
+        recordings.pop()
 
 
 def _arena() -> int:

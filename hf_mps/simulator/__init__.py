@@ -12,8 +12,10 @@ import platform
 import time
 from typing import TYPE_CHECKING, Any
 
+from hf_mps.core import settings
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import first_line
+from hf_mps.kernels import enable
 from hf_mps.simulator.counters import Counted, counted
 
 if TYPE_CHECKING:
@@ -57,6 +59,8 @@ def load(profile: str | None = None) -> Profile:
     strictness.start(metal, requested, torch.__version__)
     _offer(torch, metal)
     machine.override(requested.machine())
+    if (kernels := settings.kernels()) is not None:
+        enable(kernels[0], metal, checked=kernels[1])
     atexit.register(_let_autograd_finish)
     build.start_as(metal)
     _profile = requested

@@ -12,6 +12,7 @@ from hf_mps.kernels.lowering import entry, lanes
 from hf_mps.kernels.lowering.flatten import Flat, flatten, joined, target
 from hf_mps.kernels.signature import Signature
 
+
 @dataclass(frozen=True)
 class Compiled:
     """An object file, and what a launch must know of it."""
@@ -39,9 +40,8 @@ def compile_kernel(signature: Signature, bitcode: bytes, *, checked: bool = Fals
 
 
 def _looped(signature: Signature, flat: Flat) -> str:
-    kernel = re.sub(
-        r"^define dso_local void (@kernel\(.*)\{$", r"define internal void \1alwaysinline {", flat.text, flags=re.MULTILINE
-    )
+    head = re.compile(r"^define dso_local void (@kernel\(.*)\{$", re.MULTILINE)
+    kernel = head.sub(r"define internal void \1alwaysinline {", flat.text)
     return joined(kernel, entry.loops(signature))
 
 

@@ -119,9 +119,7 @@ _THREAD = """  %posx = add nuw i32 %startx, %lidx
 
 def loops(signature: Signature) -> str:
     """The entry of a kernel whose threads never wait for one another: plain loops, the innermost along x."""
-    body = _LOOPS.format(
-        thread=_THREAD, values=parameters.values(signature), arguments=parameters.arguments(signature)
-    )
+    body = _LOOPS.format(thread=_THREAD, values=parameters.values(signature), arguments=parameters.arguments(signature))
     return _HEAD + prologue().format(pointers=parameters.pointers(signature)) + body + _EPILOGUE + "}\n" + _DECLARED
 
 

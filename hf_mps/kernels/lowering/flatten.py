@@ -20,7 +20,7 @@ from hf_mps.kernels import intrinsics
 ALIGNMENT = 16
 """Threadgroup variables begin at multiples of it, in bytes: the largest vector's alignment that kernels use."""
 
-_SHARED = re.compile(r"^(@[^\s=]+) = (?:internal|private|weak|dso_local|local_unnamed_addr|unnamed_addr|\s)*addrspace\(3\)")
+_SHARED = re.compile(r"^(@[^\s=]+) = (?:internal|private|weak|dso_local|(?:local_)?unnamed_addr|\s)*addrspace\(3\)")
 _CALLED = re.compile(r"@(air\.[\w.]+)\(")
 _QUOTED = re.compile(r'"[^"]*"(?:="[^"]*")?')
 _LINKAGE = re.compile(r"^define (?:(?:weak_odr|linkonce_odr|weak|linkonce|internal|private|dso_local|hidden) )*")

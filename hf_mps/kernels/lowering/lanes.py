@@ -16,7 +16,9 @@ from hf_mps.kernels import intrinsics
 from hf_mps.kernels.lowering import entry
 from hf_mps.kernels.lowering.flatten import Flat
 
-_CALL = re.compile(r"^  (?:(%\S+) = )?(?:(?:tail|notail) )?call (?:[a-z]+ )*?(\S.*?) @(air\.[\w.]+)\((.*)\)(?: #\d+)?(?:, !.*)?$")
+_CALL = re.compile(
+    r"^  (?:(%\S+) = )?(?:(?:tail|notail) )?call (?:[a-z]+ )*?(\S.*?) @(air\.[\w.]+)\((.*)\)(?: #\d+)?(?:, !.*)?$"
+)
 _LABEL = re.compile(r"^([\w.$-]+|\"[^\"]*\"):")
 
 _PRELUDE = """  %hf.id = call token @llvm.coro.id(i32 64, ptr null, ptr null, ptr null)
@@ -135,7 +137,7 @@ def _suspension(call: re.Match[str], place: Place) -> str:
 
 
 def _operation(places: list[Place]) -> str:
-    """The function that runs a simdgroup's call: its executor from the intrinsics' definitions, by the place's number."""
+    """The function that runs a simdgroup's call of a number, by the intrinsic's executor."""
     texts: list[str] = []
     declared: set[str] = set()
     waiting = [f"lanes.{place.name}" for place in places if intrinsics.kind(place.name) == "simd"]
@@ -175,7 +177,9 @@ def _split(given: str) -> list[str]:
 
 
 _TYPE = re.compile(r"(<[^>]*>|\[[^\]]*\]|ptr(?: addrspace\(\d+\))?|[a-z]\w*)")
-_NOTES = re.compile(r"^(?:(?:noundef|signext|zeroext|nonnull|nocapture|readonly|writeonly|captures\([^)]*\)|align \d+) )*")
+_NOTES = re.compile(
+    r"^(?:(?:noundef|signext|zeroext|nonnull|nocapture|readonly|writeonly|captures\([^)]*\)|align \d+) )*"
+)
 
 
 def _typed(argument: str) -> tuple[str, str]:

@@ -38,7 +38,8 @@ def pointers(signature: Signature) -> str:
         lines.append(f"  %at{each.parameter} = getelementptr i64, ptr %args, i64 {slot}")
         if each.space == THREADGROUP:
             lines.append(f"  %offset{each.parameter} = load i64, ptr %at{each.parameter}")
-            lines.append(f"  %arg{each.parameter} = getelementptr i8, ptr addrspace(3) %shared, i64 %offset{each.parameter}")
+            offset = f"i64 %offset{each.parameter}"
+            lines.append(f"  %arg{each.parameter} = getelementptr i8, ptr addrspace(3) %shared, {offset}")
         else:
             lines.append(f"  %plain{each.parameter} = load ptr, ptr %at{each.parameter}")
             lines.append(

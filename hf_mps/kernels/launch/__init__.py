@@ -1,0 +1,13 @@
+"""What each aten operator launches on Metal: a file a family, each rule with PyTorch's source file that decides it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+FAMILIES = ("norms",)
+
+
+def load() -> None:
+    """Import every family, which declares its rules."""
+    for family in FAMILIES:
+        import_module(f"{__name__}.{family}")
