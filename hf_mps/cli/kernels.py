@@ -7,12 +7,17 @@ from typing import Annotated
 
 import typer
 
-from hf_mps.cli.options import Debug, deferred
+from hf_mps.cli.options import Debug, Json, deferred
 from hf_mps.core.errors import UserError
 
 kernels = typer.Typer(no_args_is_help=True, help="PyTorch's own Metal kernels, for the simulated device.")
 
-Releases = Annotated[list[str] | None, typer.Argument(metavar="[RELEASE]...", help="Releases of PyTorch, as 2.13.0.")]
+Torch = Annotated[
+    str | None,
+    typer.Option(
+        "--torch", metavar="RELEASE", help="A fetched release; default: the installed torch's, else the newest."
+    ),
+]
 
 
 @kernels.command("fetch")
@@ -33,7 +38,7 @@ def fetch_kernels(
     About 110 MB are downloaded and 80 MB kept. The wheel is compared with the sha256 that the package index states, and
     removed. What is here already and whole is not fetched again.
     """
-    from hf_mps.kernels import fetch
+    from hf_mps.kernels import fetch, store
 
     def say(line: str) -> None:
         print(line, flush=True)
@@ -42,5 +47,94 @@ def fetch_kernels(
         raise UserError("a RELEASE is fetched from the package index, --wheel is a file; next: one of the two")
     for path in wheel or ():
         fetch.from_wheel(path, say)
-    for release in releases or ([] if wheel else [fetch.installed()]):
+    for release in releases or ([] if wheel else [store.installed() or store.EXAMPLE]):
         fetch.fetch(release, say)
+
+
+@kernels.command("list")
+@deferred
+def list_kernels(
+    family: Annotated[
+        str | None, typer.Option("--family", metavar="FAMILY", help="The kernels of one family, with their buffers.")
+    ] = None,
+    torch: Torch = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List the fetched releases, and the kernels of one by family, with their element types."""
+    from hf_mps.core.text import aligned
+    from hf_mps.kernels import describe, families, store
+
+    release = store.chosen(torch)
+    library = store.open_library(release)
+    if family is not None:
+        names = describe.of_family(library, family)
+        if json:
+            _print_json({"release": release, "family": family, "kernels": names})
+            return
+        for line in aligned([describe.in_short(library, name) for name in names], widest=100):
+            print(line)
+        return
+    found, table = describe.releases(), families.table(library)
+    if json:
+        listed = [each._asdict() for each in table]
+        _print_json({"releases": found, "release": release, "families": listed})
+        return
+    for line in describe.release_lines(found):
+        print(line)
+    print(f"families of {release}:")
+    for line in describe.family_lines(table):
+        print(line)
+
+
+@kernels.command("show")
+@deferred
+def show_kernel(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A kernel's name (hf-mps kernels list --family FAMILY).")],
+    torch: Torch = None,
+    ir: Annotated[bool, typer.Option("--ir", help="Print the kernel's LLVM module instead.")] = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show what a kernel says of itself: buffers with their structs, thread attributes, memory, intrinsics."""
+    from hf_mps.kernels import describe, modules, store
+
+    if ir and json:
+        raise UserError("--ir prints LLVM's text, --json the signature; next: one of the two")
+    release = store.chosen(torch)
+    library = store.open_library(release)
+    if ir:
+        print(modules.parse(library, name))
+        return
+    known = describe.kernel(library, name, release)
+    if json:
+        _print_json(known)
+        return
+    for line in describe.kernel_lines(known):
+        print(line)
+
+
+@kernels.command("remove")
+@deferred
+def remove_kernels(
+    releases: Annotated[
+        list[str] | None, typer.Argument(metavar="[RELEASE]...", help="Fetched releases, as 2.13.0.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every fetched release.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Remove fetched releases from your cache, with what was compiled of them."""
+    from hf_mps.core.text import memory
+    from hf_mps.kernels import store
+
+    if bool(releases) == everything:
+        known = ", ".join(store.releases()) or "none"
+        raise UserError(f"which releases? fetched: {known}; next: hf-mps kernels remove RELEASE, or --all")
+    for release in [store.present(release) for release in releases or store.releases()]:
+        print(f"torch {release}: removed, {memory(store.remove(release))}")
+
+
+def _print_json(value: object) -> None:
+    import json
+
+    print(json.dumps(value, indent=2))

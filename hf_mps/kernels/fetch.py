@@ -11,27 +11,19 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import filelock
 
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.files import write_json
 from hf_mps.core.text import duration, memory
-from hf_mps.kernels import families, pip, store, wheel
+from hf_mps.kernels import families, launch_classes, pip, store, wheel
 from hf_mps.kernels.metallib import BrokenLibrary, Library, libraries
 
 MACOS = 14
 Say = Callable[[str], None]
-
-
-def installed() -> str:
-    """The release of the torch that is installed here. Raises UserError where there is none."""
-    try:
-        return store.canonical(metadata.version("torch"))
-    except metadata.PackageNotFoundError:
-        raise UserError(f"torch is not installed; next: hf-mps kernels fetch {store.EXAMPLE}") from None
 
 
 def fetch(release: str, say: Say) -> store.Fetched:
@@ -52,9 +44,9 @@ def fetch(release: str, say: Say) -> store.Fetched:
             digest = store.sha256(file)
             _compare(file, digest, offered)
             size, seconds = memory(file.stat().st_size), duration(time.monotonic() - start)
-            stated = "as the index states" if offered.sha256 else "which the index does not state"
-            say(f"torch {name}: {size} in {seconds}, sha256 {digest[:12]}… {stated}")
-            return _keep(file, digest, offered.sha256, work, say)
+            stated = "the index states it" if offered.stated else "compared by pip with the index's, if it states one"
+            say(f"torch {name}: {size} in {seconds}, sha256 {digest[:12]}… ({stated})")
+            return _keep(file, digest, digest if offered.stated else None, work, say)
 
 
 def from_wheel(path: Path, say: Say) -> store.Fetched:
@@ -68,10 +60,10 @@ def from_wheel(path: Path, say: Say) -> store.Fetched:
 
 
 def _compare(file: Path, digest: str, offered: pip.Offer) -> None:
-    if file.name != offered.wheel or offered.sha256 not in (None, digest):
+    if file.name != offered.wheel or offered.sha256 not in ("", digest):
         raise RunError(
-            f"pip brought {file.name} with sha256 {digest[:12]}…, and the index states {offered.wheel} with "
-            f"{(offered.sha256 or 'none')[:12]}…; nothing was kept; next: again"
+            f"pip brought {file.name} with sha256 {digest[:12]}…, and its report has {offered.wheel} with "
+            f"{offered.sha256[:12]}…; nothing was kept; next: again"
         )
 
 
@@ -85,6 +77,8 @@ def _keep(file: Path, digest: str, stated: str | None, work: Path, say: Say) -> 
     dylib = work / "library"
     wheel.extract_library(file, dylib)
     size = _cut_out(dylib, fresh / store.LIBRARY, name)
+    say(f"torch {name}: {memory(size)} of kernels; reading what each operator launches on a Mac")
+    write_json(fresh / store.CLASSES, _launch_classes(file, dylib, say))
     kernels = list(Library.open(fresh / store.LIBRARY))
     known = store.Fetched(
         release=name,
@@ -110,6 +104,15 @@ def _keep(file: Path, digest: str, stated: str | None, work: Path, say: Say) -> 
     return known
 
 
+def _launch_classes(file: Path, dylib: Path, say: Say) -> dict[str, Any]:
+    """The launch classes of a wheel; none, and a line that says why, where its code cannot be read: kernels stay."""
+    try:
+        return launch_classes.read(dylib, wheel.native_functions(file))
+    except UserError as error:
+        say(f"launch classes cannot be read ({error})")
+        return {"format": launch_classes.FORMAT, "operators": {}, "problem": str(error)}
+
+
 def _cut_out(dylib: Path, target: Path, release: str) -> int:
     """Write the metallib for macOS 14 that lies in `dylib` to `target` and return its bytes.
 
@@ -123,7 +126,7 @@ def _cut_out(dylib: Path, target: Path, release: str) -> int:
                 others = ", ".join(str(Library(each).macos) for each in found)
                 raise UserError(
                     f"torch {release} has no metallib for macOS {MACOS} in its library "
-                    f"({f'only for {others}' if others else 'older releases compile their kernels on the Mac'}); "
+                    f"({f'only for {others}' if others else 'before 2.6 they are source that the Mac compiles'}); "
                     "next: a newer release"
                 )
             with target.open("wb") as file:
@@ -161,9 +164,11 @@ def _whole(release: str, say: Say) -> store.Fetched | None:
         return None
     try:
         store.verify(release)
-        known = store.facts(release)
+        known, classes = store.facts(release), store.launch_classes(release)
+        if classes["format"] != launch_classes.FORMAT:
+            raise UserError(f"{store.folder(release)} was written by another hf_mps")
     except UserError as error:
-        say(f"{str(error).rpartition('; next')[0]}: fetched again")
+        say(f"{str(error).rpartition('; next')[0] or error}: fetched again")
         return None
     say(f"torch {release}: here already, {known.kernels:,} kernels in {store.folder(release)}")
     return known
@@ -182,6 +187,7 @@ def _work(release: str) -> Iterator[Path]:
         problem = "no space is left" if error.errno == errno.ENOSPC else f"{error.strerror or error}"
         raise RunError(f"{store.root()}: {problem}; next: room there, or XDG_CACHE_HOME=FOLDER elsewhere") from error
     except BrokenLibrary as error:
-        raise UserError(f"the metallib of torch {release} cannot be read ({error})") from error
+        problem = f"the metallib of torch {release} cannot be read ({error})"
+        raise UserError(f"{problem}; next: another wheel of it") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -1,8 +1,10 @@
 """The user's own pip, asked for PyTorch's macOS wheel: with their index, mirror, proxy, certificates and credentials.
 
-Two calls. `pip install --dry-run --report` says which file the index has and which sha256 it states for it
-(`archive_info` in https://pip.pypa.io/en/stable/reference/installation-report/); `pip download`, which has no report,
-fetches it, and compares it with the index's `#sha256=` itself where there is one.
+Two calls. `pip install --dry-run --report` says which file the index has and its sha256 (`archive_info` in
+https://pip.pypa.io/en/stable/reference/installation-report/); `pip download`, which has no report, fetches it, and
+compares it with the index's `#sha256=` itself where there is one. The report's hash is the index's word, except where
+pip downloaded the wheel to write it (before pip 23.3, and from an index that sends no metadata of its own, PEP 658) and
+the index stated none: it is computed then. The links that pip prints tell, but not those of an index that speaks JSON.
 """
 
 from __future__ import annotations
@@ -27,17 +29,20 @@ from hf_mps.core.errors import RunError, UserError, brief
 PLATFORMS = ("macosx_14_0_arm64", "macosx_26_0_arm64")
 PYTHON = "312"
 
-_UNREACHABLE = re.compile(
-    r"after connection broken by '?(?:\w+\()?(.*)|Could not fetch URL \S+: (.*?)(?: - skipping)?$|ReadTimeoutError(.*)",
-    re.MULTILINE,
-)
+# A page that is not there (404) is an answer.
+_UNREACHABLE = re.compile(r"^Could not fetch URL \S+: (?!404)(.*) - skipping$", re.MULTILINE)
+_ERRNO = re.compile(r"\[Errno -?\d+\] ([^'\")]+)")
+
+# What pip says of a wheel that it takes whole, and not for a file beside it, as torch-….whl.metadata.
+_BROUGHT = re.compile(r"^\s*(Downloading|Using cached|Processing) \S+\.whl(\s|$)", re.MULTILINE)
 
 
 class Offer(NamedTuple):
-    """What the index has: the wheel's file name, and the sha256 that it states or None."""
+    """What the index has: the wheel's file name, its sha256 by pip's report, and whether the index stated that."""
 
     wheel: str
-    sha256: str | None
+    sha256: str
+    stated: bool
 
 
 def offer(release: str, work: Path) -> Offer:
@@ -46,13 +51,17 @@ def offer(release: str, work: Path) -> Offer:
     Raises UserError for a release that it does not have and without pip, RunError where it cannot be reached.
     """
     report = work / "report.json"
-    _pip("install", release, work, "--dry-run", "--ignore-installed", "--target", work / "target", "--report", report)
+    target = work / "target"  # which --platform asks for; nothing is installed
+    flags = ("-vv", "--dry-run", "--ignore-installed")
+    said = _pip("install", release, work, *flags, "--target", target, "--report", report)
     try:
         download = json.loads(report.read_text(encoding="utf-8"))["install"][0]["download_info"]
         name = unquote(urlsplit(download["url"]).path).rpartition("/")[2]
-        return Offer(name, download["archive_info"].get("hashes", {}).get("sha256"))
+        digest = download["archive_info"].get("hashes", {}).get("sha256", "")
     except (OSError, ValueError, KeyError, IndexError) as error:
         raise RunError(f"pip's report on torch {release} cannot be read ({type(error).__name__}: {error})") from error
+    stated = bool(digest) and (f"{name}#sha256={digest}" in said or not _BROUGHT.search(said))
+    return Offer(name, digest, stated)
 
 
 def download(release: str, work: Path) -> Path:
@@ -64,7 +73,8 @@ def download(release: str, work: Path) -> Path:
     return wheels[0]
 
 
-def _pip(verb: str, release: str, work: Path, *more: str | Path) -> None:
+def _pip(verb: str, release: str, work: Path, *more: str | Path) -> str:
+    """Call pip and return its words; see `offer` for what is raised."""
     if find_spec("pip") is None:
         raise UserError(
             f"{sys.executable} has no pip (environments of uv have none); next: uv pip install pip, or "
@@ -81,6 +91,7 @@ def _pip(verb: str, release: str, work: Path, *more: str | Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=False)
     if ended.returncode:
         raise _refusal(release, ended.stdout + ended.stderr)
+    return ended.stdout
 
 
 def _refusal(release: str, said: str) -> UserError | RunError:
@@ -88,12 +99,18 @@ def _refusal(release: str, said: str) -> UserError | RunError:
     errors = [line.removeprefix("ERROR:").strip() for line in said.splitlines() if line.startswith("ERROR:")]
     if "no such option" in said:
         return UserError("this pip is older than 22.2 and knows no --report; next: python -m pip install --upgrade pip")
+    differs = re.search(r"Expected sha256 (\w+)\s+Got\s+(\w+)", said)
+    if differs:
+        return RunError(
+            f"the wheel of torch {release} has sha256 {differs[2][:12]}…, and the index states {differs[1][:12]}…; "
+            "nothing was kept; next: again"
+        )
     unreachable = _UNREACHABLE.search(said)
     if unreachable:
-        reason = re.sub(r"<pip\S* object at \w+>: ", "", next(filter(None, unreachable.groups()), ""))
-        reason = re.sub(r"^'|\W*: /\S*$", "", reason)
+        number = _ERRNO.search(unreachable[1])
+        reason = number[1] if number else brief(unreachable[1])
         return RunError(
-            f"pip does not reach the package index for torch {release} ({brief(reason)}); "
+            f"pip does not reach the package index for torch {release} ({reason}); "
             "next: again, or hf-mps kernels fetch --wheel PATH"
         )
     capped = re.search(r"The user requested \(constraint\) (torch\S+)", said)

@@ -16,8 +16,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from hf_mps.core.errors import UserError
-from hf_mps.kernels import store
+from hf_mps.kernels import modules, store
 from hf_mps.kernels.metallib import Library
 from hf_mps.kernels.runtime import Kernel, NoRule
 from hf_mps.kernels.signature import Attribute, Binding, Member, Signature, read
@@ -34,7 +33,7 @@ class Release:
     """
 
     def __init__(self, version: str, *, checked: bool = False) -> None:
-        need_llvm()
+        modules.require()
         self.version, self.checked = store.canonical(version), checked
         self._kernels: dict[str, Kernel] = {}
         store.verify(self.version)
@@ -93,14 +92,6 @@ class Release:
     @cached_property
     def _folder(self) -> Path:
         return store.folder(self.version) / "code" / (_key() + ("-checked" if self.checked else ""))
-
-
-def need_llvm() -> None:
-    """Raises UserError, with the next command, where llvmlite is not installed."""
-    try:
-        import llvmlite  # noqa: F401
-    except ImportError:
-        raise UserError("PyTorch's Metal kernels need llvmlite; next: pip install 'hf_mps[kernels]'") from None
 
 
 @cache

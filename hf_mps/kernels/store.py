@@ -20,6 +20,7 @@ import secrets
 import shutil
 import stat
 from dataclasses import dataclass, fields
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ class Fetched:
     """The wheel's file name."""
     wheel_sha256: str
     index_sha256: str | None
-    """The wheel's sha256 as the package index stated it, or None: a file of the user's own, or an index without."""
+    """The wheel's sha256 as the package index stated it; None for a file of the user's own, or where pip cannot say."""
     kernels: int
     families: int
     size: int
@@ -83,6 +84,25 @@ def releases() -> list[str]:
     return sorted((name for name in names if not name.startswith(".")), key=Version)
 
 
+def installed() -> str | None:
+    """The release of the torch that is installed here, which is not imported, or None."""
+    try:
+        return canonical(metadata.version("torch"))
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def chosen(release: str | None) -> str:
+    """The fetched release that a verb looks into: the one asked for, else the installed torch's, else the newest.
+
+    Raises UserError, with the next command, where that is not fetched, or none is.
+    """
+    here, own = releases(), installed()
+    if release is None and here and own not in here:
+        return here[-1]
+    return folder(release or own or EXAMPLE).name
+
+
 def folder(release: str) -> Path:
     """The folder of a fetched release. Raises UserError, with the next command, where it was not fetched."""
     name = canonical(release)
@@ -104,6 +124,20 @@ def facts(release: str) -> Fetched:
     try:
         content = json.loads(place.read_text(encoding="utf-8"))
         return Fetched(**{field.name: content[field.name] for field in fields(Fetched)})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _broken(release, f"{place} cannot be read ({type(error).__name__})") from error
+
+
+def launch_classes(release: str) -> dict[str, Any]:
+    """What each operator launches on a fetched release: {"format": int, "operators": {name: class}}.
+
+    hf_mps.kernels.launch_classes says what the classes mean; a "problem" says why there are none. Raises UserError,
+    with the next command, where the release was not fetched, or was by an hf_mps that did not read them.
+    """
+    place = folder(release) / CLASSES
+    try:
+        content = json.loads(place.read_text(encoding="utf-8"))
+        return {**content, "format": int(content["format"]), "operators": dict(content["operators"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _broken(release, f"{place} cannot be read ({type(error).__name__})") from error
 
@@ -140,8 +174,16 @@ def verify(release: str) -> None:
         write_json(file.parent / VERIFIED, {**identity, "sha256": found})
 
 
+def present(release: str) -> str:
+    """The name of a release that is to be removed. Raises UserError where it was not fetched."""
+    name = canonical(release)
+    if name not in releases():
+        raise UserError(f"torch {name} is not fetched; allowed: {', '.join(releases()) or 'nothing, as none is here'}")
+    return name
+
+
 def remove(release: str) -> int:
-    """Remove a fetched release and return the bytes that it took. Raises UserError where it was not fetched."""
+    """Remove a fetched release and return the bytes that it took. Raises UserError where it cannot be."""
     place = folder(release)
     size = sum(each.stat().st_size for each in place.rglob("*") if each.is_file())
     leaving = place.with_name(f".gone-{place.name}-{secrets.token_hex(4)}")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from hf_mps.cli.main import main
@@ -30,3 +34,24 @@ def release() -> str:
 def library(release: str) -> Library:
     """The kernels of that release."""
     return store.open_library(release)
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of fetched releases, the test's own; it is not made yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "hf_mps" / "kernels"
+
+
+@pytest.fixture
+def pip_index(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Let pip ask one index alone, whatever the machine's configuration says."""
+
+    def ask(url: str) -> None:
+        monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+        for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_CONSTRAINT", "PIP_NO_INDEX"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("PIP_INDEX_URL", url)
+        monkeypatch.setenv("PIP_RETRIES", "0")
+
+    return ask
