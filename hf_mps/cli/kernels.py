@@ -12,10 +12,28 @@ from hf_mps.core.errors import UserError
 
 kernels = typer.Typer(no_args_is_help=True, help="PyTorch's own Metal kernels, for the simulated device.")
 
+
+def _releases(incomplete: str) -> list[str]:
+    """Fetched releases that begin so, for the shell's completion."""
+    from hf_mps.kernels import store
+
+    return [each for each in store.releases() if each.startswith(incomplete)]
+
+
+def _names(incomplete: str) -> list[str]:
+    """Kernels of the default release that begin so, for the shell's completion."""
+    from hf_mps.kernels import store
+
+    return [each for each in store.open_library(store.chosen(None)) if each.startswith(incomplete)]
+
+
 Torch = Annotated[
     str | None,
     typer.Option(
-        "--torch", metavar="RELEASE", help="A fetched release; default: the installed torch's, else the newest."
+        "--torch",
+        metavar="RELEASE",
+        help="A fetched release; default: the installed torch's, or else the newest.",
+        autocompletion=_releases,
     ),
 ]
 
@@ -90,7 +108,12 @@ def list_kernels(
 @kernels.command("show")
 @deferred
 def show_kernel(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A kernel's name (hf-mps kernels list --family FAMILY).")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="A kernel's name (hf-mps kernels list --family FAMILY).", autocompletion=_names
+        ),
+    ],
     torch: Torch = None,
     ir: Annotated[bool, typer.Option("--ir", help="Print the kernel's LLVM module instead.")] = False,
     json: Json = False,
@@ -118,7 +141,8 @@ def show_kernel(
 @deferred
 def remove_kernels(
     releases: Annotated[
-        list[str] | None, typer.Argument(metavar="[RELEASE]...", help="Fetched releases, as 2.13.0.")
+        list[str] | None,
+        typer.Argument(metavar="[RELEASE]...", help="Fetched releases, as 2.13.0.", autocompletion=_releases),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every fetched release.")] = False,
     debug: Debug = False,

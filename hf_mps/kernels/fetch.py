@@ -16,6 +16,7 @@ from typing import Any
 
 import filelock
 
+from hf_mps.core import status
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.files import write_json
 from hf_mps.core.text import duration, memory
@@ -38,9 +39,11 @@ def fetch(release: str, say: Say) -> store.Fetched:
             return here
         with _work(name) as work:
             start = time.monotonic()
-            offered = pip.offer(name, work)
+            with status.shown(f"torch {name}: asking the package index"):
+                offered = pip.offer(name, work)
             say(f"torch {name}: downloading {offered.wheel} with pip")
-            file = pip.download(name, work)
+            with status.shown(f"torch {name}: downloading"):
+                file = pip.download(name, work)
             digest = store.sha256(file)
             _compare(file, digest, offered)
             size, seconds = memory(file.stat().st_size), duration(time.monotonic() - start)
@@ -78,7 +81,8 @@ def _keep(file: Path, digest: str, stated: str | None, work: Path, say: Say) -> 
     wheel.extract_library(file, dylib)
     size = _cut_out(dylib, fresh / store.LIBRARY, name)
     say(f"torch {name}: {memory(size)} of kernels; reading what each operator launches on a Mac")
-    write_json(fresh / store.CLASSES, _launch_classes(file, dylib, say))
+    with status.shown(f"torch {name}: reading"):
+        write_json(fresh / store.CLASSES, _launch_classes(file, dylib, say))
     kernels = list(Library.open(fresh / store.LIBRARY))
     known = store.Fetched(
         release=name,

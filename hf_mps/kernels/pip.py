@@ -86,8 +86,8 @@ def _pip(verb: str, release: str, work: Path, *more: str | Path) -> str:
     # A cache of its own, which goes with `work`: no second copy of the wheel stays, and an index that sends no metadata
     # (PEP 658), for which the first call downloads the wheel, is not asked for it again by the second.
     command += ["--cache-dir", work / "cache", f"torch=={release}"]
-    # A pip.conf with user = true would contradict --target.
-    environment = {**os.environ, "PIP_USER": "0", "LC_ALL": "C.UTF-8"}
+    # What pip unpacks goes with `work` too, though it be killed. A pip.conf with user = true would contradict --target.
+    environment = {**os.environ, "PIP_USER": "0", "LC_ALL": "C.UTF-8", "TMPDIR": str(work)}
     ended = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=False)
     if ended.returncode:
         raise _refusal(release, ended.stdout + ended.stderr)

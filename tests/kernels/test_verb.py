@@ -196,3 +196,23 @@ def test_a_real_kernel_is_shown(release: str, capsys: Printed) -> None:
         "threads_per_threadgroup",
     ]
     assert shown["intrinsics"] == ["air.pow.f32", "air.sqrt.f32"]
+
+
+@pytest.mark.parametrize(
+    ("line", "place", "offered"),
+    [
+        ("hf-mps kernels show double_d", 3, {"double_dense_float_float", "double_dense_half_half"}),
+        ("hf-mps kernels remove 2", 3, {"2.99.0"}),
+    ],
+)
+def test_the_shell_completes_releases_and_kernels(
+    line: str, place: int, offered: set[str], small: str, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("_HF_MPS_COMPLETE", "complete_bash")
+        patch.setenv("COMP_WORDS", line)
+        patch.setenv("COMP_CWORD", str(place))
+        with pytest.raises(SystemExit) as ended:
+            main([])
+    assert ended.value.code == 0
+    assert set(capsys.readouterr().out.split()) == offered
