@@ -41,3 +41,11 @@ def enable(release: str, device: Any, *, checked: bool = False) -> None:
 def running() -> Dispatch | None:
     """The rules that are in front of the simulated device's kernels, with their ledger of what ran; or None."""
     return _dispatch
+
+
+def disable() -> None:
+    """Have the simulated device compute as without kernels again; nothing where none are enabled."""
+    global _dispatch
+    if _dispatch is not None:
+        _dispatch.remove()
+        _dispatch = None

@@ -96,6 +96,10 @@ class Dispatch:
                             overload._name.removeprefix("aten::"), "MPS", self._kernel(each, overload, form)
                         )
 
+    def remove(self) -> None:
+        """Give every operator its kernel of before back."""
+        self._library.reset()
+
     def _kernel(self, rule: Rule, overload: OpOverload, form: Form) -> Function:
         import torch
 

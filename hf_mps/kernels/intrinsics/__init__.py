@@ -9,6 +9,7 @@ from typing import Literal
 
 from hf_mps.kernels.intrinsics import (
     atomics,
+    bfloat,
     conversions,
     exponentials,
     integers,
@@ -17,14 +18,15 @@ from hf_mps.kernels.intrinsics import (
     simd,
     trigonometry,
 )
+from hf_mps.kernels.intrinsics.bfloat import explicit
+from hf_mps.kernels.intrinsics.compiler_runtime import RUNTIME
 from hf_mps.kernels.intrinsics.definition import Definition
 
-__all__ = ["RUNTIME", "Definition", "define", "kind", "lanes"]
+__all__ = ["RUNTIME", "Definition", "define", "explicit", "kind", "lanes"]
 
 Kind = Literal["lane", "barrier", "simdgroup_barrier", "simd"]
 _BARRIERS: dict[str, Kind] = {"air.wg.barrier": "barrier", "air.simdgroup.barrier": "simdgroup_barrier"}
-_LANE = (conversions, rounding, exponentials, trigonometry, integers, atomics, matrices)
-RUNTIME: tuple[Definition, ...] = ()
+_LANE = (conversions, bfloat, rounding, exponentials, trigonometry, integers, atomics, matrices)
 
 
 @cache

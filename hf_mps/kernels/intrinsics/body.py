@@ -170,12 +170,14 @@ class Body:
         """The bits of a floating-point value as an integer."""
         return x.cast("bitcast", f"i{bits_of(scalar_of(x.kind))}")
 
-    def finish(self, result: Value | None = None, attributes: str = "alwaysinline nounwind") -> Definition:
+    def finish(
+        self, result: Value | None = None, attributes: str = "alwaysinline nounwind", linkage: str = "internal"
+    ) -> Definition:
         """The definition, which returns `result`."""
         parameters = ", ".join(f"{kind} %a{i}" for i, kind in enumerate(self.parameters))
         last = f"ret {result.kind} {result.name}" if result else "ret void"
         lines = "".join(f"  {line}\n" for line in [*self.lines, last])
-        text = f"define internal {self.returns} @{self.name}({parameters}) {attributes} {{\n{lines}}}\n"
+        text = f"define {linkage} {self.returns} @{self.name}({parameters}) {attributes} {{\n{lines}}}\n"
         return Definition(text, frozenset(self.declares), frozenset(self.needs))
 
     def _call(self, kind: str, name: str, arguments: Sequence[Value]) -> Value:

@@ -1,4 +1,4 @@
-"""Coefficients of the polynomials, lowest power first: Chebyshev fits computed at 60 digits (mpmath.chebyfit)."""
+"""The polynomials' coefficients, lowest power first (Chebyshev fits at 60 digits, mpmath.chebyfit), and 2/pi."""
 
 
 def _read(text: str) -> tuple[float, ...]:
@@ -9,6 +9,10 @@ def _read(text: str) -> tuple[float, ...]:
 EXP2_MINUS_1 = _read("""
     0x1.62e42fef9cc69p-1 0x1.ebfbdff82a734p-3 0x1.c6b08da70cce3p-5 0x1.3b2ab70ad2565p-7
     0x1.5d877598350dep-10 0x1.4308c7183d6a2p-13 0x1.00c0e4e15189cp-16 0x1.63b2d7971923fp-20
+""")
+# (e^r - 1 - r) / r^2 for |r| <= ln 2 / 2, as floats: the error in e^r is 2^-32
+EXP_QUADRATIC = _read("""
+    0x1.0p-1 0x1.555556p-3 0x1.5554e8p-5 0x1.1110e0p-7 0x1.6d43acp-10 0x1.a1256ap-13
 """)
 # 2 atanh(s) / (s ln 2) in s^2, for |s| <= (sqrt 2 - 1) / (sqrt 2 + 1), relative error 2^-56
 LOG2 = _read("""
@@ -39,3 +43,5 @@ ASIN = _read("""
     0x1.ffffffffffe37p-1 0x1.55555556ba261p-3 0x1.333331c54a5c9p-4 0x1.6db76c4073936p-5 0x1.f1aa2e3259ba2p-6
     0x1.703109f1e31b1p-6 0x1.0de3abdd2358ep-6 0x1.315f91ce454b4p-6 -0x1.76633841944a1p-9 0x1.05af6a78bec66p-5
 """)
+# the bits of 2/pi in words of 64, two zero bits before them
+TWO_OVER_PI = (0x28BE60DB9391054A, 0x7F09D5F47D4D3770, 0x36D8A5664F10E410, 0x7F9458EAF7AEF158)

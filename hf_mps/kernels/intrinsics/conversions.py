@@ -9,17 +9,15 @@ PyTorch on the CPU.
 
 import re
 
+from hf_mps.kernels.intrinsics.bfloat import rounded, widened
 from hf_mps.kernels.intrinsics.body import Body, Value
 from hf_mps.kernels.intrinsics.definition import TYPE, Definition, llvm_type, scalar_of
 
 _NAME = re.compile(rf"air\.convert\.([fsu])\.({TYPE})\.([fsu])\.({TYPE})")
-_BFLOAT = re.compile(r"hf\.bfloat\.(v\d+)?f32")
 
 
 def define(name: str) -> Definition | None:
-    """The conversion named `air.convert.TO.FROM`, or the rounding `hf.bfloat.f32`."""
-    if found := _BFLOAT.fullmatch(name):
-        return _round_to_bfloat(name, llvm_type(f"{found[1] or ''}f32"))
+    """The conversion named `air.convert.TO.FROM`."""
     found = _NAME.fullmatch(name)
     if not found:
         return None
@@ -44,20 +42,25 @@ def convert(x: Value, kind: str, sign_to: str, sign_from: str) -> Value:
     return x.body.llvm("fptosi.sat" if sign_to == "s" else "fptoui.sat", x, returns=kind)
 
 
-def widened(x: Value) -> Value:
-    """A half or bfloat as float, exactly."""
-    if scalar_of(x.kind) != "bfloat":
-        return x.cast("fpext", "float")
-    return (x.cast("bitcast", "i16").cast("zext", "i32") << 16).cast("bitcast", "float")
-
-
 def narrowed(x: Value, scalar: str) -> Value:
     """A float rounded to `scalar`, to nearest, ties to even."""
-    if scalar != "bfloat":
-        return x.cast("fptrunc", scalar)
-    lanes = re.match(r"<(\d+)", x.kind)
-    shape = f"v{lanes[1]}" if lanes else ""
-    return x.body.helper(f"hf.bfloat.{shape}f32", llvm_type(f"{shape}bf16"), x)
+    return rounded(x) if scalar == "bfloat" else x.cast("fptrunc", scalar)
+
+
+def from_double(x: Value, scalar: str) -> Value:
+    """A double rounded once to float or half.
+
+    On the way to half the float in between is rounded to odd (its last bit says that something was cut off), which
+    makes the second rounding come out as a single one would; LLVM's own fptrunc from double to half calls a function.
+    """
+    single = x.cast("fptrunc", "float")
+    if scalar == "float":
+        return single
+    body, back = x.body, single.cast("fpext", "double")
+    over = body.llvm("fabs", back).compare("ogt", body.llvm("fabs", x))
+    bits = body.bits(single)
+    odd = over.select(bits - 1, bits) | 1
+    return back.compare("une", x).select(odd, bits).cast("bitcast", "float").cast("fptrunc", scalar)
 
 
 def _integer(x: Value, to: str, sign_from: str) -> Value:
@@ -65,17 +68,3 @@ def _integer(x: Value, to: str, sign_from: str) -> Value:
     if to == "i1":
         return x.compare("ne", 0)
     return x.cast("trunc" if there < here else "sext" if sign_from == "s" else "zext", to)
-
-
-def _round_to_bfloat(name: str, kind: str) -> Definition:
-    """Rounding by integer arithmetic.
-
-    LLVM's fptrunc calls a function for each element where the host has no AVX512-BF16, and its instruction turns
-    subnormals into zero.
-    """
-    body = Body(name, kind.replace("float", "bfloat"), kind)
-    bits = body.bits(body.arguments[0])
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    is_nan = (bits & 0x7FFFFFFF).compare("ugt", 0x7F800000)
-    quiet = (bits >> 16) | 0x40
-    return body.finish(is_nan.select(quiet, rounded).cast("trunc", "i16").cast("bitcast", "bfloat"))

@@ -9,8 +9,8 @@ fused, in float.
 
 import re
 
+from hf_mps.kernels.intrinsics.bfloat import widened
 from hf_mps.kernels.intrinsics.body import Body, Value
-from hf_mps.kernels.intrinsics.conversions import widened
 from hf_mps.kernels.intrinsics.definition import Definition, llvm_type, scalar_of
 from hf_mps.kernels.intrinsics.simd import Lanes, alignment
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 
 from hf_mps.kernels.intrinsics.body import Body, Value
+from hf_mps.kernels.intrinsics.conversions import from_double
 from hf_mps.kernels.intrinsics.definition import TYPE, Definition, bits_of, llvm_type, scalar_of
 
 _NAME = re.compile(rf"air\.(?:fast_)?(\w+)\.({TYPE})")
@@ -67,7 +68,15 @@ def _fract(x: Value) -> Value:
 
 def _rsqrt(x: Value) -> Value:
     wide = x.cast("fpext", "double")
-    return (1.0 / x.body.llvm("sqrt", wide)).cast("fptrunc", "float").cast("fptrunc", scalar_of(x.kind))
+    return from_double(1.0 / x.body.llvm("sqrt", wide), scalar_of(x.kind))
+
+
+def _fma(a: Value, b: Value, c: Value) -> Value:
+    """a * b + c, rounded once; of halves it is formed in double."""
+    scalar = scalar_of(a.kind)
+    if scalar == "float":
+        return a.body.fma(a, b, c)
+    return from_double(a.body.fma(*(v.cast("fpext", "double") for v in (a, b, c))), scalar)
 
 
 def _dot(a: Value, b: Value) -> Value:
@@ -87,7 +96,7 @@ def _ldexp(x: Value, exponent: Value) -> Value:
     body = x.body
     bounded = body.llvm("smin", body.llvm("smax", exponent, body.value(-400, "i32")), body.value(400, "i32"))
     power = ((bounded + 1023).cast("zext", "i64") << 52).cast("bitcast", "double")
-    return (x.cast("fpext", "double") * power).cast("fptrunc", "float").cast("fptrunc", scalar_of(x.kind))
+    return from_double(x.cast("fpext", "double") * power, scalar_of(x.kind))
 
 
 def _fmod(x: Value, y: Value) -> Value:
@@ -106,7 +115,7 @@ def _fmod(x: Value, y: Value) -> Value:
     rest = rest.compare("oge", wide_y).select(rest - wide_y, rest)
     whole = wide_y.compare("oeq", math.inf) & size.compare("olt", math.inf)
     kept = whole.select(size, rest)
-    return copysign(kept, wide_x).cast("fptrunc", "float").cast("fptrunc", scalar)
+    return from_double(copysign(kept, wide_x), scalar)
 
 
 def _nextafter(x: Value, toward: Value) -> Value:
@@ -128,7 +137,7 @@ _OPERATIONS: dict[str, tuple[Callable[..., Value], str | tuple[str, ...]]] = {
     "fmin": (minimum, "xx"),
     "fmax": (maximum, "xx"),
     "clamp": (lambda x, low, high: minimum(maximum(x, low), high), "xxx"),
-    "fma": (lambda a, b, c: a.body.fma(a, b, c), "xxx"),
+    "fma": (_fma, "xxx"),
     "copysign": (copysign, "xx"),
     "fract": (_fract, "x"),
     "rsqrt": (_rsqrt, "x"),

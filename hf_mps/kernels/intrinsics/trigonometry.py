@@ -1,7 +1,7 @@
 """Sine, cosine, tangent and their inverses: straight-line double arithmetic, rounded once to float.
 
 As in exponentials: within 0.51 units in the last place, no call, no branch, no table. Angles are reduced by multiples
-of pi/2 in two parts with fused steps.
+of pi/2: with fused steps in two parts up to 2^28, beyond by the bits of 2/pi that matter (Payne and Hanek, 1983).
 """
 
 import math
@@ -9,7 +9,8 @@ import re
 from collections.abc import Callable
 
 from hf_mps.kernels.intrinsics.body import Body, Value
-from hf_mps.kernels.intrinsics.coefficients import ASIN, ATAN, COS, SIN, SINPI
+from hf_mps.kernels.intrinsics.coefficients import ASIN, ATAN, COS, SIN, SINPI, TWO_OVER_PI
+from hf_mps.kernels.intrinsics.conversions import from_double
 from hf_mps.kernels.intrinsics.definition import TYPE, Definition, llvm_type, scalar_of
 from hf_mps.kernels.intrinsics.exponentials import rounded_once
 from hf_mps.kernels.intrinsics.rounding import copysign
@@ -33,15 +34,48 @@ def define(name: str) -> Definition | None:
 def sine_and_cosine(x: Value) -> tuple[Value, Value]:
     """Both, in double, of a double that float holds."""
     body = x.body
-    shifted = body.fma(x, 2 / math.pi, _ROUNDING)
-    turns = shifted - _ROUNDING
-    r = body.fma(turns, -_HALF_PI_REST, body.fma(turns, -_HALF_PI, x))
+    r, quadrant = _reduced(x)
     z = r * r
     sin, cos = r * body.polynomial(z, SIN), body.polynomial(z, COS)
-    quadrant = body.bits(shifted)
     swapped = (quadrant & 1).compare("ne", 0)
     s, c = swapped.select(cos, sin), swapped.select(sin, cos)
     return _negated(s, quadrant & 2), _negated(c, (quadrant + 1) & 2)
+
+
+def _reduced(x: Value) -> tuple[Value, Value]:
+    """(r, n) with x = r + n pi/2 and |r| <= pi/4; of n the last two bits count."""
+    body = x.body
+    shifted = body.fma(x, 2 / math.pi, _ROUNDING)
+    turns = shifted - _ROUNDING
+    r = body.fma(turns, -_HALF_PI_REST, body.fma(turns, -_HALF_PI, x))
+    large_r, large_n = _reduced_by_bits(x)
+    is_large = body.llvm("fabs", x).compare("oge", 2.0**28)
+    # x - x is NaN for an infinite x, and 0 otherwise
+    return is_large.select(large_r + (x - x), r), is_large.select(large_n, body.bits(shifted))
+
+
+def _reduced_by_bits(x: Value) -> tuple[Value, Value]:
+    """`_reduced` for |x| = m 2^t with a whole m below 2^24 and 0 <= t <= 104.
+
+    x 2/pi is needed modulo 4: m times the 96 bits of 2/pi that begin at bit t, as a number in units of 2^-62.
+    """
+    body = x.body
+    bits = body.bits(x)
+    mantissa = ((bits >> 29) & (2**23 - 1)) | 2**23
+    t = ((bits >> 52) & 0x7FF) - (1023 + 23)
+    later = t.compare("uge", 64)
+    words = [body.value(word, t.kind) for word in TWO_OVER_PI]
+    first, second, third = (later.select(words[i + 1], words[i]) for i in range(3))
+    high, low = body.llvm("fshl", first, second, t), body.llvm("fshl", second, third, t)
+    p = mantissa * (high & 0xFFFFFFFF) + ((mantissa * (high >> 32)) << 32) + ((mantissa * (low >> 32)) >> 32)
+    n = (p + 2**61) >> 62
+    # the fraction, signed, as two halves that become doubles without an integer conversion
+    fraction = (p << 2) ^ 2**63
+    upper = ((fraction >> 32) | 0x4330000000000000).cast("bitcast", "double") - (2.0**52 + 2.0**31)
+    lower = ((fraction & 0xFFFFFFFF) | 0x4330000000000000).cast("bitcast", "double") - 2.0**52
+    r = body.fma(lower, 2.0**-32, upper) * (2.0**-32 * math.pi / 2)
+    negative = x.compare("olt", 0.0)
+    return negative.select(-r, r), negative.select(4 - n, n)
 
 
 def _negated(x: Value, second_bit: Value) -> Value:
@@ -52,7 +86,7 @@ def _negated(x: Value, second_bit: Value) -> Value:
 def _sincos(name: str, kind: str) -> Definition:
     body = Body(name, kind, kind, "ptr")
     pair = sine_and_cosine(body.arguments[0].cast("fpext", "double"))
-    sin, cos = (v.cast("fptrunc", "float").cast("fptrunc", scalar_of(kind)) for v in pair)
+    sin, cos = (from_double(v, scalar_of(kind)) for v in pair)
     body.effect(f"store {kind} {cos.name}, ptr {body.arguments[1].name}")
     return body.finish(sin)
 

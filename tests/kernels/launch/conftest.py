@@ -1,0 +1,21 @@
+"""The release's kernels in front of the simulated device's, for the tests of launch rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from hf_mps import kernels as metal_kernels
+from hf_mps.kernels.rules import Dispatch
+from hf_mps.simulator import build
+
+
+@pytest.fixture
+def kernels(release: str) -> Iterator[Dispatch]:
+    """The rules of the fetched release, which run while the test does; `kernels.ledger` counts from zero."""
+    metal_kernels.enable(release, build.running("these tests need the simulated device"))
+    dispatch = metal_kernels.running()
+    assert dispatch is not None
+    yield dispatch
+    metal_kernels.disable()
