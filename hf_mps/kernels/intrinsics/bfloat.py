@@ -48,13 +48,18 @@ def rounded(x: Value) -> Value:
     return x.body.helper(f"hf.bfloat.{shape}f32", llvm_type(f"{shape}bf16"), x)
 
 
-def _rounding(name: str, kind: str) -> Definition:
-    body = Body(name, kind.replace("float", "bfloat"), kind)
-    bits = body.bits(body.arguments[0])
-    nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+def nearest(x: Value) -> Value:
+    """`rounded` as instructions."""
+    bits = x.body.bits(x)
+    number = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     is_nan = (bits & 0x7FFFFFFF).compare("ugt", 0x7F800000)
     quiet = (bits >> 16) | 0x40
-    return body.finish(is_nan.select(quiet, nearest).cast("trunc", "i16").cast("bitcast", "bfloat"))
+    return is_nan.select(quiet, number).cast("trunc", "i16").cast("bitcast", "bfloat")
+
+
+def _rounding(name: str, kind: str) -> Definition:
+    body = Body(name, kind.replace("float", "bfloat"), kind)
+    return body.finish(nearest(body.arguments[0]))
 
 
 def _arithmetic(name: str, operation: str) -> Definition:

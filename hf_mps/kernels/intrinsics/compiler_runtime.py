@@ -4,6 +4,7 @@ The process that compiles a kernel need not hold them, so a module carries its o
 written with integers and floats alone.
 """
 
+from hf_mps.kernels.intrinsics.bfloat import nearest
 from hf_mps.kernels.intrinsics.body import Body
 from hf_mps.kernels.intrinsics.definition import Definition
 
@@ -38,8 +39,7 @@ def _float_to_half() -> Definition:
 
 def _float_to_bfloat() -> Definition:
     body = Body("__truncsfbf2", "bfloat", "float")
-    result = body.helper("hf.bfloat.f32", "bfloat", body.arguments[0])
-    return body.finish(result, "nounwind", _LINKAGE)
+    return body.finish(nearest(body.arguments[0]), "nounwind", _LINKAGE)
 
 
 RUNTIME = (_half_to_float(), _float_to_half(), _float_to_bfloat())

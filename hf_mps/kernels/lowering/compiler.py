@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import llvmlite.binding as llvm
 
+from hf_mps.kernels import intrinsics
 from hf_mps.kernels.lowering import entry, lanes
 from hf_mps.kernels.lowering.flatten import Flat, flatten, joined, target
 from hf_mps.kernels.signature import Signature
@@ -33,7 +35,7 @@ def compile_kernel(signature: Signature, bitcode: bytes, *, checked: bool = Fals
     flat = flatten(signature.name, bitcode)
     suspends = bool(flat.crossing) or "@hf.lane()" in flat.text
     text = joined(lanes.suspended(flat), entry.coroutines(signature)) if suspends else _looped(signature, flat)
-    module = llvm.parse_assembly(text)
+    module = llvm.parse_assembly(joined(text, _runtime()))
     module.verify()
     _optimise(module)
     return Compiled(target().emit_object(module), flat.threadgroup_bytes, suspends)
@@ -43,6 +45,14 @@ def _looped(signature: Signature, flat: Flat) -> str:
     head = re.compile(r"^define dso_local void (@kernel\(.*)\{$", re.MULTILINE)
     kernel = head.sub(r"define internal void \1alwaysinline {", flat.text)
     return joined(kernel, entry.loops(signature))
+
+
+@cache
+def _runtime() -> str:
+    """Conversions of halves for a CPU without the instructions, which LLVM calls by compiler-rt's names."""
+    if llvm.get_host_cpu_features().get("f16c", False):
+        return ""
+    return "\n".join(part for each in intrinsics.RUNTIME for part in (*each.declares, each.text))
 
 
 def _optimise(module: Any) -> None:

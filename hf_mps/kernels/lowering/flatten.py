@@ -65,8 +65,8 @@ def flatten(name: str, bitcode: bytes) -> Flat:
     if unknown:
         raise RunError(f"the kernel {name} calls {', '.join(unknown)}, whose meaning hf_mps does not know")
     text, shared = _threadgroup_by_offset(text, sizes)
-    text = _for_host(text, name)
-    module = llvm.parse_assembly(joined(text, _definitions(called)))
+    text, helpers = intrinsics.explicit(_for_host(text, name))
+    module = llvm.parse_assembly(joined(text, _definitions([*called, *helpers])))
     _inline(module)
     flat = str(module)
     crossing = tuple(dict.fromkeys(each for each in _CALLED.findall(_body(flat)) if intrinsics.kind(each) != "lane"))
@@ -139,6 +139,8 @@ def joined(*texts: str) -> str:
 def _inline(module: Any) -> None:
     """Inline what is to be, and make values of memory: a lane's own variables then need no frame."""
     tuning = llvm.create_pipeline_tuning_options(speed_level=1)
+    # Later, when the loop over threads is there: a kernel's inner loop made vectors now would keep that one from it.
+    tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_interleaving = False
     builder = llvm.create_pass_builder(target(), tuning)
     builder.getModulePassManager().run(module, builder)
 
