@@ -23,6 +23,7 @@ ALIGNMENT = 16
 _SHARED = re.compile(r"^(@[^\s=]+) = (?:internal|private|weak|dso_local|(?:local_)?unnamed_addr|\s)*addrspace\(3\)")
 _CALLED = re.compile(r"@(air\.[\w.]+)\(")
 _QUOTED = re.compile(r'"[^"]*"(?:="[^"]*")?')
+_LOOP = re.compile(r", !llvm\.loop !\d+")
 _LINKAGE = re.compile(r"^define (?:(?:weak_odr|linkonce_odr|weak|linkonce|internal|private|dso_local|hidden) )*")
 _HELPERS = "declare i32 @hf.lane() nounwind willreturn memory(none)\n" + (
     "declare ptr addrspace(3) @hf.threadgroup(i64) nounwind willreturn memory(none)\n"
@@ -90,7 +91,7 @@ def _for_host(text: str, name: str) -> str:
             line = _QUOTED.sub("", line).replace(" noinline", "").replace(" optnone", "")
         elif line.startswith("define "):
             line = _for_inlining(line, name)
-        lines.append(line)
+        lines.append(_LOOP.sub("", line))
     layout = f'target datalayout = "{target().target_data}"\ntarget triple = "{target().triple}"\n'
     return layout + "\n".join(lines) + "\n"
 
@@ -141,6 +142,8 @@ def _inline(module: Any) -> None:
     tuning = llvm.create_pipeline_tuning_options(speed_level=1)
     # Later, when the loop over threads is there: a kernel's inner loop made vectors now would keep that one from it.
     tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_interleaving = False
+    # A loop with a barrier in it is one place to suspend at; unrolled, it is as many as it has turns.
+    tuning.loop_unrolling = False
     builder = llvm.create_pass_builder(target(), tuning)
     builder.getModulePassManager().run(module, builder)
 
