@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hf_mps.cli.options import Debug, Json, Task, deferred
+from hf_mps.cli.options import Debug, Json, Task, Torch, deferred
 from hf_mps.core import status
 from hf_mps.core.errors import UserError
 from hf_mps.dryrun import render
@@ -23,6 +23,7 @@ def audit(
         ),
     ],
     task: Task = None,
+    release: Torch = None,
     torch_table: Annotated[
         Path | None, typer.Option("--torch-table", help="Another PyTorch release's native_functions.yaml.")
     ] = None,
@@ -34,7 +35,8 @@ def audit(
 ) -> None:
     """Say which operators of a training step have a Metal kernel, without a Mac and without weights.
 
-    Forward, loss, backward, clipping and optimizer. Exit code 0 where all run on Metal, 1 where the CPU takes some or
+    Forward, loss, backward, clipping and optimizer; and what each call launches: a Metal kernel, or an MPSGraph that is
+    compiled for each shape. Exit code 0 where all run on Metal, 1 where the CPU takes some or
     Metal refuses some.
     """
     from hf_mps.dryrun.audit import audit as audit_target
@@ -46,9 +48,9 @@ def audit(
     if is_command(words):
         if task is not None:
             raise UserError("--task belongs to a model, and a script has its own; leave it out")
-        result = audit_script(words, torch_table)
+        result = audit_script(words, torch_table, release)
     else:
         with status.shown("tracing a training step …"):
-            result = audit_target(resolve_target(words[0], words[1:], task), torch_table)
+            result = audit_target(resolve_target(words[0], words[1:], task), torch_table, release)
 
     render.show(report(result, every=every), form)

@@ -28,6 +28,9 @@ Target = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the recipe with other values.")
 ]
+Torch = Annotated[
+    str | None, typer.Option("--torch", metavar="RELEASE", help="The PyTorch release. Default: the installed one.")
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show a failure's whole traceback.")]
 
 

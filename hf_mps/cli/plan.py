@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hf_mps.cli.options import Debug, Json, Overrides, Target, Task, deferred
+from hf_mps.cli.options import Debug, Json, Overrides, Target, Task, Torch, deferred
 from hf_mps.core import status
 from hf_mps.dryrun import render
 
@@ -22,11 +22,13 @@ def plan(
     length: Annotated[
         int | None, typer.Option("--length", min=1, help="Tokens of a row. Default: what the recipe cuts rows to.")
     ] = None,
+    release: Torch = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Say whether a training fits into a Mac's memory, from a trace of one step, and what would make it fit.
 
+    And what that step launches on a release: Metal kernels, or MPSGraphs that are compiled for each shape.
     Exit code 0 where it fits, 1 where macOS would swap or PyTorch would refuse.
     """
     from hf_mps.dryrun.memory import plan as plan_memory
@@ -35,7 +37,7 @@ def plan(
 
     machine = named(memory) if memory is not None else None
     with status.shown("tracing a training step …"):
-        result = plan_memory(resolve_target(target, overrides or [], task), machine, length=length)
+        result = plan_memory(resolve_target(target, overrides or [], task), machine, length=length, release=release)
     from hf_mps.dryrun.memory.fit import report
 
     render.show(report(result), render.form(json=json))

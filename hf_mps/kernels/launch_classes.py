@@ -7,6 +7,7 @@ one operator of aten calls another, the other's class counts. Nothing is run, an
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from hf_mps.core.errors import UserError
+from hf_mps.kernels import store
 from hf_mps.kernels.macho import Library, code_names
+from hf_mps.operators import launch_class
+from hf_mps.operators.launch_class import LaunchTable
 from hf_mps.operators.table import Table, loader, parse
 
 FORMAT = 1
@@ -65,6 +69,28 @@ def read(dylib: Path, native_functions: Path | bytes) -> dict[str, Any]:
     """
     content = native_functions if isinstance(native_functions, bytes) else native_functions.read_bytes()
     return {"format": FORMAT, "operators": Reader(Library(dylib), content).classes()}
+
+
+def of_release(release: str, *, macos: tuple[int, int] = (15, 0)) -> LaunchTable:
+    """The launch classes of a release: one that needs no fetching, or one that `hf-mps kernels fetch` has fetched.
+
+    Raises UserError, with the next command, where it is neither.
+    """
+    found = launch_class.table(release, macos=macos)
+    if found is not None:
+        return found
+    name = store.canonical(release)
+    path = store.folder(name) / store.CLASSES
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise ValueError(content["format"])
+        return LaunchTable(name, content["operators"], macos=macos)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} cannot be read ({type(error).__name__}); next: hf-mps kernels remove {name}, then "
+            f"hf-mps kernels fetch {name}"
+        ) from error
 
 
 class Reader:

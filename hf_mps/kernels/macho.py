@@ -10,11 +10,10 @@ import mmap
 import struct
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from hf_mps.core.errors import UserError
 
@@ -124,43 +123,76 @@ class Library:
         return None if value >> 63 else value & 0xFFFFFFFFF
 
 
-def _decoded(start: int, end: int, words: Any, pointer: Any) -> References:
-    """Follow the addresses that registers hold, in the order of the instructions.
+class _Registers:
+    """The addresses that registers hold, followed in the order of the instructions.
 
-    It knows no branches: a compiler makes an address in a few instructions next to each other.
+    It knows no branches: a compiler makes an address in a few instructions next to each other. What an instruction
+    writes that is not followed is forgotten.
     """
-    calls, data, stored = set(), set(), {}
-    registers: dict[int, int] = {}
+
+    def __init__(self, pointer: Callable[[int], int | None]) -> None:
+        self._pointer = pointer
+        self._held: dict[int, int] = {}
+        self.data: set[int] = set()
+        self.stored: dict[int, int] = {}
+
+    def step(self, at: int, word: int) -> None:
+        """One instruction that is no branch, at address `at`."""
+        to, base = word & 31, self._held.get(word >> 5 & 31)
+        offset = word >> 10 & 0xFFF
+        if word & 0x1F000000 == 0x10000000:  # ADR, ADRP
+            near = ((word >> 5 & 0x7FFFF) << 2 | word >> 29 & 3) ^ 0x100000
+            away = near - 0x100000
+            self._held[to] = (at & ~0xFFF) + (away << 12) if word >> 31 else at + away
+            if not word >> 31:
+                self.data.add(self._held[to])
+        elif word & 0xFF800000 == 0x91000000:  # ADD (immediate)
+            self._hold(to, None if base is None else base + (offset << (12 if word >> 22 & 1 else 0)))
+        elif word & 0xFFC00000 == 0xF9400000:  # LDR (64 bit, unsigned offset)
+            place = None if base is None else base + offset * 8
+            self._held.pop(to, None)
+            if place is not None:
+                self.data.add(place)
+                self._hold(to, self._pointer(place))
+        elif word & 0xFFC00000 == 0xF9000000:  # STR (64 bit, unsigned offset)
+            if base is not None:
+                self.data.add(base + offset * 8)
+                if to in self._held:
+                    self.stored[base + offset * 8] = self._held[to]
+        elif word & 0x0A000000 != 0x08000000:  # no load and no store: data processing, which writes Rd
+            self._held.pop(to, None)
+        elif word & 0x04400000 == 0x00400000:  # any other load of general registers: Rt, and Rt2 of a pair
+            self._held.pop(to, None)
+            if word & 0x38000000 == 0x28000000:
+                self._held.pop(word >> 10 & 31, None)
+
+    def called(self) -> None:
+        """After a call a function's own registers alone are as they were (x19 and up)."""
+        self._held = {register: value for register, value in self._held.items() if 19 <= register <= 29}
+
+    def _hold(self, register: int, value: int | None) -> None:
+        if value is None:
+            self._held.pop(register, None)
+        else:
+            self._held[register] = value
+            self.data.add(value)
+
+
+def _decoded(start: int, end: int, words: memoryview, pointer: Callable[[int], int | None]) -> References:
+    calls, registers = set(), _Registers(pointer)
     for at, word in zip(range(start, end, 4), words, strict=False):
         if word & 0x7C000000 == 0x14000000:  # B, BL
             target = at + 4 * (((word & 0x3FFFFFF) ^ 0x2000000) - 0x2000000)
             if not start <= target < end:
                 calls.add(target)
-        elif word & 0x9F000000 == 0x90000000:  # ADRP
-            pages = ((word >> 5 & 0x7FFFF) << 2 | word >> 29 & 3) ^ 0x100000
-            registers[word & 31] = (at & ~0xFFF) + ((pages - 0x100000) << 12)
-        elif word & 0x9F000000 == 0x10000000:  # ADR
-            near = ((word >> 5 & 0x7FFFF) << 2 | word >> 29 & 3) ^ 0x100000
-            registers[word & 31] = at + near - 0x100000
-            data.add(registers[word & 31])
-        elif word & 0xFF800000 == 0x91000000 and (word >> 5 & 31) in registers:  # ADD (immediate)
-            value = registers[word >> 5 & 31] + ((word >> 10 & 0xFFF) << (12 if word >> 22 & 1 else 0))
-            registers[word & 31] = value
-            data.add(value)
-        elif word & 0xFFC00000 == 0xF9400000 and (word >> 5 & 31) in registers:  # LDR (64 bit, unsigned offset)
-            place = registers[word >> 5 & 31] + (word >> 10 & 0xFFF) * 8
-            held = pointer(place)
-            registers.pop(word & 31, None)
-            data.add(place)
-            if held is not None:
-                registers[word & 31] = held
-                data.add(held)
-        elif word & 0xFFC00000 == 0xF9000000 and (word >> 5 & 31) in registers:  # STR (64 bit, unsigned offset)
-            place = registers[word >> 5 & 31] + (word >> 10 & 0xFFF) * 8
-            data.add(place)
-            if (word & 31) in registers:
-                stored[place] = registers[word & 31]
-    return References(frozenset(calls), frozenset(data), stored)
+            if word >> 31:
+                registers.called()
+        elif word & 0x1C000000 == 0x14000000:  # other branches: BLR and BR among them
+            if word & 0xFFFFFC1F == 0xD63F0000:
+                registers.called()
+        else:
+            registers.step(at, word)
+    return References(frozenset(calls), frozenset(registers.data), registers.stored)
 
 
 def code_names(library: Library) -> Iterator[tuple[int, str]]:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from hf_mps.core.errors import UserError
 from hf_mps.operators.dispatcher import MADE_OF_OTHERS, is_missing
+from hf_mps.operators.launch_class import LaunchTable
 from hf_mps.operators.table import Table, parse, table
 
 Kind = Literal["native", "composite", "fallback", "refused", "unknown"]
@@ -30,10 +31,13 @@ NO_OPERATORS = ("prim::", "profiler::")
 
 
 class OperatorSupport:
-    """What Metal makes of the operators of one PyTorch: the installed one, or that of a native_functions.yaml."""
+    """What Metal makes of the operators of one PyTorch: the installed one, or that of a native_functions.yaml.
 
-    def __init__(self, file: Path | None = None) -> None:
-        self._installed = file is None
+    With `launches` it is that release's word which of them have a kernel, and the installed one's of what each is.
+    """
+
+    def __init__(self, file: Path | None = None, launches: LaunchTable | None = None) -> None:
+        self._installed, self._launches = file is None, launches
         self._table = table() if file is None else read(file)
 
     def kind(self, name: str, refused: Iterable[str] = ()) -> Kind:
@@ -42,6 +46,15 @@ class OperatorSupport:
             return "refused"
         if not name.startswith("aten::"):
             return self._elsewhere(name)
+        if self._launches is not None and name not in MADE_OF_OTHERS:
+            ways = self._launches.ways(name)
+            if not ways or ways == ("cpu",):
+                return "fallback" if ways else "unknown"
+            here = self._installed_kind(name)
+            return here if here == "composite" else "native"
+        return self._installed_kind(name)
+
+    def _installed_kind(self, name: str) -> Kind:
         try:
             kind = self._table.kind(name)
         except KeyError:

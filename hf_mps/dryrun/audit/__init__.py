@@ -14,30 +14,48 @@ if TYPE_CHECKING:
     from hf_mps.dryrun.audit.record import Audit, OperatorRecorder
     from hf_mps.dryrun.modules import ModuleTracker
     from hf_mps.dryrun.resolve import Target
+    from hf_mps.operators.launch_class import LaunchTable
     from hf_mps.operators.support import OperatorSupport
 
 FAKE = Choice("fake", "shapes and dtypes in real size, without numbers and memory")
 OF_A_SCRIPT = Choice("real", "the script's own, from its start to the end of its first optimizer step")
 
 
-def audit(target: Target, torch_table: Path | None = None) -> Audit:
+def audit(target: Target, torch_table: Path | None = None, release: str | None = None) -> Audit:
     """Look at one training step of `target`, in real size with fake tensors; where those cannot run, a small real one.
 
-    `torch_table` is another release's native_functions.yaml. Imports torch and makes a simulated device where there is
+    `release` is the PyTorch that it is asked for, by default the installed one; `torch_table` is another one's
+    native_functions.yaml, which says nothing of launches. Imports torch and makes a simulated device where there is
     no Metal. Raises UserError for what cannot be looked at.
     """
     from hf_mps.dryrun import metal_device
 
     device = metal_device()
     from hf_mps.dryrun.step import model_errors
+
+    tables = _tables(torch_table, release)
+    with model_errors(target.resolved):
+        return _audit(target, device, *tables)
+
+
+def _tables(torch_table: Path | None, release: str | None) -> tuple[OperatorSupport, LaunchTable | Choice[None] | None]:
+    """What has a kernel, and what calls launch. Raises UserError for two releases, and for one that is not known."""
+    from hf_mps.dryrun.launches import table_of
+    from hf_mps.operators.launch_class import LaunchTable
     from hf_mps.operators.support import OperatorSupport
 
-    release = OperatorSupport(torch_table)
-    with model_errors(target.resolved):
-        return _audit(target, device, release)
+    if torch_table is not None:
+        if release is not None:
+            raise UserError("--torch and --torch-table are two ways to name a release; give one of them")
+        return OperatorSupport(torch_table), None
+    launches = table_of(release)
+    of_release = launches if release is not None and isinstance(launches, LaunchTable) else None
+    return OperatorSupport(launches=of_release), launches
 
 
-def _audit(target: Target, device: Choice[str], release: OperatorSupport) -> Audit:
+def _audit(
+    target: Target, device: Choice[str], support: OperatorSupport, launches: LaunchTable | Choice[None] | None
+) -> Audit:
     from hf_mps.dryrun import prepare
     from hf_mps.dryrun.audit.record import OperatorRecorder, audit_of
     from hf_mps.finetune.smoke.fake import needs_numbers
@@ -46,7 +64,7 @@ def _audit(target: Target, device: Choice[str], release: OperatorSupport) -> Aud
         step = prepare.step(parts, device, fake=tensors is FAKE)
         recorder = OperatorRecorder(step.tracker)
         step.run(1, watch=[recorder])
-        return audit_of(target.name, recorder, release, {"device": device, **step.facts, "tensors": tensors})
+        return audit_of(target.name, recorder, support, {"device": device, **step.facts, "tensors": tensors}, launches)
 
     with prepare.weightless(target) as parts:
         try:
@@ -65,7 +83,7 @@ def is_command(words: Sequence[str]) -> bool:
     return first.startswith(("python", "-m", "torchrun", "accelerate")) or first.endswith(".py")
 
 
-def audit_script(words: Sequence[str], torch_table: Path | None = None) -> Audit:
+def audit_script(words: Sequence[str], torch_table: Path | None = None, release: str | None = None) -> Audit:
     """Run the script of the command line `words` until its first optimizer step; what it called on the device.
 
     What came before the step (moving the model, an evaluation) counts as well. The script's own files and words stay
@@ -76,12 +94,11 @@ def audit_script(words: Sequence[str], torch_table: Path | None = None) -> Audit
     device = metal_device()  # before anything else imports torch
     from hf_mps.dryrun.audit.record import OperatorRecorder, audit_of
     from hf_mps.dryrun.modules import ModuleTracker
-    from hf_mps.operators.support import OperatorSupport
 
-    release, tracker = OperatorSupport(torch_table), ModuleTracker()
+    (support, launches), tracker = _tables(torch_table, release), ModuleTracker()
     recorder = OperatorRecorder(tracker)
     _run(words, tracker, recorder)
-    return audit_of(" ".join(words), recorder, release, {"device": device, "tensors": OF_A_SCRIPT})
+    return audit_of(" ".join(words), recorder, support, {"device": device, "tensors": OF_A_SCRIPT}, launches)
 
 
 class _Stepped(BaseException):

@@ -12,8 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hf_mps.core.choice import Choice
+from hf_mps.dryrun.launches import Launches, call_of, of_calls
 from hf_mps.dryrun.modules import ModuleTracker, family
 from hf_mps.fallback.warnings import TRACKER
+from hf_mps.operators.launch_class import Call, LaunchClass, LaunchTable
 from hf_mps.operators.support import FINDINGS, NO_OPERATORS, SEEN_AS, Kind, OperatorSupport
 
 # Where a finding is tracked, or what mends it.
@@ -33,7 +35,7 @@ class OperatorCalls:
 
 
 class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Enter it around a step; `seen` maps each operator's name to its calls.
+    """Enter it around a step; `seen` maps each operator's name to its calls, `calls` counts those that are alike.
 
     It does not see what a composite kernel calls inside, in C++; of a structured operator's forms the table knows that
     (`OperatorSupport.kernel_owner`).
@@ -42,6 +44,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, tracker: ModuleTracker, device: str = "mps") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: dict[str, OperatorCalls] = {}
+        self.calls: Counter[Call] = Counter()
         self._tracker, self._device = tracker, device
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -53,7 +56,13 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # What a call without arguments made, or moved here, counts as the device's too.
         if dtypes := [tensor.dtype for tensor in self._on_device((args, kwargs, result))]:
             self._note(name, dtypes)
+            self.calls[call_of(name, (args, kwargs), result)] += 1
         return result
+
+    def forget(self) -> None:
+        """Begin again: what was seen was of another step."""
+        self.seen.clear()
+        self.calls.clear()
 
     def _on_device(self, tree: Any) -> Iterator[torch.Tensor]:
         for leaf in tree_leaves(tree):
@@ -70,18 +79,29 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass(frozen=True)
 class Entry:
-    """One operator: `places` are (phase, module, calls), the most calls first."""
+    """One operator: `places` are (phase, module, calls), `launches` (class, calls, reason), the most calls first."""
 
     operator: str
     kind: Kind
     calls: int
     dtypes: tuple[str, ...]
     places: tuple[tuple[str, str, int], ...]
+    launches: tuple[tuple[LaunchClass, int, str], ...] = ()
 
     @property
     def link(self) -> str | None:
         """Where its absence is tracked, or what mends it; None for what runs on Metal."""
         return LINKS.get(self.kind)
+
+    @property
+    def launched(self) -> str:
+        """Its classes in words, the most calls first: `graph`, or `blit 10, metal 2`."""
+        if len(self.launches) == 1:
+            return self.launches[0][0]
+        totals: Counter[str] = Counter()
+        for kind, calls, _ in self.launches:
+            totals[kind] += calls
+        return ", ".join(f"{kind} {calls}" if len(totals) > 1 else kind for kind, calls in totals.most_common())
 
     @property
     def where(self) -> str:
@@ -93,11 +113,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class Audit:
-    """Every operator of a training step of `target`. `facts` say how it was looked at, each with its reason."""
+    """Every operator of a training step of `target`. `facts` say how it was looked at, each with its reason.
+
+    `launches` is what they launch on a release, or why that is not known; None where nobody asked.
+    """
 
     target: str
     entries: tuple[Entry, ...]
     facts: Mapping[str, Choice[Any]]
+    launches: Launches | Choice[None] | None = None
 
     def of(self, *kinds: Kind) -> list[Entry]:
         """The entries of some kinds."""
@@ -110,21 +134,30 @@ class Audit:
 
 
 def audit_of(
-    target: str, recorder: OperatorRecorder, support: OperatorSupport, facts: Mapping[str, Choice[Any]]
+    target: str,
+    recorder: OperatorRecorder,
+    support: OperatorSupport,
+    facts: Mapping[str, Choice[Any]],
+    table: LaunchTable | Choice[None] | None = None,
 ) -> Audit:
-    """The audit of what was recorded, what Metal lacks first."""
+    """The audit of what was recorded, what Metal lacks first; `table` says what the calls launch."""
+    launches = of_calls(recorder.calls, table) if isinstance(table, LaunchTable) else table
     places: dict[str, Counter[tuple[str, str]]] = {}
     dtypes: dict[str, set[torch.dtype]] = {}
+    classes: dict[str, Counter[Choice[LaunchClass]]] = {}
     for seen in recorder.seen.values():
         owner = support.kernel_owner(seen.name)
         # The out= form stands for its operator where it is the one that Metal lacks.
         name = owner if support.kind(owner) == "fallback" else seen.name
         places.setdefault(name, Counter()).update(seen.places)
         dtypes.setdefault(name, set()).update(seen.dtypes)
+        if isinstance(launches, Launches):
+            classes.setdefault(name, Counter()).update(launches.operators.get(seen.name, {}))
     entries = []
     for name, calls in places.items():
         kind = support.kind(name, [str(dtype) for dtype in dtypes[name] if dtype in LACKING])
         names = tuple(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes[name]))
-        entries.append(Entry(name, kind, calls.total(), names, tuple((*at, n) for at, n in calls.most_common())))
+        told = tuple((found.value, n, found.reason) for found, n in classes.get(name, Counter()).most_common())
+        entries.append(Entry(name, kind, calls.total(), names, tuple((*at, n) for at, n in calls.most_common()), told))
     entries.sort(key=lambda entry: (entry.kind not in FINDINGS, -entry.calls, entry.operator))
-    return Audit(target, tuple(entries), facts)
+    return Audit(target, tuple(entries), facts, launches)

@@ -8,7 +8,9 @@ from typing import Any
 
 from hf_mps.core.text import aligned, counted
 from hf_mps.dryrun.audit.record import Audit, Entry
+from hf_mps.dryrun.launches import Launches, launch_lines
 from hf_mps.dryrun.render import Annotation, Report
+from hf_mps.operators.launch_class import CLASSES
 from hf_mps.operators.support import FINDINGS, KINDS, Kind
 
 
@@ -20,10 +22,13 @@ def report(audit: Audit, *, every: bool = False) -> Report:
         audit.target,
         audit.facts,
         list(_lines(audit, counts, every)),
-        {"counts": {kind: counts[kind] for kind in KINDS}, "operators": [_values(entry) for entry in audit.entries]},
-        names=tuple(KINDS),
-        annotations=[_annotation(entry) for entry in audit.findings]
-        or [Annotation("notice", f"all {len(audit.entries)} operators run on Metal")],
+        {
+            "counts": {kind: counts[kind] for kind in KINDS},
+            "launches": audit.launches.values() if isinstance(audit.launches, Launches) else audit.launches,
+            "operators": [_values(entry) for entry in audit.entries],
+        },
+        names=(*KINDS, *CLASSES),
+        annotations=list(_annotations(audit)),
         badge=_badge(counts["refused"], counts["fallback"]),
         problem=_problem(audit),
     )
@@ -33,8 +38,10 @@ def _lines(audit: Audit, counts: Counter[Kind], every: bool) -> Iterator[str | t
     yield from ("", f"one training step: {len(audit.entries)} operators, {sum(e.calls for e in audit.entries):,} calls")
     yield from ((k, f"{counts[k]:>4}", what) for k, what in KINDS.items() if counts[k] or k in FINDINGS)
     if shown := audit.entries if every else audit.of(*FINDINGS, "unknown"):
-        rows = [(e.operator, e.kind, f"{e.calls:,}", ", ".join(e.dtypes), e.where) for e in shown]
-        yield from ("", *aligned([("operator", "kind", "calls", "dtypes", "where"), *rows], widest=1000))
+        rows = [(e.operator, e.kind, e.launched, f"{e.calls:,}", ", ".join(e.dtypes), e.where) for e in shown]
+        yield from ("", *aligned([("operator", "kind", "launches", "calls", "dtypes", "where"), *rows], widest=1000))
+    if audit.launches is not None:
+        yield from launch_lines(audit.launches)
     yield from dict.fromkeys(f"next: {entry.link}" for entry in audit.findings)
 
 
@@ -46,7 +53,16 @@ def _values(entry: Entry) -> dict[str, Any]:
         "dtypes": entry.dtypes,
         "places": [{"phase": phase, "module": module, "calls": calls} for phase, module, calls in entry.places],
         "link": entry.link,
+        "launches": [{"class": kind, "calls": calls, "reason": reason} for kind, calls, reason in entry.launches],
     }
+
+
+def _annotations(audit: Audit) -> Iterator[Annotation]:
+    if not audit.findings:
+        yield Annotation("notice", f"all {len(audit.entries)} operators run on Metal")
+    yield from map(_annotation, audit.findings)
+    if isinstance(audit.launches, Launches):
+        yield Annotation("notice", audit.launches.sentence)
 
 
 def _annotation(entry: Entry) -> Annotation:

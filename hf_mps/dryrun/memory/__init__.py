@@ -18,7 +18,7 @@ def estimate(
 ) -> Estimate:
     """The peak of one training step of `target`, with batches of `length` tokens (default: what rows are cut to).
 
-    `also` returns a further dispatch mode that looks on, such as `hf_mps.dryrun.audit.record.OperatorRecorder`.
+    `also` returns a recorder that looks on, such as `hf_mps.dryrun.audit.record.OperatorRecorder`, or None.
     Imports torch and makes a simulated device where there is no Metal. Raises UserError for what cannot be looked at,
     RunError where the step reads values, which fake tensors do not have.
     """
@@ -33,25 +33,40 @@ def estimate(
         return Tracer(parts, device, length, also)()
 
 
-def plan(target: Target, machine: Machine | None = None, *, length: int | None = None) -> MemoryPlan:
+def plan(
+    target: Target, machine: Machine | None = None, *, length: int | None = None, release: str | None = None
+) -> MemoryPlan:
     """The estimate against `machine` (default: the present one), the largest batch, and what would make it fit.
 
-    Raises as `estimate` does.
+    And what the step launches on the PyTorch `release` (default: the installed one). Raises as `estimate` does, and
+    UserError for a release that is neither known nor fetched.
     """
     from hf_mps.dryrun import metal_device
 
     device = metal_device()
-    from hf_mps.dryrun import prepare
+    from hf_mps.dryrun import launches, prepare
+    from hf_mps.dryrun.audit.record import OperatorRecorder
     from hf_mps.dryrun.memory.fit import MemoryPlan, ranked
     from hf_mps.dryrun.memory.machine import present
     from hf_mps.dryrun.memory.trace import Tracer, largest
     from hf_mps.dryrun.step import model_errors
+    from hf_mps.operators.launch_class import LaunchTable
 
     machine = machine or present()
+    table = launches.table_of(release)
+    recorders: list[OperatorRecorder] = []
+
+    def of_the_first(step: TrainingStep) -> OperatorRecorder | None:
+        if recorders:
+            return None
+        recorders.append(OperatorRecorder(step.tracker))
+        return recorders[0]
+
     with model_errors(target.resolved), prepare.weightless(target) as parts:
-        tracer = Tracer(parts, device, length)
+        tracer = Tracer(parts, device, length, of_the_first)
         estimate = tracer()
         most = largest(lambda rows: tracer(rows).bytes, machine.comfortable, estimate.rows)
     fits = machine.verdict(estimate.bytes) == "fits"
     options = () if fits else tuple(ranked(target, machine, device, length))
-    return MemoryPlan(target.name, machine, estimate, most, options, {"device": device, **estimate.facts})
+    found = launches.of_calls(recorders[0].calls, table) if isinstance(table, LaunchTable) else table
+    return MemoryPlan(target.name, machine, estimate, most, options, {"device": device, **estimate.facts}, found)

@@ -12,11 +12,13 @@ from hf_mps.core.files import plain
 from hf_mps.core.text import GIB, MIB
 from hf_mps.device.memory import DRIVER
 from hf_mps.dryrun import prepare
+from hf_mps.dryrun.launches import Launches, launch_lines
 from hf_mps.dryrun.memory.machine import Machine
 from hf_mps.dryrun.memory.trace import PARTS, Estimate, Tracer, largest
 from hf_mps.dryrun.render import Report
 from hf_mps.finetune.recipe import training_section
 from hf_mps.finetune.recipe.overrides import of_values
+from hf_mps.operators.launch_class import CLASSES
 
 if TYPE_CHECKING:
     from hf_mps.dryrun.resolve import Target
@@ -50,7 +52,10 @@ class Option:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Whether the step of `estimate` fits `machine`; `largest` is the most rows that do, `options` make it fit."""
+    """Whether the step of `estimate` fits `machine`; `largest` is the most rows that do, `options` make it fit.
+
+    `launches` is what one such step launches, or why that is not known.
+    """
 
     target: str
     machine: Machine
@@ -58,6 +63,7 @@ class MemoryPlan:
     largest: int
     options: tuple[Option, ...] = ()
     facts: Mapping[str, Choice[Any]] = field(default_factory=dict)
+    launches: Launches | Choice[None] | None = None
 
     @property
     def verdict(self) -> str:
@@ -139,12 +145,13 @@ def report(plan: MemoryPlan) -> Report:
                 }
                 for option in plan.options
             ],
+            "launches": plan.launches.values() if isinstance(plan.launches, Launches) else plan.launches,
         },
         table_facts={
             "batch": Choice(_shape(estimate, estimate.rows), step),
             "machine": Choice(machine.name, f"{limits}; above {gib(machine.comfortable)} macOS begins to swap"),
         },
-        names=tuple(PARTS),
+        names=(*PARTS, *CLASSES),
         problem="" if plan.verdict == "fits" else f"{gib(estimate.bytes)} {plan.verdict} on {machine.name}",
     )
 
@@ -163,6 +170,8 @@ def _lines(plan: MemoryPlan) -> Iterator[str | tuple[str, ...]]:
     for number, option in enumerate(plan.options, 1):
         yield f"  {number}. {' '.join(option.overrides)}"
         yield f"     peak {gib(option.estimate.bytes)}; {option.reason}; up to {option.largest} rows"
+    if plan.launches is not None:
+        yield from launch_lines(plan.launches)
 
 
 def gib(size: int) -> str:

@@ -143,14 +143,19 @@ def _alone(tensor: torch.Tensor) -> bool:
 
 
 def peak(step: TrainingStep, *others: Any) -> Peak:
-    """Run a step twice and return its highest moment; the dispatch modes `others` look on as well."""
+    """Run a step twice and return its highest moment; the recorders `others` look on, and keep the second one's."""
     memory = Memory(step.tracker, vocabulary=_vocabulary(step.model))
     memory.hold([*step.model.parameters(), *step.model.buffers()])
     with ExitStack() as hooks:
         for parameter in step.model.parameters():
             if parameter.requires_grad:
                 hooks.callback(parameter.register_post_accumulate_grad_hook(memory.gradient).remove)
-        step.run(STEPS, watch=[memory, *others])
+
+        def begin_again(number: int) -> None:
+            for other in others if number < STEPS else ():
+                other.forget()
+
+        step.run(STEPS, watch=[memory, *others], after_step=begin_again)
     highest = memory.peak
     phase, module = highest.where
     return Peak(highest.bytes, {part: size for part, size in highest.parts.items() if size}, (phase, family(module)))
@@ -183,7 +188,7 @@ class Estimate:
 class Tracer:
     """Traces the steps of one target in batches of any size, and makes once what they share.
 
-    `also` returns a further dispatch mode that looks on at each step.
+    `also` returns a recorder that looks on at a step, as hf_mps.dryrun.audit.record.OperatorRecorder does, or None.
     """
 
     def __init__(
@@ -212,7 +217,8 @@ class Tracer:
         changes = {"gradient_accumulation_steps": min(self.accumulation, 2)}
         step = prepare.step(self._parts, self._device, fake=True, changes=changes, rows=rows, wide=self.wide)
         try:
-            highest = peak(step, *([self._also(step)] if self._also is not None else []))
+            other = self._also(step) if self._also is not None else None
+            highest = peak(step, *([] if other is None else [other]))
         except Exception as error:
             if not needs_numbers(error):
                 raise

@@ -1,0 +1,152 @@
+"""What an operator's call launches on a Mac: a Metal kernel, an MPSGraph, Apple's own kernel, a copy, or nothing.
+
+`launch_classes.json` holds what scripts/tools/launch_classes.py read from the code of three releases' macOS wheels
+(`hf_mps.kernels.launch_classes`); it needs no fetched release. Where the host has several ways, `launch_rules` decides
+by dtype, shape and layout.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from packaging.version import InvalidVersion, Version
+
+from hf_mps.core.choice import Choice
+from hf_mps.operators.dispatcher import MADE_OF_OTHERS
+
+LaunchClass = Literal["metal", "graph", "framework", "blit", "mixed", "cpu", "view", "unknown"]
+CLASSES: dict[LaunchClass, str] = {
+    "metal": "PyTorch's own Metal kernel",
+    "graph": "an MPSGraph, compiled once for each shape",
+    "framework": "a kernel of Apple's Metal Performance Shaders",
+    "blit": "a copy, which no kernel makes",
+    "mixed": "the host decides between several of these",
+    "cpu": "no Metal kernel: the CPU runs it",
+    "view": "nothing: a view, or memory alone",
+    "unknown": "another library's operator, or none of that release",
+}
+LAUNCHED: tuple[LaunchClass, ...] = ("metal", "graph", "framework", "blit", "mixed")
+"""The classes that reach the GPU."""
+FACTS = Path(__file__).with_name("launch_classes.json")
+ABSENT = "-"
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor of a call: `dtype` as in "float32", `device` as in "mps"; `dense` is whether it is contiguous."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    dense: bool = True
+    device: str = "mps"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operator ("aten::add.Tensor"); `integers` are its arguments that are whole numbers, in order."""
+
+    operator: str
+    inputs: tuple[Operand, ...] = ()
+    results: tuple[Operand, ...] = ()
+    integers: tuple[int, ...] = ()
+
+    @property
+    def base(self) -> str:
+        """The operator's name without namespace and overload, and without an in-place form's underscore."""
+        name = self.operator.partition("::")[2].partition(".")[0]
+        return name.rstrip("_") or name
+
+    @property
+    def graph(self) -> tuple[object, ...]:
+        """What one compiled graph serves: the operator with its inputs' dtypes and shapes."""
+        return (self.operator, *((each.dtype, each.shape) for each in self.inputs))
+
+    @property
+    def launches(self) -> int:
+        """How many launches it makes at least: one, or of a `_foreach_` operator one for each tensor of its first list.
+
+        Metal has no fused kernels for those (aten/src/ATen/native/ForeachOpsKernels.cpp loops).
+        """
+        return max(1, len(self.results)) if self.base.startswith("_foreach") and self.results else 1
+
+
+class LaunchTable:
+    """The launch classes of one release. `operators`: "aten::mm" to "metal", or to several as "graph+metal"."""
+
+    def __init__(self, release: str, operators: Mapping[str, str], *, macos: tuple[int, int] = (15, 0)) -> None:
+        self.release, self._operators, self.macos = release, operators, macos
+
+    def ways(self, operator: str) -> tuple[str, ...]:
+        """Every class that an operator's calls may have; empty where the release has no such operator."""
+        return tuple(filter(None, self._found(operator).split("+")))
+
+    def of(self, call: Call) -> Choice[LaunchClass]:
+        """The class of a call, and why."""
+        from hf_mps.operators.launch_rules import decided
+
+        ways = self.ways(call.operator)
+        if call.operator in MADE_OF_OTHERS:
+            return Choice("mixed", "made of other operators")
+        if not ways:
+            return Choice("unknown", CLASSES["unknown"])
+        ruled = decided(call, ways, Version(self.release), self.macos)
+        if ruled is not None:
+            return ruled
+        if len(ways) > 1:
+            return Choice("mixed", f"the host decides: {', '.join(ways)}")
+        only: LaunchClass = ways[0]  # type: ignore[assignment]
+        return Choice(only, CLASSES[only])
+
+    def _found(self, operator: str) -> str:
+        return self._operators.get(operator, "")
+
+
+class _Compact(LaunchTable):
+    """A column of `launch_classes.json`, whose names stand for all overloads that have no line of their own."""
+
+    def _found(self, operator: str) -> str:
+        namespace, _, name = operator.partition("::")
+        if namespace != "aten":
+            return ""
+        base, _, overload = name.partition(".")
+        for key in (f"{base}.{overload}", base):
+            if key in self._operators:
+                return self._operators[key].replace(ABSENT, "")
+        return ""
+
+
+def known() -> tuple[str, ...]:
+    """The releases whose classes need no fetching, oldest first."""
+    return tuple(_facts()["releases"])
+
+
+def table(release: str, *, macos: tuple[int, int] = (15, 0)) -> LaunchTable | None:
+    """The classes of a release that needs no fetching ("2.13.0", or "2.13.0+cpu"), else None.
+
+    `macos` is the system that its host asks for in places.
+    """
+    try:
+        version = Version(release)
+    except InvalidVersion:
+        return None
+    name = ".".join(map(str, (*version.release, 0, 0)[:3]))
+    if name not in known() or version.pre or version.dev:
+        return None
+    return _Compact(name, _column(name), macos=macos)
+
+
+@lru_cache(maxsize=1)
+def _facts() -> dict[str, dict[str, str]]:
+    content: dict[str, dict[str, str]] = json.loads(FACTS.read_text(encoding="utf-8"))
+    return content
+
+
+@lru_cache(maxsize=8)
+def _column(release: str) -> dict[str, str]:
+    place = known().index(release)
+    return {name: classes.split()[place] for classes, names in _facts()["classes"].items() for name in names.split()}

@@ -1,0 +1,172 @@
+"""Which way the host takes where an operator has several, as PyTorch's sources decide it by dtype, shape and layout.
+
+Each rule names its source, as of 2.12.1 to 2.14.1. `PYTORCH_MPS_PREFER_METAL`, which changes the products, is not set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+from packaging.version import Version
+
+from hf_mps.core.choice import Choice
+
+if TYPE_CHECKING:
+    from hf_mps.operators.launch_class import Call, LaunchClass, Operand
+
+OPERATIONS = "aten/src/ATen/native/mps/operations"
+MOVED_TO_KERNELS = Version("2.13")
+VECTORS = Version("2.14")
+"""The release whose products with one row or column have a Metal kernel of their own, and whose cat has one way."""
+TILED = 2**32
+COMPLEX_INNER = 2048
+LARGE_FILTER = 256
+SHORT_QUERY, VECTOR_HEADS = 8, (64, 96, 128)
+
+
+@dataclass(frozen=True)
+class Host:
+    """What the host asks of its surroundings: its release, and the macOS below it."""
+
+    release: Version
+    macos: tuple[int, int]
+
+
+Rule = Callable[["Call", Host], "Choice[LaunchClass] | None"]
+
+
+def decided(call: Call, ways: tuple[str, ...], release: Version, macos: tuple[int, int]) -> Choice[LaunchClass] | None:
+    """The class of a call that has a rule, or None: where there is one way alone, or none is known."""
+    rule = RULES.get(call.base)
+    if rule is None or len(ways) < 2:
+        return None
+    try:
+        return rule(call, Host(release, macos))
+    except IndexError:  # called with fewer tensors than the rule knows of
+        return None
+
+
+def _whole(operand: Operand) -> bool:
+    return operand.dtype.startswith(("int", "uint", "bool"))
+
+
+def _product(call: Call, host: Host) -> Choice[LaunchClass] | None:
+    """mm and addmm, after `use_metal_mm` in LinearAlgebra.mm; the operands are the last two."""
+    left, right = call.inputs[-2:]
+    if _whole(left):
+        return Choice("metal", f"products of {left.dtype} are a Metal kernel ({OPERATIONS}/LinearAlgebra.mm)")
+    if left.dtype.startswith("complex") and left.shape[-1] > COMPLEX_INNER:
+        return Choice("metal", f"complex products over more than {COMPLEX_INNER} are a Metal kernel")
+    if host.release >= VECTORS and (left.shape[0] == 1 or right.shape[-1] == 1):
+        return Choice("metal", "products with one row or column are a Metal kernel from 2.14 on")
+    return Choice("graph", f"products of {left.dtype} matrices are MPSGraph ({OPERATIONS}/LinearAlgebra.mm)")
+
+
+def _batched(call: Call, host: Host) -> Choice[LaunchClass] | None:
+    """bmm, baddbmm and addbmm: LinearAlgebra.mm, `bmm_out_mps_impl`."""
+    left, right = call.inputs[-2:]
+    if _whole(left):
+        return Choice("metal", f"products of {left.dtype} are a Metal kernel ({OPERATIONS}/LinearAlgebra.mm)")
+    if call.base == "bmm" and left.shape[0] * left.shape[1] * right.shape[-1] > TILED:
+        return Choice("framework", "a result of more than 2^32 elements is made in tiles by MPSNDArray")
+    return Choice("graph", f"batched products of {left.dtype} are MPSGraph ({OPERATIONS}/LinearAlgebra.mm)")
+
+
+def _linear(call: Call, host: Host) -> Choice[LaunchClass] | None:
+    """Linear.mm: without a graph where all operands are dense and real, from macOS 15 on."""
+    if host.macos < (15, 0):
+        return Choice("graph", f"before macOS 15 ({OPERATIONS}/Linear.mm)")
+    if any(each.dtype.startswith("complex") for each in call.inputs):
+        return Choice("graph", f"complex operands ({OPERATIONS}/Linear.mm)")
+    if all(each.dense for each in call.inputs):
+        return Choice("framework", f"MPSNDArrayMatrixMultiplication: its operands are dense ({OPERATIONS}/Linear.mm)")
+    return Choice("graph", f"an operand is not contiguous ({OPERATIONS}/Linear.mm)")
+
+
+def _linear_backward(call: Call, host: Host) -> Choice[LaunchClass] | None:
+    """From 2.14 on it calls mm, and sum for the bias (Linear.mm)."""
+    rows = prod(call.inputs[1].shape[:-1])
+    if rows == 1:
+        return Choice("metal", "products with one row are a Metal kernel from 2.14 on")
+    return Choice("graph", f"made of mm, which is MPSGraph, and sum ({OPERATIONS}/Linear.mm)")
+
+
+def _copy(call: Call, host: Host) -> Choice[LaunchClass] | None:
+    """Copy.mm, `mps_copy_`. Of an in-place copy the first operand is the target, of the others the result."""
+    source, target = (call.inputs[1], call.inputs[0]) if call.base == "copy" else (call.inputs[0], call.results[0])
+    if source.device != target.device:
+        return Choice("blit", f"a copy from {source.device} to {target.device} ({OPERATIONS}/Copy.mm)")
+    if not (source.dense and target.dense):
+        return Choice("metal", f"a copy of strided memory ({OPERATIONS}/Copy.mm)")
+    if source.dtype == target.dtype:
+        return Choice("blit", f"a copy of dense memory ({OPERATIONS}/Copy.mm)")
+    if host.release < MOVED_TO_KERNELS:
+        return Choice("graph", f"a copy to another dtype is MPSGraph before 2.13 ({OPERATIONS}/Copy.mm)")
+    return Choice("metal", f"a copy to another dtype ({OPERATIONS}/Copy.mm)")
+
+
+def _to_host(call: Call, host: Host) -> Choice[LaunchClass] | None:
+    return Choice("blit", f"one number comes to the host, which waits for it ({OPERATIONS}/Scalar.mm)")
+
+
+def _joined(call: Call, host: Host) -> Choice[LaunchClass] | None:
+    """cat and stack before 2.14: Shape.mm, `cat_out_mps`."""
+    first = call.integers[0] if call.integers else 0
+    if first == 0 and len({each.dtype for each in call.inputs}) == 1 and all(each.dense for each in call.inputs):
+        return Choice("blit", f"dense tensors one behind the other ({OPERATIONS}/Shape.mm)")
+    return Choice("metal", f"along another dimension, of several dtypes or strided ({OPERATIONS}/Shape.mm)")
+
+
+def _convolution(call: Call, host: Host) -> Choice[LaunchClass] | None:
+    """Convolution.mm: MPSGraph, but for large filters from 2.14 on."""
+    if host.release >= VECTORS and any(side >= LARGE_FILTER for side in call.inputs[1].shape[2:]):
+        return Choice("metal", f"a filter of {LARGE_FILTER} or more ({OPERATIONS}/Convolution.mm)")
+    return Choice("graph", f"convolutions are MPSGraph ({OPERATIONS}/Convolution.mm)")
+
+
+def _convolution_backward(call: Call, host: Host) -> Choice[LaunchClass] | None:
+    return Choice("graph", f"gradients of convolutions are MPSGraph ({OPERATIONS}/Convolution.mm)")
+
+
+def _attention(call: Call, host: Host) -> Choice[LaunchClass] | None:
+    """Attention.mm, `_scaled_dot_product_attention_math_mps`: at most eight queries. Later releases have more ways."""
+    query, key, value = call.inputs[:3]
+    width, short = query.shape[-1], query.shape[-2] <= min(SHORT_QUERY, key.shape[-2])
+    masks = call.inputs[3:]
+    if short and width == value.shape[-1] and width in VECTOR_HEADS and all(mask.dtype == "bool" for mask in masks):
+        return Choice("metal", f"at most {SHORT_QUERY} queries ({OPERATIONS}/Attention.mm)")
+    if host.release < MOVED_TO_KERNELS:
+        return Choice("graph", f"more than {SHORT_QUERY} queries, or another width ({OPERATIONS}/Attention.mm)")
+    return None
+
+
+def _filled_and_copied(call: Call, host: Host) -> Choice[LaunchClass] | None:
+    """The gradients of views: zeros, and a copy into a part of them (aten/src/ATen/native/TensorShape.cpp)."""
+    return Choice("metal", "zeros, and a copy into a part of them")
+
+
+def _safe_softmax(call: Call, host: Host) -> Choice[LaunchClass] | None:
+    return Choice("graph", "made of _softmax, which is MPSGraph, and of kernels for rows that are masked as a whole")
+
+
+RULES: Mapping[str, Rule] = {
+    "mm": _product,
+    "addmm": _product,
+    "bmm": _batched,
+    "baddbmm": _batched,
+    "addbmm": _batched,
+    "linear": _linear,
+    "linear_backward": _linear_backward,
+    **dict.fromkeys(("copy", "clone", "_to_copy", "_copy_from", "_copy_from_and_resize"), _copy),
+    "_local_scalar_dense": _to_host,
+    "cat": _joined,
+    "stack": _joined,
+    **dict.fromkeys(("convolution", "_convolution", "_mps_convolution"), _convolution),
+    **dict.fromkeys(("convolution_backward", "mps_convolution_transpose_backward"), _convolution_backward),
+    "_scaled_dot_product_attention_math_for_mps": _attention,
+    "_safe_softmax": _safe_softmax,
+    **dict.fromkeys(("select_backward", "slice_backward", "diagonal_backward"), _filled_and_copied),
+}
