@@ -1,0 +1,127 @@
+"""What a call launches on a release: facts of its wheel, and PyTorch's own rules where its host has several ways."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hf_mps.operators import launch_class
+from hf_mps.operators.launch_class import Call, LaunchTable, Operand
+from hf_mps.operators.table import functions_file, parse, table
+
+RELEASES = ("2.12.1", "2.13.0", "2.14.1")
+
+
+def on(release: str, *, macos: tuple[int, int] = (15, 0)) -> LaunchTable:
+    found = launch_class.table(release, macos=macos)
+    assert found is not None
+    return found
+
+
+def tensor(*shape: int, dtype: str = "float32", dense: bool = True, device: str = "mps") -> Operand:
+    return Operand(dtype, shape, dense, device)
+
+
+def kind(release: str, operator: str, *inputs: Operand, result: Operand | None = None, **more: object) -> str:
+    macos = more.pop("macos", (15, 0))
+    results = () if result is None else (result,)
+    return on(release, macos=macos).of(Call(f"aten::{operator}", inputs, results, **more)).value  # type: ignore[arg-type]
+
+
+def test_three_releases_need_no_fetching() -> None:
+    assert launch_class.known() == RELEASES
+    assert launch_class.table("2.13.0+cpu") is not None
+    assert launch_class.table("2.9.0") is None
+    assert launch_class.table("2.15.0.dev20261101") is None
+
+
+@pytest.mark.skipif(not torch.__version__.startswith(RELEASES), reason="the installed torch is no release of the table")
+def test_it_says_cpu_of_those_operators_alone_that_the_installed_dispatcher_has_no_kernel_of() -> None:
+    found, stock = on(torch.__version__), table()
+    on_cpu = {name for name in stock.native | stock.missing | stock.cpu if found.ways(name) == ("cpu",)}
+    assert on_cpu == stock.missing | stock.cpu
+    assert all(found.ways(name) for name in stock.native | stock.composite)
+
+
+@pytest.mark.skipif(not torch.__version__.startswith(RELEASES), reason="the installed torch is no release of the table")
+def test_an_operator_whose_schema_returns_a_view_launches_nothing() -> None:
+    found = on(torch.__version__)
+    views = []
+    for name in parse(functions_file().read_bytes()).native:
+        schema = torch._C._get_schema(*(name.partition(".")[::2]))
+        if any(value.alias_info is not None and not value.alias_info.is_write for value in schema.returns):
+            views.append(name)
+    assert len(views) == 7
+    assert {found.ways(name) for name in views} == {("view",)}
+
+
+@pytest.mark.parametrize(
+    ("operator", "classes"),
+    [
+        ("sin", "metal metal metal"),
+        ("add.Tensor", "metal metal metal"),
+        ("_fused_adamw_", "metal metal metal"),
+        ("_softmax", "graph graph graph"),
+        ("native_layer_norm_backward", "graph graph graph"),
+        ("index_select", "graph graph metal"),
+        ("sigmoid_backward", "graph graph metal"),
+        ("sum.dim_IntList", "graph metal metal"),
+        ("_ctc_loss", "cpu cpu metal"),
+        ("embedding", "graph graph metal"),
+        ("transpose.int", "view view view"),
+        ("linalg_inv_ex", "framework framework metal"),
+    ],
+)
+def test_operators_move_from_the_cpu_and_from_graphs_to_kernels(operator: str, classes: str) -> None:
+    assert [kind(release, operator, tensor(4, 4)) for release in RELEASES] == classes.split()
+
+
+def test_matrix_products_are_graphs_but_for_whole_numbers_and_from_2_14_on_for_vectors() -> None:
+    assert kind("2.13.0", "mm", tensor(8, 16), tensor(16, 4)) == "graph"
+    assert kind("2.13.0", "addmm", tensor(4), tensor(8, 16), tensor(16, 4)) == "graph"
+    assert kind("2.13.0", "mm", tensor(8, 16, dtype="int64"), tensor(16, 4, dtype="int64")) == "metal"
+    assert kind("2.13.0", "mm", tensor(1, 16), tensor(16, 4)) == "graph"
+    assert kind("2.14.1", "mm", tensor(1, 16), tensor(16, 4)) == "metal"
+    assert kind("2.13.0", "bmm", tensor(2, 8, 16), tensor(2, 16, 4)) == "graph"
+    assert kind("2.13.0", "bmm", tensor(32, 16384, 64), tensor(32, 64, 16384)) == "framework"
+
+
+def test_a_linear_layer_is_apples_own_kernel_where_it_can_be_from_macos_15_on() -> None:
+    operands = tensor(8, 32, 16), tensor(4, 16), tensor(4)
+    assert kind("2.13.0", "linear", *operands) == "framework"
+    assert kind("2.13.0", "linear", *operands, macos=(14, 0)) == "graph"
+    assert kind("2.13.0", "linear", tensor(8, 16, dense=False), *operands[1:]) == "graph"
+
+
+def test_copies_are_blits_kernels_or_before_2_13_graphs() -> None:
+    dense, strided, half = tensor(4, 4), tensor(4, 4, dense=False), tensor(4, 4, dtype="float16")
+    assert kind("2.13.0", "copy_", dense, dense) == "blit"
+    assert kind("2.13.0", "copy_", dense, strided) == "metal"
+    assert kind("2.13.0", "clone", dense, result=dense) == "blit"
+    assert kind("2.13.0", "_to_copy", dense, result=half) == "metal"
+    assert kind("2.12.1", "_to_copy", dense, result=half) == "graph"
+    assert kind("2.12.1", "_to_copy", tensor(4, device="cpu"), result=tensor(4)) == "blit"
+
+
+def test_concatenation_copies_dense_tensors_one_behind_the_other_until_2_14() -> None:
+    parts = tensor(2, 4), tensor(3, 4)
+    assert kind("2.13.0", "cat", *parts) == "blit"
+    assert kind("2.13.0", "cat", *parts, integers=(1,)) == "metal"
+    assert kind("2.14.1", "cat", *parts) == "metal"
+
+
+def test_what_no_rule_decides_is_mixed_and_names_the_ways() -> None:
+    found = on("2.13.0").of(Call("aten::max_pool2d", (tensor(1, 3, 8, 8),)))
+    assert (found.value, found.reason) == ("mixed", "the host decides: graph, metal")
+
+
+def test_other_libraries_operators_are_unknown() -> None:
+    assert on("2.13.0").of(Call("torchvision::nms")).value == "unknown"
+    assert on("2.12.1").of(Call("aten::linalg_polar")).value == "unknown"
+
+
+def test_a_graph_serves_calls_of_the_same_shapes_and_dtypes() -> None:
+    one = Call("aten::_softmax", (tensor(8, 16),), (tensor(8, 16),), (1,))
+    assert one.graph == Call("aten::_softmax", (tensor(8, 16),)).graph
+    assert one.graph != Call("aten::_softmax", (tensor(8, 32),)).graph
+    assert one.graph != Call("aten::_softmax", (tensor(8, 16, dtype="float16"),)).graph
