@@ -7,7 +7,6 @@ one operator of aten calls another, the other's class counts. Nothing is run, an
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -79,18 +78,15 @@ def of_release(release: str, *, macos: tuple[int, int] = (15, 0)) -> LaunchTable
     found = launch_class.table(release, macos=macos)
     if found is not None:
         return found
+    content = store.launch_classes(release)
     name = store.canonical(release)
-    path = store.folder(name) / store.CLASSES
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["format"] != FORMAT:
-            raise ValueError(content["format"])
-        return LaunchTable(name, content["operators"], macos=macos)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    if content["format"] != FORMAT or not content["operators"]:
+        why = content.get("problem", "another hf_mps read them")
         raise UserError(
-            f"{path} cannot be read ({type(error).__name__}); next: hf-mps kernels remove {name}, then "
+            f"the launch classes of torch {name} are not known ({why}); next: hf-mps kernels remove {name}, then "
             f"hf-mps kernels fetch {name}"
-        ) from error
+        )
+    return LaunchTable(name, content["operators"], macos=macos)
 
 
 class Reader:

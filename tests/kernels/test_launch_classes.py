@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from hf_mps.core.errors import UserError
-from hf_mps.kernels.launch_classes import read
+from hf_mps.core.files import write_json
+from hf_mps.kernels import store
+from hf_mps.kernels.launch_classes import FORMAT, of_release, read
+from hf_mps.operators import launch_class
 
 FUNCTIONS = b"""
 - {func: "dense(Tensor self) -> Tensor", dispatch: {CPU: dense_cpu, MPS: dense_mps}}
@@ -175,3 +178,25 @@ def test_what_is_no_library_of_a_macos_wheel_is_refused_in_one_line(tmp_path: Pa
         read(tmp_path / "nothing", FUNCTIONS)
     with pytest.raises(UserError, match="registers no operator for MPS"):
         read(library(tmp_path / "library", CODE[:4]), FUNCTIONS)
+
+
+def test_what_needs_no_fetching_is_what_the_releases_wheel_says(release: str) -> None:
+    known = launch_class.table(release)
+    assert known is not None
+    fetched = store.launch_classes(release)["operators"]
+    assert len(fetched) > 2500
+    assert {name: "+".join(known.ways(name)) for name in fetched} == fetched
+
+
+def test_another_release_is_read_from_what_was_fetched_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(UserError, match=r"torch 2\.10\.0 are not fetched.*; next: hf-mps kernels fetch 2\.10\.0$"):
+        of_release("2.10")
+    folder = store.root() / "2.10.0"
+    folder.mkdir(parents=True)
+    (folder / store.FACTS).write_text("{}")
+    write_json(folder / store.CLASSES, {"format": FORMAT, "operators": {"aten::sin": "metal"}})
+    assert of_release("2.10").ways("aten::sin") == ("metal",)
+    write_json(folder / store.CLASSES, {"format": FORMAT, "operators": {}, "problem": "no symbols"})
+    with pytest.raises(UserError, match=r"not known \(no symbols\); next: hf-mps kernels remove 2\.10\.0"):
+        of_release("2.10")

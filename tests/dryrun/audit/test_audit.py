@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from inline_snapshot import snapshot
 
 from hf_mps import fallback
 from hf_mps.cli.main import main
+from hf_mps.core.choice import Choice
 from hf_mps.dryrun import metal_device, prepare
 from hf_mps.dryrun.audit import audit
 from hf_mps.dryrun.audit.record import Audit, Entry
 from hf_mps.dryrun.audit.report import report
+from hf_mps.dryrun.launches import Launches
 from hf_mps.dryrun.render import render
 from hf_mps.dryrun.resolve import resolve_target
 from hf_mps.finetune.recipe import catalogue
@@ -146,6 +150,12 @@ def test_json_holds_every_operator(capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(found["counts"].values()) == len(found["operators"])
     softmax = next(each for each in found["operators"] if each["operator"] == "aten::_softmax_backward_data")
     assert softmax["kind"] == "native"
+    assert softmax["launches"] == [
+        {"class": "graph", "calls": softmax["calls"], "reason": "an MPSGraph, compiled once for each shape"}
+    ]
+    totals = found["launches"]
+    assert totals["classes"]["graph"] > totals["graph_shapes"] > 0
+    assert totals["source"] == "https://github.com/pytorch/pytorch/issues/148219"
     assert softmax["places"][0]["phase"] == "backward"
     assert softmax["places"][0]["module"].endswith("attention.self")
 
@@ -177,3 +187,67 @@ def test_annotations_are_escaped_and_refusals_are_errors() -> None:
     assert shown(Audit("x", (entry("aten::add", "native"),), {}), "github") == snapshot(
         "::notice title=hf-mps audit x::all 1 operators run on Metal"
     )
+
+
+def test_each_call_has_its_launch_class_on_the_installed_release(mrpc: Audit) -> None:
+    of = {entry.operator: entry.launched for entry in mrpc.entries}
+    assert of["aten::_softmax_backward_data"] == "graph"
+    assert of["aten::native_layer_norm"] == "metal"
+    assert of["aten::transpose.int"] == "view"
+    assert of["aten::linear"] == "framework 73, graph 1"  # the pooler's input is a row of each text
+    assert sum(calls for entry in mrpc.entries for _, calls, _ in entry.launches) == sum(e.calls for e in mrpc.entries)
+
+
+def test_the_launches_of_a_step_have_totals_graphs_and_a_floor(mrpc: Audit) -> None:
+    found = mrpc.launches
+    assert isinstance(found, Launches)
+    assert found.classes["mixed"] == found.classes["cpu"] == found.classes["unknown"] == 0
+    # Twelve layers share their shapes: a graph for each operator and shape, not for each call.
+    assert found.graphs < found.classes["graph"] / 5
+    graphs = found.classes["graph"]
+    assert found.floor == pytest.approx(graphs * 20e-6 + (found.total - graphs) * 1.3e-6)
+    assert [line for line in shown(mrpc, "table").splitlines() if "launches a step" in line] == [
+        f"{found.total:,} launches a step on torch 2.13.0"
+    ]
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13.0"), reason="the figures are of 2.13.0")
+def test_another_release_launches_other_things(mrpc: Audit) -> None:
+    newer = audit(resolve_target("glue/mrpc"), release="2.14.1")
+    of = {entry.operator: (here.launched, entry.launched) for entry, here in paired(newer, mrpc)}
+    assert {name: both for name, both in of.items() if both[0] != both[1]} == snapshot(
+        {
+            "aten::logical_not": ("graph", "metal"),
+            "aten::arange": ("graph", "metal"),
+            "aten::embedding": ("graph", "metal"),
+            "aten::stack": ("blit", "metal"),
+        }
+    )
+    assert newer.findings == []
+
+
+def paired(one: Audit, other: Audit) -> list[tuple[Entry, Entry]]:
+    there = {entry.operator: entry for entry in other.entries}
+    return [(entry, there[entry.operator]) for entry in one.entries]
+
+
+@pytest.mark.slow
+def test_what_a_release_gives_a_kernel_falls_back_no_longer() -> None:
+    assert len(audit(resolve_target(CTC), release="2.13.0").findings) == 2
+    assert audit(resolve_target(CTC), release="2.14.1").findings == []
+
+
+def test_a_release_that_nobody_fetched_is_named_with_the_next_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["audit", "quickstart", "--torch", "2.10"]) == 2
+    assert capsys.readouterr().err.endswith("torch 2.10.0 are not fetched; next: hf-mps kernels fetch 2.10.0\n")
+    assert main(["audit", "quickstart", "--torch", "2.14.1", "--torch-table", "table.yaml"]) == 2
+    assert "two ways to name a release" in capsys.readouterr().err
+
+
+def test_where_the_installed_release_is_not_known_the_audit_stands_without_launches(mrpc: Audit) -> None:
+    unknown = replace(mrpc, launches=Choice(None, "torch 2.10.0 is not fetched"))
+    assert shown(unknown, "table").endswith("what this step launches is not known: torch 2.10.0 is not fetched")
+    assert json.loads(shown(unknown, "json"))["launches"]["reason"] == "torch 2.10.0 is not fetched"

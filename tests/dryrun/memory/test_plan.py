@@ -195,3 +195,15 @@ def test_misuse_is_one_line_and_exit_code_2(words: list[str], line: str, capsys:
     told = capsys.readouterr()
     assert line in told.err
     assert told.err.count("\n") == 1
+
+
+def test_the_plan_says_what_a_step_launches(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "quickstart", "--memory", "16gb", "--json", "--torch", "2.14.1"]) == 0
+    found = json.loads(capsys.readouterr().out)["launches"]
+    assert found["release"] == "2.14.1"
+    assert found["launches"] == sum(found["classes"][each] for each in ("metal", "graph", "framework", "blit", "mixed"))
+    # Of the second step: AdamW's moments, two for each weight, are there by then.
+    assert found["classes"]["metal"] < 700
+    assert 0 < found["graph_shapes"] < found["classes"]["graph"]
+    assert main(["plan", "quickstart", "--memory", "16gb", "--torch", "2"]) == 2
+    assert "next: hf-mps kernels fetch 2.0.0" in capsys.readouterr().err
