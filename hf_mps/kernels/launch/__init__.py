@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-FAMILIES = ("norms",)
+FAMILIES = ("binary", "norms", "unary")
 
 
 def load() -> None:

@@ -1,0 +1,322 @@
+"""The three generic pointwise launches: one input, two, three (MetalShaderLibrary in OperationUtils.mm).
+
+Each chooses among the kernels of a name by how the operands lie and by their dtypes: dense (several elements a thread
+where there are many), strided, one operand that repeats or is one number, inputs or an output of another dtype, with
+a value that the host binds beside them (`alpha`, or a struct of parameters). Releases differ in which of them they
+have, and the names tell.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hf_mps.kernels.dtypes import metal
+from hf_mps.kernels.launch.iterator import Walk, all_dense, walk
+from hf_mps.kernels.runtime import NoRule
+from hf_mps.kernels.values import i64, padded, scalar, u32
+
+if TYPE_CHECKING:
+    from hf_mps.kernels.release import Release
+
+MANY = 1 << 18
+"""Elements from which a thread of a dense kernel does ILP of them, where the output is of a floating dtype."""
+ILP = 4
+"""Elements that such a thread does (ILP_PER_THREAD in c10/metal/common.h)."""
+LARGEST_GROUP = 1024
+
+SCALAR_TYPES = {
+    torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
+    torch.complex32: 8, torch.complex64: 9, torch.bool: 11, torch.bfloat16: 15, torch.uint16: 27, torch.uint32: 28,
+    torch.uint64: 29,
+}  # fmt: skip
+"""c10::ScalarType, by which kernels that cast know a dtype (c10/metal/common.h)."""
+
+INTEGERS = frozenset(
+    {
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.bool,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+    }
+)
+
+
+class Alpha:
+    """A value beside the operands: the bytes that are bound, and the name of its type in the kernel's name."""
+
+    __slots__ = ("data", "type")
+
+    def __init__(self, data: bytes, type: str) -> None:
+        self.data, self.type = data, type
+
+
+@lru_cache(maxsize=1024)
+def _number(sign: bool, kind: str, number: complex, dtype: torch.dtype) -> Alpha:
+    return Alpha(scalar(number, dtype), metal(dtype))
+
+
+@lru_cache(maxsize=1024)
+def _held(sign: bool, kind: str, number: complex) -> Tensor:
+    dtype = {"bool": torch.bool, "int": torch.int64, "float": torch.float32, "complex": torch.complex64}[kind]
+    return torch.tensor(number, dtype=dtype)
+
+
+def alpha(number: complex, dtype: torch.dtype) -> Alpha:
+    """A number of a dtype, as `alpha` or another value beside the operands."""
+    # Zeros of both signs are equal, and a cache would give one for the other.
+    return _number(str(number).startswith("-"), type(number).__name__, number, dtype)
+
+
+def exec_unary(release: Release, output: Tensor, given: Tensor, name: str, beside: Alpha | None = None) -> None:
+    """Launch the kernel `name` over one input. Raises NoRule where the release has none for layout and dtypes."""
+    count = output.numel()
+    if count == 0:
+        return
+    way = None if all_dense(output, given) else walk(output, given)
+    into, of = metal(output.dtype), metal(given.dtype)
+    if way is None or way.contiguous:
+        _unary_dense(release, output, given, name, into, of, count, beside)
+    else:
+        _unary_strided(release, output, given, name, into, of, way, beside)
+
+
+def _unary_dense(
+    release: Release,
+    output: Tensor,
+    given: Tensor,
+    name: str,
+    into: str,
+    of: str,
+    count: int,
+    beside: Alpha | None,
+) -> None:
+    many = count >= MANY and output.dtype.is_floating_point
+    if beside is not None:
+        wide = f"{name}_dense_ilp_{into}_{of}_{beside.type}"
+        if many and wide in release:
+            release.kernel(wide).launch([output, given, beside.data, u32(count)], -(-count // ILP))
+        else:
+            release.kernel(f"{name}_dense_{into}_{of}_{beside.type}").launch([output, given, beside.data], count)
+        return
+    single = f"{name}_dense_scalar_{into}_{of}"
+    if single in release:
+        if many:
+            release.kernel(f"{name}_dense_{into}_{of}").launch([output, given, u32(count)], -(-count // ILP))
+        else:
+            release.kernel(single).launch([output, given], count)
+        return
+    casting = f"{name}_dense_castout_{'ilp_' if many else ''}{of}"
+    if casting in release:
+        into_what = (output.element_size(), SCALAR_TYPES[output.dtype])
+        if many:
+            data, threads = padded(u32(*into_what, count), 16), -(-count // ILP)
+        else:
+            data, threads = u32(*into_what), count
+        release.kernel(casting).launch([output, given, data], threads)
+        return
+    release.kernel(f"{name}_dense_{into}_{of}").launch([output, given], count)
+
+
+def _unary_strided(
+    release: Release, output: Tensor, given: Tensor, name: str, into: str, of: str, way: Walk, beside: Alpha | None
+) -> None:
+    full = f"{name}_strided_{into}_{of}" + (f"_{beside.type}" if beside is not None else "")
+    rank = u32(len(way.shape))
+    if beside is None and full not in release and f"{name}_strided_castout_{of}" in release:
+        full, rank = f"{name}_strided_castout_{of}", u32(len(way.shape), SCALAR_TYPES[output.dtype])
+    kernel = release.kernel(full)
+    rest = [] if beside is None else [beside.data]
+    into_steps, of_steps = way.strides
+    inner = way.shape[0]
+    if kernel.signature.attributes[0].width == 2:
+        outer = output.numel() // inner
+        across = min(LARGEST_GROUP, inner)
+        kernel.launch(
+            [output, given, i64(way.shape), i64(of_steps), i64(into_steps), rank, *rest],
+            (inner, outer, 1),
+            (across, max(1, min(outer, LARGEST_GROUP // across)), 1),
+        )
+        return
+    # Before 2.13 a strided kernel has strides of elements, and a thread for each of them in one line.
+    of_steps = tuple(step // given.element_size() for step in of_steps)
+    into_steps = tuple(step // output.element_size() for step in into_steps)
+    sizes = [i64(way.shape), i64(of_steps), i64(into_steps)]
+    kernel.launch([output, given, *sizes, rank, *rest], output.numel())
+
+
+def exec_binary(
+    release: Release,
+    output: Tensor,
+    first: Tensor | complex,
+    second: Tensor | complex,
+    name: str,
+    *,
+    beside: Alpha | None = None,
+    common: torch.dtype | None = None,
+    natural: torch.dtype | None = None,
+) -> None:
+    """Launch the kernel `name` over two inputs that broadcast to the output.
+
+    One of them may be a number on the CPU. `common` is the dtype that both are promoted to (the output's, or for a
+    comparison the inputs'), `natural` what the kernel gives where the output may be of another dtype. Raises NoRule
+    where the release has no kernel for layout and dtypes.
+    """
+    if output.numel() == 0:
+        return
+    casts_out = natural is not None and natural != output.dtype
+    first, second = _on_device(first), _on_device(second)
+    if first.dtype == second.dtype and not casts_out and all_dense(output, first, second):
+        _binary_dense(release, output, first, second, name, beside)
+        return
+    if casts_out:
+        assert natural is not None
+        full = f"{name}_strided_castout_{metal(natural)}_{metal(common or natural)}"
+        _binary_strided(release, output, first, second, full + _tail(beside), beside)
+        return
+    kind = _repeating(output, first, second)
+    if kind.startswith("dense_scalar"):
+        first, second = _one_dtype(kind, common or output.dtype, first, second)
+    way = None if kind else walk(output, first, second)
+    kind = kind or ("dense" if way is not None and way.contiguous else "strided")
+    if first.dtype != second.dtype:
+        # Such a kernel computes in the output's dtype; where that is bool, in the inputs' common one.
+        computes = (common or output.dtype) if output.dtype == torch.bool else output.dtype
+        full = _casting(release, f"{name}_{kind}", metal(output.dtype), metal(computes), _tail(beside))
+    elif kind == "dense":
+        _binary_dense(release, output, first, second, name, beside)
+        return
+    else:
+        of = metal((second if kind.endswith(("_lhs", "_rhs")) else first).dtype)
+        full = f"{name}_{kind}_{metal(output.dtype)}_{of}{_tail(beside)}"
+    if kind == "strided":
+        _binary_strided(release, output, first, second, full, beside)
+        return
+    rest: list[bytes] = []
+    if kind.startswith("dense_broadcast"):
+        rest.append(i64((first if kind.endswith("_rhs") else second).numel()))
+    if beside is not None:
+        rest.append(beside.data)
+    if first.dtype != second.dtype:
+        rest.append(u32(first.element_size(), second.element_size(), _type(first), _type(second)))
+    release.kernel(full).launch([output, first, second, *rest], output.numel())
+
+
+def _tail(beside: Alpha | None) -> str:
+    return "" if beside is None else f"_{beside.type}"
+
+
+def _binary_strided(
+    release: Release, output: Tensor, first: Tensor, second: Tensor, full: str, beside: Alpha | None
+) -> None:
+    way = walk(output, first, second)
+    kinds = u32(len(way.shape), _type(first), _type(second), _type(output))
+    rest = [] if beside is None else [beside.data]
+    rest += [i64(way.shape), *(i64(each) for each in way.strides), kinds]
+    release.kernel(full).launch([output, first, second, *rest], output.numel())
+
+
+def _binary_dense(
+    release: Release, output: Tensor, first: Tensor, second: Tensor, name: str, beside: Alpha | None
+) -> None:
+    count = output.numel()
+    dtypes = f"{metal(output.dtype)}_{metal(first.dtype)}{_tail(beside)}"
+    if beside is not None:
+        release.kernel(f"{name}_dense_{dtypes}").launch([output, first, second, beside.data], count)
+        return
+    if count >= MANY and output.dtype.is_floating_point:
+        wide = f"{name}_dense_ilp{ILP}_{dtypes}"
+        if wide in release:
+            release.kernel(wide).launch([output, first, second, u32(count)], -(-count // ILP))
+            return
+    release.kernel(f"{name}_dense_{dtypes}").launch([output, first, second], count)
+
+
+def _casting(release: Release, stem: str, into: str, computes: str, tail: str) -> str:
+    """A casting kernel's name: with the output's dtype and the one it computes in; before 2.13 without the latter."""
+    full = f"{stem}_cast_{into}_{computes}{tail}"
+    return full if full in release else f"{stem}_cast_{into}{tail}"
+
+
+def _repeating(output: Tensor, first: Tensor, second: Tensor) -> str:
+    """The layout of kernels for an operand that repeats along the leading dimensions; or "" where none does."""
+    if not output.is_contiguous():
+        return ""
+    count = output.numel()
+    full = first.numel() == count, second.numel() == count
+    if full[1] and not full[0] and second.is_contiguous() and _repeats(first, output):
+        return "dense_scalar_lhs" if first.numel() == 1 else "dense_broadcast_rhs"
+    if full[0] and not full[1] and first.is_contiguous() and _repeats(second, output):
+        return "dense_scalar" if second.numel() == 1 else "dense_broadcast"
+    return ""
+
+
+def _repeats(tensor: Tensor, output: Tensor) -> bool:
+    """The output's trailing dimensions, then ones: contiguous (is_dense_broadcastable in OperationUtils.h)."""
+    if not tensor.is_contiguous():
+        return False
+    differs = False
+    for mine, whole in zip(reversed(tensor.shape), reversed(output.shape), strict=False):
+        if differs and mine != 1:
+            return False
+        differs = differs or mine != whole
+    # The dimension that differs first must be one element too, else the operands would not broadcast.
+    return True
+
+
+def _one_dtype(kind: str, common: torch.dtype, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """A whole number beside a tensor of float or complex64 becomes one of that dtype, and no cast is needed."""
+    one, tensor = (first, second) if kind == "dense_scalar_lhs" else (second, first)
+    if tensor.dtype != common or one.dtype not in INTEGERS or common not in (torch.float32, torch.complex64):
+        return first, second
+    one = one.to(common)
+    return (one, second) if kind == "dense_scalar_lhs" else (first, one)
+
+
+def _on_device(tensor: Tensor | complex) -> Tensor:
+    """A number, Python's or a tensor on the CPU, as it is bound: of float where it is of double."""
+    if not isinstance(tensor, Tensor):
+        return _held(str(tensor).startswith("-"), type(tensor).__name__, tensor)
+    if tensor.is_mps:
+        return tensor
+    if tensor.dim():
+        raise NoRule("PyTorch refuses the arguments: a tensor on the CPU")
+    narrow = {torch.float64: torch.float32, torch.complex128: torch.complex64}.get(tensor.dtype)
+    return tensor if narrow is None else tensor.to(narrow)
+
+
+def _type(tensor: Tensor) -> int:
+    metal(tensor.dtype)
+    return SCALAR_TYPES[tensor.dtype]
+
+
+def exec_ternary(release: Release, output: Tensor, first: Tensor, second: Tensor, third: Tensor, name: str) -> None:
+    """Launch the kernel `name` over three inputs. Raises NoRule where the release has none for layout and dtypes."""
+    count = output.numel()
+    if count == 0:
+        return
+    inputs = [_on_device(each) for each in (first, second, third)]
+    casts = any(each.dtype != inputs[0].dtype for each in inputs[1:])
+    dense = all_dense(output, *inputs)
+    way = None if dense else walk(output, *inputs)
+    into, of = metal(output.dtype), metal(inputs[0].dtype)
+    layout = "dense" if way is None or way.contiguous else "strided"
+    kernel = release.kernel(f"{name}_{layout}_cast_{into}" if casts else f"{name}_{layout}_{into}_{of}")
+    rest: list[Any] = []
+    types = [_type(each) for each in inputs]
+    if way is not None and not way.contiguous:
+        rest = [i64(way.shape), *(i64(each) for each in way.strides), u32(len(way.shape))]
+        if casts:
+            rest.append(u32(*types, _type(output)))
+    elif casts:
+        sizes = [each.element_size() for each in inputs]
+        rest = [padded(u32(sizes), 16), padded(u32(types), 16)]
+    kernel.launch([output, *inputs, *rest], count)
