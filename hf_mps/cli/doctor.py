@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from hf_mps.cli.options import Debug, Json, deferred
+from hf_mps.core.errors import UserError
 
 
 @deferred
@@ -14,6 +15,10 @@ def doctor(
     trials: Annotated[
         bool, typer.Option("--trials", help="Also try the device for every fault that a guard knows; some minutes.")
     ] = False,
+    release: Annotated[
+        str | None,
+        typer.Option("--torch", metavar="RELEASE", help="Say what this release of PyTorch would change, instead."),
+    ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -21,6 +26,11 @@ def doctor(
 
     Exit code 0 where all is well, 1 where something was found. The text is what an issue report needs.
     """
-    from hf_mps.doctor import run
+    from hf_mps.doctor import run, run_upgrade
 
-    run(trials=trials, json=json)
+    if release is None:
+        run(trials=trials, json=json)
+        return
+    if trials:
+        raise UserError("--trials tries the installed torch, --torch reads about another; give one of them")
+    run_upgrade(release, json=json)

@@ -5,6 +5,7 @@ Every finding that is not well ends in a command or a link.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from hf_mps.core.errors import RunError, UserError
@@ -51,7 +52,27 @@ def run(*, trials: bool = False, json: bool = False) -> None:
         with status.shown("trying the device for every fault that a guard knows …"):
             outcomes = guards.try_all()
         sections["trials"] = guards.examine_trials(outcomes)
-    findings.show(sections, outcomes, json=json)
+    findings.show(sections, {} if outcomes is None else {"trials": outcomes}, json=json)
+    _stop_at_problems(sections)
+
+
+def run_upgrade(release: str, *, json: bool = False) -> None:
+    """Print what `release` would change in place of the installed torch; nothing is downloaded or tried.
+
+    Raises UserError for what is no release, RunError (exit 1) where this machine cannot have it.
+    """
+    from hf_mps.activation.activate import activate
+    from hf_mps.doctor import findings, upgrade
+
+    with contextlib.suppress(UserError):  # a variable: `run` tells
+        activate()
+    found = upgrade.compared(release)
+    sections = upgrade.sections(found)
+    findings.show(sections, {"upgrade": found.values}, json=json)
+    _stop_at_problems(sections)
+
+
+def _stop_at_problems(sections: dict[str, list[Finding]]) -> None:
     problems = [finding for section in sections.values() for finding in section if finding.state == "problem"]
     if problems:
         names = ", ".join(dict.fromkeys(finding.name for finding in problems))

@@ -43,16 +43,16 @@ def problem(name: str, says: str, next: str) -> Finding:
     return Finding(name, "problem", says, next)
 
 
-def show(sections: Mapping[str, Sequence[Finding]], trials: Sequence[Any] | None = None, *, json: bool) -> None:
+def show(sections: Mapping[str, Sequence[Finding]], also: Mapping[str, Any] | None = None, *, json: bool) -> None:
     """Print every section: a line a finding, and below what is not well the command or link that goes on.
 
-    JSON has what each trial found as values too, beside the sentences.
+    JSON has what is `also` known as values, beside the sentences.
     """
     findings = [finding for section in sections.values() for finding in section]
     if json:
         ready = not any(finding.state == "problem" for finding in findings)
         values = {"hf_mps": hf_mps.__version__, "ready": ready, "simulated": simulated(), "findings": sections}
-        print(jsons.dumps(plain(values | ({} if trials is None else {"trials": trials})), indent=2))
+        print(jsons.dumps(plain({**values, **(also or {})}), indent=2))
         return
     print(f"hf-mps {hf_mps.__version__} doctor")
     width = max(len(finding.name) for finding in findings)

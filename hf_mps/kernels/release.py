@@ -71,7 +71,9 @@ class Release:
         return self._made(facts, code)
 
     def _made(self, facts: dict[str, Any], code: bytes) -> Kernel:
-        return Kernel(self.version, _signature(facts["signature"]), code, facts["threadgroup_bytes"])
+        return Kernel(
+            self.version, _signature(facts["signature"]), code, facts["threadgroup_bytes"], checked=self.checked
+        )
 
     def _compiled(self, name: str) -> tuple[dict[str, Any], bytes]:
         from hf_mps.kernels.lowering.compiler import compile_kernel

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from hf_mps.kernels import bounds
 from hf_mps.kernels.lowering import entry
 from hf_mps.kernels.lowering.parameters import LOCATIONS
 from hf_mps.kernels.signature import THREADGROUP, Binding, Signature
@@ -41,10 +42,12 @@ class Pointers:
 class Kernel:
     """One kernel of a release, compiled and loaded."""
 
-    def __init__(self, release: str, signature: Signature, code: bytes, threadgroup_bytes: int) -> None:
+    def __init__(
+        self, release: str, signature: Signature, code: bytes, threadgroup_bytes: int, *, checked: bool = False
+    ) -> None:
         from hf_mps.kernels.lowering.loaded import Loaded
 
-        self.release, self.signature, self.name = release, signature, signature.name
+        self.release, self.signature, self.name, self.checked = release, signature, signature.name, checked
         self._threadgroup_bytes = threadgroup_bytes
         self._loaded = Loaded(code)
         self._by_name = {each.name: each for each in signature.bindings}
@@ -82,7 +85,11 @@ class Kernel:
             else:
                 buffers[binding.location] = value.data_ptr()
         self._place_threadgroup(buffers, threadgroup or {})
-        self._run(buffers, _grid(threads, group, groups))
+        grid = _grid(threads, group, groups)
+        watch = bounds.Watch(buffers, bound) if self.checked else None
+        self._run(buffers, grid)
+        if watch is not None:
+            watch.report(self, grid)
         if recordings := getattr(_local, "recordings", None):
             recordings[-1].append(self.name)
 

@@ -85,6 +85,10 @@ class LaunchTable:
         """Every class that an operator's calls may have; empty where the release has no such operator."""
         return tuple(filter(None, self._found(operator).split("+")))
 
+    def names(self) -> set[str]:
+        """The operators that the table lists, of some releases without those overloads that are as the others."""
+        return set(self._operators)
+
     def of(self, call: Call) -> Choice[LaunchClass]:
         """The class of a call, and why."""
         from hf_mps.operators.launch_rules import decided
@@ -108,6 +112,9 @@ class LaunchTable:
 
 class _Compact(LaunchTable):
     """A column of `launch_classes.json`, whose names stand for all overloads that have no line of their own."""
+
+    def names(self) -> set[str]:
+        return {f"aten::{name.rstrip('.')}" for name in self._operators}
 
     def _found(self, operator: str) -> str:
         namespace, _, name = operator.partition("::")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import llvmlite.binding as llvm
 
 from hf_mps.kernels import intrinsics
-from hf_mps.kernels.lowering import entry, lanes
+from hf_mps.kernels.lowering import checks, entry, lanes
 from hf_mps.kernels.lowering.flatten import Flat, flatten, joined, target
 from hf_mps.kernels.signature import Signature
 
@@ -34,17 +34,23 @@ def compile_kernel(signature: Signature, bitcode: bytes, *, checked: bool = Fals
     """
     flat = flatten(signature.name, bitcode)
     suspends = bool(flat.crossing) or "@hf.lane()" in flat.text
-    text = joined(lanes.suspended(flat), entry.coroutines(signature)) if suspends else _looped(signature, flat)
+    if checked:
+        flat = replace(flat, text=checks.checked(flat.text, signature))
+    text = (_suspended if suspends else _looped)(signature, flat, checked)
     module = llvm.parse_assembly(joined(text, _runtime()))
     module.verify()
     _optimise(module, unroll=not suspends)
     return Compiled(target().emit_object(module), flat.threadgroup_bytes, suspends)
 
 
-def _looped(signature: Signature, flat: Flat) -> str:
+def _suspended(signature: Signature, flat: Flat, checked: bool) -> str:
+    return joined(lanes.suspended(flat), entry.coroutines(signature, checked=checked))
+
+
+def _looped(signature: Signature, flat: Flat, checked: bool) -> str:
     head = re.compile(r"^define dso_local void (@kernel\(.*)\{$", re.MULTILINE)
     kernel = head.sub(r"define internal void \1alwaysinline {", flat.text)
-    return joined(kernel, entry.loops(signature))
+    return joined(kernel, entry.loops(signature, checked=checked))
 
 
 @cache

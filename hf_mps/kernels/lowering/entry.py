@@ -10,7 +10,7 @@ smaller where the threads are no multiple. Groups are numbered with x the fastes
 
 from __future__ import annotations
 
-from hf_mps.kernels.lowering import parameters
+from hf_mps.kernels.lowering import checks, parameters
 from hf_mps.kernels.signature import Signature
 
 SHARED_BYTES = 64 << 10
@@ -117,10 +117,11 @@ _THREAD = """  %posx = add nuw i32 %startx, %lidx
   %simdgroup = lshr i32 %linear, 5"""
 
 
-def loops(signature: Signature) -> str:
+def loops(signature: Signature, *, checked: bool = False) -> str:
     """The entry of a kernel whose threads never wait for one another: plain loops, the innermost along x."""
-    body = _LOOPS.format(thread=_THREAD, values=parameters.values(signature), arguments=parameters.arguments(signature))
-    return _HEAD + prologue().format(pointers=parameters.pointers(signature)) + body + _EPILOGUE + "}\n" + _DECLARED
+    given = _arguments(signature, checked)
+    body = _LOOPS.format(thread=_THREAD, values=parameters.values(signature), arguments=given)
+    return _HEAD + _begin(signature, checked) + body + _EPILOGUE + "}\n" + _DECLARED
 
 
 _THREADS = """
@@ -258,7 +259,7 @@ CONTEXT = "i32 %lane, ptr addrspace(3) %shared, "
 """What a thread of a kernel gets besides its parameters."""
 
 
-def coroutines(signature: Signature) -> str:
+def coroutines(signature: Signature, *, checked: bool = False) -> str:
     """The entry of a kernel whose threads wait for one another: every thread a coroutine, resumed in turn.
 
     A simdgroup's operation runs when all of its threads stand somewhere, for those that stand at the earliest call in
@@ -267,11 +268,20 @@ def coroutines(signature: Signature) -> str:
     body = _THREADS.format(
         states_at=STATES_AT, handles_at=HANDLES_AT, given_at=GIVEN_AT, results_at=RESULTS_AT, frames_at=FRAMES_AT,
         frames_end=ARENA_BYTES - FRAME_BYTES, simdgroup_bytes=32 * SLOT_BYTES, context=CONTEXT,
-        values=parameters.values(signature), arguments=parameters.arguments(signature),
+        values=parameters.values(signature), arguments=_arguments(signature, checked),
     )  # fmt: skip
-    head = prologue().format(pointers=parameters.pointers(signature)).replace("entry:", "entry:\n  %top = alloca ptr")
+    head = _begin(signature, checked).replace("entry:", "entry:\n  %top = alloca ptr")
     phases = _PHASES.format(slot=SLOT_BYTES, barrier=BARRIER)
     return _HEAD + head + body + _EPILOGUE + "}\n" + _DECLARED + phases
+
+
+def _begin(signature: Signature, checked: bool) -> str:
+    pointers = parameters.pointers(signature)
+    return prologue().format(pointers=f"{pointers}\n{checks.READ}" if checked else pointers)
+
+
+def _arguments(signature: Signature, checked: bool) -> str:
+    return (checks.PASSED if checked else "") + parameters.arguments(signature)
 
 
 _DECLARED = "declare i32 @llvm.umin.i32(i32, i32)\n"

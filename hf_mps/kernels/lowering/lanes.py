@@ -74,7 +74,8 @@ def _thread(lines: list[str]) -> tuple[str, list[Place]]:
     parameters, attributes = given.rsplit(")", 1)[0], given.rsplit(")", 1)[1]
     written = [f"define internal ptr @thread({context}, {parameters}){attributes.replace('{', 'presplitcoroutine {')}"]
     # The first block has no label of its own: its number follows those of the parameters.
-    block, begun = str(len(_split(parameters))), False
+    unnamed = [each for each in _split(parameters) if re.search(r"%\d+$", each)]
+    block, begun = str(len(unnamed)), False
     places: list[Place] = []
     last: dict[str, str] = {}
     for line in body:

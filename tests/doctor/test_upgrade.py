@@ -1,0 +1,119 @@
+"""`hf-mps doctor --torch RELEASE`: what another release would change, from lists and wheels that were read before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from hf_mps.cli.main import main
+from hf_mps.device import machine
+from hf_mps.doctor import upgrade
+from hf_mps.doctor.findings import Finding
+from hf_mps.guards.known_faults import KNOWN
+from hf_mps.operators import launch_class
+from hf_mps.operators.table import table
+
+Having = Callable[..., None]
+
+
+@pytest.fixture
+def having(monkeypatch: pytest.MonkeyPatch) -> Having:
+    """Be a machine with this torch, chip and macOS until the test ends; without macOS it is no Mac."""
+    real = metadata.version
+
+    def be(release: str, chip: str = "Apple M2", macos: str | None = "15.6") -> None:
+        here = machine.Machine("Darwin" if macos else "Linux", "arm64", chip, 16 * 2**30, macos=macos)
+        monkeypatch.setattr(machine, "_overridden", here)
+        monkeypatch.setattr(metadata, "version", lambda name: release if name == "torch" else real(name))
+
+    return be
+
+
+def section(then: str, name: str) -> dict[str, Finding]:
+    found = upgrade.sections(upgrade.compared(then))
+    return {finding.name: finding for finding in found.get(name, [])}
+
+
+def test_an_upgrade_takes_faults_away_and_brings_others(having: Having) -> None:
+    having("2.13.0")
+    gone, come = section("2.14.1", "gone with 2.14.1"), section("2.14.1", "new with 2.14.1")
+    assert {"large-k", "lstm-dropout", "huge-embedding", "linear-bias"} <= gone.keys()
+    assert "(pytorch#193487)" in gone["large-k"].says
+    assert come.keys() == {"index-range"}
+    assert come["index-range"].next == "https://github.com/pytorch/pytorch/pull/187109"
+    assert "checkpoint-rng" in section("2.14.1", "on both")["known faults"].says
+
+
+def test_a_downgrade_brings_them_back(having: Having) -> None:
+    having("2.13.0")
+    come = section("2.12.1", "new with 2.12.1")
+    assert "cured here by half-unscale" in come["half-unscale"].says
+    assert come["half-unscale"].next.endswith("/pull/184286")
+    assert section("2.12.1", "operators")["lost"].says.startswith("lose their kernel and run on the CPU: ")
+
+
+def test_it_is_this_chip_that_counts_and_where_there_is_none_each_fault_names_its_macs(having: Having) -> None:
+    having("2.13.0", chip="Apple M4")
+    assert "large-k" not in section("2.14.1", "gone with 2.14.1")
+    having("2.13.0", macos=None)
+    assert "(on Apple M1, Apple M2)" in section("2.14.1", "gone with 2.14.1")["large-k"].says
+
+
+def test_nothing_is_told_twice_and_no_known_fault_is_left_out(having: Having) -> None:
+    having("2.13.0", macos=None)
+    told = [(each["says"], each["link"]) for each in upgrade.compared("2.8.0").faults]
+    concerned = {f.link for f in KNOWN if f.package == "torch" for v in ("2.13.0", "2.8.0") if upgrade._concerns(f, v)}
+    assert concerned <= {link for _, link in told}
+    assert len(told) == len(set(told))
+
+
+def test_operators_that_get_a_kernel_had_none_in_the_dispatcher(having: Having) -> None:
+    having("2.13.0")
+    found = upgrade.compared("2.14.1").operators
+    assert {"_ctc_loss", "linalg_eigh", "poisson", "matrix_exp"} <= set(found["kernel"])
+    assert {"embedding", "index_select", "median", "mish", "nan_to_num"} <= set(found["left graph"])
+    assert found["absent"] == ("cholesky", "qr")
+    if launch_class.table(metadata.version("torch")) is not None:
+        assert not {f"aten::{name}" for name in found["kernel"]} & table().native
+
+
+def test_a_release_that_is_not_fetched_has_its_faults_and_the_next_command(
+    having: Having, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    having("2.13.0")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = section("2.11.0", "operators")["operators"]
+    assert (found.state, found.next) == ("note", "hf-mps kernels fetch 2.11.0")
+    assert "half-unscale" in section("2.11.0", "new with 2.11.0")
+
+
+@pytest.mark.parametrize(
+    ("then", "state", "words"),
+    [
+        ("2.14.1", "ok", "which was tried with hf_mps"),
+        ("2.15.0", "problem", "it needs macOS 15.0 or newer, this is 14.5"),
+        ("2.7.1", "problem", "hf_mps needs 2.8 or newer"),
+        ("2.14.0", "ok", "tried are"),
+    ],
+)
+def test_it_says_whether_this_machine_can_have_the_release(then: str, state: str, words: str, having: Having) -> None:
+    having("2.13.0", macos="14.5")
+    found = section(then, "release")["torch"]
+    assert found.state == state
+    assert words in found.says
+
+
+def test_the_verb_prints_lines_or_json_and_refuses_what_is_no_release(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--torch", "2.14.1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["upgrade"]
+    assert found["then"] == "2.14.1"
+    assert {"says", "link", "guard", "now", "then"} == found["faults"][0].keys()
+    assert len(found["operators"]["left graph"]) > upgrade.NAMED
+    assert main(["doctor", "--torch", "newest"]) == 2
+    assert "'newest' is no release of PyTorch; allowed: a version" in capsys.readouterr().err
+    assert main(["doctor", "--torch", "2.14.1", "--trials"]) == 2
+    assert "give one of them" in capsys.readouterr().err
