@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-FAMILIES = ("binary", "norms", "unary")
+FAMILIES = ("attention", "binary", "matmul", "norms", "unary")
 
 
 def load() -> None:
