@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from importlib import import_module
 
-FAMILIES = ("attention", "binary", "matmul", "norms", "unary")
+FAMILIES = (
+    "arg_reductions",
+    "attention",
+    "binary",
+    "matmul",
+    "norms",
+    "reductions",
+    "unary",
+    "vector_norms",
+)
 
 
 def load() -> None:

@@ -1,0 +1,100 @@
+"""argmax and argmin: the position of an extreme, along a dimension or among all elements."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from hf_mps.kernels.dtypes import metal
+from hf_mps.kernels.launch.reduce import DIMENSIONS, INNER, OUTER, parameters, simdgroups
+from hf_mps.kernels.launch.reductions import REFUSED, SOURCE, kept, result, wrapped
+from hf_mps.kernels.rules import rule
+from hf_mps.kernels.runtime import NoRule
+from hf_mps.kernels.values import u32
+
+if TYPE_CHECKING:
+    from hf_mps.kernels.release import Release
+
+
+@rule("argmax", "argmax.out", source=SOURCE)
+def largest(
+    release: Release, given: Tensor, dim: int | None = None, keepdim: bool = False, *, out: Tensor | None = None
+) -> Tensor:
+    """The first position of the largest element, or of the first NaN."""
+    return positions(release, "argmax", given, dim, keepdim, out)
+
+
+@rule("argmin", "argmin.out", source=SOURCE)
+def smallest(
+    release: Release, given: Tensor, dim: int | None = None, keepdim: bool = False, *, out: Tensor | None = None
+) -> Tensor:
+    """The first position of the smallest element, or of the first NaN."""
+    return positions(release, "argmin", given, dim, keepdim, out)
+
+
+def positions(
+    release: Release, prefix: str, given: Tensor, dim: int | None, keepdim: bool, out: Tensor | None
+) -> Tensor:
+    """`out`, or a new tensor, with the positions. Of all elements: those of the contiguous tensor in a line."""
+    if f"{prefix}_reduction_float_long" not in release:
+        raise NoRule("MPSGraph on this release")
+    dims = wrapped(dim, given.dim())
+    if given.is_complex() or given.dtype == torch.bool or any(given.shape[at] == 0 for at in dims):
+        raise NoRule(REFUSED)
+    output = result(given, dims, keepdim, torch.int64, out)
+    if not output.numel():
+        return output
+    if not given.dim():
+        return output.fill_(0)
+    name = metal(given.dtype)
+    if dim is None:
+        _along(release, prefix, name, given.contiguous().view(-1), 0, output, ([1], [1]), whole=True)
+    else:
+        _along(release, prefix, name, given, min(dims), output, kept(output, dims, given.dim()), whole=False)
+    return output
+
+
+def _along(
+    release: Release,
+    prefix: str,
+    name: str,
+    given: Tensor,
+    dim: int,
+    output: Tensor,
+    layout: tuple[list[int], list[int]],
+    *,
+    whole: bool,
+) -> None:
+    if f"{prefix}_reduction_combine_{name}" in release:
+        raise NoRule("no rule yet for reductions in segments")
+    rank, length = given.dim(), given.shape[dim]
+    if not whole and rank >= 2 and dim in {0, rank - 1} and given.is_contiguous() and output.is_contiguous():
+        rest = given.numel() // length
+        if dim == 0:
+            release.kernel(f"{prefix}_reduction_outer_{name}_long").launch(
+                {"input": given, "output": output, "sizes": u32(length, rest, 1, 0)},
+                groups=(-(-rest // OUTER), 1, 1),
+                group=(OUTER, OUTER, 1),
+            )
+        else:
+            release.kernel(f"{prefix}_reduction_inner_{name}_long").launch(
+                {"input": given, "output": output, "sizes": u32(rest, length)},
+                groups=-(-rest // (INNER // 32)),
+                group=INNER,
+            )
+        return
+    general(release, f"{prefix}_reduction_{name}_long", given, length, output, layout)
+
+
+def general(
+    release: Release, kernel: str, given: Tensor, length: int, output: Tensor, layout: tuple[list[int], list[int]]
+) -> None:
+    """A threadgroup for each result, whatever the strides. `layout` is the output's, the dimension kept."""
+    if given.dim() > DIMENSIONS:
+        raise NoRule(f"more than {DIMENSIONS} dimensions")
+    params = parameters(0.0, length, given.shape, given.stride(), *layout)
+    release.kernel(kernel).launch(
+        {"input": given, "output": output, "params": params}, groups=output.numel(), group=simdgroups(length)
+    )

@@ -1,0 +1,251 @@
+"""Reductions to values: sum, mean, amax, any and their like, over some dimensions or all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from hf_mps.kernels.launch import reduce
+from hf_mps.kernels.launch.reduce import ALL, ANY, COUNT_NONZERO, MAX, MIN, NANSUM, SUM, Family, Reduction
+from hf_mps.kernels.rules import rule
+from hf_mps.kernels.runtime import NoRule
+
+if TYPE_CHECKING:
+    from hf_mps.kernels.release import Release
+
+SOURCE = "operations/ReduceOps.mm"
+REFUSED = "PyTorch refuses the arguments"
+
+
+def wrapped(dims: Sequence[int] | int | None, rank: int) -> set[int]:
+    """The dimensions meant, counted from 0; all of them for None or none. Raises NoRule where PyTorch refuses."""
+    if dims is None:
+        return set(range(rank))
+    given = [dims] if isinstance(dims, int) else dims
+    if not given:
+        return set(range(rank))
+    limit = max(rank, 1)
+    found = {each % limit for each in given}
+    if len(found) != len(given) or any(not -limit <= each < limit for each in given):
+        raise NoRule(REFUSED)
+    return found if rank else set()
+
+
+def result(given: Tensor, dims: set[int], keepdim: bool, dtype: torch.dtype, out: Tensor | None) -> Tensor:
+    """A new tensor for the result, or `out` where it has that shape and dtype."""
+    if keepdim:
+        shape = [1 if at in dims else size for at, size in enumerate(given.shape)]
+    else:
+        shape = [size for at, size in enumerate(given.shape) if at not in dims]
+    if out is None:
+        return given.new_empty(shape, dtype=dtype)
+    if list(out.shape) != shape or out.dtype != dtype:
+        raise NoRule("the result has another shape or dtype than what it is written to")
+    return out
+
+
+def kept(output: Tensor, dims: set[int], rank: int) -> tuple[list[int], list[int]]:
+    """Sizes and strides of the output with the reduced dimensions kept."""
+    if output.dim() == rank:
+        return list(output.shape), list(output.stride())
+    sizes, strides = [], []
+    rest = iter(zip(output.shape, output.stride(), strict=True))
+    for at in range(rank):
+        size, stride = (1, 0) if at in dims else next(rest)
+        sizes.append(size)
+        strides.append(stride)
+    return sizes, strides
+
+
+def reduced(
+    release: Release,
+    family: Family,
+    given: Tensor,
+    output: Tensor,
+    dims: set[int],
+    *,
+    divisor: float = 0.0,
+) -> Tensor:
+    """`output`, with what there is to reduce reduced into it."""
+    if given.numel() and output.numel():
+        sizes, strides = kept(output, dims, given.dim())
+        reduce.run(Reduction(release, family, given, output, sizes, strides, divisor))
+    return output
+
+
+@rule("sum.dim_IntList", "sum.IntList_out", source=SOURCE)
+def sums(
+    release: Release,
+    given: Tensor,
+    dim: Sequence[int] | None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Elements are cast to the result's dtype before, integers to int64."""
+    return _summed(release, SUM, given, dim, keepdim, dtype, out)
+
+
+@rule("nansum", "nansum.out", source=SOURCE)
+def nansums(
+    release: Release,
+    given: Tensor,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """As sum, which integers are given to."""
+    if given.is_complex():
+        raise NoRule(REFUSED)
+    return _summed(release, NANSUM if given.is_floating_point() else SUM, given, dim, keepdim, dtype, out)
+
+
+def _summed(
+    release: Release,
+    family: Family,
+    given: Tensor,
+    dim: Sequence[int] | None,
+    keepdim: bool,
+    dtype: torch.dtype | None,
+    out: Tensor | None,
+) -> Tensor:
+    dims = wrapped(dim, given.dim())
+    wanted = dtype or (out.dtype if out is not None else None)
+    if wanted is None:
+        wanted = given.dtype if given.dtype.is_floating_point or given.dtype.is_complex else torch.int64
+    output = result(given, dims, keepdim, wanted, out)
+    family = family if wanted.is_floating_point or wanted.is_complex else SUM
+    _need(release, SUM)
+    if not given.numel():
+        return output.zero_()
+    return reduced(release, family, given if given.dtype == wanted else given.to(wanted), output, dims)
+
+
+@rule("mean.dim", "mean.out", source=SOURCE)
+def means(
+    release: Release,
+    given: Tensor,
+    dim: Sequence[int] | None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The sum's kernels, which divide their accumulator before they round it."""
+    dims = wrapped(dim, given.dim())
+    wanted = dtype or (out.dtype if out is not None and given.dtype == out.dtype else given.dtype)
+    if not (wanted.is_floating_point or wanted.is_complex):
+        raise NoRule(REFUSED)
+    output = result(given, dims, keepdim, wanted, out)
+    _need(release, SUM)
+    if not given.numel():
+        return output.fill_(math.nan)
+    divisor = given.numel() / output.numel()
+    return reduced(release, SUM, given if given.dtype == wanted else given.to(wanted), output, dims, divisor=divisor)
+
+
+@rule("trace", source=SOURCE)
+def trace(release: Release, given: Tensor) -> Tensor:
+    """The sum of the diagonal."""
+    if given.dim() != 2:
+        raise NoRule(REFUSED)
+    _need(release, SUM)
+    return given.diagonal().sum()
+
+
+@rule("count_nonzero.dim_IntList", source=SOURCE)
+def counts(release: Release, given: Tensor, dim: Sequence[int]) -> Tensor:
+    """Elements that are not 0, by dimension."""
+    dims = wrapped(dim, given.dim())
+    output = result(given, dims, False, torch.int64, None)
+    _need(release, COUNT_NONZERO)
+    return reduced(release, COUNT_NONZERO, given, output, dims) if given.numel() else output.zero_()
+
+
+@rule("amax", "amax.out", source=SOURCE)
+def largest(
+    release: Release, given: Tensor, dim: Sequence[int] = (), keepdim: bool = False, *, out: Tensor | None = None
+) -> Tensor:
+    """The largest, NaN where there is one."""
+    return _extreme(release, MAX, given, dim, keepdim, out)
+
+
+@rule("amin", "amin.out", source=SOURCE)
+def smallest(
+    release: Release, given: Tensor, dim: Sequence[int] = (), keepdim: bool = False, *, out: Tensor | None = None
+) -> Tensor:
+    """The smallest, NaN where there is one."""
+    return _extreme(release, MIN, given, dim, keepdim, out)
+
+
+def _extreme(
+    release: Release, family: Family, given: Tensor, dim: Sequence[int], keepdim: bool, out: Tensor | None
+) -> Tensor:
+    dims = wrapped(dim, given.dim())
+    if given.is_complex() or any(given.shape[at] == 0 for at in dims):
+        raise NoRule(REFUSED)
+    _need(release, family)
+    return reduced(release, family, given, result(given, dims, keepdim, given.dtype, out), dims)
+
+
+@rule("aminmax", source=SOURCE)
+def both(release: Release, given: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """amin, then amax."""
+    dims = () if dim is None else (dim,)
+    if dim is None and keepdim:
+        raise NoRule("aminmax over all dimensions that keeps them")
+    return (
+        _extreme(release, MIN, given, dims, keepdim, None),
+        _extreme(release, MAX, given, dims, keepdim, None),
+    )
+
+
+@rule("all.dim", "all.out", source="../ReduceOps.cpp")
+def all_of(release: Release, given: Tensor, dim: int, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
+    """Whether no element is 0, along a dimension."""
+    return _decided(release, ALL, given, wrapped(dim, given.dim()), keepdim, out)
+
+
+@rule("any.dim", "any.out", source="../ReduceOps.cpp")
+def any_of(release: Release, given: Tensor, dim: int, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
+    """Whether an element is not 0, along a dimension."""
+    return _decided(release, ANY, given, wrapped(dim, given.dim()), keepdim, out)
+
+
+@rule("all", "all.all_out", source="../ReduceOps.cpp")
+def all_elements(release: Release, given: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Whether no element is 0."""
+    return _decided(release, ALL, given, set(range(given.dim())), False, out)
+
+
+@rule("any", "any.all_out", source="../ReduceOps.cpp")
+def any_element(release: Release, given: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Whether an element is not 0."""
+    return _decided(release, ANY, given, set(range(given.dim())), False, out)
+
+
+def _decided(
+    release: Release, family: Family, given: Tensor, dims: set[int], keepdim: bool, out: Tensor | None
+) -> Tensor:
+    """A byte for uint8 and bool for the others, as NumPy has it; one element is copied and never reduced."""
+    output = result(given, dims, keepdim, torch.uint8 if given.dtype == torch.uint8 else torch.bool, out)
+    _need(release, family)
+    if given.numel() == 0:
+        return output.fill_(family is ALL)
+    if given.numel() == 1:
+        return output.copy_(given.view_as(output).to(torch.bool))
+    return reduced(release, family, given, output, dims)
+
+
+def _need(release: Release, family: Family) -> None:
+    """Raises NoRule where the release reduces with MPSGraph."""
+    kind = "float_uchar" if family.predicate else "float_long" if family is COUNT_NONZERO else "float_float"
+    if f"{family.prefix}_reduction_{kind}" not in release:
+        raise NoRule("MPSGraph on this release")
