@@ -11,6 +11,7 @@ import json
 import os
 import struct
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import cache, cached_property
 from pathlib import Path
@@ -65,7 +66,8 @@ class Release:
         file = self._folder / f"{name}.kernel"
         with contextlib.suppress(OSError, ValueError, KeyError, struct.error):
             return self._made(*_unpacked(file.read_bytes()))
-        facts, code = self._compiled(name)
+        with _survived(file.with_suffix(".compiling"), name):
+            facts, code = self._compiled(name)
         with contextlib.suppress(OSError):  # a cache that cannot be written: compiled anew by the next process
             _write(file, _packed(facts, code))
         return self._made(facts, code)
@@ -129,6 +131,37 @@ def _signature(facts: dict[str, Any]) -> Signature:
     )
     attributes = tuple(Attribute(**each) for each in facts["attributes"])
     return Signature(facts["name"], bindings, attributes, frozenset(facts["intrinsics"]), facts["largest_group"])
+
+
+@contextlib.contextmanager
+def _survived(marker: Path, name: str) -> Iterator[None]:
+    """Leave a marker while LLVM compiles: it ends the whole process where it meets a fault of its own.
+
+    Raises NoRule where two processes that are gone left it: one may have been killed for another reason.
+    """
+    gone = 0
+    with contextlib.suppress(OSError, ValueError):
+        process, gone = map(int, marker.read_text(encoding="ascii").split())
+        gone += process != os.getpid() and not _alive(process)
+    if gone >= 2:
+        raise NoRule(f"LLVM ended the processes that compiled {name}")
+    with contextlib.suppress(OSError):
+        _write(marker, f"{os.getpid()} {gone}".encode())
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            marker.unlink(missing_ok=True)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _write(file: Path, data: bytes) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.kernels import bounds
@@ -144,7 +145,7 @@ class Kernel:
             return
         cuts = [total * share // shares for share in range(shares + 1)]
         others = [
-            _pool().submit(_some_groups, self._loaded.entry, buffers, sizes, cuts[share], cuts[share + 1])
+            _handed_over(_some_groups, self._loaded.entry, buffers, sizes, cuts[share], cuts[share + 1])
             for share in range(1, shares)
         ]
         _some_groups(self._loaded.entry, buffers, sizes, 0, cuts[1])
@@ -198,9 +199,33 @@ def _arena() -> int:
     return int(_local.address)
 
 
+_Job = tuple["Future[None]", Callable[..., None], tuple[Any, ...]]
+
+
+def _handed_over(function: Callable[..., None], *arguments: Any) -> Future[None]:
+    """Have another core run a function. Its threads end with the process, so that nobody has to wait for them."""
+    future: Future[None] = Future()
+    _jobs(_cores()).put((future, function, arguments))
+    return future
+
+
 @cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max(1, _cores() - 1), thread_name_prefix="hf_mps-kernels")
+def _jobs(cores: int) -> SimpleQueue[_Job]:
+    jobs: SimpleQueue[_Job] = SimpleQueue()
+    for number in range(1, cores):
+        threading.Thread(target=_work, args=(jobs,), name=f"hf_mps-kernels-{number}", daemon=True).start()
+    return jobs
+
+
+def _work(jobs: SimpleQueue[_Job]) -> None:
+    while True:
+        future, function, arguments = jobs.get()
+        try:
+            function(*arguments)
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
 
 
 def _cores() -> int:

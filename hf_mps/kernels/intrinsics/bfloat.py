@@ -11,10 +11,12 @@ import re
 from hf_mps.kernels.intrinsics.body import Body, Value
 from hf_mps.kernels.intrinsics.definition import Definition, llvm_type, scalar_of
 
-_NAME = re.compile(r"hf\.bfloat\.(?:(v\d+)?f32|(add|sub|mul|div|fmuladd))")
+_NAME = re.compile(r"hf\.bfloat\.(?:(v\d+)?f32|(add|sub|mul|div|fmuladd)|cmp\.([a-z]+))")
 _FLAGS = r"(?:(?:nnan|ninf|nsz|arcp|contract|afn|reassoc|fast) )*"
 _ROUNDING = re.compile(rf"= fptrunc {_FLAGS}float (\S+) to bfloat")
 _ARITHMETIC = re.compile(rf"= f(add|sub|mul|div) {_FLAGS}bfloat (\S+), (\S+?)(?=,|\s|$)")
+# LLVM 22 aborts on x86 where a comparison of bfloats meets another with zero ("Shift operators return type …").
+_COMPARISON = re.compile(rf"= fcmp {_FLAGS}([a-z]+) bfloat (\S+), (\S+?)(?=,|\s|$)")
 _FUSED = re.compile(rf"= (?:tail |notail |musttail )?call {_FLAGS}bfloat @llvm\.fmuladd\.bf16\(")
 
 
@@ -23,6 +25,8 @@ def define(name: str) -> Definition | None:
     found = _NAME.fullmatch(name)
     if not found:
         return None
+    if found[3]:
+        return _comparison(name, found[3])
     return _arithmetic(name, found[2]) if found[2] else _rounding(name, llvm_type(f"{found[1] or ''}f32"))
 
 
@@ -31,7 +35,8 @@ def explicit(text: str) -> tuple[str, frozenset[str]]:
     text = _ROUNDING.sub(r"= call bfloat @hf.bfloat.f32(float \1)", text)
     text = _ARITHMETIC.sub(r"= call bfloat @hf.bfloat.\1(bfloat \2, bfloat \3)", text)
     text = _FUSED.sub("= call bfloat @hf.bfloat.fmuladd(", text)
-    return text, frozenset(re.findall(r"call bfloat @(hf\.bfloat\.\w+)\(", text))
+    text = _COMPARISON.sub(r"= call i1 @hf.bfloat.cmp.\1(bfloat \2, bfloat \3)", text)
+    return text, frozenset(re.findall(r"call (?:bfloat|i1) @(hf\.bfloat\.[\w.]+)\(", text))
 
 
 def widened(x: Value) -> Value:
@@ -60,6 +65,12 @@ def nearest(x: Value) -> Value:
 def _rounding(name: str, kind: str) -> Definition:
     body = Body(name, kind.replace("float", "bfloat"), kind)
     return body.finish(nearest(body.arguments[0]))
+
+
+def _comparison(name: str, predicate: str) -> Definition:
+    body = Body(name, "i1", "bfloat", "bfloat")
+    a, b = (widened(x) for x in body.arguments)
+    return body.finish(a.compare(predicate, b))
 
 
 def _arithmetic(name: str, operation: str) -> Definition:

@@ -71,8 +71,17 @@ def test_rounding_is_vectorised_and_calls_nothing_without_avx512() -> None:
 
 
 def test_text_without_bfloat_arithmetic_stays() -> None:
-    text = "%z = fadd float %x, %y\n%w = fpext bfloat %v to float\n%c = fcmp olt bfloat %a, %b\n"
+    text = "%z = fadd float %x, %y\n%w = fpext bfloat %v to float\n%c = fcmp olt float %a, %b\n"
     assert explicit(text) == (text, frozenset())
+
+
+def test_a_comparison_of_bfloats_is_made_in_float() -> None:
+    text, needs = explicit("%c = fcmp nnan olt bfloat %a, 0xR0000\n")
+    assert text == "%c = call i1 @hf.bfloat.cmp.olt(bfloat %a, bfloat 0xR0000)\n"
+    (name,) = needs
+    definition = define(name)
+    assert definition is not None
+    assert "fcmp olt float" in definition.text
 
 
 def test_a_host_without_f16c_finds_its_functions_in_the_module() -> None:
