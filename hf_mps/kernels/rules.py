@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hf_mps.core.notices import overriding
 from hf_mps.core.text import first_line
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hf_mps.kernels.release import Release
 
 Function = Callable[..., Any]
+F = TypeVar("F", bound=Function)
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,12 @@ class Rule:
 RULES: dict[str, Rule] = {}
 
 
-def rule(*operators: str, source: str) -> Callable[[Function], Function]:
+def rule(*operators: str, source: str) -> Callable[[F], F]:
     """`function(release, *arguments)` returns the results of each of these overloads ("native_layer_norm", …)."""
     return _declared(operators, source, makes_outputs=True)
 
 
-def out_rule(*operators: str, source: str, outputs: Function | None = None) -> Callable[[Function], Function]:
+def out_rule(*operators: str, source: str, outputs: Function | None = None) -> Callable[[F], F]:
     """`function(release, outputs, *arguments)` fills `outputs`, a tensor or a tuple of them, for these overloads.
 
     The functional overload is named; what has the same arguments and `out=`, or writes `self`, is served too. Outputs
@@ -69,8 +70,8 @@ def out_rule(*operators: str, source: str, outputs: Function | None = None) -> C
 
 def _declared(
     operators: tuple[str, ...], source: str, *, makes_outputs: bool, outputs: Function | None = None
-) -> Callable[[Function], Function]:
-    def declare(function: Function) -> Function:
+) -> Callable[[F], F]:
+    def declare(function: F) -> F:
         for operator in operators:
             if operator in RULES:
                 raise ValueError(f"two rules for {operator}")

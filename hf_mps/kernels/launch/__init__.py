@@ -5,11 +5,16 @@ from __future__ import annotations
 from importlib import import_module
 
 FAMILIES = (
+    "amp",
     "arg_reductions",
     "attention",
     "binary",
+    "dropout",
+    "embedding",
     "matmul",
     "norms",
+    "optimizers",
+    "random",
     "reductions",
     "unary",
     "vector_norms",

@@ -1,8 +1,9 @@
 // Random numbers of the device's own: drawing here leaves the CPU's generator alone, and the other way round.
 //
-// The state has the size and layout of a Mac's (MPSGeneratorImpl.h): seven words of Philox state, then the seed. Every
-// draw is made by a CPU generator seeded from (seed, number of the draw), so saving the state and restoring it
-// repeats the same draws. The numbers themselves are not a Mac's.
+// The state has the size and layout of a Mac's (MPSGeneratorImpl.mm): seven words of Philox state, the seed, the offset
+// in Philox's stream. Every draw is made by a CPU generator seeded from (seed, offset), so saving the state and
+// restoring it repeats the same draws. The numbers themselves are not a Mac's; where a release's own kernels draw them
+// (hf_mps/kernels/launch/random.py), they read the seed and the offset here and set the offset as a Mac's host does.
 #include "device.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -21,8 +22,10 @@ namespace {
 struct State {
   std::array<uint32_t, 7> words{};
   uint64_t seed = c10::detail::getNonDeterministicRandom();
+  uint64_t offset = 0;
 };
-constexpr size_t kStateBytes = sizeof(uint32_t) * 7 + sizeof(uint64_t);
+constexpr size_t kWordBytes = sizeof(uint32_t) * 7;
+constexpr size_t kStateBytes = kWordBytes + 2 * sizeof(uint64_t);
 
 // splitmix64: neighbouring seeds and draws give unrelated streams.
 uint64_t mixed(uint64_t value) {
@@ -46,15 +49,12 @@ class MetalGenerator final : public c10::GeneratorImpl {
     set_offset(0);
   }
 
-  // Words 1 and 2 count the draws.
   void set_offset(uint64_t offset) override {
-    std::memcpy(&state_.words[1], &offset, sizeof(offset));
+    state_.offset = offset;
   }
 
   uint64_t get_offset() const override {
-    uint64_t offset = 0;
-    std::memcpy(&offset, &state_.words[1], sizeof(offset));
-    return offset;
+    return state_.offset;
   }
 
   uint64_t current_seed() const override {
@@ -70,15 +70,17 @@ class MetalGenerator final : public c10::GeneratorImpl {
     at::detail::check_rng_state(given);
     TORCH_CHECK(given.numel() == static_cast<int64_t>(kStateBytes), "RNG state is wrong size");
     const auto* bytes = static_cast<const uint8_t*>(given.data());
-    std::memcpy(state_.words.data(), bytes, sizeof(state_.words));
-    std::memcpy(&state_.seed, bytes + sizeof(state_.words), sizeof(state_.seed));
+    std::memcpy(state_.words.data(), bytes, kWordBytes);
+    std::memcpy(&state_.seed, bytes + kWordBytes, sizeof(state_.seed));
+    std::memcpy(&state_.offset, bytes + kWordBytes + sizeof(state_.seed), sizeof(state_.offset));
   }
 
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
     auto tensor = at::detail::empty_cpu({static_cast<int64_t>(kStateBytes)}, c10::ScalarType::Byte);
     auto* bytes = static_cast<uint8_t*>(tensor.mutable_data_ptr());
-    std::memcpy(bytes, state_.words.data(), sizeof(state_.words));
-    std::memcpy(bytes + sizeof(state_.words), &state_.seed, sizeof(state_.seed));
+    std::memcpy(bytes, state_.words.data(), kWordBytes);
+    std::memcpy(bytes + kWordBytes, &state_.seed, sizeof(state_.seed));
+    std::memcpy(bytes + kWordBytes + sizeof(state_.seed), &state_.offset, sizeof(state_.offset));
     return tensor.getIntrusivePtr();
   }
 
