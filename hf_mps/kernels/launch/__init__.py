@@ -5,10 +5,12 @@ from __future__ import annotations
 from importlib import import_module
 
 FAMILIES = (
+    "activations",
     "amp",
     "arg_reductions",
     "attention",
     "binary",
+    "comparison",
     "dropout",
     "embedding",
     "matmul",
@@ -16,6 +18,7 @@ FAMILIES = (
     "optimizers",
     "random",
     "reductions",
+    "ternary",
     "unary",
     "vector_norms",
 )

@@ -17,7 +17,7 @@ from torch import Tensor
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.launch.iterator import Walk, all_dense, walk
 from hf_mps.kernels.runtime import NoRule
-from hf_mps.kernels.values import i64, padded, scalar, u32
+from hf_mps.kernels.values import i64, padded, scalar, u8, u32
 
 if TYPE_CHECKING:
     from hf_mps.kernels.release import Release
@@ -74,6 +74,14 @@ def alpha(number: complex, dtype: torch.dtype) -> Alpha:
     """A number of a dtype, as `alpha` or another value beside the operands."""
     # Zeros of both signs are equal, and a cache would give one for the other.
     return _number(str(number).startswith("-"), type(number).__name__, number, dtype)
+
+
+def params(name: str, dtype: torch.dtype, *numbers: float, truth: bool | None = None) -> Alpha:
+    """A struct of numbers of a dtype, as `ELUParams<float>`, with a bool at its end where there is one."""
+    data = b"".join(scalar(number, dtype) for number in numbers)
+    if truth is not None:
+        data = padded(data + u8(truth), len(data) + dtype.itemsize)
+    return Alpha(data, f"{name}_{metal(dtype)}")
 
 
 def exec_unary(release: Release, output: Tensor, given: Tensor, name: str, beside: Alpha | None = None) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
-from hf_mps.kernels.launch.pointwise import exec_unary
-from hf_mps.kernels.launch.results import as_float, as_input
+from hf_mps.kernels.launch.pointwise import Alpha, alpha, exec_unary, params
+from hf_mps.kernels.launch.results import as_float, as_input, as_truth, written
 from hf_mps.kernels.rules import out_rule
 from hf_mps.kernels.runtime import NoRule
 
@@ -16,8 +18,8 @@ if TYPE_CHECKING:
 
 SOURCE = "operations/UnaryKernel.mm"
 
-SAME = {"neg": "neg", "bitwise_not": "bitwise_not", "relu": "relu"}
-"""Operators whose output has the input's dtype, and their kernels."""
+SAME = ("neg", "bitwise_not", "round")
+"""Operators whose output has the input's dtype; their kernels have the same names."""
 
 FLOAT = (
     "acos", "asin", "atan", "cos", "cosh", "digamma", "erf", "erfc", "erfinv", "exp", "exp2", "expm1", "i0", "lgamma",
@@ -32,14 +34,14 @@ BESSEL = (
 )  # fmt: skip
 
 
-def _declare(operator: str, kernel: str, outputs: object) -> None:
-    @out_rule(operator, source=SOURCE, outputs=outputs)  # type: ignore[arg-type]
+def _declare(operator: str, kernel: str, outputs: Callable[..., Any]) -> None:
+    @out_rule(operator, source=SOURCE, outputs=outputs)
     def launch(release: Release, output: Tensor, self: Tensor) -> None:
         exec_unary(release, output, self, kernel)
 
 
-for _operator, _kernel in SAME.items():
-    _declare(_operator, _kernel, as_input)
+for _name in SAME:
+    _declare(_name, _name, as_input)
 for _name in FLOAT:
     _declare(_name, _name, as_float)
 for _name in SPECIAL:
@@ -48,9 +50,88 @@ for _name in BESSEL:
     _declare(f"special_{_name}", f"{_name}_forward", as_float)
 
 
-@out_rule("abs", source=SOURCE, outputs=as_input)
-def absolute(release: Release, output: Tensor, self: Tensor) -> None:
-    """The magnitude; of complex numbers the host takes the real part of a complex result."""
-    if self.is_complex():
-        raise NoRule("complex numbers")
-    exec_unary(release, output, self, "abs")
+def _declare_of_complex(operator: str, outputs: Callable[..., Any]) -> None:
+    @out_rule(operator, source=SOURCE, outputs=outputs)
+    def launch(release: Release, output: Tensor, self: Tensor) -> None:
+        if self.is_complex():
+            raise NoRule("complex numbers: the host takes the real part of a complex result")
+        exec_unary(release, output, self, operator)
+
+
+_declare_of_complex("abs", as_input)
+_declare_of_complex("angle", as_float)
+_declare("logical_not", "logical_not", as_truth)
+
+
+@out_rule("round.decimals", source=SOURCE, outputs=as_input)
+def round_decimals(release: Release, output: Tensor, self: Tensor, *, decimals: int) -> None:
+    """Rounded to decimals; to none is `round`."""
+    if decimals == 0:
+        exec_unary(release, output, self, "round")
+    else:
+        exec_unary(release, output, self, "round_decimals", alpha(decimals, torch.int64))
+
+
+def _as_power(target: Tensor | None, self: Tensor, exponent: complex) -> Tensor:
+    return written(target, torch.result_type(self, exponent), self)
+
+
+@out_rule("pow.Tensor_Scalar", source=SOURCE, outputs=_as_power)
+def power(release: Release, output: Tensor, self: Tensor, exponent: complex) -> None:
+    """A power; squares, roots and reciprocals have kernels of their own."""
+    dtype = torch.result_type(self, exponent)
+    whole = not (dtype.is_floating_point or dtype.is_complex)
+    if whole and isinstance(exponent, int | float) and exponent < 0:
+        raise NoRule("PyTorch refuses the arguments: a whole number to a negative power")
+    if exponent == 0:
+        output.fill_(1)
+        return
+    if exponent == 1:
+        output.copy_(self)
+        return
+    base = self if self.dtype == dtype else self.to(dtype)
+    name, beside = _power_kernel(exponent, whole=whole)
+    exec_unary(release, output, base, name, beside)
+
+
+def _power_kernel(exponent: complex, *, whole: bool) -> tuple[str, Alpha | None]:
+    if not isinstance(exponent, int | float):
+        return "pow_scalar", alpha(exponent, torch.complex64)
+    if exponent == 2:
+        return "sqr", None
+    if whole:
+        return "pow_scalar", alpha(exponent, torch.int32)
+    special = {-1.0: "reciprocal", -0.5: "rsqrt", 0.5: "sqrt"}.get(exponent)
+    return (special, None) if special else ("pow_scalar", alpha(exponent, torch.float32))
+
+
+def _as_polygamma(target: Tensor | None, n: int, self: Tensor) -> Tensor:
+    return as_float(target, self)
+
+
+@out_rule("polygamma", source="operations/Gamma.mm", outputs=_as_polygamma)
+def polygamma(release: Release, output: Tensor, n: int, self: Tensor) -> None:
+    """The n-th derivative of digamma."""
+    if n < 0:
+        raise NoRule("PyTorch refuses the arguments: a negative order")
+    if n < 2:
+        exec_unary(release, output, self, ("digamma", "trigamma")[n])
+    else:
+        exec_unary(release, output, self, "polygamma", alpha(n, torch.int32))
+
+
+@out_rule("nan_to_num", source=SOURCE, outputs=as_input)
+def nan_to_num(
+    release: Release,
+    output: Tensor,
+    self: Tensor,
+    nan: float | None = None,
+    posinf: float | None = None,
+    neginf: float | None = None,
+) -> None:
+    """What is no number, and infinities, replaced; from 2.14 on."""
+    if not self.is_floating_point():
+        raise NoRule("whole or complex numbers")
+    limits = torch.finfo(self.dtype)
+    values = (nan or 0.0, limits.max if posinf is None else posinf, limits.min if neginf is None else neginf)
+    exec_unary(release, output, self, "nan_to_num", params("NanToNumParams", self.dtype, *values))
