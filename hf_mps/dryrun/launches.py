@@ -32,8 +32,14 @@ def call_of(operator: str, inputs: Any, result: Any) -> Call:
         operator,
         tuple(_operands(given)),
         tuple(_operands(result)),
-        tuple(each for each in given if type(each) is int),
+        tuple(map(_number, positional)),
     )
+
+
+def _number(argument: Any) -> int | tuple[int, ...] | None:
+    if isinstance(argument, (list, tuple)) and all(isinstance(each, int) for each in argument):
+        return tuple(map(int, argument))
+    return int(argument) if isinstance(argument, int) else None
 
 
 def _operands(tree: Any) -> Iterator[Operand]:
@@ -77,12 +83,13 @@ class Launches:
         return graphs * GRAPH_SECONDS + (self.total - graphs) * KERNEL_SECONDS
 
     @property
-    def sentence(self) -> str:
-        """The most of it in a line."""
+    def choice(self) -> Choice[str]:
+        """The most of it in a line, and what it is known from."""
         found = sorted((each for each in LAUNCHED if self.classes.get(each)), key=lambda each: -self.classes[each])
         parts = ", ".join(f"{self.classes[each]:,} {each}" for each in found)
         graphs = f"{counted(self.graphs, 'graph')} to compile"
-        return f"{self.total:,} launches on torch {self.release}: {parts}; {graphs}; at least {_time(self.floor)}"
+        said = f"{self.total:,} a step: {parts}; {graphs}; at least {_time(self.floor)} of dispatch"
+        return Choice(said, f"as torch {self.release} launches them; {MEASURED}")
 
     def lines(self) -> Iterator[str | tuple[str, ...]]:
         """The lines of a report's table."""

@@ -25,7 +25,7 @@ def show(resolved: ResolvedRecipe, *, fresh: bool = False, as_json: bool = False
 
     - `name`, `recipe`: as in results.json
     - `simulated`: bool, whether the device of the run is a simulated one
-    - `choices`: {name: {"value": any, "reason": str}}, among them `parameters`, `memory` and `operators`
+    - `choices`: {name: {"value": any, "reason": str}}, among them `parameters`, `memory`, `operators`, `launches`
     - `parameters`: {"trainable": int, "frozen": int}; `buckets`: [int], the lengths that batches are padded to
 
     Raises UserError for what a run would refuse.
@@ -71,7 +71,7 @@ def _foreseen(
     return {
         "parameters": Choice(f"{trainable:,} trainable, {frozen:,} frozen", share),
         "memory": _memory(resolved, device),
-        "operators": _operators(resolved),
+        **_operators(resolved),
     }
 
 
@@ -109,18 +109,22 @@ def _not_known(error: Exception) -> Choice[Any]:
     return Choice(UNKNOWN, first_line(error) if ours else f"it cannot be traced: {summary(error)}")
 
 
-def _operators(resolved: ResolvedRecipe) -> Choice[Any]:
-    """The operators of a training step that have no Metal kernel; those that the recipe names are marked."""
+def _operators(resolved: ResolvedRecipe) -> dict[str, Choice[Any]]:
+    """The operators of a training step that have no Metal kernel, those that the recipe names marked; its launches."""
     from hf_mps.dryrun.audit import audit
+    from hf_mps.dryrun.launches import Launches
     from hf_mps.dryrun.resolve import Target
 
     try:
         result = audit(Target(resolved.name, resolved))
     except Exception as error:
-        return _not_known(error)
+        return dict.fromkeys(("operators", "launches"), _not_known(error))
     lacking = [
         f"{entry.operator} (as the recipe names it)" if entry.operator in resolved.recipe.fallback else entry.operator
         for entry in result.findings
     ]
     reason = f"of {len(result.entries)} in a training step; with their places: {resolved.command('audit')}"
-    return Choice(f"without a Metal kernel: {', '.join(lacking)}" if lacking else "all have a Metal kernel", reason)
+    without = f"without a Metal kernel: {', '.join(lacking)}" if lacking else "all have a Metal kernel"
+    launches = result.launches
+    told = launches.choice if isinstance(launches, Launches) else Choice(UNKNOWN, launches.reason if launches else "")
+    return {"operators": Choice(without, reason), "launches": told}

@@ -48,12 +48,16 @@ class Operand:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of an operator ("aten::add.Tensor"); `integers` are its arguments that are whole numbers, in order."""
+    """One call of an operator ("aten::add.Tensor").
+
+    `arguments` are its positional ones, as far as they were given: a whole number, a bool, a tuple of those, or None in
+    place of anything else.
+    """
 
     operator: str
     inputs: tuple[Operand, ...] = ()
     results: tuple[Operand, ...] = ()
-    integers: tuple[int, ...] = ()
+    arguments: tuple[int | tuple[int, ...] | None, ...] = ()
 
     @property
     def base(self) -> str:

@@ -24,7 +24,10 @@ VECTORS = Version("2.14")
 TILED = 2**32
 COMPLEX_INNER = 2048
 LARGE_FILTER = 256
-SHORT_QUERY, VECTOR_HEADS = 8, (64, 96, 128)
+SHORT_QUERY = 8
+VECTOR_SIZES, VECTOR_SIZES_BEFORE = (64, 96, 128, 256), (64, 96, 128)
+PREFILL_SIZES = (32, 64, 72, 80, 96, 128, 256)
+"""The sizes of a head that attention has kernels for."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,11 @@ def decided(call: Call, ways: tuple[str, ...], release: Version, macos: tuple[in
         return rule(call, Host(release, macos))
     except IndexError:  # called with fewer tensors than the rule knows of
         return None
+
+
+def _given(call: Call, place: int) -> int | tuple[int, ...] | None:
+    """An argument of a call, or None where it was not given or is no number."""
+    return call.arguments[place] if place < len(call.arguments) else None
 
 
 def _whole(operand: Operand) -> bool:
@@ -114,15 +122,21 @@ def _to_host(call: Call, host: Host) -> Choice[LaunchClass] | None:
 
 def _joined(call: Call, host: Host) -> Choice[LaunchClass] | None:
     """cat and stack before 2.14: Shape.mm, `cat_out_mps`."""
-    first = call.integers[0] if call.integers else 0
-    if first == 0 and len({each.dtype for each in call.inputs}) == 1 and all(each.dense for each in call.inputs):
+    if (
+        not _given(call, 1)
+        and len({each.dtype for each in call.inputs}) == 1
+        and all(each.dense for each in call.inputs)
+    ):
         return Choice("blit", f"dense tensors one behind the other ({OPERATIONS}/Shape.mm)")
     return Choice("metal", f"along another dimension, of several dtypes or strided ({OPERATIONS}/Shape.mm)")
 
 
 def _convolution(call: Call, host: Host) -> Choice[LaunchClass] | None:
-    """Convolution.mm: MPSGraph, but for large filters from 2.14 on."""
-    if host.release >= VECTORS and any(side >= LARGE_FILTER for side in call.inputs[1].shape[2:]):
+    """Convolution.mm: MPSGraph, but for large filters and for volumes, which have several ways, from 2.14 on."""
+    sides = call.inputs[1].shape[2:]
+    if host.release >= VECTORS and len(sides) == 3:
+        return None
+    if host.release >= VECTORS and any(side >= LARGE_FILTER for side in sides):
         return Choice("metal", f"a filter of {LARGE_FILTER} or more ({OPERATIONS}/Convolution.mm)")
     return Choice("graph", f"convolutions are MPSGraph ({OPERATIONS}/Convolution.mm)")
 
@@ -132,15 +146,37 @@ def _convolution_backward(call: Call, host: Host) -> Choice[LaunchClass] | None:
 
 
 def _attention(call: Call, host: Host) -> Choice[LaunchClass] | None:
-    """Attention.mm, `_scaled_dot_product_attention_math_mps`: at most eight queries. Later releases have more ways."""
+    """Attention.mm, `_scaled_dot_product_attention_math_mps`: kernels for a few queries, and from 2.13 on for many."""
     query, key, value = call.inputs[:3]
-    width, short = query.shape[-1], query.shape[-2] <= min(SHORT_QUERY, key.shape[-2])
-    masks = call.inputs[3:]
-    if short and width == value.shape[-1] and width in VECTOR_HEADS and all(mask.dtype == "bool" for mask in masks):
-        return Choice("metal", f"at most {SHORT_QUERY} queries ({OPERATIONS}/Attention.mm)")
+    width, causal, masks = query.shape[-1], bool(_given(call, 5)), {mask.dtype for mask in call.inputs[3:]}
+    if width != value.shape[-1]:
+        return Choice("graph", f"values of another width than queries ({OPERATIONS}/Attention.mm)")
+    short, few = query.shape[-2] <= SHORT_QUERY, query.shape[-2] <= min(SHORT_QUERY, key.shape[-2])
     if host.release < MOVED_TO_KERNELS:
-        return Choice("graph", f"more than {SHORT_QUERY} queries, or another width ({OPERATIONS}/Attention.mm)")
-    return None
+        kernel = few and width in VECTOR_SIZES_BEFORE and not causal and masks <= {"bool"}
+    elif not masks <= {"bool", query.dtype}:
+        kernel = False
+    else:
+        kernel = (few and width in VECTOR_SIZES and not (causal and masks)) or (not short and width in PREFILL_SIZES)
+    if kernel:
+        return Choice("metal", f"attention of {query.shape[-2]} queries of {width} ({OPERATIONS}/Attention.mm)")
+    return Choice("graph", f"no kernel takes {query.shape[-2]} queries of {width} so ({OPERATIONS}/Attention.mm)")
+
+
+def _max_pool(call: Call, host: Host) -> Choice[LaunchClass] | None:
+    """max_pool2d: MPSGraph where the windows move by one, as the code of the wheels has it (Pooling.mm)."""
+    stride = _given(call, 2) or _given(call, 1)
+    steps = stride if isinstance(stride, tuple) else (stride,)
+    if all(step == 1 for step in steps):
+        return Choice("graph", f"windows that move by one are MPSGraph ({OPERATIONS}/Pooling.mm)")
+    return Choice("metal", f"windows that move by more than one ({OPERATIONS}/Pooling.mm)")
+
+
+def _average_pool(call: Call, host: Host) -> Choice[LaunchClass] | None:
+    """avg_pool2d: a Metal kernel with ceil_mode alone, as the code of the wheels has it (Pooling.mm)."""
+    if _given(call, 4):
+        return Choice("metal", f"with ceil_mode ({OPERATIONS}/Pooling.mm)")
+    return Choice("graph", f"without ceil_mode ({OPERATIONS}/Pooling.mm)")
 
 
 def _filled_and_copied(call: Call, host: Host) -> Choice[LaunchClass] | None:
@@ -167,6 +203,9 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("convolution", "_convolution", "_mps_convolution"), _convolution),
     **dict.fromkeys(("convolution_backward", "mps_convolution_transpose_backward"), _convolution_backward),
     "_scaled_dot_product_attention_math_for_mps": _attention,
+    "max_pool2d": _max_pool,
+    "max_pool2d_with_indices": _max_pool,
+    **dict.fromkeys(("avg_pool2d", "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward"), _average_pool),
     "_safe_softmax": _safe_softmax,
     **dict.fromkeys(("select_backward", "slice_backward", "diagonal_backward"), _filled_and_copied),
 }

@@ -106,13 +106,42 @@ def test_copies_are_blits_kernels_or_before_2_13_graphs() -> None:
 def test_concatenation_copies_dense_tensors_one_behind_the_other_until_2_14() -> None:
     parts = tensor(2, 4), tensor(3, 4)
     assert kind("2.13.0", "cat", *parts) == "blit"
-    assert kind("2.13.0", "cat", *parts, integers=(1,)) == "metal"
+    assert kind("2.13.0", "cat", *parts, arguments=(None, 1)) == "metal"
     assert kind("2.14.1", "cat", *parts) == "metal"
 
 
 def test_what_no_rule_decides_is_mixed_and_names_the_ways() -> None:
-    found = on("2.13.0").of(Call("aten::max_pool2d", (tensor(1, 3, 8, 8),)))
+    found = on("2.13.0").of(Call("aten::cross_entropy_loss", (tensor(8, 3),)))
     assert (found.value, found.reason) == ("mixed", "the host decides: graph, metal")
+
+
+def test_attention_without_gradients_is_a_kernel_for_few_queries_and_from_2_13_on_for_many() -> None:
+    few, many = (tensor(2, 4, queries, 64) for queries in (4, 64))
+    keys = tensor(2, 4, 64, 64)
+    name = "_scaled_dot_product_attention_math_for_mps"
+    assert [kind(release, name, few, keys, keys) for release in RELEASES] == ["metal"] * 3
+    assert [kind(release, name, many, keys, keys) for release in RELEASES] == ["graph", "metal", "metal"]
+    causal = {"arguments": (None, None, None, None, None, True)}
+    assert kind("2.12.1", name, few, keys, keys, **causal) == "graph"
+    assert kind("2.13.0", name, many, keys, keys, tensor(2, 4, 64, 64, dtype="int64")) == "graph"
+    narrow = tensor(2, 4, 64, 40)
+    assert kind("2.13.0", name, narrow, narrow, narrow) == "graph"
+
+
+def test_pools_are_kernels_where_their_windows_move_by_more_than_one_or_round_up() -> None:
+    image = tensor(1, 3, 8, 8)
+    assert kind("2.13.0", "max_pool2d", image, arguments=(None, (3, 3), (2, 2), (1, 1))) == "metal"
+    assert kind("2.13.0", "max_pool2d_with_indices", image, arguments=(None, (3, 3), (1, 1))) == "graph"
+    assert kind("2.13.0", "max_pool2d", image, arguments=(None, (2, 2))) == "metal"
+    assert kind("2.13.0", "avg_pool2d", image, arguments=(None, (2, 2))) == "graph"
+    assert kind("2.13.0", "avg_pool2d", image, arguments=(None, (2, 2), (), 0, True)) == "metal"
+
+
+def test_convolutions_are_graphs_but_for_large_filters_from_2_14_on() -> None:
+    image, filters = tensor(1, 3, 512, 512), tensor(8, 3, 3, 3)
+    assert [kind(release, "convolution", image, filters) for release in RELEASES] == ["graph"] * 3
+    assert kind("2.14.1", "convolution", image, tensor(8, 3, 256, 1)) == "metal"
+    assert kind("2.13.0", "convolution_backward", image, image, filters) == "graph"
 
 
 def test_other_libraries_operators_are_unknown() -> None:
@@ -121,7 +150,7 @@ def test_other_libraries_operators_are_unknown() -> None:
 
 
 def test_a_graph_serves_calls_of_the_same_shapes_and_dtypes() -> None:
-    one = Call("aten::_softmax", (tensor(8, 16),), (tensor(8, 16),), (1,))
+    one = Call("aten::_softmax", (tensor(8, 16),), (tensor(8, 16),), (None, 1))
     assert one.graph == Call("aten::_softmax", (tensor(8, 16),)).graph
     assert one.graph != Call("aten::_softmax", (tensor(8, 32),)).graph
     assert one.graph != Call("aten::_softmax", (tensor(8, 16, dtype="float16"),)).graph

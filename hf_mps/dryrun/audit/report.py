@@ -62,7 +62,7 @@ def _annotations(audit: Audit) -> Iterator[Annotation]:
         yield Annotation("notice", f"all {len(audit.entries)} operators run on Metal")
     yield from map(_annotation, audit.findings)
     if isinstance(audit.launches, Launches):
-        yield Annotation("notice", audit.launches.sentence)
+        yield Annotation("notice", f"launches: {audit.launches.choice}")
 
 
 def _annotation(entry: Entry) -> Annotation:

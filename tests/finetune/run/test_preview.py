@@ -32,7 +32,7 @@ def test_a_plan_tells_every_choice_of_the_run_and_does_nothing(desk: Path, finet
     assert lines[0] == "hf_mps plan of my"
     names = [line[2:].partition("  ")[0] for line in lines[1:]]
     assert names[:7] == ["model", "data", "device", "precision", "batch", "lengths", "steps"]
-    assert {"optimizer", "output", "parameters", "memory", "operators"} <= set(names)
+    assert {"optimizer", "output", "parameters", "memory", "operators", "launches"} <= set(names)
     assert sorted(path.name for path in desk.iterdir()) == before
 
 
@@ -59,7 +59,7 @@ def test_the_plan_is_the_runs_own_header(desk: Path, finetune: Command) -> None:
     assert finetune("my.yaml").code == 0
     ran = results(desk / "runs/my")["choices"]
     assert {name: said[name] for name in ran} == ran
-    assert set(said) - set(ran) == {"parameters", "memory", "operators"}
+    assert set(said) - set(ran) == {"parameters", "memory", "operators", "launches"}
 
 
 def test_a_plan_refuses_what_a_run_would(finetune: Command, desk: Path) -> None:
