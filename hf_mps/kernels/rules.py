@@ -92,14 +92,18 @@ class Dispatch:
         self._library: Any = None
 
     def install(self, rules: dict[str, Rule]) -> None:
-        """Register every rule's overloads for the device, below autograd."""
+        """Register every rule's overloads for the device, below autograd.
+
+        The kernel of before is the device's own, or one below autograd for every device, as that of `copy_` is.
+        """
         import torch
 
         self._library = torch._C._dispatch_library("IMPL", "aten", "MPS", __file__)
         with overriding():
             for each in rules.values():
                 for overload, form in overloads(each):
-                    if torch._C._dispatch_has_kernel_for_dispatch_key(overload._name, "MPS"):
+                    keys = ("MPS", "CompositeExplicitAutograd") if each.makes_outputs else ("MPS",)
+                    if any(torch._C._dispatch_has_kernel_for_dispatch_key(overload._name, key) for key in keys):
                         self._library.impl(
                             overload._name.removeprefix("aten::"), "MPS", self._kernel(each, overload, form)
                         )

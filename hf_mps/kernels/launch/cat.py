@@ -1,0 +1,106 @@
+"""Concatenation: a launch for each input, which copies it to its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch._prims_common import suggest_memory_format
+
+from hf_mps.kernels.dtypes import metal
+from hf_mps.kernels.rules import rule
+from hf_mps.kernels.runtime import NoRule
+from hf_mps.kernels.values import i32, i64
+
+if TYPE_CHECKING:
+    from hf_mps.kernels.release import Release
+
+DIMENSIONS = 16
+"""Dimensions that a kernel's structs have room for."""
+SOURCE = "operations/Shape.mm"
+
+
+@rule("cat", source=SOURCE)
+def cat(release: Release, tensors: list[Tensor], dim: int = 0) -> Tensor:
+    """Into a new tensor: contiguous, unless every input suggests one channels-last format."""
+    shape, dtype = _shape(tensors, dim), _dtype(tensors)
+    form = torch.contiguous_format if all(each.is_contiguous() for each in tensors) else _format(tensors)
+    output = torch.empty(shape, dtype=dtype, device=tensors[0].device, memory_format=form)
+    _join(release, output, tensors, wrapped(dim, output.dim()))
+    return output
+
+
+@rule("cat.out", source=SOURCE)
+def cat_into(release: Release, tensors: list[Tensor], dim: int = 0, *, out: Tensor) -> Tensor:
+    """Into a tensor of the result's shape; PyTorch resizes another."""
+    if tuple(out.shape) != tuple(_shape(tensors, dim)) or not torch.can_cast(_dtype(tensors), out.dtype):
+        raise NoRule("the result has another shape or dtype than what it is written to")
+    if any(each.untyped_storage().data_ptr() == out.untyped_storage().data_ptr() for each in tensors):
+        raise NoRule("an input shares memory with the output")
+    _join(release, out, tensors, wrapped(dim, out.dim()))
+    return out
+
+
+def _shape(tensors: list[Tensor], dim: int) -> list[int]:
+    """The result's shape; tensors of one dimension and no elements are passed over."""
+    there = [each for each in tensors if each.dim() != 1 or each.shape[0]]
+    first = there[0] if there else tensors[0]
+    dim = wrapped(dim, first.dim())
+    same = _but(first.shape, dim)
+    if first.dim() == 0 or any(each.dim() != first.dim() or _but(each.shape, dim) != same for each in there):
+        raise NoRule("PyTorch refuses the shapes")
+    shape = list(first.shape)
+    shape[dim] = sum(each.shape[dim] for each in there)
+    return shape
+
+
+def _dtype(tensors: list[Tensor]) -> torch.dtype:
+    found = tensors[0].dtype
+    for each in tensors:
+        if each.dtype != found:
+            found = torch.promote_types(found, each.dtype)
+    return found
+
+
+def _format(tensors: list[Tensor]) -> torch.memory_format:
+    formats = {suggest_memory_format(each) for each in tensors}
+    return formats.pop() if len(formats) == 1 else torch.contiguous_format
+
+
+def _join(release: Release, output: Tensor, tensors: list[Tensor], dim: int) -> None:
+    if any(not each.is_mps for each in tensors) or output.dim() == 0:
+        raise NoRule("PyTorch refuses the arguments")
+    if output.numel() == 0:
+        return
+    packed = i64 if any(each.numel() >= 2**31 for each in (output, *tensors)) else i32
+    index = "int64_t" if packed is i64 else "int32_t"
+    shared = i32(output.dim(), dim) + _filled(packed, output.stride()) + _filled(packed, output.shape)
+    offset = 0
+    for each in tensors:
+        count = each.numel()
+        if count >= 2**31:
+            raise NoRule("2**31 elements or more, which the host launches in parts")
+        if count:
+            own = packed(offset, 0) + _filled(packed, each.stride()) + _filled(packed, each.shape)
+            kernel = release.kernel(f"cat_{index}_{metal(each.dtype)}_{metal(output.dtype)}")
+            kernel.launch({"input": each, "output": output, "shared_params": shared, "input_params": own}, count)
+        if each.dim() == output.dim():
+            offset += each.shape[dim]
+
+
+def _filled(packed: Callable[..., bytes], numbers: tuple[int, ...]) -> bytes:
+    """An array of a struct, with what is left of it empty."""
+    return packed(*numbers, *(0 for _ in range(DIMENSIONS - len(numbers))))
+
+
+def _but(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
+    return (*shape[:dim], *shape[dim + 1 :])
+
+
+def wrapped(dim: int, dims: int) -> int:
+    """A dimension counted from the front. Raises NoRule where there is no such dimension."""
+    if not -max(dims, 1) <= dim < max(dims, 1):
+        raise NoRule("PyTorch refuses the dimension")
+    return dim % max(dims, 1)
