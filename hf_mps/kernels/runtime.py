@@ -52,6 +52,8 @@ class Kernel:
         self._threadgroup_bytes = threadgroup_bytes
         self._loaded = Loaded(code)
         self._by_name = {each.name: each for each in signature.bindings}
+        found = [each for each in signature.bindings if each.space != THREADGROUP]
+        self._buffers = sorted(found, key=lambda each: each.location)
         self._checked: set[tuple[Any, ...]] = set()
 
     def launch(
@@ -111,11 +113,6 @@ class Kernel:
             self._checked.add(shape)
         return bound
 
-    @property
-    def _buffers(self) -> list[Binding]:
-        found = [each for each in self.signature.bindings if each.space != THREADGROUP]
-        return sorted(found, key=lambda each: each.location)
-
     def _check(self, binding: Binding, value: Any) -> None:
         if isinstance(value, bytes) and binding.whole is not None and len(value) != binding.whole:
             self._refuse(f"{binding.name} takes {binding.whole} bytes ({binding.type}), and the rule has {len(value)}")
@@ -155,6 +152,9 @@ class Kernel:
 
 def _grid(threads: Grid | None, group: Grid, groups: Grid | None) -> tuple[int, ...]:
     """Threads, threads of a group and groups, three of each. A group is no larger than the grid."""
+    if isinstance(threads, int) and isinstance(group, int):
+        across = max(1, min(group, threads))
+        return threads, 1, 1, across, 1, 1, -(-threads // across), 1, 1
     size = _three(group)
     if groups is not None:
         count = _three(groups)
