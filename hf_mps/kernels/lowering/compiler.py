@@ -10,7 +10,7 @@ from typing import Any
 import llvmlite.binding as llvm
 
 from hf_mps.kernels import intrinsics
-from hf_mps.kernels.lowering import checks, entry, lanes
+from hf_mps.kernels.lowering import checks, entry, lanes, rows
 from hf_mps.kernels.lowering.flatten import Flat, flatten, joined, target
 from hf_mps.kernels.signature import Signature
 
@@ -50,7 +50,21 @@ def _suspended(signature: Signature, flat: Flat, checked: bool) -> str:
 def _looped(signature: Signature, flat: Flat, checked: bool) -> str:
     head = re.compile(r"^define dso_local void (@kernel\(.*)\{$", re.MULTILINE)
     kernel = head.sub(r"define internal void \1alwaysinline {", flat.text)
-    return joined(kernel, entry.loops(signature, checked=checked))
+    if checked:
+        return joined(kernel, entry.loops(signature, checked=True))
+    asked = rows.question(flat.text)
+    if asked is None:
+        return _one_space(joined(kernel, entry.loops(signature)))
+    return _one_space(joined(kernel, asked.text, entry.loops(signature, ordinary=asked.ordinary)))
+
+
+def _one_space(text: str) -> str:
+    """The module with device and constant memory as plain memory.
+
+    LLVM's vectoriser compares the addresses of two buffers at run time only where both are of one address space.
+    """
+    text = re.sub(r" addrspace\([12]\)", "", text)
+    return re.sub(r"\baddrspacecast (\(?)ptr (\S+) to ptr(?! addrspace)", r"bitcast \1ptr \2 to ptr", text)
 
 
 @cache

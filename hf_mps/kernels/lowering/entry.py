@@ -10,7 +10,7 @@ smaller where the threads are no multiple. Groups are numbered with x the fastes
 
 from __future__ import annotations
 
-from hf_mps.kernels.lowering import checks, parameters
+from hf_mps.kernels.lowering import checks, parameters, rows
 from hf_mps.kernels.signature import Signature
 
 SHARED_BYTES = 64 << 10
@@ -86,15 +86,7 @@ z:
   br label %y
 y:
   %lidy = phi i32 [ 0, %z ], [ %lidy.next, %y.end ]
-  br label %x
-x:
-  %lidx = phi i32 [ 0, %y ], [ %lidx.next, %x ]
-{thread}
-{values}
-  call void @kernel({arguments})
-  %lidx.next = add nuw nsw i32 %lidx, 1
-  %x.more = icmp ult i32 %lidx.next, %sizex
-  br i1 %x.more, label %x, label %y.end
+{row}
 y.end:
   %lidy.next = add nuw nsw i32 %lidy, 1
   %y.more = icmp ult i32 %lidy.next, %sizey
@@ -117,11 +109,16 @@ _THREAD = """  %posx = add nuw i32 %startx, %lidx
   %simdgroup = lshr i32 %linear, 5"""
 
 
-def loops(signature: Signature, *, checked: bool = False) -> str:
-    """The entry of a kernel whose threads never wait for one another: plain loops, the innermost along x."""
-    given = _arguments(signature, checked)
-    body = _LOOPS.format(thread=_THREAD, values=parameters.values(signature), arguments=given)
-    return _HEAD + _begin(signature, checked) + body + _EPILOGUE + "}\n" + _DECLARED
+def loops(signature: Signature, *, checked: bool = False, ordinary: str | None = None) -> str:
+    """The entry of a kernel whose threads never wait for one another: plain loops, the innermost along x.
+
+    `ordinary` is the answer of a Question (rows.py) that stands in the module, for kernels that have one.
+    """
+    call = f"  call void @kernel({_arguments(signature, checked)})"
+    values = f"{_THREAD}\n{parameters.values(signature)}"
+    row = rows.plain(values, call) if ordinary is None else rows.guarded(values, call, ordinary)
+    declared = _DECLARED + (rows.DECLARED if ordinary else "")
+    return _HEAD + _begin(signature, checked) + _LOOPS.format(row=row) + _EPILOGUE + "}\n" + declared
 
 
 _THREADS = """

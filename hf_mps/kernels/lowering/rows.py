@@ -1,0 +1,143 @@
+"""The loop over a row of threads, x, and how it is freed of the question that a kernel asks of each thread first.
+
+Most of PyTorch's kernels begin with a bound: `if (index >= numel) return`, or, with four elements a thread, a loop over
+the rest where four are too many. Inside the row's loop that keeps LLVM from making vectors. `question` takes it out of
+the kernel as a function, and `guarded` asks it of the row's threads beforehand: those in front that all give the
+ordinary answer run in a loop of their own, in which LLVM knows the answer; the others run as they are. It is asked
+anew for each row and no relation of buffers and grid is taken for granted.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+LONGEST = 800
+"""Lines of a kernel beyond which a second copy of it costs more time in compilation than it saves."""
+
+_PURE = re.compile(
+    r"^  %\d+ = (?:shl|lshr|ashr|add|sub|mul|and|or|xor|zext|sext|trunc|icmp|extractelement|select|alloca) [^!]*$"
+    r"|^  %\d+ = (?:tail )?call [^!]*@llvm\.(?:umin|umax|smin|smax)\.[^!]*$"
+)
+_LOAD = re.compile(r"^  %\d+ = load i\d+, ptr addrspace\(2\) %(\d+),")
+_BRANCH = re.compile(r"^  br i1 (%\d+), label ")
+# The answer of a thread inside the bounds, by how the comparison is written.
+_ORDINARY = {"ugt": "false", "uge": "false", "sgt": "false", "sge": "false"} | dict.fromkeys(
+    ("ult", "ule", "slt", "sle"), "true"
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A function `i1 @question(parameters of the kernel)`, and the answer of an ordinary thread: "true" or "false"."""
+
+    text: str
+    ordinary: str
+
+
+def question(kernel: str) -> Question | None:
+    """The comparison that ends the kernel's first block, where that needs values and the thread's position alone.
+
+    `kernel` is the module's text with the kernel as @kernel. None where the first block ends otherwise, reads what
+    another thread may write, or where the kernel is longer than LONGEST.
+    """
+    found = re.search(r"^define [^\n]*@kernel\((.*)\)[^\n]*\{\n(.*?)^\}$", kernel, re.MULTILINE | re.DOTALL)
+    if found is None or found[2].count("\n") > LONGEST:
+        return None
+    parameters = _split(found[1])
+    lines: list[str] = []
+    for line in found[2].splitlines():
+        if branch := _BRANCH.match(line):
+            return _question(parameters, lines, branch[1])
+        line = re.sub(r", !.*", "", line)
+        load = _LOAD.match(line)
+        if not _PURE.match(line) and not (load and int(load[1]) < len(parameters)):
+            return None
+        lines.append(line)
+    return None
+
+
+def _question(parameters: list[str], lines: list[str], asked: str) -> Question | None:
+    compared = next(
+        (found for line in lines if (found := re.match(rf"  {asked} = icmp (?:samesign )?(\w+) ", line))), None
+    )
+    ordinary = _ORDINARY.get(compared[1]) if compared else None
+    if ordinary is None:
+        return None
+    kept = [line for line in lines if " = alloca " not in line]
+    given = ", ".join(_typed(each) for each in parameters)
+    text = f"define internal i1 @question({given}) alwaysinline nounwind {{\n" + "\n".join(
+        [*kept, f"  ret i1 {asked}", "}\n"]
+    )
+    # The names of a function's unnamed values must follow one another; these do not any more.
+    return Question(re.sub(r"%(\d+)\b", r"%v\1", text), ordinary)
+
+
+def _typed(parameter: str) -> str:
+    """A parameter's type and name: what stands between them is of no account here."""
+    found = re.match(r"(<[^>]*>|ptr(?: addrspace\(\d+\))?|\w+) .*?(%\d+)$", parameter)
+    assert found is not None, parameter
+    return f"{found[1]} {found[2]}"
+
+
+def _split(parameters: str) -> list[str]:
+    """Parameters at their commas; those inside brackets are attributes'."""
+    return [each.strip() for each in re.split(r",(?![^(<]*[)>])", parameters) if each.strip()]
+
+
+def plain(values: str, call: str) -> str:
+    """The row's threads one after the other: `values` makes a thread's values of %lidx, `call` runs the kernel."""
+    return f"  br label %x\n{_loop('x', 'y', ('0', '%sizex'), 'y.end', values, call)}"
+
+
+def guarded(values: str, call: str, ordinary: str) -> str:
+    """The row with the question asked beforehand, as the module's docstring says; `ordinary` is a Question's."""
+    asked = call.replace("call void @kernel(", "%answer = call i1 @question(")
+    asked += f"\n  %odd = xor i1 %answer, {ordinary}\n  %even = xor i1 %odd, true"
+    scan = _loop("scan", "y", ("0", "%sizex"), "scanned", _CARRIED + values, asked + _COUNTED)
+    sure = f"{asked}\n  call void @llvm.assume(i1 %even)\n{call}"
+    clear = _loop("clear", "scanned", ("0", "%clear.size"), "others", values, sure)
+    others = _loop("x", "others", ("%clear.size", "%sizex"), "y.end", values, call)
+    return _GUARDED.format(scan=_renamed(scan, "scan"), clear=_renamed(clear, "clear"), others=others)
+
+
+_CARRIED = """  %count = phi i32 [ 0, %y ], [ %count.next, %scan ]
+  %last = phi i32 [ 0, %y ], [ %last.next, %scan ]
+"""
+_COUNTED = """
+  %one = zext i1 %even to i32
+  %count.next = add i32 %count, %one
+  %place = add nuw i32 %lidx, 1
+  %reached = select i1 %even, i32 %place, i32 0
+  %last.next = call i32 @llvm.umax.i32(i32 %last, i32 %reached)"""
+# As many ordinary threads as the last one's place: they are the row's first.
+_GUARDED = """  br label %scan
+{scan}
+scanned:
+  %in.front = icmp eq i32 %scan.count.next, %scan.last.next
+  %clear.size = select i1 %in.front, i32 %scan.count.next, i32 0
+  %clear.any = icmp ne i32 %clear.size, 0
+  br i1 %clear.any, label %clear, label %others
+{clear}
+others:
+  %others.any = icmp ult i32 %clear.size, %sizex
+  br i1 %others.any, label %x, label %y.end
+{others}"""
+DECLARED = "declare i32 @llvm.umax.i32(i32, i32)\ndeclare void @llvm.assume(i1)\n"
+
+
+def _loop(label: str, before: str, bounds: tuple[str, str], after: str, values: str, body: str) -> str:
+    """A loop over %lidx from the first of `bounds` to the second, not included, which is not empty."""
+    return f"""{label}:
+  %lidx = phi i32 [ {bounds[0]}, %{before} ], [ %lidx.next, %{label} ]
+{values}
+{body}
+  %lidx.next = add nuw nsw i32 %lidx, 1
+  %x.more = icmp ult i32 %lidx.next, {bounds[1]}
+  br i1 %x.more, label %{label}, label %{after}"""
+
+
+def _renamed(loop: str, prefix: str) -> str:
+    """The loop with its own values' names prefixed, so that it may stand beside its likes."""
+    own = set(re.findall(r"^\s*(%[\w.]+) =", loop, re.MULTILINE))
+    return re.sub(r"%[\w.]+", lambda name: f"%{prefix}.{name[0][1:]}" if name[0] in own else name[0], loop)
