@@ -96,7 +96,7 @@ class Launches:
         yield from ("", f"{self.total:,} launches a step on torch {self.release}")
         for each, what in CLASSES.items():
             if count := self.classes.get(each):
-                shapes = f": {self.graphs:,} here" if each == "graph" else ""
+                shapes = f": {self.graphs:,} for this batch" if each == "graph" else ""
                 yield (each, f"{count:>5,}", f"{what}{shapes}")
         yield f"at least {_time(self.floor)} to hand them to the GPU: {MEASURED}"
 

@@ -107,7 +107,10 @@ def test_it_says_whether_this_machine_can_have_the_release(then: str, state: str
     assert words in found.says
 
 
-def test_the_verb_prints_lines_or_json_and_refuses_what_is_no_release(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb_prints_lines_or_json_and_refuses_what_is_no_release(
+    having: Having, capsys: pytest.CaptureFixture[str]
+) -> None:
+    having("2.13.0")
     assert main(["doctor", "--torch", "2.14.1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["upgrade"]
     assert found["then"] == "2.14.1"

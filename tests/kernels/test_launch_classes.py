@@ -9,8 +9,9 @@ import pytest
 
 from hf_mps.core.errors import UserError
 from hf_mps.core.files import write_json
-from hf_mps.kernels import store
+from hf_mps.kernels import launch, store
 from hf_mps.kernels.launch_classes import FORMAT, of_release, read
+from hf_mps.kernels.rules import RULES
 from hf_mps.operators import launch_class
 
 FUNCTIONS = b"""
@@ -178,6 +179,14 @@ def test_what_is_no_library_of_a_macos_wheel_is_refused_in_one_line(tmp_path: Pa
         read(tmp_path / "nothing", FUNCTIONS)
     with pytest.raises(UserError, match="registers no operator for MPS"):
         read(library(tmp_path / "library", CODE[:4]), FUNCTIONS)
+
+
+def test_every_operator_that_a_launch_rule_knows_can_be_a_kernel_on_the_newest_release() -> None:
+    launch.load()
+    newest = launch_class.table(launch_class.known()[-1])
+    assert newest is not None
+    assert len(RULES) > 100
+    assert [name for name in RULES if "metal" not in newest.ways(f"aten::{name}")] == []
 
 
 def test_what_needs_no_fetching_is_what_the_releases_wheel_says(release: str) -> None:

@@ -25,7 +25,10 @@ def tensor(*shape: int, dtype: str = "float32", dense: bool = True, device: str 
 def kind(release: str, operator: str, *inputs: Operand, result: Operand | None = None, **more: object) -> str:
     macos = more.pop("macos", (15, 0))
     results = () if result is None else (result,)
-    return on(release, macos=macos).of(Call(f"aten::{operator}", inputs, results, **more)).value  # type: ignore[arg-type]
+    table = on(release, macos=macos)
+    found = table.of(Call(f"aten::{operator}", inputs, results, **more)).value  # type: ignore[arg-type]
+    assert found in table.ways(f"aten::{operator}"), "a rule says what the code of the wheel cannot do"
+    return found
 
 
 def test_three_releases_need_no_fetching() -> None:

@@ -22,9 +22,12 @@ from hf_mps.dryrun.launches import Launches
 from hf_mps.dryrun.render import render
 from hf_mps.dryrun.resolve import resolve_target
 from hf_mps.finetune.recipe import catalogue
+from hf_mps.operators import launch_class
 from hf_mps.operators.support import OperatorSupport
 from hf_mps.operators.table import functions_file
 
+here = launch_class.table(torch.__version__)
+known = pytest.mark.skipif(here is None, reason="what the installed torch launches has to be fetched")
 CTC = "speech-recognition/librispeech"
 
 
@@ -150,14 +153,20 @@ def test_json_holds_every_operator(capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(found["counts"].values()) == len(found["operators"])
     softmax = next(each for each in found["operators"] if each["operator"] == "aten::_softmax_backward_data")
     assert softmax["kind"] == "native"
+    assert softmax["places"][0]["phase"] == "backward"
+    assert softmax["places"][0]["module"].endswith("attention.self")
+
+
+@known
+def test_json_holds_each_operators_launches_and_their_totals(mrpc: Audit) -> None:
+    found = json.loads(shown(mrpc, "json"))
+    softmax = next(each for each in found["operators"] if each["operator"] == "aten::_softmax_backward_data")
     assert softmax["launches"] == [
         {"class": "graph", "calls": softmax["calls"], "reason": "an MPSGraph, compiled once for each shape"}
     ]
     totals = found["launches"]
     assert totals["classes"]["graph"] > totals["graph_shapes"] > 0
     assert totals["source"] == "https://github.com/pytorch/pytorch/issues/148219"
-    assert softmax["places"][0]["phase"] == "backward"
-    assert softmax["places"][0]["module"].endswith("attention.self")
 
 
 def entry(operator: str, kind: Any, calls: int = 2) -> Entry:
@@ -189,6 +198,7 @@ def test_annotations_are_escaped_and_refusals_are_errors() -> None:
     )
 
 
+@known
 def test_each_call_has_its_launch_class_on_the_installed_release(mrpc: Audit) -> None:
     of = {entry.operator: entry.launched for entry in mrpc.entries}
     assert of["aten::_softmax_backward_data"] == "graph"
@@ -198,6 +208,7 @@ def test_each_call_has_its_launch_class_on_the_installed_release(mrpc: Audit) ->
     assert sum(calls for entry in mrpc.entries for _, calls, _ in entry.launches) == sum(e.calls for e in mrpc.entries)
 
 
+@known
 def test_the_launches_of_a_step_have_totals_graphs_and_a_floor(mrpc: Audit) -> None:
     found = mrpc.launches
     assert isinstance(found, Launches)
@@ -207,7 +218,7 @@ def test_the_launches_of_a_step_have_totals_graphs_and_a_floor(mrpc: Audit) -> N
     graphs = found.classes["graph"]
     assert found.floor == pytest.approx(graphs * 20e-6 + (found.total - graphs) * 1.3e-6)
     assert [line for line in shown(mrpc, "table").splitlines() if "launches a step" in line] == [
-        f"{found.total:,} launches a step on torch 2.13.0"
+        f"{found.total:,} launches a step on torch {found.release}"
     ]
 
 
