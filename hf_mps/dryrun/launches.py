@@ -141,6 +141,15 @@ def table_of(release: str | None) -> LaunchTable | Choice[None]:
         return Choice(None, str(error))
 
 
+def asked_for(release: str | None, table: LaunchTable | Choice[None] | None) -> dict[str, Choice[str]]:
+    """The fact to tell where another release than the installed one was asked for."""
+    if release is None or not isinstance(table, LaunchTable):
+        return {}
+    return {
+        "torch": Choice(table.release, f"by its wheel; the operators are those that torch {torch.__version__} calls")
+    }
+
+
 def launch_lines(launches: Launches | Choice[None]) -> Iterator[str | tuple[str, ...]]:
     """The lines of a report's table: what is launched, or why nobody knows."""
     if isinstance(launches, Launches):

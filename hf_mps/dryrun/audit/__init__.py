@@ -31,11 +31,13 @@ def audit(target: Target, torch_table: Path | None = None, release: str | None =
     from hf_mps.dryrun import metal_device
 
     device = metal_device()
+    from hf_mps.dryrun.launches import asked_for
     from hf_mps.dryrun.step import model_errors
 
-    tables = _tables(torch_table, release)
+    support, launches = _tables(torch_table, release)
+    facts = {"device": device, **asked_for(release, launches)}
     with model_errors(target.resolved):
-        return _audit(target, device, *tables)
+        return _audit(target, facts, support, launches)
 
 
 def _tables(torch_table: Path | None, release: str | None) -> tuple[OperatorSupport, LaunchTable | Choice[None] | None]:
@@ -54,17 +56,23 @@ def _tables(torch_table: Path | None, release: str | None) -> tuple[OperatorSupp
 
 
 def _audit(
-    target: Target, device: Choice[str], support: OperatorSupport, launches: LaunchTable | Choice[None] | None
+    target: Target,
+    facts: dict[str, Choice[str]],
+    support: OperatorSupport,
+    launches: LaunchTable | Choice[None] | None,
 ) -> Audit:
     from hf_mps.dryrun import prepare
     from hf_mps.dryrun.audit.record import OperatorRecorder, audit_of
     from hf_mps.finetune.smoke.fake import needs_numbers
 
+    device = facts["device"]
+
     def audited(parts: prepare.Parts, tensors: Choice[str]) -> Audit:
         step = prepare.step(parts, device, fake=tensors is FAKE)
         recorder = OperatorRecorder(step.tracker)
         step.run(1, watch=[recorder])
-        return audit_of(target.name, recorder, support, {"device": device, **step.facts, "tensors": tensors}, launches)
+        told = {**facts, **step.facts, "tensors": tensors}
+        return audit_of(target.name, recorder, support, told, launches)
 
     with prepare.weightless(target) as parts:
         try:
@@ -93,12 +101,14 @@ def audit_script(words: Sequence[str], torch_table: Path | None = None, release:
 
     device = metal_device()  # before anything else imports torch
     from hf_mps.dryrun.audit.record import OperatorRecorder, audit_of
+    from hf_mps.dryrun.launches import asked_for
     from hf_mps.dryrun.modules import ModuleTracker
 
     (support, launches), tracker = _tables(torch_table, release), ModuleTracker()
     recorder = OperatorRecorder(tracker)
     _run(words, tracker, recorder)
-    return audit_of(" ".join(words), recorder, support, {"device": device, "tensors": OF_A_SCRIPT}, launches)
+    facts = {"device": device, **asked_for(release, launches), "tensors": OF_A_SCRIPT}
+    return audit_of(" ".join(words), recorder, support, facts, launches)
 
 
 class _Stepped(BaseException):

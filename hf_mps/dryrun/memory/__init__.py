@@ -69,4 +69,5 @@ def plan(
     fits = machine.verdict(estimate.bytes) == "fits"
     options = () if fits else tuple(ranked(target, machine, device, length))
     found = launches.of_calls(recorders[0].calls, table) if isinstance(table, LaunchTable) else table
-    return MemoryPlan(target.name, machine, estimate, most, options, {"device": device, **estimate.facts}, found)
+    facts = {"device": device, **launches.asked_for(release, table), **estimate.facts}
+    return MemoryPlan(target.name, machine, estimate, most, options, facts, found)

@@ -235,6 +235,8 @@ def test_another_release_launches_other_things(mrpc: Audit) -> None:
         }
     )
     assert newer.findings == []
+    assert newer.facts["torch"].value == "2.14.1"
+    assert f"those that torch {torch.__version__} calls" in newer.facts["torch"].reason
 
 
 def paired(one: Audit, other: Audit) -> list[tuple[Entry, Entry]]:
