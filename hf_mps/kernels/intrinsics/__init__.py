@@ -21,8 +21,9 @@ from hf_mps.kernels.intrinsics import (
 from hf_mps.kernels.intrinsics.bfloat import explicit
 from hf_mps.kernels.intrinsics.compiler_runtime import RUNTIME
 from hf_mps.kernels.intrinsics.definition import Definition
+from hf_mps.kernels.intrinsics.matrices import narrowed
 
-__all__ = ["RUNTIME", "Definition", "define", "explicit", "kind", "lanes"]
+__all__ = ["RUNTIME", "Definition", "define", "explicit", "kind", "lanes", "narrowed"]
 
 Kind = Literal["lane", "barrier", "simdgroup_barrier", "simd"]
 _BARRIERS: dict[str, Kind] = {"air.wg.barrier": "barrier", "air.simdgroup.barrier": "simdgroup_barrier"}

@@ -14,11 +14,11 @@ from hf_mps.kernels.intrinsics.body import Body, Value
 from hf_mps.kernels.intrinsics.definition import Definition, llvm_type, scalar_of
 from hf_mps.kernels.intrinsics.simd import Lanes, alignment
 
-_FLOAT = r"v64(?:bf16|f16|f32)"
+_FLOAT = r"v(?:64|2)(?:bf16|f16|f32)"
 _INIT = re.compile(rf"air\.simdgroup_matrix_8x8_init_(diag|filled)\.({_FLOAT})\.(bf16|f16|f32)")
 _LOAD = re.compile(rf"air\.simdgroup_matrix_8x8_load\.({_FLOAT})\.p([13])(bf16|f16|f32)")
 _STORE = re.compile(rf"air\.simdgroup_matrix_8x8_store\.({_FLOAT})\.p([13])(bf16|f16|f32)")
-_PRODUCT = re.compile(rf"air\.simdgroup_matrix_8x8_multiply_accumulate\.(v64f32)\.({_FLOAT})\.({_FLOAT})\.v64f32")
+_PRODUCT = re.compile(rf"air\.simdgroup_matrix_8x8_multiply_accumulate\.({_FLOAT})\.({_FLOAT})\.({_FLOAT})\.({_FLOAT})")
 
 
 def define(name: str) -> Definition | None:
@@ -34,7 +34,45 @@ def define(name: str) -> Definition | None:
 def lanes(name: str) -> Definition | None:
     """The definition of multiply_accumulate."""
     found = _PRODUCT.fullmatch(name)
-    return _product(name, *(llvm_type(found[i]) for i in (2, 3))) if found else None
+    if not found or found[1] != found[4] or not found[1].endswith("f32"):
+        return None
+    return _product(name, *(llvm_type(found[i]) for i in (2, 3, 4)))
+
+
+def narrowed(text: str) -> str:
+    """A kernel's IR with two elements a lane instead of 64; unchanged where it does more with them than take those two.
+
+    Sixty-two of 64 elements mean nothing, and a lane that waits would carry all of them through memory.
+    """
+    lines = [line if line.startswith("!") else _narrowed_line(line) for line in text.splitlines()]
+    if any(line is None for line in lines) or (" = type { <64 x " in text and "@llvm.memcpy" in text):
+        return text
+    return "\n".join(line for line in lines if line is not None) + "\n"
+
+
+_WIDE = re.compile(r"<64 x (float|half|bfloat)>")
+_SHUFFLE = re.compile(r"shufflevector <(\d+) x \w+> [^<]*<\d+ x \w+> [^<]*(<(\d+) x i32> <i32 (\w+), i32 (\w+)[^>]*>)")
+_KNOWN = re.compile(
+    r"^  %\S+ = (?:phi|load|extractelement|insertelement|select|freeze) .*|^  store .*|^%\S+ = type \{ <64 x \w+> \}$"
+    r"|^(?:  (?:%\S+ = )?(?:tail )?call|declare) .*@air\.simdgroup_matrix_8x8_\w+\.[^ ]*\(.*"
+)
+
+
+def _narrowed_line(line: str) -> str | None:
+    if not _WIDE.search(line) and "<64 x i32>" not in line:
+        return line
+    shuffle = _SHUFFLE.search(line)
+    if shuffle:
+        first = int(shuffle[1])
+        places = [int(place) if place.isdigit() else -1 for place in shuffle.group(4, 5)]
+        if not all(place in (0, 1, first, first + 1) for place in places):
+            return None
+        kept = [place if place < first else place - first + 2 for place in places]
+        line = line.replace(shuffle[2], f"<2 x i32> <i32 {kept[0]}, i32 {kept[1]}>")
+    elif not _KNOWN.match(line):
+        return None
+    line = re.sub(r"(?<=, align )(?:256|128)\b", "4", _WIDE.sub(r"<2 x \1>", line))
+    return re.sub(r"\.v64(?=b?f)", ".v2", line)
 
 
 def _place(lane: Value) -> tuple[Value, Value]:
@@ -89,8 +127,8 @@ def _store(name: str, kind: str, pointer: str) -> Definition:
     return body.finish()
 
 
-def _product(name: str, left: str, right: str) -> Definition:
-    body = Lanes(name, left, right, "<64 x float>", returns="<64 x float>")
+def _product(name: str, left: str, right: str, total: str) -> Definition:
+    body = Lanes(name, left, right, total, returns=total)
     matrices = [body.emit("ptr", "alloca [64 x float], align 32") for _ in range(4)]
     for i in range(32):
         for field, kind in enumerate(body.kinds):

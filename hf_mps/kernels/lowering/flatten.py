@@ -60,7 +60,7 @@ def flatten(name: str, bitcode: bytes) -> Flat:
     sizes = {
         f"@{each.name}": target().target_data.get_abi_size(each.global_value_type) for each in module.global_variables
     }
-    text = str(module)
+    text = intrinsics.narrowed(str(module))
     called = sorted(set(_CALLED.findall(text)))
     unknown = [each for each in called if intrinsics.kind(each) == "lane" and intrinsics.define(each) is None]
     if unknown:

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from hf_mps.kernels.intrinsics import define, lanes, narrowed
 from tests.kernels.intrinsics.harness import run, run_lanes
 from tests.kernels.intrinsics.test_coverage import DECLARED
 from tests.kernels.intrinsics.values import from_bfloat, to_bfloat
@@ -102,3 +103,60 @@ def test_products(name: str) -> None:
         slots[key] = spread(to_bfloat(matrix) if dtype == np.uint16 else matrix.astype(dtype))
     exact = gathered(run_lanes(name, slots, np.zeros((32, 64), np.float32)))
     np.testing.assert_array_equal(exact, whole[0] @ whole[1] + whole[2])
+
+
+KERNEL = """
+%struct.tile = type { <64 x half> }
+declare <64 x float> @air.simdgroup_matrix_8x8_init_diag.v64f32.f32(float)
+define <2 x float> @f(<2 x float> %x, ptr %p) {
+  %y = load <64 x float>, ptr %p, align 256
+  %a = shufflevector <2 x float> %x, <2 x float> poison, <64 x i32> <i32 0, i32 1, i32 poison, i32 poison>
+  %b = shufflevector <64 x float> %a, <64 x float> %y, <64 x i32> <i32 0, i32 65, i32 66, i32 67>
+  %c = call <64 x float> @air.simdgroup_matrix_8x8_init_diag.v64f32.f32(float 1.0)
+  store <64 x float> %b, ptr %p, align 256, !tbaa !1
+  %d = shufflevector <64 x float> %b, <64 x float> poison, <2 x i32> <i32 0, i32 1>
+  ret <2 x float> %d
+}
+!1 = !{!"<64 x float>"}
+"""
+
+
+def test_a_kernel_carries_the_two_elements_that_count() -> None:
+    assert narrowed(KERNEL).splitlines() == [
+        "",
+        "%struct.tile = type { <2 x half> }",
+        "declare <2 x float> @air.simdgroup_matrix_8x8_init_diag.v2f32.f32(float)",
+        "define <2 x float> @f(<2 x float> %x, ptr %p) {",
+        "  %y = load <2 x float>, ptr %p, align 4",
+        "  %a = shufflevector <2 x float> %x, <2 x float> poison, <2 x i32> <i32 0, i32 1>",
+        "  %b = shufflevector <2 x float> %a, <2 x float> %y, <2 x i32> <i32 0, i32 3>",
+        "  %c = call <2 x float> @air.simdgroup_matrix_8x8_init_diag.v2f32.f32(float 1.0)",
+        "  store <2 x float> %b, ptr %p, align 4, !tbaa !1",
+        "  %d = shufflevector <2 x float> %b, <2 x float> poison, <2 x i32> <i32 0, i32 1>",
+        "  ret <2 x float> %d",
+        "}",
+        '!1 = !{!"<64 x float>"}',
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "  %e = fadd <64 x float> %b, %b",
+        "  %e = shufflevector <64 x float> %b, <64 x float> poison, <2 x i32> <i32 2, i32 3>",
+        "  call void @llvm.memcpy.p0.p0.i64(ptr %p, ptr %q, i64 512, i1 false)",
+    ],
+)
+def test_a_kernel_that_does_more_stays(line: str) -> None:
+    text = KERNEL.replace("  ret", f"{line}\n  ret")
+    assert narrowed(text) == text
+
+
+@pytest.mark.parametrize("name", PRODUCTS + LOADS + STORES)
+def test_narrow_definitions_have_the_same_meaning(name: str) -> None:
+    narrow = re.sub(r"\.v64(?=b?f)", ".v2", name)
+    for look in (define, lanes):
+        wide, small = look(name), look(narrow)
+        assert (wide is None) == (small is None)
+        if wide and small:
+            assert small.text.replace("<2 x ", "<64 x ").replace(".v2", ".v64") == wide.text.replace("<2 x ", "<64 x ")
