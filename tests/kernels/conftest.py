@@ -13,6 +13,8 @@ from hf_mps.kernels import store
 from hf_mps.kernels.metallib import Library
 
 RELEASE = "2.13.0"
+OLDER = "2.12.1"
+"""A release whose kernels have faults that guards of ours stand against."""
 
 
 @pytest.fixture(scope="session")
@@ -23,11 +25,21 @@ def release() -> str:
     the compiled simulated device does; the verb's own lock keeps two runs at once from fetching it twice. Where the
     package index cannot be reached, the tests that need it fail with the verb's one line.
     """
+    return _fetched(RELEASE)
+
+
+@pytest.fixture(scope="session")
+def older_release() -> str:
+    """A release before it, fetched in the same way, "2.12.1"."""
+    return _fetched(OLDER)
+
+
+def _fetched(version: str) -> str:
     try:
-        assert main(["kernels", "fetch", RELEASE, "--debug"]) == 0
+        assert main(["kernels", "fetch", version, "--debug"]) == 0
     except Exception as error:
         pytest.fail(f"{type(error).__name__}: {error}", pytrace=False)
-    return RELEASE
+    return version
 
 
 @pytest.fixture(scope="session")

@@ -44,11 +44,15 @@ class Fp16FusedAdam(Guard):
             "GradScaler unscales and skips for the fused optimizer, which would apply steps that overflowed",
             aloud=False,
         )
+        unscale = scaler._unscale_grads_
+        # GradScaler refuses gradients of float16 parameters, unless it is for a fused optimizer.
+        scaler._unscale_grads_ = lambda optimizer, inverse, found, _: unscale(optimizer, inverse, found, True)
         setattr(optimizer, _HANDLES_SCALE, False)
         try:
             return stock(scaler, optimizer, *args, **kwargs)
         finally:
             setattr(optimizer, _HANDLES_SCALE, True)
+            del scaler._unscale_grads_
 
 
 def _on_metal(optimizer: Any) -> bool:

@@ -50,8 +50,8 @@ def layer_norm(
             "epsilon": f32(epsilon),
             "use_weight": i32(weight is not None),
             "use_bias": i32(bias is not None),
-            "weight": _same(weight, given),
-            "bias": _same(bias, given),
+            "weight": _as_bound(weight, given, indexed in release),
+            "bias": _as_bound(bias, given, indexed in release),
         },
         groups=rows,
         group=32 * math.ceil(axis / 128) if single else 1024,
@@ -59,11 +59,15 @@ def layer_norm(
     return output, mean, rstd
 
 
-def _same(parameter: Tensor | None, given: Tensor) -> Tensor | None:
-    """The weight or bias as the kernel reads it. Raises NoRule for another dtype: the host binds it as it is."""
+def _as_bound(parameter: Tensor | None, given: Tensor, checked: bool) -> Tensor | None:
+    """The weight or bias as the host binds it.
+
+    Before 2.14 this is whatever it is: of a wider dtype than the input's the kernel reads the first bytes as numbers of
+    the input's (pytorch issue 190054). Raises NoRule for a narrower one, which it would read beyond, and from 2.14 on.
+    """
     if parameter is None:
         return None
-    if parameter.dtype != given.dtype:
+    if parameter.dtype != given.dtype and (checked or parameter.dtype.itemsize < given.dtype.itemsize):
         raise NoRule("a weight of another dtype")
     return parameter.contiguous()
 
@@ -85,7 +89,7 @@ def rms_norm(
     if given.numel() == 0 or axis == 0:
         raise NoRule("nothing to normalise")
     row = given.contiguous()
-    scale = _same(weight, given)
+    scale = _as_bound(weight, given, checked=True)
     output = torch.empty_like(row)
     single = axis <= ROW
     kernel = release.kernel(f"rms_norm{'' if single else '_looped'}_{metal(given.dtype)}")

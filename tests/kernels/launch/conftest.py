@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -14,8 +15,17 @@ from hf_mps.simulator import build
 @pytest.fixture
 def kernels(release: str) -> Iterator[Dispatch]:
     """The rules of the fetched release, which run while the test does; `kernels.ledger` counts from zero."""
+    with running(release) as dispatch:
+        yield dispatch
+
+
+@contextmanager
+def running(release: str) -> Iterator[Dispatch]:
+    """The rules of a fetched release run for the block."""
     metal_kernels.enable(release, build.running("these tests need the simulated device"))
     dispatch = metal_kernels.running()
     assert dispatch is not None
-    yield dispatch
-    metal_kernels.disable()
+    try:
+        yield dispatch
+    finally:
+        metal_kernels.disable()
