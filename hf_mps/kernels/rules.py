@@ -90,6 +90,7 @@ class Dispatch:
     def __init__(self, release: Release, ledger: Ledger, device: Any) -> None:
         self.release, self.ledger, self.device = release, ledger, device
         self._library: Any = None
+        self._rules: dict[str, Rule] = {}
 
     def install(self, rules: dict[str, Rule]) -> None:
         """Register every rule's overloads for the device, below autograd.
@@ -98,6 +99,7 @@ class Dispatch:
         """
         import torch
 
+        self._rules = rules
         self._library = torch._C._dispatch_library("IMPL", "aten", "MPS", __file__)
         with overriding():
             for each in rules.values():
@@ -116,7 +118,8 @@ class Dispatch:
         import torch
 
         there = torch.library.get_kernel(overload, "MPS")
-        stock = partial(there.call_boxed, torch._C.DispatchKeySet(torch._C.DispatchKey.MPS))
+        here = torch._C.DispatchKeySet(torch._C.DispatchKey.MPS)
+        stock = partial(there.call_boxed, here)
         name = overload._name
         short, release, ledger, device = name.removeprefix("aten::"), self.release, self.ledger, self.device
         # A number in a tensor's place comes as Python's, and a boxed kernel takes tensors.
@@ -133,7 +136,16 @@ class Dispatch:
                     device.launched(name)
                     ledger.ran(short, launched)
                     return result
-            return stock(*_with_tensors(arguments, places), **options)
+            boxed = _with_tensors(arguments, places)
+            try:
+                return stock(*boxed, **options)
+            except RuntimeError as error:
+                if "SafeKernelFunction has been invalidated" not in str(error):
+                    raise
+            # A guard took its kernel away, which was there when the rules came: what is there now is below it.
+            self.remove()
+            self.install(self._rules)
+            return overload.redispatch(here, *boxed, **options)
 
         return kernel
 

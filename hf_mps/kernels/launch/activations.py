@@ -101,7 +101,13 @@ def leaky_relu(release: Release, output: Tensor, self: Tensor, negative_slope: f
     exec_unary(release, output, self, "leaky_relu", alpha(negative_slope, self.dtype))
 
 
-@out_rule("leaky_relu_backward", source=SOURCE, outputs=as_common)
+def _as_leaky_relu_backward(
+    target: Tensor | None, grad_output: Tensor, self: Tensor, negative_slope: float, self_is_result: bool
+) -> Tensor:
+    return as_common(target, self, grad_output)
+
+
+@out_rule("leaky_relu_backward", source=SOURCE, outputs=_as_leaky_relu_backward)
 def leaky_relu_backward(
     release: Release,
     grad_input: Tensor,
@@ -114,7 +120,7 @@ def leaky_relu_backward(
     if self_is_result and negative_slope < 0:
         raise NoRule("PyTorch refuses the arguments: an in-place call with a slope below zero")
     beside = alpha(negative_slope, grad_input.dtype)
-    exec_binary(release, grad_input, grad_output, self, "leaky_relu_backward", beside=beside)
+    exec_binary(release, grad_input, self, grad_output, "leaky_relu_backward", beside=beside)
 
 
 @out_rule("elu", source=SOURCE, outputs=as_input)

@@ -8,7 +8,8 @@ have, and the names tell.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -84,6 +85,38 @@ def params(name: str, dtype: torch.dtype, *numbers: float, truth: bool | None = 
     return Alpha(data, f"{name}_{metal(dtype)}")
 
 
+ELSEWHERE = {"lcm": "on the CPU on this release"} | dict.fromkeys(
+    ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift"),
+    "a kernel that this release compiles from source",
+)
+"""Where an operator is computed on a release whose library has no kernel of its name: else with MPSGraph."""
+
+
+def _named(at: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Word the refusal where the release has no kernel at all of the name, which is argument `at` of a launch."""
+
+    def wrap(launch: Callable[..., None]) -> Callable[..., None]:
+        @wraps(launch)
+        def wrapped(*arguments: Any, **options: Any) -> None:
+            try:
+                launch(*arguments, **options)
+            except NoRule:
+                if not _any_of(arguments[0], arguments[at]):
+                    reason = ELSEWHERE.get(arguments[at], "MPSGraph on this release")
+                    raise NoRule(reason) from None
+                raise
+
+        return wrapped
+
+    return wrap
+
+
+@lru_cache(maxsize=256)
+def _any_of(release: Release, name: str) -> bool:
+    return any(each.startswith(f"{name}_dense_") for each in release.library)
+
+
+@_named(3)
 def exec_unary(release: Release, output: Tensor, given: Tensor, name: str, beside: Alpha | None = None) -> None:
     """Launch the kernel `name` over one input. Raises NoRule where the release has none for layout and dtypes."""
     count = output.numel()
@@ -161,6 +194,7 @@ def _unary_strided(
     kernel.launch([output, given, *sizes, rank, *rest], output.numel())
 
 
+@_named(4)
 def exec_binary(
     release: Release,
     output: Tensor,
@@ -306,6 +340,7 @@ def _type(tensor: Tensor) -> int:
     return SCALAR_TYPES[tensor.dtype]
 
 
+@_named(5)
 def exec_ternary(release: Release, output: Tensor, first: Tensor, second: Tensor, third: Tensor, name: str) -> None:
     """Launch the kernel `name` over three inputs. Raises NoRule where the release has none for layout and dtypes."""
     count = output.numel()
