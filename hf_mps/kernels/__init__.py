@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.errors import UserError
@@ -36,6 +37,7 @@ def enable(release: str, device: Any, *, checked: bool = False) -> None:
     launch.load()
     _dispatch = Dispatch(opened, Ledger(), device)
     _dispatch.install(RULES)
+    device.name_launches(True)
 
 
 def running() -> Dispatch | None:
@@ -48,4 +50,13 @@ def disable() -> None:
     global _dispatch
     if _dispatch is not None:
         _dispatch.remove()
+        _dispatch.device.name_launches(False)
         _dispatch = None
+
+
+def say_coverage() -> None:
+    """One line on stderr: how much of what a Mac runs with Metal kernels ran with the release's."""
+    from hf_mps.kernels.coverage import coverage
+
+    if _dispatch is not None and (_dispatch.ledger.operators or _dispatch.ledger.reasons):
+        print(f"hf-mps: {coverage(_dispatch)}", file=sys.stderr)

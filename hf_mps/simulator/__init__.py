@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core import settings
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import first_line
-from hf_mps.kernels import enable
+from hf_mps.kernels import enable, say_coverage
 from hf_mps.simulator.counters import Counted, counted
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def load(profile: str | None = None) -> Profile:
     machine.override(requested.machine())
     if (kernels := settings.kernels()) is not None:
         enable(kernels[0], metal, checked=kernels[1])
+        atexit.register(say_coverage)
     atexit.register(_let_autograd_finish)
     build.start_as(metal)
     _profile = requested

@@ -17,7 +17,6 @@ import json
 import os
 import subprocess
 import sys
-from collections import Counter
 from time import perf_counter
 from typing import Any
 
@@ -26,8 +25,6 @@ import measured_on
 MODELS = ("minilm", "llama-lora", "llama-lora-bf16", "vit")
 BAR, SLOWER, CLOSE = 0.85, 3.0, 1e-5
 WAYS = {"cpu": {"HF_MPS_DEVICE": "cpu"}, "without": {}, "kernels": {}}
-NOT_METAL = ("MPSGraph", "blit", "Performance Shaders", "view")
-"""Words of a rule's reason that say that a Mac launches no kernel of PyTorch's for this call."""
 
 
 def main() -> int:
@@ -49,18 +46,17 @@ def compared(model: str, given: argparse.Namespace) -> int:
     """Measure one model, print what was found, and return 1 where a bar is missed."""
     children = {way: started(model, way, given) for way in WAYS}
     found = {way: finished(child) for way, child in children.items()}
-    ledger = found["kernels"]["launches"]
-    ran, metal, others = ledger["ran"], ledger["metal"], ledger["others"]
-    share = ran / max(1, ran + metal)
+    launched = found["kernels"]["launches"]
+    ran, share = launched["launches"], launched["share"]
     apart = max(abs(a - b) for a, b in zip(found["cpu"]["losses"], found["kernels"]["losses"], strict=True))
     slower = found["kernels"]["ms"] / found["without"]["ms"]
-    print(f"\n{model}: {ran} of {ran + metal} launches of Metal kernels run torch {given.torch}'s own ({share:.1%})")
-    print(f"  {ledger['kernels']} different kernels; {others} launches are no Metal kernel on a Mac")
-    print(f"  losses of {given.steps} steps: at most {apart:.2e} from the CPU's")
     milliseconds, first = found["kernels"]["ms"], found["kernels"]["first"]
+    print(f"\n{model}: {share:.1%} of the launches that are Metal kernels on a Mac run torch {given.torch}'s ({ran})")
+    print(f"  {launched['kernels']} different kernels; {sum(launched['others'].values())} launches are none on a Mac")
+    print(f"  losses of {given.steps} steps: at most {apart:.2e} from the CPU's")
     print(f"  a step takes {slower:.2f} times as long as without ({milliseconds:.0f} ms); the first, {first:.1f} s")
-    for (name, why), count in ledger["missing"]:
-        print(f"    {count:6}  {name}: {why}")
+    for each in launched["missing"]:
+        print(f"    {each['launches']:6}  {each['operator']}: {each['reason']}")
     return int(share < BAR or slower > SLOWER or (apart > CLOSE and "bf16" not in model))
 
 
@@ -107,48 +103,14 @@ def train(model: str, way: str, *, steps: int) -> dict[str, Any]:
 def launches(step: Any) -> dict[str, Any]:
     """What a step launches: calls that ran a release's kernel, calls that would on a Mac, and the others."""
     from hf_mps.kernels import running
-    from hf_mps.operators.launch_class import table
-    from hf_mps.simulator import build
+    from hf_mps.kernels.coverage import Counts, coverage
 
     dispatch = running()
     assert dispatch is not None
-    metal, classes = build.running("nothing is simulated"), table(dispatch.release.version)
-    assert classes is not None
     step()
-    metal.name_launches(True)
-    before = Counter(metal.named_launches())
-    dispatch.ledger.clear()
+    before = Counts.of(dispatch)
     step()
-    calls = Counter[str]()
-    for name, count in (Counter(metal.named_launches()) - before).items():
-        calls[name.partition(".")[0]] += count
-    ran = Counter[str]()
-    for operator, count in dispatch.ledger.operators.items():
-        ran["aten::" + operator.partition(".")[0]] += count
-    reasons: dict[str, Counter[str]] = {}
-    for (operator, why), count in dispatch.ledger.reasons.items():
-        reasons.setdefault("aten::" + operator.partition(".")[0], Counter())[why] += count
-    missing, others = Counter[tuple[str, str]](), 0
-    for name, count in (calls - ran).items():
-        told = reasons.get(name, Counter())
-        elsewhere = sum(number for why, number in told.items() if any(word in why for word in NOT_METAL))
-        ways = classes.ways(name) or classes.ways(name.rstrip("_"))
-        if "metal" not in ways:
-            others += count
-            continue
-        others += elsewhere
-        for why, number in told.items():
-            if not any(word in why for word in NOT_METAL):
-                missing[name, why] += number
-        if count > sum(told.values()):
-            missing[name, f"no rule ({'+'.join(ways)})"] += count - sum(told.values())
-    return {
-        "ran": sum(ran.values()),
-        "metal": sum(missing.values()),
-        "others": others,
-        "kernels": len(dispatch.ledger.kernels),
-        "missing": missing.most_common(),
-    }
+    return coverage(dispatch, before).record()
 
 
 def made(model: str, device: str, *, dropout: float) -> Any:

@@ -1,0 +1,144 @@
+"""How much of what a Mac runs with PyTorch's Metal kernels ran with them here, and what did not, with the reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.operators.launch_class import CLASSES, LaunchTable, table
+
+if TYPE_CHECKING:
+    from hf_mps.kernels.ledger import Ledger
+    from hf_mps.kernels.rules import Dispatch
+
+NO_KERNEL = ("MPSGraph", "blit", "Performance Shaders", "composed of other operators", "nothing to")
+"""Words of a rule's reason that say that a Mac launches no kernel of PyTorch's for this call either."""
+NAMED = 4
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a process has launched up to a moment: calls of operators by name, and the ledger's counts."""
+
+    calls: Counter[str]
+    operators: Counter[str]
+    kernels: Counter[str]
+    reasons: Counter[tuple[str, str]]
+
+    @classmethod
+    def of(cls, dispatch: Dispatch) -> Counts:
+        """The counts of this moment."""
+        ledger: Ledger = dispatch.ledger
+        calls = Counter[str]()
+        for name, count in dispatch.device.named_launches().items():
+            calls[_base(name)] += count
+        return cls(calls, Counter(ledger.operators), Counter(ledger.kernels), Counter(ledger.reasons))
+
+    def since(self, start: Counts) -> Counts:
+        """What came after `start`."""
+        return Counts(
+            self.calls - start.calls,
+            self.operators - start.operators,
+            self.kernels - start.kernels,
+            self.reasons - start.reasons,
+        )
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Launches, each a call of an operator that computes: those of Metal kernels that ran, those that did not, others."""
+
+    release: str
+    ran: int
+    """Calls that ran the release's own kernels."""
+    kernels: int
+    """Different kernels that they launched."""
+    missing: Mapping[tuple[str, str], int]
+    """Calls that launch a Metal kernel on a Mac and did not run it here, by operator ("aten::cat") and reason."""
+    others: Mapping[str, int]
+    """Calls that launch no Metal kernel of PyTorch's on a Mac either, by what they launch."""
+
+    @property
+    def share(self) -> float:
+        """The part of the calls that launch a Metal kernel on a Mac which ran it here; 1 where there were none."""
+        metal = self.ran + sum(self.missing.values())
+        return self.ran / metal if metal else 1.0
+
+    def __str__(self) -> str:
+        metal = self.ran + sum(self.missing.values())
+        line = (
+            f"{self.ran:,} of {metal:,} launches that are Metal kernels on a Mac ran torch {self.release}'s own "
+            f"({self.kernels} kernels)"
+        )
+        if self.others:
+            line += f"; {sum(self.others.values()):,} launches are none there"
+        if self.missing:
+            operators = Counter[str]()
+            for (operator, _), count in self.missing.items():
+                operators[operator] += count
+            named = ", ".join(f"{name} ({count:,})" for name, count in operators.most_common(NAMED))
+            line += f"; as without kernels: {named}" + (", …" if len(operators) > NAMED else "")
+        return line
+
+    def record(self) -> dict[str, Any]:
+        """The same for results.json."""
+        return {
+            "release": self.release,
+            "launches": self.ran,
+            "kernels": self.kernels,
+            "share": self.share,
+            "missing": [
+                {"operator": name, "reason": why, "launches": count} for (name, why), count in self.missing.items()
+            ],
+            "others": dict(self.others),
+        }
+
+
+def coverage(dispatch: Dispatch, since: Counts | None = None) -> Coverage:
+    """What ran up to now, or after `since`."""
+    counts = Counts.of(dispatch)
+    if since is not None:
+        counts = counts.since(since)
+    release = dispatch.release.version
+    ran = Counter[str]()
+    for operator, count in counts.operators.items():
+        ran[_base(f"aten::{operator}")] += count
+    told: dict[str, Counter[str]] = {}
+    for (operator, why), count in counts.reasons.items():
+        told.setdefault(_base(f"aten::{operator}"), Counter())[why] += count
+    missing, others = Counter[tuple[str, str]](), Counter[str]()
+    classes = table(release)
+    for name, count in (counts.calls - ran).items():
+        _sort(name, count, told.get(name, Counter()), _ways(classes, name), missing, others)
+    return Coverage(release, ran.total(), len(counts.kernels), dict(missing.most_common()), dict(others.most_common()))
+
+
+def _sort(
+    name: str,
+    count: int,
+    told: Counter[str],
+    ways: tuple[str, ...],
+    missing: Counter[tuple[str, str]],
+    others: Counter[str],
+) -> None:
+    """Count calls that no rule ran: as missing where the release may launch a kernel and no reason says otherwise."""
+    if ways and "metal" not in ways:
+        others[CLASSES[ways[0]] if len(ways) == 1 else " or ".join(ways)] += count  # type: ignore[index]
+        return
+    for why, number in told.items():
+        if any(word in why for word in NO_KERNEL):
+            others[why] += number
+        else:
+            missing[name, why] += number
+    if count > told.total():
+        missing[name, "no rule"] += count - told.total()
+
+
+def _ways(classes: LaunchTable | None, name: str) -> tuple[str, ...]:
+    return () if classes is None else classes.ways(name) or classes.ways(name.rstrip("_"))
+
+
+def _base(name: str) -> str:
+    return name.partition(".")[0]
