@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps.kernels.lowering.checks import FAULT, NOTE_BYTES, NOTE_WORDS, RANGES
 from hf_mps.kernels.lowering.parameters import LOCATIONS
+from hf_mps.kernels.values import Pointers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,8 +60,6 @@ class Watch:
 
 
 def _ranges(binding: Binding, value: Any, buffers: Any) -> list[tuple[int, int, int]]:
-    from hf_mps.kernels.runtime import Pointers
-
     place = binding.location
     if value is None:
         return []

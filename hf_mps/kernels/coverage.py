@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hf_mps.kernels.ledger import Ledger
     from hf_mps.kernels.rules import Dispatch
 
-NO_KERNEL = ("MPSGraph", "blit", "Performance Shaders", "composed of other operators", "nothing to")
+NO_KERNEL = ("MPSGraph", "blit", ", no kernel", "Performance Shaders", "composed of other operators", "nothing to")
 """Words of a rule's reason that say that a Mac launches no kernel of PyTorch's for this call either."""
 NAMED = 4
 
@@ -48,7 +48,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Launches, each a call of an operator that computes: those of Metal kernels that ran, those that did not, others."""
+    """Launches, each a call of an operator that computes: of Metal kernels that ran, of those that did not, others."""
 
     release: str
     ran: int

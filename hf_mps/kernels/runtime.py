@@ -16,9 +16,10 @@ from hf_mps.kernels import bounds
 from hf_mps.kernels.lowering import entry
 from hf_mps.kernels.lowering.parameters import LOCATIONS
 from hf_mps.kernels.signature import THREADGROUP, Binding, Signature
+from hf_mps.kernels.values import Pointers
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 Grid = tuple[int, int, int] | int
 Argument = "Tensor | bytes | Pointers | None"
@@ -29,15 +30,6 @@ WORTH_A_THREAD = 1 << 15
 
 class NoRule(Exception):
     """A call that no rule covers, or a kernel that the release has not, with the reason: it runs as without kernels."""
-
-
-class Pointers:
-    """An argument buffer: the addresses of `tensors` (None is null), padded with nulls to `size` bytes."""
-
-    def __init__(self, tensors: Sequence[Tensor | None], size: int) -> None:
-        self.tensors = [tensor for tensor in tensors if tensor is not None]
-        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-        self.data = b"".join(address.to_bytes(8, "little") for address in addresses).ljust(size, b"\0")
 
 
 class Kernel:

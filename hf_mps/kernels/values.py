@@ -7,6 +7,7 @@ import struct
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 _FORMATS = {
     "u8": "B", "i8": "b", "u16": "H", "i16": "h", "u32": "I", "i32": "i", "u64": "Q", "i64": "q", "f16": "e", "f32": "f"
@@ -57,3 +58,12 @@ def scalar(number: complex, dtype: torch.dtype) -> bytes:
 def padded(data: bytes, size: int) -> bytes:
     """Bytes filled up with zeros, for vectors of three and structs with a hole at their end."""
     return data.ljust(size, b"\0")
+
+
+class Pointers:
+    """An argument buffer: the addresses of `tensors` (None is null), padded with nulls to `size` bytes."""
+
+    def __init__(self, tensors: Sequence[Tensor | None], size: int) -> None:
+        self.tensors = [tensor for tensor in tensors if tensor is not None]
+        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+        self.data = b"".join(address.to_bytes(8, "little") for address in addresses).ljust(size, b"\0")

@@ -12,8 +12,8 @@ from hf_mps.kernels.errors import errors
 from hf_mps.kernels.launch.fill import refuse_repeated
 from hf_mps.kernels.launch.iterator import result, walk
 from hf_mps.kernels.rules import rule
-from hf_mps.kernels.runtime import NoRule, Pointers
-from hf_mps.kernels.values import i64, u32
+from hf_mps.kernels.runtime import NoRule
+from hf_mps.kernels.values import Pointers, i64, u32
 
 if TYPE_CHECKING:
     from hf_mps.kernels.release import Release
