@@ -31,6 +31,7 @@ def test_after_it_the_device_computes_as_before(kernels: Dispatch) -> None:
     from hf_mps import kernels as metal_kernels
 
     given = torch.randn(4, 8, device="mps")
+    kernels.ledger.clear()
     metal_kernels.disable()
     torch.nn.functional.layer_norm(given, (8,))
     assert kernels.ledger.operators == {}
