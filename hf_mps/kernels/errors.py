@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 
 import torch
+
+from hf_mps.kernels.runtime import NoRule
+
+OUTSIDE = "an index out of bounds: the simulated device raises what a Mac raises"
 
 SIZE = 15364
 """Bytes of ErrorMessages: a count, and room for 30 messages."""
@@ -32,3 +37,18 @@ def errors() -> Errors:
     if found is None:
         found = _local.errors = Errors()
     return found
+
+
+def refuse_outside(index: torch.Tensor, size: int) -> None:
+    """Raises NoRule where an index is out of bounds, of which a kernel says nothing: it would write beside the tensor.
+
+    A kernel on a Mac does just that. The device's memory is the host's here, and is read where it lies.
+    """
+    flat = index.contiguous()
+    count = flat.numel()
+    if not count:
+        return
+    kind = ctypes.c_int64 if flat.dtype == torch.int64 else ctypes.c_int32
+    there = torch.frombuffer((kind * count).from_address(flat.data_ptr()), dtype=flat.dtype)
+    if there.min() < -size or there.max() >= size:
+        raise NoRule(OUTSIDE)

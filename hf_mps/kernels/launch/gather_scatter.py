@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
-from hf_mps.kernels.errors import errors
+from hf_mps.kernels.errors import OUTSIDE, errors
 from hf_mps.kernels.launch.cat import wrapped
 from hf_mps.kernels.launch.fill import host_number, refuse_repeated
+from hf_mps.kernels.launch.results import as_self, fitting
 from hf_mps.kernels.rules import out_rule, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i64, padded, u32
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from hf_mps.kernels.release import Release
 
 SOURCE = "operations/ScatterGather.mm"
-OUTSIDE = "an index out of bounds: the simulated device raises what a Mac raises"
 MODES = {"sum": "add", "add": "add", "prod": "prod", "multiply": "prod", "amax": "amax", "amin": "amin", "mean": "add"}
 """The reductions by their names in `scatter` and `scatter_reduce`, and in kernels' names."""
 
@@ -37,9 +37,7 @@ def gather_into(
     release: Release, self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False, out: Tensor
 ) -> Tensor:
     """Into a tensor of the indices' shape; PyTorch resizes another."""
-    if out.shape != index.shape or out.dtype != self.dtype:
-        raise NoRule("the result has another shape or dtype than what it is written to")
-    refuse_repeated(out)
+    refuse_repeated(fitting(out, index.shape, self.dtype, self, index))
     return _gather(release, out, self, dim, index)
 
 
@@ -64,14 +62,14 @@ def _gather(release: Release, output: Tensor, self: Tensor, dim: int, index: Ten
     return output
 
 
-@out_rule("scatter.src", source=SOURCE)
+@out_rule("scatter.src", source=SOURCE, outputs=as_self)
 def scatter(release: Release, output: Tensor, self: Tensor, dim: int, index: Tensor, src: Tensor) -> None:
     """Write the source's elements to where the indices say; which of several wins is not said."""
     _start(output, self)
     _scatter(release, output, dim, index, src, "set")
 
 
-@out_rule("scatter.value", source=SOURCE)
+@out_rule("scatter.value", source=SOURCE, outputs=as_self)
 def scatter_value(release: Release, output: Tensor, self: Tensor, dim: int, index: Tensor, value: complex) -> None:
     """Write one number to where the indices say."""
     number = host_number(value, self.dtype)
@@ -90,7 +88,7 @@ def scatter_value(release: Release, output: Tensor, self: Tensor, dim: int, inde
     _launch(release, name, (into, number, where, *sizes, i64(0)), where.numel())
 
 
-@out_rule("scatter.reduce", source=SOURCE)
+@out_rule("scatter.reduce", source=SOURCE, outputs=as_self)
 def scatter_reduced(
     release: Release, output: Tensor, self: Tensor, dim: int, index: Tensor, src: Tensor, *, reduce: str
 ) -> None:
@@ -99,7 +97,7 @@ def scatter_reduced(
     _scatter(release, output, dim, index, src, _mode(reduce))
 
 
-@out_rule("scatter.value_reduce", source=SOURCE)
+@out_rule("scatter.value_reduce", source=SOURCE, outputs=as_self)
 def scatter_value_reduced(
     release: Release, output: Tensor, self: Tensor, dim: int, index: Tensor, value: complex, *, reduce: str
 ) -> None:
@@ -110,14 +108,14 @@ def scatter_value_reduced(
     _scatter(release, output, dim, index, source, mode)
 
 
-@out_rule("scatter_add", source=SOURCE)
+@out_rule("scatter_add", source=SOURCE, outputs=as_self)
 def scatter_add(release: Release, output: Tensor, self: Tensor, dim: int, index: Tensor, src: Tensor) -> None:
     """Add the source's elements, by atomic operations, in no order."""
     _start(output, self)
     _scatter(release, output, dim, index, src, "add")
 
 
-@out_rule("scatter_reduce.two", source="native/TensorAdvancedIndexing.cpp")
+@out_rule("scatter_reduce.two", source="native/TensorAdvancedIndexing.cpp", outputs=as_self)
 def scatter_reduce(
     release: Release,
     output: Tensor,

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
-from hf_mps.kernels.errors import errors
+from hf_mps.kernels.errors import OUTSIDE, errors
 from hf_mps.kernels.launch.fill import refuse_repeated
 from hf_mps.kernels.launch.iterator import result, walk
+from hf_mps.kernels.launch.results import fitting
 from hf_mps.kernels.rules import rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import Pointers, i64, u32
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from hf_mps.kernels.release import Release
 
 SOURCE = "operations/Indexing.mm"
-OUTSIDE = "an index out of bounds: the simulated device raises what a Mac raises"
 MOST = 16
 """Tensors of indices that a kernel takes."""
 
@@ -70,9 +70,7 @@ def index(release: Release, self: Tensor, indices: Indices) -> Tensor:
 def index_into(release: Release, self: Tensor, indices: Indices, *, out: Tensor) -> Tensor:
     """Into a tensor of the result's shape; PyTorch resizes another."""
     taken = Indexed(self, indices)
-    if out.shape != taken.source.shape or out.dtype != self.dtype:
-        raise NoRule("the result has another shape or dtype than what it is written to")
-    refuse_repeated(out)
+    refuse_repeated(fitting(out, taken.source.shape, self.dtype, self, *taken.indices))
     if out.numel():
         _launch(release, f"index_select_{_bits(self)}", out, taken.source, taken, out.numel())
     return out

@@ -5,6 +5,7 @@ Each is for `out_rule(..., outputs=…)`: it gets the tensor to write to, or Non
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -96,3 +97,20 @@ def as_common_float(target: Tensor | None, self: Operand, other: Operand, *_: An
 def as_compared(target: Tensor | None, self: Operand, other: Operand, *_: Any, **__: Any) -> Tensor:
     """Two inputs, and the output is of bool."""
     return written(target, torch.bool, self, other)
+
+
+def as_self(target: Tensor | None, self: Tensor, *others: Any, **_: Any) -> Tensor:
+    """Contiguous, of the first input's shape and dtype; what is written to shares no memory with the other inputs."""
+    if target is None:
+        return torch.empty(self.shape, dtype=self.dtype, device=self.device)
+    return fitting(target, self.shape, self.dtype, *others)
+
+
+def fitting(target: Tensor, shape: Sequence[int], dtype: torch.dtype, *inputs: Any) -> Tensor:
+    """What is written to, where it has the result's shape and dtype and shares no memory with the inputs."""
+    if tuple(target.shape) != tuple(shape) or target.dtype != dtype:
+        raise NoRule("the result has another shape or dtype than what it is written to")
+    start = target.untyped_storage().data_ptr()
+    if any(isinstance(each, Tensor) and each.untyped_storage().data_ptr() == start != 0 for each in inputs):
+        raise NoRule("an input shares memory with the output")
+    return target

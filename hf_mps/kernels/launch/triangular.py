@@ -1,0 +1,108 @@
+"""Triangles of matrices, and the indices of their elements."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hf_mps.kernels.dtypes import metal
+from hf_mps.kernels.launch.results import as_self
+from hf_mps.kernels.rules import out_rule, rule
+from hf_mps.kernels.runtime import NoRule
+from hf_mps.kernels.values import i32, i64, u32
+
+if TYPE_CHECKING:
+    from hf_mps.kernels.release import Release
+
+SOURCE = "operations/TriangularOps.mm"
+GROUP = 1024
+
+
+@out_rule("tril", source=SOURCE, outputs=as_self)
+def tril(release: Release, output: Tensor, self: Tensor, diagonal: int = 0) -> None:
+    """What is on the diagonal and below."""
+    _triangle(release, "tril", output, self, diagonal)
+
+
+@out_rule("triu", source=SOURCE, outputs=as_self)
+def triu(release: Release, output: Tensor, self: Tensor, diagonal: int = 0) -> None:
+    """What is on the diagonal and above."""
+    _triangle(release, "triu", output, self, diagonal)
+
+
+def _triangle(release: Release, name: str, output: Tensor, self: Tensor, diagonal: int) -> None:
+    """A thread for each element: its column, its row, and all other dimensions; the last dimension counts first."""
+    if self.dim() < 2:
+        raise NoRule("PyTorch refuses fewer than two dimensions")
+    count = self.numel()
+    if count == 0:
+        return
+    if max(_end(output), _end(self)) >= 2**31 or abs(diagonal) >= 2**31:
+        raise NoRule("no kernel for offsets beyond 32 bits")
+    columns, rows = self.shape[-1], self.shape[-2]
+    sizes, last = u32(self.shape[::-1]), i32(diagonal, self.dim())
+    strides = i32(output.stride()[::-1])
+    grid = (columns, rows, count // (columns * rows))
+    group = (min(columns, GROUP), max(1, min(rows, GROUP // min(columns, GROUP))), 1)
+    if output is self:
+        kernel = release.kernel(f"{name}_inplace_int_{metal(self.dtype)}")
+        kernel.launch({"self": self, "strides": strides, "sizes": sizes, "k_ndim": last}, grid, group)
+        return
+    arguments = {"out": output, "inp": self, "out_strides": strides, "inp_strides": i32(self.stride()[::-1])}
+    kernel = release.kernel(f"{name}_int_{metal(self.dtype)}")
+    kernel.launch(arguments | {"sizes": sizes, "k_ndim": last}, grid, group)
+
+
+def _end(tensor: Tensor) -> int:
+    return sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+@rule("tril_indices", source=SOURCE)
+def tril_indices(release: Release, row: int, col: int, offset: int = 0, **options: Any) -> Tensor:
+    """Rows above, then columns below, of the elements of a lower triangle: a trapezoid on top of a rectangle."""
+    count = _elements(row, col, offset)
+    output = _indices(row, col, count, options)
+    first = _first_row(row, col, offset)
+    above = max(0, -offset)
+    whole = max(0, row - (above + col - first + 1)) * col
+    if count:
+        numbers = (above, first, col, count - whole, count)
+        kernel = release.kernel(f"tril_indices_{metal(output.dtype)}")
+        kernel.launch((output, *map(i64, numbers)), count)
+    return output
+
+
+@rule("triu_indices", source=SOURCE)
+def triu_indices(release: Release, row: int, col: int, offset: int = 0, **options: Any) -> Tensor:
+    """Rows above, then columns below, of the elements of an upper triangle: a rectangle on top of a trapezoid."""
+    count = row * col - _elements(row, col, offset - 1)
+    output = _indices(row, col, count, options)
+    first = max(col - offset, 0) if offset > 0 else col
+    whole = min(row, -offset) * col if offset < 0 else 0
+    if count:
+        numbers = (max(0, offset), first, col, whole, count)
+        kernel = release.kernel(f"triu_indices_{metal(output.dtype)}")
+        kernel.launch((output, *map(i64, numbers)), count)
+    return output
+
+
+def _indices(row: int, col: int, count: int, options: dict[str, Any]) -> Tensor:
+    if row < 0 or col < 0 or options.get("layout") not in (None, torch.strided):
+        raise NoRule("PyTorch refuses the arguments")
+    return torch.empty((2, count), dtype=options.get("dtype") or torch.int64, device="mps")
+
+
+def _first_row(row: int, col: int, offset: int) -> int:
+    return min(col, 1 + offset) if offset > 0 else int(row + offset > 0)
+
+
+def _elements(row: int, col: int, offset: int) -> int:
+    """The elements of a lower triangle (get_tril_size in native/TensorFactories.h)."""
+    if row == 0 or col == 0:
+        return 0
+    first, last = _first_row(row, col, offset), max(0, min(col, row + offset))
+    rows = max(0, min(row, row + offset))
+    leaning = last - first + 1
+    return (first + last) * leaning // 2 + max(0, rows - leaning) * col
