@@ -263,9 +263,19 @@ def made(first: OpOverload, arguments: tuple[Any, ...], options: dict[str, Any])
     import torch
 
     try:
-        return first.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.Meta), *arguments, **options)
+        found = first.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.Meta), *arguments, **options)
     except Exception as error:
         raise NoRule(f"PyTorch refuses the arguments: {first_line(error)}") from None
+    return tuple(map(_with_memory, found)) if isinstance(found, tuple) else _with_memory(found)
+
+
+def _with_memory(output: Tensor) -> Tensor:
+    """An output as the inputs' device has it: a few Meta kernels (upsample_nearest3d_backward) leave theirs on meta."""
+    import torch
+
+    if not output.is_meta:
+        return output
+    return torch.empty_strided(output.shape, output.stride(), dtype=output.dtype, device="mps")
 
 
 def _fit(

@@ -26,6 +26,8 @@ Argument = "Tensor | bytes | Pointers | None"
 
 WORTH_A_THREAD = 1 << 15
 """Threads of a grid below which one core does them all: handing a share to another costs about 20 µs."""
+ALIGNMENT = 32
+"""Addresses of bound values are multiples of it, in bytes, as kernels that read a `long4` take for granted."""
 
 
 class NoRule(Exception):
@@ -69,16 +71,15 @@ class Kernel:
         """
         bound = self._bound(arguments)
         buffers = (ctypes.c_int64 * (2 * LOCATIONS))()
-        keep = []
+        held: list[tuple[int, bytes]] = []
         for binding, value in bound:
             if value is None:
                 continue
             if isinstance(value, bytes | Pointers):
-                held = ctypes.create_string_buffer(value if isinstance(value, bytes) else value.data)
-                keep.append(held)
-                buffers[binding.location] = ctypes.addressof(held)
+                held.append((binding.location, value if isinstance(value, bytes) else value.data))
             else:
                 buffers[binding.location] = value.data_ptr()
+        _kept = _placed(buffers, held)
         self._place_threadgroup(buffers, threadgroup or {})
         grid = _grid(threads, group, groups)
         watch = bounds.Watch(buffers, bound) if self.checked else None
@@ -140,6 +141,17 @@ class Kernel:
         _some_groups(self._loaded.entry, buffers, sizes, 0, cuts[1])
         for other in others:
             other.result()
+
+
+def _placed(buffers: Any, held: list[tuple[int, bytes]]) -> Any:
+    """Put values in memory that lasts while a kernel runs, each where the widest vector (`long4`) may lie."""
+    memory = ctypes.create_string_buffer(sum(len(data) + ALIGNMENT for _, data in held) + ALIGNMENT)
+    at = -(-ctypes.addressof(memory) // ALIGNMENT) * ALIGNMENT
+    for location, data in held:
+        ctypes.memmove(at, data, len(data))
+        buffers[location] = at
+        at += -(-len(data) // ALIGNMENT) * ALIGNMENT
+    return memory
 
 
 def _grid(threads: Grid | None, group: Grid, groups: Grid | None) -> tuple[int, ...]:

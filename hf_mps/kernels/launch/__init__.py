@@ -24,6 +24,7 @@ FAMILIES = (
     "nonzero",
     "norms",
     "optimizers",
+    "pooling",
     "random",
     "ranges",
     "reductions",
@@ -33,6 +34,7 @@ FAMILIES = (
     "ternary",
     "triangular",
     "unary",
+    "upsampling",
     "vector_norms",
 )
 

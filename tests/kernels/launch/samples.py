@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import islice
 from typing import Any
 
 import torch
@@ -29,19 +30,28 @@ class Samples:
     differ: list[str] = field(default_factory=list)
 
 
-def compared(kernels: Dispatch, operator: str, dtype: torch.dtype, tolerance: float | None = None) -> Samples:
-    """Run every sample of an operator ("nn.functional.avg_pool2d") that the CPU runs: forward, and backward if it can.
+def compared(
+    kernels: Dispatch,
+    operator: str,
+    dtype: torch.dtype,
+    *,
+    variant: str | None = None,
+    tolerance: float | None = None,
+    every: int = 1,
+) -> Samples:
+    """Run the samples of an operator ("nn.functional.avg_pool2d") that the CPU runs: forward, and backward if it can.
 
-    Integers and booleans agree exactly, other numbers within `tolerance`, relative and absolute.
+    Integers and booleans agree exactly, other numbers within `tolerance`, relative and absolute. Of operators with
+    thousands of samples, `every` takes each third, tenth, …; of those with variants, `variant` takes one.
     """
     found = Samples()
     allowed = tolerance if tolerance is not None else TOLERANCE.get(dtype, 0.0)
     for info in _named(operator):
-        if not info.supports_dtype(dtype, "cpu"):
+        if not info.supports_dtype(dtype, "cpu") or variant not in (None, info.variant_test_name):
             continue
         floating = dtype.is_floating_point or dtype.is_complex
         graded = floating and info.supports_autograd and dtype in info.supported_backward_dtypes("cpu")
-        for sample in info.sample_inputs("cpu", dtype, requires_grad=graded):
+        for sample in islice(info.sample_inputs("cpu", dtype, requires_grad=graded), 0, None, every):
             try:
                 wanted = _results(info, sample, "cpu", graded)
             except (RuntimeError, NotImplementedError):
