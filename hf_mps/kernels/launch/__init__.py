@@ -18,6 +18,7 @@ FAMILIES = (
     "embedding_bag",
     "fill",
     "gamma",
+    "gates",
     "gather_scatter",
     "group_norm",
     "indexing",

@@ -130,8 +130,9 @@ def nan_to_num(
     neginf: float | None = None,
 ) -> None:
     """What is no number, and infinities, replaced; from 2.14 on."""
-    if not self.is_floating_point():
-        raise NoRule("whole or complex numbers")
+    if not (self.is_floating_point() or self.is_complex()):
+        output.copy_(self)
+        return
     limits = torch.finfo(self.dtype)
     values = (nan or 0.0, limits.max if posinf is None else posinf, limits.min if neginf is None else neginf)
-    exec_unary(release, output, self, "nan_to_num", params("NanToNumParams", self.dtype, *values))
+    exec_unary(release, output, self, "nan_to_num", params("NanToNumParams", torch.float32, *values))
