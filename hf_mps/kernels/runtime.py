@@ -58,6 +58,7 @@ class Kernel:
         *,
         groups: Grid | None = None,
         threadgroup: Mapping[int, int] | None = None,
+        work: int = 0,
     ) -> None:
         """Run the kernel over a grid, and return when it is done.
 
@@ -65,6 +66,7 @@ class Kernel:
         unbound: by the name that the kernel gives each binding, or all of them in the order of their locations. The
         grid is `threads` (Metal's dispatchThreads: the last group may be smaller) or `groups` of whole groups
         (dispatchThreadgroups); a number is the x of a line. `threadgroup` is bytes of threadgroup memory by location.
+        `work` is the elements that are computed, where a thread computes many: whether it pays to use every core.
 
         Raises:
             NoRule: the kernel's bindings are not those that the arguments are for.
@@ -83,7 +85,7 @@ class Kernel:
         self._place_threadgroup(buffers, threadgroup or {})
         grid = _grid(threads, group, groups)
         watch = bounds.Watch(buffers, bound) if self.checked else None
-        self._run(buffers, grid)
+        self._run(buffers, grid, max(work, grid[0] * grid[1] * grid[2]))
         if watch is not None:
             watch.report(self, grid)
         if recordings := getattr(_local, "recordings", None):
@@ -123,10 +125,9 @@ class Kernel:
         if at > entry.SHARED_BYTES:
             raise NoRule(f"{self.name} asks for {at:,} bytes of threadgroup memory; {entry.SHARED_BYTES:,} are there")
 
-    def _run(self, buffers: Any, grid: tuple[int, ...]) -> None:
+    def _run(self, buffers: Any, grid: tuple[int, ...], work: int) -> None:
         sizes = (ctypes.c_uint32 * 9)(*grid)
         total = grid[6] * grid[7] * grid[8]
-        work = grid[0] * grid[1] * grid[2]
         if total == 0:
             return
         shares = min(_cores(), total) if work >= WORTH_A_THREAD else 1

@@ -45,7 +45,7 @@ def unscale(release: Release, grads: list[Tensor], found_inf: Tensor, inv_scale:
         _one_by_one(one, [each for each in grads if id(each) not in done], found_inf, inv_scale)
     for batch in batches(dense, _full):
         arguments = [batch.addresses([dense]), batch.metadata(), found_inf, inv_scale]
-        many.launch(arguments, groups=len(batch.chunks), group=64)
+        many.launch(arguments, groups=len(batch.chunks), group=64, work=batch.elements)
 
 
 def _full(batch: Batch, tensor_done: bool) -> bool:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from hf_mps.kernels.values import Pointers
+
 CHUNK, GROUPS, TENSORS = 65536, 32, 32
 _TABLE = struct.Struct(f"<{TENSORS + 2 * GROUPS}Q")
 
@@ -33,10 +35,16 @@ class Batch:
         tensors, chunks = [tensor for tensor, _ in self.chunks], [chunk for _, chunk in self.chunks]
         return _TABLE.pack(*_padded(self.numels, TENSORS), *_padded(tensors, GROUPS), *_padded(chunks, GROUPS))
 
-    def addresses(self, lists: Sequence[Sequence[Tensor]]) -> bytes:
+    def addresses(self, lists: Sequence[Sequence[Tensor]]) -> Pointers:
         """The kernel's argument buffer: 32 addresses for each list."""
-        found = [address for each in lists for address in _padded([each[n].data_ptr() for n in self.tensors], TENSORS)]
-        return struct.pack(f"<{len(found)}Q", *found)
+        rest = [None] * (TENSORS - len(self.tensors))
+        found = [tensor for each in lists for tensor in (*(each[number] for number in self.tensors), *rest)]
+        return Pointers(found, 8 * len(found))
+
+    @property
+    def elements(self) -> int:
+        """At most so many are computed."""
+        return CHUNK * len(self.chunks)
 
 
 def _padded(numbers: list[int], length: int) -> list[int]:

