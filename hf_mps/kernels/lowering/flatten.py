@@ -22,6 +22,8 @@ ALIGNMENT = 16
 """Threadgroup variables begin at multiples of it, in bytes: the largest vector's alignment that kernels use."""
 
 _SHARED = re.compile(r"^(@[^\s=]+) = (?:internal|private|weak|dso_local|(?:local_)?unnamed_addr|\s)*addrspace\(3\)")
+# A barrier of the simdgroup without a memory fence (mem_none): a schedule's hint, on which no value may rely.
+_UNFENCED = re.compile(r"^  (?:tail )?call void @air\.simdgroup\.barrier\(i32 0, i32 \d+\).*\n", re.MULTILINE)
 _CALLED = re.compile(r"@(air\.[\w.]+)\(")
 _QUOTED = re.compile(r'"[^"]*"(?:="[^"]*")?')
 _LOOP = re.compile(r", !llvm\.loop !\d+")
@@ -61,7 +63,7 @@ def flatten(name: str, bitcode: bytes) -> Flat:
     sizes = {
         f"@{each.name}": target().target_data.get_abi_size(each.global_value_type) for each in module.global_variables
     }
-    text = intrinsics.narrowed(str(module))
+    text = _UNFENCED.sub("", intrinsics.narrowed(str(module)))
     called = sorted(set(_CALLED.findall(text)))
     unknown = [each for each in called if intrinsics.kind(each) == "lane" and intrinsics.define(each) is None]
     if unknown:
@@ -69,7 +71,7 @@ def flatten(name: str, bitcode: bytes) -> Flat:
     text, shared = _threadgroup_by_offset(text, sizes)
     text, helpers = intrinsics.explicit(_for_host(text, name))
     module = llvm.parse_assembly(joined(text, _definitions([*called, *helpers])))
-    _inline(module)
+    _inline(module, unroll="multiply_accumulate" in text)
     flat = members.marked(str(module))
     crossing = tuple(dict.fromkeys(each for each in _CALLED.findall(_body(flat)) if intrinsics.kind(each) != "lane"))
     return Flat(flat, shared, crossing)
@@ -138,13 +140,14 @@ def joined(*texts: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _inline(module: Any) -> None:
+def _inline(module: Any, *, unroll: bool) -> None:
     """Inline what is to be, and make values of memory: a lane's own variables then need no frame."""
-    tuning = llvm.create_pipeline_tuning_options(speed_level=1)
+    tuning = llvm.create_pipeline_tuning_options(speed_level=3 if unroll else 1)
     # Later, when the loop over threads is there: a kernel's inner loop made vectors now would keep that one from it.
     tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_interleaving = False
-    # A loop with a barrier in it is one place to suspend at; unrolled, it is as many as it has turns.
-    tuning.loop_unrolling = False
+    # A loop with a barrier in it is one place to suspend at; unrolled, it is as many as it has turns. Products of
+    # matrices that follow one another are one place together, and their tiles are values then.
+    tuning.loop_unrolling = unroll
     builder = llvm.create_pass_builder(target(), tuning)
     builder.getModulePassManager().run(module, builder)
 
