@@ -32,6 +32,8 @@ FAMILIES = (
     "reductions",
     "sampling",
     "scan",
+    "search",
+    "sort",
     "selection",
     "shapes",
     "ternary",

@@ -12,7 +12,7 @@ from torch import Tensor
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.launch.reduce import DIMENSIONS, GROUP, INNER, is_dense, parameters
 from hf_mps.kernels.launch.reductions import REFUSED, kept, result, wrapped
-from hf_mps.kernels.rules import rule
+from hf_mps.kernels.rules import out_rule, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import f32, u32
 
@@ -95,6 +95,17 @@ def norms_in_dtype(
     return _norm(release, given, 2 if order is None else order, dim, keepdim, dtype, out)
 
 
+def _renormed(target: Tensor | None, given: Tensor, order: float, dim: int, most: float) -> Tensor:
+    rank = given.dim()
+    if rank < 2 or not -rank <= dim < rank or float(order) <= 0 or float(most) < 0 or not given.is_floating_point():
+        raise NoRule(REFUSED)
+    if target is None:
+        return torch.empty(given.shape, dtype=given.dtype, device=given.device)
+    if target.shape != given.shape or target.dtype != given.dtype:
+        raise NoRule("the result has another shape or dtype than what it is written to")
+    return target
+
+
 def _reduced(release: Release, source: Tensor, output: Tensor, order: float, dims: set[int]) -> None:
     """Rows of order 1 and 2 by a simdgroup each; all else by a threadgroup for each result, whatever the strides."""
     rank = source.dim()
@@ -119,3 +130,17 @@ def _reduced(release: Release, source: Tensor, output: Tensor, order: float, dim
     release.kernel(f"norm_{types}").launch(
         {"input": source, "output": output, "params": params}, groups=output.numel(), group=min(GROUP, length)
     )
+
+
+@out_rule("renorm", source="operations/RenormKernel.mm", outputs=_renormed)
+def renorm(release: Release, output: Tensor, given: Tensor, order: float, dim: int, most: float) -> None:
+    """The norm of each slice, the factor that shortens it, and their product."""
+    dim %= given.dim()
+    rest = [at for at in range(given.dim()) if at != dim]
+    lengths = torch.linalg.vector_norm(given, float(order), rest, keepdim=True)
+    factor = torch.empty(lengths.shape, dtype=given.dtype, device=given.device)
+    kernel = release.kernel(f"renorm_{metal(given.dtype)}")
+    count = lengths.numel()
+    if count:
+        kernel.launch({"norm": lengths, "factor": factor, "maxnorm": f32(most)}, threads=count, group=min(GROUP, count))
+    torch.mul(given, factor, out=output)
