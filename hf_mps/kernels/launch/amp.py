@@ -56,14 +56,13 @@ def _full(batch: Batch, tensor_done: bool) -> bool:
 def _one_by_one(kernel: Kernel, grads: list[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
     """The kernel for one gradient walks memory from its first element, and takes as many as the gradient has.
 
-    For one with gaps this is not its elements: the fault is the host's, and stays.
+    Of one with gaps these are not its elements: the fault is the host's, and stays.
     """
     if any(each.untyped_storage().nbytes() // each.itemsize < each.storage_offset() + each.numel() for each in grads):
         raise NoRule("a gradient that holds elements more than once")
-    factor = f32(float(inv_scale))[: kernel.signature.bindings[2].whole]  # what the kernel reads of it
     for grad in grads:
         if grad.numel():
-            kernel.launch([grad, found_inf, factor], grad.numel(), 256)
+            kernel.launch([grad, found_inf, inv_scale], grad.numel(), 256)
 
 
 @rule("_amp_update_scale_", source=SOURCE)

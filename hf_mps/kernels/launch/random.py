@@ -64,13 +64,19 @@ def fill(
         raise NoRule("more than 2**31 elements")
     kernel = release.kernel(f"{family}_{metal(output.dtype)}")
     packed = any(each.name == "numel" for each in kernel.signature.bindings)
-    by_threads = "uniform_dist_float" in release
+    by_threads = _counts_threads(release)
     flat = output if output.is_contiguous() or (by_threads and walk(output).contiguous) else _temporary(output)
     threads = -(-count // (2 if output.dtype.itemsize == 8 and family == "random_int" else 4)) if packed else count
     stream = drawn(generator, threads if by_threads else randoms * count)
     arguments = {"output": flat, "params": numbers, "seed_base_offset": stream}
     kernel.launch(arguments | {"numel": u32(count)} if packed else arguments, threads)
     return output if flat is output else output.copy_(flat)
+
+
+@cache
+def _counts_threads(release: Release) -> bool:
+    """A release from 2.13 on."""
+    return "uniform_dist_float" in release
 
 
 def _temporary(output: Tensor) -> Tensor:
@@ -231,11 +237,10 @@ def log_normal(
 
 @rule("geometric_", source=SOURCE)
 def geometric(release: Release, output: Tensor, p: float, *, generator: Generator | None = None) -> Tensor:
-    """The kernel divides by log(1 - p), which the host computes in float64 from 2.13 on; before, it takes p."""
+    """The kernel divides by log(1 - p), which the host computes in float64."""
     if not 0 < p < 1:
         raise NoRule("a probability that PyTorch refuses")
-    given = math.log1p(-p) if "uniform_dist_float" in release else p
-    return fill(release, output, "geometric", f32(given, 0.0), generator)
+    return fill(release, output, "geometric", f32(math.log1p(-p), 0.0), generator)
 
 
 @rule("random_.from", source=SOURCE)

@@ -43,6 +43,14 @@ def test_a_dense_gradient_of_any_order_is_unscaled(kernels: Dispatch, dtype: tor
     torch.testing.assert_close(grad.cpu(), (torch.arange(12.0) * 2).to(dtype).reshape(3, 4).t())
 
 
+def test_a_gradient_with_gaps_is_walked_as_if_it_had_none(kernels: Dispatch) -> None:
+    """Metal's fault, of the host: half of the gradient is left as it was, and what lies between it is halved."""
+    whole = torch.ones(4, 8, device="mps")
+    assert unscaled([whole[:, ::2]], 0.5) == 0
+    assert kernels.ledger.kernels["ampNonFiniteCheckAndUnscaleSingle_float"] == 1
+    assert whole.cpu().ravel().tolist() == [0.5] * 16 + [1.0] * 16
+
+
 @pytest.mark.parametrize(
     ("found_inf", "tracker", "scale_after", "tracker_after"),
     [(1.0, 3, 32.0, 0), (0.0, 0, 64.0, 1), (0.0, 3, 128.0, 0)],
