@@ -2,7 +2,8 @@
 
 A modest polynomial in double is both simpler and more accurate than a careful one in float: each result is within
 0.51 units in the last place, well inside what Metal promises for precise math (2 to 16), so `fast_` names share these
-definitions. No call, no branch, no table: a loop over them is vectorised. Subnormal arguments and results are kept.
+definitions. exp and exp2, which training calls most, stay in float and are within one unit. No call, no branch, no
+table: a loop over them is vectorised. Subnormal arguments and results are kept.
 """
 
 import math

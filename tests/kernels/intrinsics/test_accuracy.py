@@ -66,6 +66,13 @@ def test_a_fast_name_is_as_accurate(name: str) -> None:
     np.testing.assert_array_equal(run(f"air.fast_{name}.f32", x), run(f"air.{name}.f32", x))
 
 
+@pytest.mark.parametrize("name", ["exp", "log", "tanh", "sin", "atan"])
+def test_a_host_with_avx2_alone_has_the_same_results(name: str) -> None:
+    x = floats(50_000)
+    here, there = (run(f"air.{name}.f32", x, features=features) for features in (None, "+avx2,+fma,+f16c"))
+    np.testing.assert_array_equal(here, there)
+
+
 @pytest.mark.parametrize("name", ["exp", "log", "sin", "cos", "sqrt"])
 def test_every_half_is_rounded_correctly(name: str) -> None:
     x = all_halves()
