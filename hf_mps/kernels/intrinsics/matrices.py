@@ -56,6 +56,8 @@ _KNOWN = re.compile(
     r"^  %\S+ = (?:phi|load|extractelement|insertelement|select|freeze) .*|^  store .*|^%\S+ = type \{ <64 x \w+> \}$"
     r"|^(?:  (?:%\S+ = )?(?:tail )?call|declare) .*@air\.simdgroup_matrix_8x8_\w+\.[^ ]*\(.*"
 )
+# An element beyond the second, or a constant with all of them written out.
+_OTHERS = re.compile(r"(?:extract|insert)element .*, i\d+ (?:[2-9]|\d\d+)\b|<(?:float|half|bfloat) ")
 
 
 def _narrowed_line(line: str) -> str | None:
@@ -69,7 +71,7 @@ def _narrowed_line(line: str) -> str | None:
             return None
         kept = [place if place < first else place - first + 2 for place in places]
         line = line.replace(shuffle[2], f"<2 x i32> <i32 {kept[0]}, i32 {kept[1]}>")
-    elif not _KNOWN.match(line):
+    elif not _KNOWN.match(line) or _OTHERS.search(line):
         return None
     line = re.sub(r"(?<=, align )(?:256|128)\b", "4", _WIDE.sub(r"<2 x \1>", line))
     return re.sub(r"\.v64(?=b?f)", ".v2", line)

@@ -75,7 +75,7 @@ class Lanes(Body):
         """Whether a lane, 0 to 31, is active."""
         return ((self.arguments[2] >> lane) & 1).compare("ne", 0)
 
-    def each(self, write: Callable[[Value], Value], store: str | None = None) -> Definition:
+    def each(self, write: Callable[[Value], Value]) -> Definition:
         """Ends the function with a loop that writes `write(lane)` for each active lane."""
         self.effect("br label %head\nhead:")
         self.effect("%lane = phi i32 [ 0, %0 ], [ %next, %tail ]")

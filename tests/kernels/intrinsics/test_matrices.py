@@ -143,6 +143,7 @@ def test_a_kernel_carries_the_two_elements_that_count() -> None:
     "line",
     [
         "  %e = fadd <64 x float> %b, %b",
+        "  %e = extractelement <64 x float> %b, i32 2",
         "  %e = shufflevector <64 x float> %b, <64 x float> poison, <2 x i32> <i32 2, i32 3>",
         "  call void @llvm.memcpy.p0.p0.i64(ptr %p, ptr %q, i64 512, i1 false)",
     ],
