@@ -18,8 +18,10 @@ Operand = Tensor | complex
 """An input of two: a number comes as Python's where PyTorch wrapped one."""
 
 
-def written(target: Tensor | None, dtype: torch.dtype, *operands: Operand) -> Tensor:
+def written(target: Tensor | None, dtype: torch.dtype, *operands: Operand, exact: bool = False) -> Tensor:
     """The output: `target` where it has the shape of the result and a dtype that takes `dtype`, else a new one.
+
+    `exact` is for operators whose output has to be of `dtype` itself.
 
     Raises:
         NoRule: PyTorch refuses the arguments, or `target` has another shape (which PyTorch resizes).
@@ -30,7 +32,7 @@ def written(target: Tensor | None, dtype: torch.dtype, *operands: Operand) -> Te
     shape = broadcast(*(tuple(each.shape) for each in inputs))
     if shape is None or (tuple(target.shape) != shape and target.numel()):
         raise NoRule("the result has another shape than what it is written to")
-    if target.dtype != dtype and not torch.can_cast(dtype, target.dtype):
+    if target.dtype != dtype and (exact or not torch.can_cast(dtype, target.dtype)):
         raise NoRule("PyTorch refuses the arguments: the result's dtype can't be cast to the output's")
     if any(_overlap(target, each) for each in inputs):
         raise NoRule("an input and the output share memory in part")
@@ -71,7 +73,7 @@ def as_input(target: Tensor | None, self: Tensor, *_: Any, **__: Any) -> Tensor:
     """One input, and the output has its dtype."""
     if target is None:
         return torch.empty_like(self)
-    return written(target, self.dtype, self)
+    return written(target, self.dtype, self, exact=True)
 
 
 def as_float(target: Tensor | None, self: Tensor, *_: Any, **__: Any) -> Tensor:

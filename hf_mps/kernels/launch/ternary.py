@@ -34,7 +34,7 @@ def _clamped_dtype(self: Tensor, *bounds: float | None) -> torch.dtype:
 
 
 def _as_clamped(target: Tensor | None, self: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
-    return written(target, _clamped_dtype(self, min, max), self)
+    return written(target, _clamped_dtype(self, min, max), self, exact=True)
 
 
 @out_rule("clamp", source=COMPARE, outputs=_as_clamped)
@@ -115,7 +115,7 @@ def _as_lerped(target: Tensor | None, self: Tensor, end: Tensor, weight: Tensor 
     if self.dtype != end.dtype:
         raise NoRule("PyTorch refuses the arguments: two dtypes")
     inputs = (self, end, weight) if isinstance(weight, Tensor) else (self, end)
-    return written(target, self.dtype, *inputs)
+    return written(target, self.dtype, *inputs, exact=True)
 
 
 @out_rule("lerp.Scalar", source=LERP, outputs=_as_lerped)

@@ -73,7 +73,7 @@ def round_decimals(release: Release, output: Tensor, self: Tensor, *, decimals: 
 
 
 def _as_power(target: Tensor | None, self: Tensor, exponent: complex) -> Tensor:
-    return written(target, torch.result_type(self, exponent), self)
+    return written(target, torch.result_type(self, exponent), self, exact=True)
 
 
 @out_rule("pow.Tensor_Scalar", source=SOURCE, outputs=_as_power)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -95,8 +97,48 @@ def test_in_place_and_out_write_where_they_should(kernels: Dispatch) -> None:
     assert kernels.ledger.operators["mul.out"] == 1
 
 
+def test_a_comparison_written_to_floats_is_cast_where_it_is_stored(kernels: Dispatch) -> None:
+    given, other = _given(4, 6), _given(4, 6).flip(0)
+    target = given.to("mps")
+    target.gt_(other.to("mps"))
+    assert _ran(kernels) >= {"gt_strided_castout_bool_float"}
+    torch.testing.assert_close(target.cpu(), (given > other).float())
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "view"),
+    [
+        ("clamp_dense_float_float", torch.float32, lambda each: each),
+        ("clamp_strided_float_float", torch.float32, lambda each: each[:, ::2]),
+        ("clamp_dense_cast_float", torch.float16, lambda each: each),
+        ("clamp_strided_cast_float", torch.float16, lambda each: each[:, ::2]),
+    ],
+)
+def test_three_inputs_lie_as_they_will(
+    kernels: Dispatch, kernel: str, dtype: torch.dtype, view: Callable[[Tensor], Tensor]
+) -> None:
+    given, low, high = _given(4, 6), _given(4, 6).flip(0).to(dtype), _given(4, 6).flip(1) + 1
+    found = torch.clamp(*(view(each.to("mps")) for each in (given, low, high)))
+    assert _ran(kernels) >= {kernel}
+    torch.testing.assert_close(found.cpu(), torch.clamp(view(given), view(low), view(high)))
+
+
+def test_one_weight_or_one_for_each_element_interpolates(kernels: Dispatch) -> None:
+    start, end = _given(4, 6), _given(4, 6).flip(0)
+    for weight in (torch.tensor(0.25), _given(4, 6), _given(4, 1), _given(6)):
+        found = torch.lerp(*(each.to("mps") for each in (start, end, weight)))
+        torch.testing.assert_close(found.cpu(), torch.lerp(start, end, weight))
+    assert _ran(kernels) >= {
+        "lerp_tensor_scalar_weight_float",
+        "lerp_tensor_dense_float",
+        "lerp_tensor_strided_2d_float",
+    }
+
+
 def test_pytorch_words_its_errors(kernels: Dispatch) -> None:
     with pytest.raises(RuntimeError, match="must match the size of tensor"):
         torch.add(_given(4).to("mps"), _given(3).to("mps"))
     with pytest.raises(RuntimeError, match="can't be cast"):
         torch.arange(3, device="mps").add_(1.5)
+    with pytest.raises(RuntimeError, match="Found dtype Half but expected Float"):
+        torch.ops.aten.gelu.out(_given(4).to("mps"), out=torch.empty(4, dtype=torch.float16, device="mps"))
