@@ -46,11 +46,11 @@ class Indexed:
             raise NoRule(OUTSIDE)
         self.source = tensor.as_strided(
             (*shape[:before], *taken, *shape[len(shape) - after :]),
-            (*strides[:before], *(0 for _ in taken), *strides[len(shape) - after :]),
+            (*strides[:before], *(0,) * len(taken), *strides[len(shape) - after :]),
         )
-        outer = (*(1 for _ in range(before)), *taken, *(1 for _ in range(after)))
+        outer = (*(1,) * before, *taken, *(1,) * after)
         self.indices = [index.reshape(outer) for index in given]
-        if len({index.stride() for index in self.indices}) > 1:
+        if len(given) > 1 and len({index.stride() for index in self.indices}) > 1:
             self.indices = [index.contiguous() for index in self.indices]
         if len(self.indices) > MOST:
             raise NoRule("PyTorch refuses that many indices")
@@ -145,15 +145,19 @@ def _whole(tensor: Tensor, indices: Indices) -> Indices:
     given = [each for each in found if each is not None]
     if not given or len(found) > tensor.dim():
         raise NoRule("PyTorch refuses the indices")
-    try:
-        shared = iter(torch.broadcast_tensors(*given))  # type: ignore[no-untyped-call]
-    except RuntimeError:
-        raise NoRule("PyTorch refuses the shapes") from None
+    if len(given) > 1:
+        try:
+            given = torch.broadcast_tensors(*given)  # type: ignore[no-untyped-call]
+        except RuntimeError:
+            raise NoRule("PyTorch refuses the shapes") from None
+    shared = iter(given)
     found = [None if each is None else _on_device(next(shared), tensor) for each in found]
     return [*found, *(None for _ in range(tensor.dim() - len(found)))]
 
 
 def _on_device(index: Tensor, tensor: Tensor) -> Tensor:
+    if index.dtype == torch.int64 and index.is_mps:
+        return index
     if index.dtype not in (torch.int64, torch.int32):
         raise NoRule("PyTorch refuses the indices' dtype")
     return index.to(tensor.device, torch.int64)

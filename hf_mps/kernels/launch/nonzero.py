@@ -23,7 +23,7 @@ GROUP = 1024
 
 @rule("nonzero", source=SOURCE)
 def nonzero(release: Release, self: Tensor) -> Tensor:
-    """Counts of groups, their running sums, which the host waits for, then each element to its place."""
+    """Counts of groups and their running sums, for whose last the host waits; then each element to its place."""
     if self.numel() == 0:
         return torch.empty((0, self.dim()), dtype=torch.int64, device=self.device)
     if self.numel() >= 2**31 - 1:
@@ -37,6 +37,22 @@ def nonzero(release: Release, self: Tensor) -> Tensor:
     output = torch.empty(shape, dtype=torch.int64, device=self.device)
     if output.numel():
         parts.place(release, given, output, group)
+    return output
+
+
+@rule("nonzero_static", source=SOURCE)
+def nonzero_static(release: Release, self: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
+    """As many as are asked for, in which the host waits for nothing; what is left holds the filling."""
+    if size < 0 or self.numel() >= 2**31 - 1:
+        raise NoRule("PyTorch refuses the arguments")
+    output = torch.empty((size, self.dim()), dtype=torch.int64, device=self.device)
+    if output.numel() == 0:
+        return output
+    output.fill_(fill_value)
+    if self.numel():
+        given = self.contiguous()
+        group = min(GROUP, given.numel())
+        _parts(release, given, group, -(-given.numel() // group)).place(release, given, output, group)
     return output
 
 

@@ -134,10 +134,8 @@ def test_a_concatenation_launches_a_kernel_for_each_input(kernels: Dispatch) -> 
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize(
-    "operator", ["cat", "stack", "clone", "contiguous", "masked_fill", "fill", "half", "bfloat16", "long"]
-)
+@pytest.mark.parametrize("operator", ["cat", "stack", "half", "bfloat16", "long", "fill", "masked_fill"])
 def test_pytorchs_own_samples_agree(kernels: Dispatch, operator: str, dtype: torch.dtype) -> None:
-    found = compared(kernels, operator, dtype, 0.0)
+    found = compared(kernels, operator, dtype)
     assert found.differ == []
-    assert found.taken > 0
+    assert found.ran > 0
