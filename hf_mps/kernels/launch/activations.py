@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hf_mps.kernels.launch.pointwise import alpha, exec_binary, exec_unary, params
+from hf_mps.kernels.launch.numbers import alpha, params
+from hf_mps.kernels.launch.pointwise import exec_binary, exec_unary
 from hf_mps.kernels.launch.results import as_common, as_input
 from hf_mps.kernels.rules import out_rule
 from hf_mps.kernels.runtime import NoRule

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hf_mps.kernels.launch import pointwise
+from hf_mps.kernels.launch import numbers
 from hf_mps.kernels.launch.pointwise import exec_binary
 from hf_mps.kernels.launch.results import Operand, as_common, as_common_float, common, written
 from hf_mps.kernels.rules import out_rule
@@ -111,7 +111,7 @@ def _add_or_subtract(
         output.copy_(self) if isinstance(self, Tensor) else output.fill_(self)
         return
     # A kernel that casts computes in the output's dtype, its alpha too.
-    beside = pointwise.alpha(alpha, output.dtype)
+    beside = numbers.alpha(alpha, output.dtype)
     exec_binary(release, output, self, other, f"{name}_alpha", beside=beside)
 
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.launch.fill import expanded
 from hf_mps.kernels.launch.iterator import Walk, walk
-from hf_mps.kernels.launch.pointwise import ILP, LARGEST_GROUP, SCALAR_TYPES
+from hf_mps.kernels.launch.numbers import SCALAR_TYPES
+from hf_mps.kernels.launch.pointwise import ILP, LARGEST_GROUP
 from hf_mps.kernels.rules import rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i64, padded, u32, u64

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.launch.iterator import Walk, all_dense, walk
+from hf_mps.kernels.launch.numbers import SCALAR_TYPES, Alpha, on_device, one_dtype, scalar_type
 from hf_mps.kernels.runtime import NoRule
-from hf_mps.kernels.values import i64, padded, scalar, u8, u32
+from hf_mps.kernels.values import i64, padded, u32
 
 if TYPE_CHECKING:
     from hf_mps.kernels.release import Release
@@ -28,62 +29,6 @@ MANY = 1 << 18
 ILP = 4
 """Elements that such a thread does (ILP_PER_THREAD in c10/metal/common.h)."""
 LARGEST_GROUP = 1024
-
-SCALAR_TYPES = {
-    torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
-    torch.complex32: 8, torch.complex64: 9, torch.bool: 11, torch.bfloat16: 15, torch.uint16: 27, torch.uint32: 28,
-    torch.uint64: 29,
-}  # fmt: skip
-"""c10::ScalarType, by which kernels that cast know a dtype (c10/metal/common.h)."""
-
-INTEGERS = frozenset(
-    {
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.bool,
-        torch.uint16,
-        torch.uint32,
-        torch.uint64,
-    }
-)
-
-
-class Alpha:
-    """A value beside the operands: the bytes that are bound, and the name of its type in the kernel's name."""
-
-    __slots__ = ("data", "type")
-
-    def __init__(self, data: bytes, type: str) -> None:
-        self.data, self.type = data, type
-
-
-@lru_cache(maxsize=1024)
-def _number(sign: bool, kind: str, number: complex, dtype: torch.dtype) -> Alpha:
-    return Alpha(scalar(number, dtype), metal(dtype))
-
-
-@lru_cache(maxsize=1024)
-def _held(sign: bool, kind: str, number: complex) -> Tensor:
-    dtype = {"bool": torch.bool, "int": torch.int64, "float": torch.float32, "complex": torch.complex64}[kind]
-    return torch.tensor(number, dtype=dtype)
-
-
-def alpha(number: complex, dtype: torch.dtype) -> Alpha:
-    """A number of a dtype, as `alpha` or another value beside the operands."""
-    # Zeros of both signs are equal, and a cache would give one for the other.
-    return _number(str(number).startswith("-"), type(number).__name__, number, dtype)
-
-
-def params(name: str, dtype: torch.dtype, *numbers: float, truth: bool | None = None) -> Alpha:
-    """A struct of numbers of a dtype, as `ELUParams<float>`, with a bool at its end where there is one."""
-    data = b"".join(scalar(number, dtype) for number in numbers)
-    if truth is not None:
-        data = padded(data + u8(truth), len(data) + dtype.itemsize)
-    return Alpha(data, f"{name}_{metal(dtype)}")
-
 
 ELSEWHERE = {"lcm": "on the CPU on this release"} | dict.fromkeys(
     ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift"),
@@ -164,6 +109,11 @@ def _unary_dense(
             data, threads = u32(*into_what), count
         release.kernel(casting).launch([output, given, data], threads)
         return
+    # Before 2.13 the host asks for four elements a thread by name, of the two operators that have such kernels.
+    four = f"{name}_dense_vec4_{into}_{of}"
+    if four in release:
+        release.kernel(four).launch([output, given, u32(count)], -(-count // ILP))
+        return
     release.kernel(f"{name}_dense_{into}_{of}").launch([output, given], count)
 
 
@@ -215,7 +165,7 @@ def exec_binary(
     if output.numel() == 0:
         return
     casts_out = natural is not None and natural != output.dtype
-    first, second = _on_device(first), _on_device(second)
+    first, second = on_device(first), on_device(second)
     if first.dtype == second.dtype and not casts_out and all_dense(output, first, second):
         _binary_dense(release, output, first, second, name, beside)
         return
@@ -226,7 +176,7 @@ def exec_binary(
         return
     kind = _repeating(output, first, second)
     if kind.startswith("dense_scalar"):
-        first, second = _one_dtype(kind, common or output.dtype, first, second)
+        first, second = one_dtype(kind, common or output.dtype, first, second)
     way = None if kind else walk(output, first, second)
     kind = kind or ("dense" if way is not None and way.contiguous else "strided")
     if first.dtype != second.dtype:
@@ -248,7 +198,7 @@ def exec_binary(
     if beside is not None:
         rest.append(beside.data)
     if first.dtype != second.dtype:
-        rest.append(u32(first.element_size(), second.element_size(), _type(first), _type(second)))
+        rest.append(u32(first.element_size(), second.element_size(), scalar_type(first), scalar_type(second)))
     release.kernel(full).launch([output, first, second, *rest], output.numel())
 
 
@@ -260,7 +210,7 @@ def _binary_strided(
     release: Release, output: Tensor, first: Tensor, second: Tensor, full: str, beside: Alpha | None
 ) -> None:
     way = walk(output, first, second)
-    kinds = u32(len(way.shape), _type(first), _type(second), _type(output))
+    kinds = u32(len(way.shape), scalar_type(first), scalar_type(second), scalar_type(output))
     rest = [] if beside is None else [beside.data]
     rest += [i64(way.shape), *(i64(each) for each in way.strides), kinds]
     release.kernel(full).launch([output, first, second, *rest], output.numel())
@@ -314,39 +264,13 @@ def _repeats(tensor: Tensor, output: Tensor) -> bool:
     return True
 
 
-def _one_dtype(kind: str, common: torch.dtype, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """A whole number beside a tensor of float or complex64 becomes one of that dtype, and no cast is needed."""
-    one, tensor = (first, second) if kind == "dense_scalar_lhs" else (second, first)
-    if tensor.dtype != common or one.dtype not in INTEGERS or common not in (torch.float32, torch.complex64):
-        return first, second
-    one = one.to(common)
-    return (one, second) if kind == "dense_scalar_lhs" else (first, one)
-
-
-def _on_device(tensor: Tensor | complex) -> Tensor:
-    """A number, Python's or a tensor on the CPU, as it is bound: of float where it is of double."""
-    if not isinstance(tensor, Tensor):
-        return _held(str(tensor).startswith("-"), type(tensor).__name__, tensor)
-    if tensor.is_mps:
-        return tensor
-    if tensor.dim():
-        raise NoRule("PyTorch refuses the arguments: a tensor on the CPU")
-    narrow = {torch.float64: torch.float32, torch.complex128: torch.complex64}.get(tensor.dtype)
-    return tensor if narrow is None else tensor.to(narrow)
-
-
-def _type(tensor: Tensor) -> int:
-    metal(tensor.dtype)
-    return SCALAR_TYPES[tensor.dtype]
-
-
 @_named(5)
 def exec_ternary(release: Release, output: Tensor, first: Tensor, second: Tensor, third: Tensor, name: str) -> None:
     """Launch the kernel `name` over three inputs. Raises NoRule where the release has none for layout and dtypes."""
     count = output.numel()
     if count == 0:
         return
-    inputs = [_on_device(each) for each in (first, second, third)]
+    inputs = [on_device(each) for each in (first, second, third)]
     casts = any(each.dtype != inputs[0].dtype for each in inputs[1:])
     dense = all_dense(output, *inputs)
     way = None if dense else walk(output, *inputs)
@@ -354,11 +278,11 @@ def exec_ternary(release: Release, output: Tensor, first: Tensor, second: Tensor
     layout = "dense" if way is None or way.contiguous else "strided"
     kernel = release.kernel(f"{name}_{layout}_cast_{into}" if casts else f"{name}_{layout}_{into}_{of}")
     rest: list[Any] = []
-    types = [_type(each) for each in inputs]
+    types = [scalar_type(each) for each in inputs]
     if way is not None and not way.contiguous:
         rest = [i64(way.shape), *(i64(each) for each in way.strides), u32(len(way.shape))]
         if casts:
-            rest.append(u32(*types, _type(output)))
+            rest.append(u32(*types, scalar_type(output)))
     elif casts:
         sizes = [each.element_size() for each in inputs]
         rest = [padded(u32(sizes), 16), padded(u32(types), 16)]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
-from hf_mps.kernels.launch import pointwise
 from hf_mps.kernels.launch.iterator import walk
-from hf_mps.kernels.launch.pointwise import exec_binary, exec_ternary, exec_unary, params
+from hf_mps.kernels.launch.numbers import alpha, params
+from hf_mps.kernels.launch.pointwise import exec_binary, exec_ternary, exec_unary
 from hf_mps.kernels.launch.results import Operand, as_common, common, written
 from hf_mps.kernels.rules import out_rule
 from hf_mps.kernels.runtime import NoRule
@@ -49,9 +49,9 @@ def clamp(release: Release, output: Tensor, self: Tensor, min: float | None = No
     elif min is not None and max is not None:
         exec_unary(release, output, given, "clamp_scalar", params("ClampScalarParams", dtype, min, max))
     elif min is not None:
-        exec_unary(release, output, given, "clamp_min_scalar", pointwise.alpha(min, dtype))
+        exec_unary(release, output, given, "clamp_min_scalar", alpha(min, dtype))
     elif max is not None:
-        exec_unary(release, output, given, "clamp_max_scalar", pointwise.alpha(max, dtype))
+        exec_unary(release, output, given, "clamp_max_scalar", alpha(max, dtype))
 
 
 def _as_clamped_below(target: Tensor | None, self: Tensor, min: float) -> Tensor:
@@ -121,7 +121,7 @@ def _as_lerped(target: Tensor | None, self: Tensor, end: Tensor, weight: Tensor 
 @out_rule("lerp.Scalar", source=LERP, outputs=_as_lerped)
 def lerp(release: Release, output: Tensor, self: Tensor, end: Tensor, weight: complex) -> None:
     """self + weight * (end - self)."""
-    exec_binary(release, output, self, end, "lerp_alpha", beside=pointwise.alpha(weight, self.dtype))
+    exec_binary(release, output, self, end, "lerp_alpha", beside=alpha(weight, self.dtype))
 
 
 @out_rule("lerp.Tensor", source=LERP, outputs=_as_lerped)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hf_mps.kernels.launch.pointwise import Alpha, alpha, exec_unary, params
+from hf_mps.kernels.launch.numbers import Alpha, alpha, params
+from hf_mps.kernels.launch.pointwise import exec_unary
 from hf_mps.kernels.launch.results import as_float, as_input, as_truth, written
 from hf_mps.kernels.rules import out_rule
 from hf_mps.kernels.runtime import NoRule
