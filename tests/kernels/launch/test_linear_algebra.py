@@ -1,0 +1,50 @@
+"""Cholesky's factors, products of reflections and LU's parts run Metal's kernels, with the CPU's result."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hf_mps.kernels.rules import Dispatch
+from tests.kernels.launch.samples import compared
+
+
+@pytest.mark.parametrize(
+    "operator", ["linalg.cholesky", "linalg.cholesky_ex", "linalg.householder_product", "lu_unpack"]
+)
+def test_pytorchs_samples_agree(kernels: Dispatch, operator: str) -> None:
+    samples = compared(kernels, operator, torch.float32)
+    assert samples.differ == []
+    assert samples.ran > 0
+
+
+@pytest.mark.parametrize("upper", [False, True])
+@pytest.mark.parametrize("size", [1, 33, 70])
+def test_cholesky_walks_all_blocks_and_reads_one_triangle(kernels: Dispatch, size: int, upper: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+    root = torch.randn(3, size, size, generator=draw)
+    whole = root @ root.mT + size * torch.eye(size)
+    given = (
+        whole.triu() + torch.full_like(whole, 9.0).tril(-1) if upper else whole.tril() + 9.0 * (whole * 0 + 1).triu(1)
+    )
+    found, info = torch.linalg.cholesky_ex(given.to("mps"), upper=upper)
+    wanted = torch.linalg.cholesky(whole.double(), upper=upper)
+    assert kernels.ledger.operators["linalg_cholesky_ex"] == 1
+    assert info.tolist() == [0, 0, 0]
+    torch.testing.assert_close(found.cpu().double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_matrix_that_is_not_positive_is_named(kernels: Dispatch) -> None:
+    given = torch.diag(torch.tensor([1.0, 2.0, -3.0, 4.0])).to("mps")
+    assert torch.linalg.cholesky_ex(given).info.item() == 3
+    with pytest.raises(torch.linalg.LinAlgError, match="minor of order 3"):
+        torch.linalg.cholesky(given)
+    assert kernels.ledger.kernels["factorDiagonalBlockL"] == 2
+
+
+def test_reflections_of_a_batch_agree(kernels: Dispatch) -> None:
+    draw = torch.Generator().manual_seed(0)
+    given, tau = torch.randn(2, 3, 12, 7, generator=draw) / 4, torch.rand(2, 3, 5, generator=draw)
+    found = torch.linalg.householder_product(given.to("mps"), tau.to("mps"))
+    assert kernels.ledger.operators["linalg_householder_product"] == 1
+    torch.testing.assert_close(found.cpu(), torch.linalg.householder_product(given, tau), rtol=1e-4, atol=1e-4)
