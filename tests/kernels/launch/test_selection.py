@@ -13,7 +13,7 @@ from tests.kernels.launch.samples import compared
 from tests.kernels.launch.test_copies import FLOATS, launched, numbers
 from tests.kernels.launch.test_indices import indices
 
-SAMPLED = """tril triu linalg.cross cross nn.functional.unfold nn.functional.fold unfold repeat_interleave nonzero
+SAMPLED = """tril triu linalg.cross cross nn.functional.unfold unfold repeat_interleave nonzero
     nonzero_static argwhere masked_select masked_scatter index_fill index_copy index_reduce nn.functional.pad"""
 
 
@@ -62,3 +62,16 @@ def test_an_index_out_of_bounds_never_reaches_a_kernel_that_says_nothing_of_it(k
     with pytest.raises((IndexError, RuntimeError)):
         given.index_fill(0, indices(given, 99), 1).cpu()
     assert kernels.ledger.operators["index_fill_.int_Scalar"] == 0
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_windows_are_summed_and_their_gradient_is_taken(kernels: Dispatch, dtype: torch.dtype) -> None:
+    def fold(given: Tensor) -> Tensor:
+        given = given.detach().requires_grad_()
+        image = torch.nn.functional.fold(given, (8, 12), (2, 3), stride=2, padding=(1, 0), dilation=(2, 1))
+        image.square().sum().backward()
+        assert given.grad is not None
+        return torch.cat([image.detach().flatten(), given.grad.flatten()])
+
+    found = launched(kernels, fold, (numbers(2, 12, 20) / 64).to(dtype))
+    assert {name.split("_")[0] for name in found} >= {"col2im", "im2col"}
