@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
-from hf_mps.kernels.launch.reduce import DIMENSIONS, INNER, OUTER, parameters, simdgroups
-from hf_mps.kernels.launch.reductions import REFUSED, SOURCE, kept, result, wrapped
+from hf_mps.kernels.launch.reduce import DIMENSIONS, INNER, MAX, MIN, OUTER, Family, parameters, simdgroups
+from hf_mps.kernels.launch.reductions import REFUSED, SOURCE, kept, reduced, result, wrapped
 from hf_mps.kernels.rules import rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import u32
@@ -68,7 +68,11 @@ def _along(
     whole: bool,
 ) -> None:
     if f"{prefix}_reduction_combine_{name}" in release:
-        raise NoRule("no rule yet for reductions in segments")
+        from hf_mps.kernels.launch.arg_reduce_split import Places, along
+
+        if not along(Places(release, prefix, name, given, output), dim):
+            general(release, f"{prefix}_reduction_{name}_long", given, given.shape[dim], output, layout)
+        return
     rank, length = given.dim(), given.shape[dim]
     if not whole and rank >= 2 and dim in {0, rank - 1} and given.is_contiguous() and output.is_contiguous():
         rest = given.numel() // length
@@ -98,3 +102,82 @@ def general(
     release.kernel(kernel).launch(
         {"input": given, "output": output, "params": params}, groups=output.numel(), group=simdgroups(length)
     )
+
+
+@rule("max", source=SOURCE)
+def largest_of_all(release: Release, given: Tensor) -> Tensor:
+    """The largest element; MPSGraph before 2.14."""
+    return _extreme_of_all(release, MAX, given)
+
+
+@rule("min", source=SOURCE)
+def smallest_of_all(release: Release, given: Tensor) -> Tensor:
+    """The smallest element; MPSGraph before 2.14."""
+    return _extreme_of_all(release, MIN, given)
+
+
+def _extreme_of_all(release: Release, family: Family, given: Tensor) -> Tensor:
+    _need_segments(release, family)
+    if given.is_complex() or not given.numel():
+        raise NoRule(REFUSED)
+    output = given.new_empty(())
+    return reduced(release, family, given, output, set(range(given.dim())))
+
+
+@rule("max.dim", "max.dim_max", source=SOURCE)
+def largest_with_places(
+    release: Release,
+    given: Tensor,
+    dim: int,
+    keepdim: bool = False,
+    *,
+    max: Tensor | None = None,
+    max_values: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """argmax, then the values; MPSGraph before 2.14."""
+    return _extremes(release, MAX, given, dim, keepdim, max, max_values)
+
+
+@rule("min.dim", "min.dim_min", source=SOURCE)
+def smallest_with_places(
+    release: Release,
+    given: Tensor,
+    dim: int,
+    keepdim: bool = False,
+    *,
+    min: Tensor | None = None,
+    min_indices: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """argmin, then the values; MPSGraph before 2.14."""
+    return _extremes(release, MIN, given, dim, keepdim, min, min_indices)
+
+
+def _extremes(
+    release: Release,
+    family: Family,
+    given: Tensor,
+    dim: int,
+    keepdim: bool,
+    values: Tensor | None,
+    indices: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    _need_segments(release, family)
+    dims = wrapped(dim, given.dim())
+    if given.is_complex() or any(given.shape[at] == 0 for at in dims):
+        raise NoRule(REFUSED)
+    places = result(given, dims, keepdim, torch.int64, indices)
+    output = result(given, dims, keepdim, given.dtype, values)
+    if not given.dim():
+        output.copy_(given)
+        places.zero_()
+    elif output.numel():
+        source = given.view(torch.int8) if given.dtype == torch.bool else given
+        positions(release, f"arg{family.prefix}", source, dim, keepdim, places)
+        reduced(release, family, given, output, dims)
+    return output, places
+
+
+def _need_segments(release: Release, family: Family) -> None:
+    """Raises NoRule where the release has these on MPSGraph: before reductions in segments."""
+    if f"{family.prefix}_reduction_flat_float_float" not in release:
+        raise NoRule("MPSGraph on this release")

@@ -121,7 +121,7 @@ class Reduction:
         strided = not self.dense and self.family.divided
         given = self.given if self.dense or strided else self.given.contiguous()
         partials = torch.empty(groups, dtype=partial, device=given.device)
-        between = "uchar" if self.family.predicate else metal(partial)
+        between = self.target if partial == self.output.dtype or self.family.predicate else metal(partial)
         each = self.length // groups
         layout = "strided" if strided else "flat" if flat else ""
         first = self.release.kernel(self.kernel_name(layout, target=between))
@@ -197,7 +197,10 @@ def run(reduction: Reduction) -> None:
             missing if f"{reduction.family.prefix}_reduction_float_float" in release else "MPSGraph on this release"
         )
     if reduction.kernel_name("flat") in release:
-        raise NoRule("no rule yet for reductions in segments")
+        from hf_mps.kernels.launch.reduce_split import run as run_split
+
+        run_split(reduction)
+        return
     results = reduction.output.numel()
     if results > 1 and reduction.dense and is_dense(reduction.out_sizes, reduction.out_strides):
         reduced, last = reduction.reduced, len(reduction.sizes) - 1

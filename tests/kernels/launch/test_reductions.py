@@ -121,3 +121,16 @@ def test_pytorchs_samples_agree(kernels: Dispatch, name: str) -> None:
         taken, ran = taken + found.taken, ran + found.ran
     assert taken
     assert ran > 0.7 * taken
+
+
+def test_booleans_have_an_extreme_however_many_they_are(kernels: Dispatch) -> None:
+    given = torch.zeros(400, 50, dtype=torch.bool)
+    given[3, 7] = True
+    assert given.to("mps").amax().item() is True
+    assert kernels.ledger.operators["amax"] == 1
+    assert given.to("mps").amin(1).any().item() is False
+
+
+def test_what_is_mpsgraph_on_the_release_runs_as_without_kernels(kernels: Dispatch) -> None:
+    assert torch.arange(6.0, device="mps").view(2, 3).max(1).indices.tolist() == [2, 2]
+    assert kernels.ledger.reasons["max.dim", "MPSGraph on this release"] == 1
