@@ -20,8 +20,9 @@ FAULTY = [
     ("fp16-fused-adam", "2.12.1", results.fp16_accelerator, "fused_adamw_float_float"),
     ("mixed-dtypes", "2.13.0", results.float32_norms, "layer_norm_single_row_bfloat"),
     ("mixed-dtypes", "2.13.0", results.frozen_float32_norms, "layer_norm_single_row_bfloat"),
+    ("checkpoint-rng", "2.13.0", results.checkpointed_gradients, "bernoulli_scalar_float"),
 ]
-"""The guard, a release whose kernel has the fault, what a person would see, and the kernel."""
+"""The guard, a release with the fault, what a person would see, and the kernel that shows it."""
 CURED = [row for row in FAULTY if row[1] == "2.12.1"]
 
 
@@ -57,8 +58,9 @@ def test_the_release_that_cured_it_needs_no_guard(
         assert not guards.get(name).times
 
 
-@pytest.mark.parametrize(("name", "version"), sorted({row[:2] for row in FAULTY}))
+@pytest.mark.parametrize(("name", "version"), sorted({row[:2] for row in FAULTY if row[0] != "checkpoint-rng"}))
 def test_the_guards_trial_finds_the_fault_in_the_kernel(fetched: None, name: str, version: str) -> None:
+    """That of checkpoint-rng lies in torch.mps, whatever the kernels are."""
     with strictness.off():
         assert not guards.get(name).applies().value, "without kernels there is no fault to find"
         with running(version):

@@ -36,6 +36,18 @@ def generator(kernels: Dispatch) -> torch.Generator:
     return torch.Generator("mps").manual_seed(SEED)
 
 
+def test_the_numbers_are_those_that_a_mac_published(kernels: Dispatch) -> None:
+    """How often the upper bound comes in 10 million numbers of seed 0, six draws long (pytorch issue 197079)."""
+    torch.manual_seed(0)
+    counts = []
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        ones = torch.rand(10_000_000, dtype=dtype, device="mps") == 1
+        fours = torch.empty(10_000_000, dtype=dtype, device="mps").uniform_(0, 4) == 4
+        counts.append((int(ones.cpu().sum()), int(fours.cpu().sum())))
+    assert counts == [(0, 0), (2425, 2432), (19227, 19449)]
+    assert kernels.ledger.kernels["uniform_dist_bfloat"] == 2
+
+
 @pytest.mark.parametrize("offset", [0, 1, 2**32 - 3, 2**40])
 @pytest.mark.parametrize("count", [1, 4, 7, 1000])
 def test_uniform_numbers_are_philoxs_to_the_last_bit(generator: torch.Generator, count: int, offset: int) -> None:
