@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hf_mps.kernels.conformance.calls import Call, written
+from hf_mps.kernels.conformance.calls import Call, on, run, written
 
 LARGE = 40_000
 """Elements of a large case's largest tensor, at the least: many threadgroups, and more than one core's share."""
@@ -93,7 +93,17 @@ def sized(call: Call, size: str) -> Call | None:
         new = {first: 0} if first > 1 else {}
     else:
         new = _stretched(call, lengths)
-    return _with_lengths(call, new) if new else None
+    changed = _with_lengths(call, new) if new else None
+    return changed if changed is not None and _moderate(changed) else None
+
+
+def _moderate(call: Call) -> bool:
+    """Whether the results have at most LARGEST elements: PyTorch's Meta kernels compute shapes without memory."""
+    try:
+        results = run(on(call, "meta"))
+    except Exception:
+        return sum(each.numel() for each in call.tensors) <= LARGE * 4
+    return sum(each.numel() for each in results) <= LARGEST
 
 
 def _stretched(call: Call, lengths: list[int]) -> dict[int, int]:

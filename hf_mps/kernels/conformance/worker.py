@@ -1,0 +1,134 @@
+"""Runs cases on a release's kernels, a line of JSON each; a process of its own, started by run.py.
+
+    python -m hf_mps.kernels.conformance.worker capture FILE
+    python -m hf_mps.kernels.conformance.worker run FILE NOTE SHARE SHARES SKIPPED OPERATORS CASE
+
+The first writes PyTorch's samples as calls into FILE. The second reads them, and notes in NOTE which case and kernel
+run at the moment, so that a crash has a name; HF_MPS_KERNELS says the release.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hf_mps.kernels import launch, running
+from hf_mps.kernels.bounds import OutOfBounds
+from hf_mps.kernels.conformance import calls, capture, cases, oracle, reproduction
+from hf_mps.kernels.conformance.cases import Case
+from hf_mps.kernels.rules import RULES, Dispatch
+from hf_mps.kernels.runtime import Kernel
+
+NOTE_BYTES = 512
+
+
+def main(arguments: list[str]) -> None:
+    """Do one of the two."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    launch.load()
+    if arguments[0] == "capture":
+        found = capture.captured(cases.wanted())
+        Path(arguments[1]).write_bytes(pickle.dumps([tuple(call) for call in found]))
+        return
+    file, note, share, shares, skipped, operators, only = arguments[1:]
+    known = [calls.Call(*each) for each in pickle.loads(Path(file).read_bytes())]
+    dispatch = running()
+    assert dispatch is not None, "HF_MPS_KERNELS is not set"
+    noted = _Note(Path(note))
+    Kernel.launch = noted.launching(Kernel.launch)  # type: ignore[method-assign]
+    left_out = set(json.loads(skipped))
+    for case in _mine(cases.every(known, frozenset(json.loads(operators))), int(share), int(shares), only):
+        if case.name not in left_out:
+            noted.case(case.name)
+            report = checked(case, dispatch)
+            if report is not None:
+                print(json.dumps(report), flush=True)
+
+
+def _mine(every: Any, share: int, shares: int, only: str) -> Any:
+    """This share: whole operators, since their kernels are compiled once in a process."""
+    order: dict[str, int] = {}
+    for case in every:
+        place = order.setdefault(case.rule, len(order))
+        if (place % shares == share and not only) or case.name == only:
+            yield case
+
+
+class _Note:
+    """The case and the kernel that run now, where another process finds them after a crash."""
+
+    def __init__(self, path: Path) -> None:
+        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        self._case = ""
+
+    def case(self, name: str) -> None:
+        self._case = name
+        self._write("")
+
+    def launching(self, launch: Callable[..., None]) -> Callable[..., None]:
+        def noted(kernel: Kernel, *arguments: Any, **options: Any) -> None:
+            self._write(kernel.name)
+            launch(kernel, *arguments, **options)
+
+        return noted
+
+    def _write(self, kernel: str) -> None:
+        os.pwrite(self._handle, f"{self._case}\n{kernel}\n".encode().ljust(NOTE_BYTES), 0)
+
+
+def checked(case: Case, dispatch: Dispatch) -> dict[str, Any] | None:
+    """What one case gave; None where PyTorch refuses its arguments on the CPU too."""
+    call, ledger = case.call, dispatch.ledger
+    torch.manual_seed(5)
+    expected = oracle.wanted(call)
+    if expected is None:
+        return None
+    given = calls.on(call, "mps")
+    ledger.clear()
+    report: dict[str, Any] = {**case._asdict(), "family": RULES[case.rule].family, "operator": call.operator}
+    del report["call"]
+    try:
+        found = [each.cpu() for each in calls.run(given)]
+        error = None
+    except Exception as raised:
+        found, error = [], raised
+    report["kernels"] = sorted(ledger.kernels)
+    if isinstance(error, OutOfBounds):
+        return {**report, "outcome": "out of bounds", "detail": str(error), **_pasted(case, dispatch)}
+    if not ledger.operators[call.operator]:
+        reasons = [reason for (operator, reason) in ledger.reasons if operator == call.operator]
+        return {**report, "outcome": "refused", "detail": reasons[0] if reasons else f"not launched: {error}"}
+    if error is not None:
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        return {**report, "outcome": "raises", "detail": text, **_pasted(case, dispatch)}
+    random = torch.Tag.nondeterministic_seeded in calls.overload(call.operator).tags
+    verdict = oracle.verdict(found, expected, random=random)
+    report |= {"error": verdict.error, "own_error": verdict.own_error, "elements": _elements(case)}
+    if verdict.agrees:
+        return {**report, "outcome": "agrees"}
+    return {**report, "outcome": "differs", "detail": verdict.detail, **_pasted(case, dispatch)}
+
+
+def _pasted(case: Case, dispatch: Dispatch) -> dict[str, Any]:
+    return {
+        "origin": case.call.origin,
+        "elements": _elements(case),
+        "reproduction": reproduction.program(case.call, dispatch.release.version, case.name),
+    }
+
+
+def _elements(case: Case) -> int:
+    return sum(each.numel() for each in case.call.tensors)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
