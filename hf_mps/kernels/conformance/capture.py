@@ -10,8 +10,9 @@ import random
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -29,11 +30,11 @@ MOST_CALLS = 24
 """Calls that are kept of an operator and dtype: more differ in nothing that chooses another kernel."""
 
 
-class Capture(TorchDispatchMode):
+class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the calls of some overloads, with copies of their arguments from before the call."""
 
     def __init__(self, wanted: Iterable[str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.wanted, self.origin = frozenset(wanted), ""
         self.calls: dict[tuple[str, str], dict[str, Call]] = defaultdict(dict)
 
@@ -75,7 +76,7 @@ def _stored(value: Any) -> Any:
     return value.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
-def captured(wanted: Iterable[str], say: Callable[[str], None] = lambda line: None) -> list[Call]:
+def captured(wanted: Iterable[str]) -> list[Call]:
     """The calls of these overloads that PyTorch's samples make on the device.
 
     Raises UserError, with the next command, where PyTorch's own test tools are not whole.
@@ -87,14 +88,13 @@ def captured(wanted: Iterable[str], say: Callable[[str], None] = lambda line: No
     except ImportError as error:
         raise UserError(f"PyTorch's samples need {error.name}; next: pip install {error.name}") from error
     mode = Capture(wanted)
-    for place, operator in enumerate(op_db):
-        if place % 100 == 0:
-            say(f"PyTorch's samples: {place} of {len(op_db)} operators")
+    operators, optimizers = cast(list[Any], op_db), cast(list[Any], optim_db)
+    for operator in operators:
         for dtype in DTYPES:
             if dtype in operator.supported_dtypes("cpu"):
                 mode.origin = f"OpInfo {operator.name}"
                 _each(_samples(operator, dtype), mode)
-    for optimizer in optim_db:
+    for optimizer in optimizers:
         mode.origin = f"OptimizerInfo {optimizer.optim_cls.__name__}"
         _each(_steps(optimizer), mode)
     return [call for kept in mode.calls.values() for call in kept.values()]
@@ -116,7 +116,7 @@ def _samples(operator: Any, dtype: torch.dtype) -> Iterator[Callable[[], None]]:
     gradients = dtype.is_floating_point and operator.supports_autograd
     made = operator.sample_inputs("mps", dtype, requires_grad=gradients)
     for sample in islice(made, SAMPLES if dtype == torch.float32 else SAMPLES // 2):
-        yield lambda sample=sample: _sampled(operator, sample, gradients)
+        yield partial(_sampled, operator, sample, gradients)
 
 
 def _sampled(operator: Any, sample: Any, gradients: bool) -> None:
@@ -140,7 +140,7 @@ def _sampled(operator: Any, sample: Any, gradients: bool) -> None:
 def _steps(optimizer: Any) -> Iterator[Callable[[], None]]:
     for given in optimizer.optim_inputs_func(device="mps"):
         for way in ({"fused": True}, {"foreach": True}, {}):
-            yield lambda given=given, way=way: _stepped(optimizer.optim_cls, {**given.kwargs, **way})
+            yield partial(_stepped, optimizer.optim_cls, {**given.kwargs, **way})
 
 
 def _stepped(kind: Any, options: dict[str, Any]) -> None:

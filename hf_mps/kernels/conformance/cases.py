@@ -58,7 +58,7 @@ def _name(dtype: torch.dtype) -> str:
 
 def _of_rule(rule: Rule, known: dict[str, list[Call]]) -> Iterator[tuple[str, Call, torch.dtype, str, str]]:
     for operator, form in calls.forms(rule).items():
-        base = known.get(operator) or (known.get(rule.operator) if form != "as named" else None)
+        base = (known.get(operator) if form != "out" else None) or known.get(rule.operator)
         if not base:
             base = schema.generated(rule.operator)
         base = [*base, *filter(None, map(schema.with_optional_tensors, base[:3]))] if form == "as named" else base

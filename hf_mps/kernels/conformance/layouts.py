@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from hf_mps.kernels.conformance.calls import Call, on, run, written
 
@@ -87,7 +87,7 @@ def sized(call: Call, size: str) -> Call | None:
     if not lengths or all(tensor.dim() == 0 for tensor in call.tensors):
         return None
     if size == "one":
-        new = {length: 1 for length in lengths}
+        new = dict.fromkeys(lengths, 1)
     elif size == "empty":
         first = next((tensor.shape[0] for tensor in call.tensors if tensor.dim()), 0)
         new = {first: 0} if first > 1 else {}
@@ -173,8 +173,3 @@ def _kind(dtype: torch.dtype) -> str:
     if dtype.is_floating_point or dtype.is_complex:
         return "complex" if dtype.is_complex else "floating"
     return "bool" if dtype == torch.bool else "integer"
-
-
-def elements(call: Call) -> int:
-    """The elements of the largest tensor."""
-    return max((each.numel() for each in tree_leaves((call.arguments, call.options)) if isinstance(each, Tensor)), default=0)

@@ -57,8 +57,6 @@ def wanted(call: Call) -> Wanted | None:
     return None if own is None else Wanted(own, own)
 
 
-
-
 def verdict(found: list[Tensor], expected: Wanted, *, random: bool) -> Verdict:
     """Compare results with the right ones."""
     if len(found) != len(expected.right):
@@ -86,7 +84,8 @@ def _compared(mine: Tensor, right: Tensor, own: Tensor | None) -> Verdict:
         if own is not None:
             same |= mine == own
         wrong = int((~same).sum())
-        return Verdict(not wrong, f"{wrong} of {mine.numel()} differ: {_shown(mine, right, ~same)}" if wrong else "", 0, 0)
+        detail = f"{wrong} of {mine.numel()} differ: {_shown(mine, right, ~same)}" if wrong else ""
+        return Verdict(not wrong, detail, 0.0, 0.0)
     found, target = _real(mine), _real(right)
     rounded = target.to(_real(mine.new_zeros(1)).dtype)
     error, ulps = _errors(found, target, rounded, mine.dtype)
@@ -95,7 +94,9 @@ def _compared(mine: Tensor, right: Tensor, own: Tensor | None) -> Verdict:
         own_error, own_ulps = _errors(_real(own), target, rounded, mine.dtype)
     allowed = ABSOLUTE + RELATIVE[mine.dtype] * target.abs().nan_to_num(0, 0, 0)
     slack = OF_THE_CPU * own_error.nan_to_num(0, 0, 0).max() if own_error.numel() else 0.0
-    bad = ~(error <= torch.clamp(allowed, min=float(slack))) & ~(_alike(found, _real(own)) if own is not None else False)
+    bad = ~(error <= torch.clamp(allowed, min=float(slack)))
+    if own is not None:
+        bad &= ~_alike(found, _real(own))
     count = int(bad.sum())
     detail = f"{count} of {found.numel()} differ: {_shown(found, target, bad)}" if count else ""
     return Verdict(not count, detail, _largest(ulps), _largest(own_ulps))

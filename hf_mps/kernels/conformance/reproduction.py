@@ -56,7 +56,7 @@ def _text(value: Any, names: list[str], lines: list[str]) -> str:
         return "device(where)"
     if isinstance(value, torch.Generator):
         return "torch.Generator(where).manual_seed(7)"
-    if isinstance(value, float) and value != value or value in (float("inf"), float("-inf")):
+    if (isinstance(value, float) and value != value) or value in (float("inf"), float("-inf")):
         return f'float("{value}")'
     return repr(value)
 
@@ -64,7 +64,7 @@ def _text(value: Any, names: list[str], lines: list[str]) -> str:
 def _tensor(tensor: Tensor) -> str:
     """The values, and then the strides where they are not a dense tensor's."""
     numbers = repr(tensor.tolist()).replace("nan", 'float("nan")').replace("inf", 'float("inf")')
-    text = f'tensor({numbers}, dtype={tensor.dtype}, device=where)'
+    text = f"tensor({numbers}, dtype={tensor.dtype}, device=where)"
     if 0 in tensor.shape:
         text = f"torch.zeros({list(tensor.shape)}, dtype={tensor.dtype}, device=where)"
     if tensor.is_contiguous() and tensor.storage_offset() == 0:

@@ -36,13 +36,14 @@ TENSORS: dict[str, Callable[[Any], Any]] = {
     "condition": lambda shape: torch.rand(shape) < 0.5,
 }
 """Tensors that are no ordinary values, by their name."""
-LISTS = {"state_steps": lambda shape: torch.tensor(3.0)}
+LISTS: dict[str, Callable[[Any], Any]] = {"state_steps": lambda shape: torch.tensor(3.0)}
 NUMBERS: dict[str, Any] = {
-    **{"p": 0.25, "dropout": 0.0, "train": True, "lr": 0.01, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "eps": 1e-6},
-    **{"momentum": 0.9, "dampening": 0.0, "nesterov": False, "is_first_step": False, "amsgrad": False, "maximize": False},
-    **{"scale_growth_factor": 2.0, "scale_backoff_factor": 0.5, "growth_interval": 3, "num_weights": 9, "padding_idx": -1},
-    **{"dim": 0, "k": 2, "diagonal": 0, "to": 100, "from": 3, "low": 0, "high": 9, "std": 2.0, "mean": 0.5, "scale": 2.0},
-}  # fmt: skip
+    **{"p": 0.25, "dropout": 0.0, "train": True, "lr": 0.01, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1},
+    **{"momentum": 0.9, "dampening": 0.0, "nesterov": False, "is_first_step": False, "amsgrad": False, "eps": 1e-6},
+    **{"scale_growth_factor": 2.0, "scale_backoff_factor": 0.5, "growth_interval": 3, "num_weights": 9, "dim": 0},
+    **{"padding_idx": -1, "maximize": False, "k": 2, "diagonal": 0, "to": 100, "from": 3, "low": 0, "high": 9},
+    **{"std": 2.0, "mean": 0.5, "scale": 2.0},
+}
 POSITIVE = frozenset(["exp_avg_sqs", "max_exp_avg_sqs", "rstd", "invstd", "variance"])
 
 
@@ -63,7 +64,7 @@ def with_optional_tensors(call: Call) -> Call | None:
     """A captured call with what it left out, where the name of an optional tensor says what it is."""
     schema = calls.overload(call.operator)._schema.arguments
     options = dict(call.options)
-    for place, each in enumerate(schema):
+    for each in schema:
         if str(each.type) == "Optional[Tensor]" and each.name in TENSORS and each.kwarg_only:
             options.setdefault(each.name, None)
             if options[each.name] is None:
@@ -111,8 +112,8 @@ def _values(name: str, shape: tuple[int, ...]) -> Tensor:
 
 def _list(name: str, shape: tuple[int, ...]) -> list[Tensor]:
     """Three tensors of different shapes, and each list of an operator alike."""
-    make = LISTS.get(name, lambda each: _values(name, each))
-    return [make(each) for each in (shape, (13,), (*shape, 2))]
+    shapes = (shape, (13,), (*shape, 2))
+    return [LISTS[name](each) if name in LISTS else _values(name, each) for each in shapes]
 
 
 def accepted(call: Call) -> bool:

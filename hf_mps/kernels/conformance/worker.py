@@ -1,10 +1,10 @@
 """Runs cases on a release's kernels, a line of JSON each; a process of its own, started by run.py.
 
     python -m hf_mps.kernels.conformance.worker capture FILE
-    python -m hf_mps.kernels.conformance.worker run FILE NOTE SHARE SHARES SKIPPED OPERATORS CASE
+    python -m hf_mps.kernels.conformance.worker run TASK
 
-The first writes PyTorch's samples as calls into FILE. The second reads them, and notes in NOTE which case and kernel
-run at the moment, so that a crash has a name; HF_MPS_KERNELS says the release.
+The first writes PyTorch's samples as calls into FILE. The second reads TASK (run.py's `Task` as JSON), and notes in its
+file `note` which case and kernel run at the moment, so that a crash has a name; HF_MPS_KERNELS says the release.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import pickle
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,27 +39,26 @@ def main(arguments: list[str]) -> None:
         found = capture.captured(cases.wanted())
         Path(arguments[1]).write_bytes(pickle.dumps([tuple(call) for call in found]))
         return
-    file, note, share, shares, skipped, operators, only = arguments[1:]
-    known = [calls.Call(*each) for each in pickle.loads(Path(file).read_bytes())]
+    task = json.loads(Path(arguments[1]).read_text())
+    known = [calls.Call(*each) for each in pickle.loads(Path(task["calls"]).read_bytes())]
     dispatch = running()
     assert dispatch is not None, "HF_MPS_KERNELS is not set"
-    noted = _Note(Path(note))
+    noted = _Note(Path(task["note"]))
     Kernel.launch = noted.launching(Kernel.launch)  # type: ignore[method-assign]
-    left_out = set(json.loads(skipped))
-    for case in _mine(cases.every(known, frozenset(json.loads(operators))), int(share), int(shares), only):
+    left_out = set(task["done"])
+    for case in _mine(cases.every(known, frozenset(task["operators"])), task):
         if case.name not in left_out:
             noted.case(case.name)
             report = checked(case, dispatch)
-            if report is not None:
-                print(json.dumps(report), flush=True)
+            print(json.dumps(report or {"name": case.name, "outcome": "no case"}), flush=True)
 
 
-def _mine(every: Any, share: int, shares: int, only: str) -> Any:
+def _mine(every: Iterator[Case], task: dict[str, Any]) -> Iterator[Case]:
     """This share: whole operators, since their kernels are compiled once in a process."""
     order: dict[str, int] = {}
     for case in every:
         place = order.setdefault(case.rule, len(order))
-        if (place % shares == share and not only) or case.name == only:
+        if place % task["shares"] == task["share"] and task["case"] in ("", case.name):
             yield case
 
 
