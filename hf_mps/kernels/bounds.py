@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from hf_mps.kernels.runtime import Kernel
     from hf_mps.kernels.signature import Binding
 
+WORD = 4
+"""Bytes."""
+
 
 class OutOfBounds(RuntimeError):
     """A kernel touched memory outside the buffers that were bound: the line names kernel, thread and buffer."""
@@ -73,7 +76,11 @@ def _ranges(binding: Binding, value: Any, buffers: Any) -> list[tuple[int, int, 
 def _extent(tensor: Tensor, place: int) -> tuple[int, int, int]:
     elements = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     start = tensor.data_ptr()
-    return start, start + (elements * tensor.element_size() if tensor.numel() else 0), place
+    end = start + (elements * tensor.element_size() if tensor.numel() else 0)
+    if tensor.element_size() < WORD:
+        # Metal's atomics have 32 bits: the kernels change a half or a bool within its word, which no buffer ends in.
+        start, end = start // WORD * WORD, -(-end // WORD) * WORD
+    return start, end, place
 
 
 def _position(grid: tuple[int, ...], group: int, thread: int) -> tuple[int, int, int]:

@@ -69,11 +69,15 @@ def written(operator: str) -> list[tuple[int | None, str]]:
     return found
 
 
-def run(call: Call) -> list[Tensor]:
-    """The tensors that a call returns and those it wrote, in order. Its arguments are its own: they are changed."""
+def run(call: Call) -> list[Tensor | None]:
+    """The tensors that a call returns and those it wrote, in order; None where an operator leaves a result out.
+
+    Its arguments are the call's own: they are changed.
+    """
     with torch.no_grad():
         returned = overload(call.operator)(*call.arguments, **call.options)
-    results = [each for each in tree_leaves(returned) if isinstance(each, Tensor)]
+    leaves = tree_leaves(returned)
+    results: list[Tensor | None] = [each for each in leaves if each is None or isinstance(each, Tensor)]
     for place, name in written(call.operator):
         given = place is not None and place < len(call.arguments)
         value = call.arguments[place] if given else call.options.get(name)  # type: ignore[index]

@@ -127,5 +127,6 @@ def _formed(call: Call, operator: str, form: str, layout: str) -> Call | None:
     if len(names) != len(results):
         return None
     change = layouts.LAYOUTS["dense" if layout == "broadcast" else layout]
-    given = {name: change(torch.full_like(each, 7)) for name, each in zip(names, results, strict=True)}
+    made = zip(names, results, strict=True)
+    given = {name: change(torch.full_like(each, 7)) for name, each in made if each is not None}
     return named._replace(options={**call.options, **given})

@@ -103,7 +103,7 @@ def _moderate(call: Call) -> bool:
         results = run(on(call, "meta"))
     except Exception:
         return sum(each.numel() for each in call.tensors) <= LARGE * 4
-    return sum(each.numel() for each in results) <= LARGEST
+    return sum(each.numel() for each in results if each is not None) <= LARGEST
 
 
 def _stretched(call: Call, lengths: list[int]) -> dict[int, int]:
@@ -156,12 +156,12 @@ def cast(call: Call, dtype: torch.dtype, *, first_alone: bool = False) -> Call:
 
     `first_alone` leaves the dtype of all but the first argument as it is: a scale stays float32 beside half gradients.
     """
-    kinds = {_kind(dtype)}
+    kind = _kind(dtype)
 
     def leaf(value: Any) -> Any:
-        if isinstance(value, Tensor) and _kind(value.dtype) in kinds:
+        if isinstance(value, Tensor) and _kind(value.dtype) == kind:
             return value.to(dtype)
-        return dtype if isinstance(value, torch.dtype) and not first_alone and _kind(value) in kinds else value
+        return dtype if isinstance(value, torch.dtype) and not first_alone and _kind(value) == kind else value
 
     arguments = tree_map(leaf, call.arguments[:1] if first_alone else call.arguments)
     rest = call.arguments[1:] if first_alone else ()

@@ -25,8 +25,10 @@ DRAWS = 4096
 class Wanted(NamedTuple):
     """The right results, in float64 where they are floating; the CPU's own, or None where it has no such kernel."""
 
-    right: list[Tensor]
-    own: list[Tensor] | None
+    right: list[Tensor | None]
+    own: list[Tensor | None] | None
+    largest: float
+    """Of the floating arguments: what errors are measured by where the CPU has no kernel for the dtype."""
 
 
 class Verdict(NamedTuple):
@@ -40,7 +42,7 @@ class Verdict(NamedTuple):
 
 def wanted(call: Call) -> Wanted | None:
     """The right results of a call, or None where PyTorch refuses its arguments or no oracle is there."""
-    own: list[Tensor] | None
+    own: list[Tensor | None] | None
     try:
         own = calls.run(calls.on(call, "cpu"))
     except Exception as error:
@@ -49,22 +51,30 @@ def wanted(call: Call) -> Wanted | None:
         own = None
     for first_alone in (False, True):
         wide = layouts.cast(call, torch.float64, first_alone=first_alone)
+        wide = layouts.cast(wide, torch.complex128, first_alone=first_alone)
         try:
             right = calls.run(calls.on(wide, "cpu"))
         except Exception:
             continue
-        return Wanted(right, own)
-    return None if own is None else Wanted(own, own)
+        return Wanted(right, own, _magnitude(call))
+    return None if own is None else Wanted(own, own, _magnitude(call))
 
 
-def verdict(found: list[Tensor], expected: Wanted, *, random: bool) -> Verdict:
+def _magnitude(call: Call) -> float:
+    floating = [each.float() for each in call.tensors if each.is_floating_point() and each.numel()]
+    return max((float(each.nan_to_num(0, 0, 0).abs().max()) for each in floating), default=0.0)
+
+
+def verdict(found: list[Tensor | None], expected: Wanted, *, random: bool) -> Verdict:
     """Compare results with the right ones."""
     if len(found) != len(expected.right):
         return Verdict(False, f"{len(found)} results, not {len(expected.right)}", math.inf, 0.0)
     worst = Verdict(True, "", 0.0, 0.0)
     for place, (mine, right) in enumerate(zip(found, expected.right, strict=True)):
+        if mine is None or right is None:
+            continue
         own = expected.own[place] if expected.own is not None else None
-        one = _drawn(mine, right) if random else _compared(mine, right, own)
+        one = _drawn(mine, right if own is None else own) if random else _compared(mine, right, own, expected.largest)
         worst = Verdict(
             worst.agrees and one.agrees,
             worst.detail or (one.detail and f"result {place}: {one.detail}"),
@@ -74,7 +84,7 @@ def verdict(found: list[Tensor], expected: Wanted, *, random: bool) -> Verdict:
     return worst
 
 
-def _compared(mine: Tensor, right: Tensor, own: Tensor | None) -> Verdict:
+def _compared(mine: Tensor, right: Tensor, own: Tensor | None, largest: float) -> Verdict:
     if mine.shape != right.shape:
         return Verdict(False, f"shape {list(mine.shape)}, not {list(right.shape)}", math.inf, 0.0)
     if own is not None and mine.dtype != own.dtype:
@@ -93,8 +103,9 @@ def _compared(mine: Tensor, right: Tensor, own: Tensor | None) -> Verdict:
     if own is not None and own.numel():
         own_error, own_ulps = _errors(_real(own), target, rounded, mine.dtype)
     allowed = ABSOLUTE + RELATIVE[mine.dtype] * target.abs().nan_to_num(0, 0, 0)
-    slack = OF_THE_CPU * own_error.nan_to_num(0, 0, 0).max() if own_error.numel() else 0.0
-    bad = ~(error <= torch.clamp(allowed, min=float(slack)))
+    slack = OF_THE_CPU * float(own_error.nan_to_num(0, 0, 0).max()) if own_error.numel() else 0.0
+    slack = RELATIVE[mine.dtype] * largest if own is None else slack
+    bad = ~(error <= torch.clamp(allowed, min=slack))
     if own is not None:
         bad &= ~_alike(found, _real(own))
     count = int(bad.sum())

@@ -43,10 +43,11 @@ def _totals(releases: Mapping[str, Any]) -> Iterator[str]:
             f"{found['kernels']:,} | {ran:,} | {agrees:,} ({share(agrees, ran)}) | {ran - agrees:,} | {refused:,} |"
         )
     yield ""
-    yield "Not reached: kernels of the release that no case launched. Refused: no rule covers the call on that release (its"
-    yield "work is MPSGraph there, or the kernel's bindings differ from what the rule binds); the reasons are at the end."
-    yield "A case agrees where its error is within torch.testing's tolerances (two units in the last place of a half), or"
-    yield "within eight times the CPU's own in the same call."
+    yield "Not reached: kernels of the release that no case launched. Refused: no rule covers the call on that release"
+    yield "(its work is MPSGraph there, or the kernel's bindings differ from what the rule binds); the reasons are at the"
+    yield "end. A case agrees where its error is within torch.testing's tolerances (two units in the last place of a"
+    yield "half), or within eight times the CPU's own in the same call; where the CPU has no kernel for the dtype, within"
+    yield "that tolerance of the largest argument."
 
 
 def share(part: int, whole: int) -> str:

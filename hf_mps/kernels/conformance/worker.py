@@ -96,7 +96,7 @@ def checked(case: Case, dispatch: Dispatch) -> dict[str, Any] | None:
     report: dict[str, Any] = {**case._asdict(), "family": RULES[case.rule].family, "operator": call.operator}
     del report["call"]
     try:
-        found = [each.cpu() for each in calls.run(given)]
+        found = [None if each is None else each.cpu() for each in calls.run(given)]
         error = None
     except Exception as raised:
         found, error = [], raised

@@ -44,6 +44,7 @@ class Indexed:
         self.strides = [strides[dim] * tensor.element_size() for dim in there]
         if 0 in self.sizes and given[0].numel():
             raise NoRule(OUTSIDE)
+        self.whole = tensor
         self.source = tensor.as_strided(
             (*shape[:before], *taken, *shape[len(shape) - after :]),
             (*strides[:before], *(0,) * len(taken), *strides[len(shape) - after :]),
@@ -112,8 +113,9 @@ def _launch(release: Release, name: str, output: Tensor, given: Tensor, taken: I
     reported = errors()
     release.kernel(name).launch(
         {
-            "output": output,
-            "input": given,
+            # The whole tensor's memory is bound, of which `source` names the beginning.
+            "output": taken.whole if output is taken.source else output,
+            "input": taken.whole if given is taken.source else given,
             "indices": Pointers(taken.indices, 8 * len(taken.indices)),
             "sizes": i64(way.shape),
             "output_strides": i64(way.strides[0]),
