@@ -2,39 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 
 class Fact(NamedTuple):
-    """A known difference of an operator, or of kernels whose name begins so."""
+    """A known difference of an operator; further fields narrow it down, and empty ones do not."""
 
     operator: str
-    kernel: str
-    """The beginning of a kernel's name that the case launched; empty for any."""
-    upstream: bool
-    """PyTorch's fault; else a difference that is none, or one of the method."""
+    """The rule's operator, or its name before the dot: "scatter_add", "lerp.Scalar"."""
     says: str
+    upstream: bool = True
+    """PyTorch's fault; else a difference that is none, or one of the method."""
     link: str = ""
+    dtypes: tuple[str, ...] = ()
+    layouts: tuple[str, ...] = ()
+    before: str = ""
+    """The first release that has not got it."""
 
 
+HALVES = ("float16", "bfloat16")
 FACTS = (
     Fact(
         "_amp_foreach_non_finite_check_and_unscale_",
-        "ampNonFiniteCheckAndUnscale",
-        True,
-        "GradScaler reads its float32 scale as a half: gradients with gaps become zeros, up to 2.12",
-        "https://github.com/pytorch/pytorch/pull/184286",
+        "GradScaler's unscale_ reads its float32 factor as a half: float16 and bfloat16 gradients become zeros",
+        link="https://github.com/pytorch/pytorch/pull/184286",
+        dtypes=HALVES,
+        before="2.13.0",
+    ),
+    Fact(
+        "_amp_foreach_non_finite_check_and_unscale_",
+        "A gradient with gaps in memory is walked as if it had none: half of it stays scaled, and what lies in the gaps "
+        "is scaled (the single-tensor way in operations/Amp.mm). No issue is known",
+        layouts=("strided",),
     ),
 )
 
 
-def known(operator: str, kernels: Sequence[str]) -> Fact | None:
-    """The fact about an operator's difference that launched these kernels, if one is written down."""
-    packet = operator.partition(".")[0].rstrip("_")
+def known(release: str, case: Mapping[str, Any]) -> Fact | None:
+    """The fact about a case that does not agree, if one is written down."""
     for fact in FACTS:
-        if fact.operator in (operator, packet, f"{packet}_") and (
-            not fact.kernel or any(each.startswith(fact.kernel) for each in kernels)
-        ):
+        if fact.operator not in (case["rule"], case["rule"].partition(".")[0]):
+            continue
+        if fact.before and _numbers(release) >= _numbers(fact.before):
+            continue
+        if (not fact.dtypes or case["dtype"] in fact.dtypes) and (not fact.layouts or case["layout"] in fact.layouts):
             return fact
     return None
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split("+")[0].split(".") if part.isdigit())

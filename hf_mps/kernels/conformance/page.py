@@ -27,6 +27,7 @@ def _lines(report: Mapping[str, Any], command: str) -> Iterator[str]:
     for release, found in releases.items():
         yield from _families(release, found)
     yield from _differences(report["differences"], {release: found["cases"] for release, found in releases.items()})
+    yield from _inaccurate(report["inaccurate"])
     yield from _changes(report["changes"])
     yield from _refusals(releases)
 
@@ -43,11 +44,11 @@ def _totals(releases: Mapping[str, Any]) -> Iterator[str]:
             f"{found['kernels']:,} | {ran:,} | {agrees:,} ({share(agrees, ran)}) | {ran - agrees:,} | {refused:,} |"
         )
     yield ""
-    yield "Not reached: kernels of the release that no case launched. Refused: no rule covers the call on that release"
-    yield "(its work is MPSGraph there, or the kernel's bindings differ from what the rule binds); the reasons are at the"
-    yield "end. A case agrees where its error is within torch.testing's tolerances (two units in the last place of a"
-    yield "half), or within eight times the CPU's own in the same call; where the CPU has no kernel for the dtype, within"
-    yield "that tolerance of the largest argument."
+    yield "Not reached: kernels of the release that no case launched. Refused: no rule covers the call on that"
+    yield "release (its work is MPSGraph there, or the kernel's bindings differ from what the rule binds); the reasons"
+    yield "are at the end. A case agrees where its error is within torch.testing's tolerances (two units in the last"
+    yield "place of a half), or within eight times the CPU's own in the same call; where the CPU has no kernel for the"
+    yield "dtype, within that tolerance of the largest argument."
 
 
 def share(part: int, whole: int) -> str:
@@ -109,6 +110,18 @@ def _one(one: Mapping[str, Any]) -> Iterator[str]:
     kernels = ", ".join(f"`{name}`" for name in case["kernels"][:3]) or "no kernel to its end"
     yield f"On {release}, `{case['name']}`, {kernels}: {case['detail']}."
     yield from ("", "```sh", *case["reproduction"].splitlines(), "```", "")
+
+
+def _inaccurate(found: list[Any]) -> Iterator[str]:
+    yield from ("", "## Inaccurate results within the tolerance", "")
+    yield "Errors of small results, 64 times the CPU's own or more, that the absolute tolerance lets pass."
+    yield ""
+    yield "| operator | dtype | release | units in the last place | the CPU's | case |"
+    yield "| --- | --- | --- | ---: | ---: | --- |"
+    for one in found:
+        case = one["case"]
+        numbers = f"{_number(case['error'])} | {_number(case['own_error'])}"
+        yield f"| {one['operator']} | {one['dtype']} | {one['release']} | {numbers} | `{case['name']}` |"
 
 
 def _changes(found: list[Any]) -> Iterator[str]:

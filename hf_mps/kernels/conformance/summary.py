@@ -10,8 +10,11 @@ from typing import Any
 
 from hf_mps.kernels import store
 from hf_mps.kernels.conformance import changes, facts
+from hf_mps.kernels.conformance.facts import Fact
 
 Case = Mapping[str, Any]
+FAR = 64.0
+"""Units in the last place, or times the CPU's own error, from where an error is told though it is small beside 1."""
 BAD = ("differs", "out of bounds", "raises", "crash")
 
 
@@ -22,6 +25,7 @@ def report(results: Mapping[str, Sequence[Case]]) -> dict[str, Any]:
     return {
         "releases": found,
         "differences": differences(results),
+        "inaccurate": inaccurate(results),
         "changes": [_changed(before, after, launched) for before, after in pairwise(results)],
         "cases": {release: [_short(case) for case in cases] for release, cases in results.items()},
     }
@@ -68,39 +72,52 @@ def _errors(cases: Iterable[Case], dtype: str) -> tuple[float, float] | None:
 
 
 def differences(results: Mapping[str, Sequence[Case]]) -> list[dict[str, Any]]:
-    """What does not agree, by operator and kind: releases, dtypes, kernels, and the smallest case of each release."""
-    groups: dict[tuple[str, str], list[tuple[str, Case]]] = defaultdict(list)
+    """What does not agree, by operator, kind and known fact: releases, dtypes, kernels, each release's smallest case."""
+    groups: dict[tuple[str, str, Fact | None], list[tuple[str, Case]]] = defaultdict(list)
     for release, cases in results.items():
         for case in cases:
             if case["outcome"] in BAD:
-                groups[case["rule"], case["outcome"]].append((release, case))
-    return [_difference(rule, outcome, found, results) for (rule, outcome), found in sorted(groups.items())]
-
-
-def _difference(
-    rule: str, outcome: str, found: list[tuple[str, Case]], results: Mapping[str, Sequence[Case]]
-) -> dict[str, Any]:
-    kernels = sorted({name for _, case in found for name in case["kernels"]})
-    smallest = {
-        release: min((case for each, case in found if each == release), key=_size)
-        for release in dict.fromkeys(each for each, _ in found)
-    }
-    fact = facts.known(rule, kernels)
+                groups[case["rule"], case["outcome"], facts.known(release, case)].append((release, case))
     ran = {
-        release: sum(case["rule"] == rule and case["outcome"] != "refused" for case in cases)
+        release: Counter(case["rule"] for case in cases if case["outcome"] != "refused")
         for release, cases in results.items()
     }
-    return {
-        "operator": rule,
-        "outcome": outcome,
-        "cases": dict(Counter(release for release, _ in found)),
-        "ran": ran,
-        "dtypes": sorted({case["dtype"] for _, case in found}),
-        "layouts": sorted({case["layout"] for _, case in found}),
-        "kernels": kernels,
-        "fact": None if fact is None else fact._asdict(),
-        "smallest": {release: dict(case) for release, case in smallest.items()},
-    }
+    ordered = sorted(groups.items(), key=lambda item: item[0][:2])
+    return [
+        {
+            "operator": rule,
+            "outcome": outcome,
+            "cases": dict(Counter(release for release, _ in found)),
+            "ran": {release: counts[rule] for release, counts in ran.items()},
+            "dtypes": sorted({case["dtype"] for _, case in found}),
+            "layouts": sorted({case["layout"] for _, case in found}),
+            "kernels": sorted({name for _, case in found for name in case["kernels"]}),
+            "fact": None if fact is None else fact._asdict(),
+            "smallest": {release: _smallest(release, found) for release in dict.fromkeys(each for each, _ in found)},
+        }
+        for (rule, outcome, fact), found in ordered
+    ]
+
+
+def _smallest(release: str, found: Sequence[tuple[str, Case]]) -> dict[str, Any]:
+    return dict(min((case for each, case in found if each == release), key=_size))
+
+
+def inaccurate(results: Mapping[str, Sequence[Case]]) -> list[dict[str, Any]]:
+    """Operators whose error is within the tolerance and yet FAR times the CPU's own, by dtype: the largest case."""
+    worst: dict[tuple[str, str], tuple[float, str, Case]] = {}
+    for release, cases in results.items():
+        for case in cases:
+            if case["outcome"] != "agrees" or case["own_error"] == 0 or not math.isfinite(case["error"]):
+                continue
+            kind = case["rule"], case["dtype"]
+            if case["error"] > FAR * max(1.0, case["own_error"]) and case["error"] > worst.get(kind, (0.0,))[0]:
+                worst[kind] = case["error"], release, case
+    ordered = sorted(worst.items(), key=lambda item: -item[1][0])
+    return [
+        {"operator": rule, "dtype": dtype, "release": release, "case": dict(case)}
+        for (rule, dtype), (_, release, case) in ordered
+    ]
 
 
 def _size(case: Case) -> tuple[int, str]:
