@@ -37,19 +37,34 @@ def wanted() -> list[str]:
     return [name for rule in RULES.values() for name in calls.forms(rule)]
 
 
-def every(captured: Iterable[Call], operators: frozenset[str] = frozenset()) -> Iterator[Case]:
-    """The cases of the rules, or of some operators' ("mul.Tensor", "mul")."""
+def every(
+    captured: Iterable[Call],
+    operators: frozenset[str] = frozenset(),
+    name: str = "",
+    share: tuple[int, int] = (0, 1),
+) -> Iterator[Case]:
+    """The cases of the rules, or of some operators' ("mul.Tensor", "mul"), or the one of a name.
+
+    `share` is one process's place among some: whole rules, since their kernels are compiled once in a process.
+    """
     known: dict[str, list[Call]] = defaultdict(list)
     for call in captured:
         known[call.operator].append(call)
+    place = -1
     for rule in RULES.values():
-        if operators and not operators & {rule.operator, rule.operator.partition(".")[0]}:
+        packet = rule.operator.partition(".")[0]
+        if (operators and not operators & {rule.operator, packet}) or (name and not name.startswith(packet)):
+            continue
+        place += 1
+        if place % share[1] != share[0]:
             continue
         numbers: dict[str, int] = defaultdict(int)
         for form, call, dtype, layout, size in _of_rule(rule, known):
             kind = f"{call.operator}/{_name(dtype)}/{layout}/{size}"
-            yield Case(f"{kind}/{numbers[kind]}", rule.operator, form, _name(dtype), layout, size, call)
+            case = Case(f"{kind}/{numbers[kind]}", rule.operator, form, _name(dtype), layout, size, call)
             numbers[kind] += 1
+            if name in ("", case.name):
+                yield case
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -92,7 +107,7 @@ def _cast(call: Call, dtype: torch.dtype) -> Call:
 def _varied(found: list[Call], dtype: torch.dtype, few: bool) -> Iterator[tuple[str, str, Call]]:
     """Layout, size and call; the calls are taken from the whole list, not from its beginning alone."""
     plenty = dtype in FLOATING or dtype == torch.int64
-    for layout in layouts.LAYOUTS if plenty else ("dense", "strided"):
+    for layout in layouts.LAYOUTS if plenty else ("dense",):
         for call in _spread(found, 1 if few or not plenty else SAMPLES[layout]):
             changed = layouts.laid_out(call, layout)
             if changed is not None:

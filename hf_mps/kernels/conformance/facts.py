@@ -32,8 +32,8 @@ FACTS = (
     ),
     Fact(
         "_amp_foreach_non_finite_check_and_unscale_",
-        "A gradient with gaps in memory is walked as if it had none: half of it stays scaled, and what lies in the gaps "
-        "is scaled (the single-tensor way in operations/Amp.mm). No issue is known",
+        "A gradient with gaps in memory is walked as if it had none: half of it stays scaled, and what lies in the"
+        " gaps is scaled (the single-tensor way in operations/Amp.mm). No issue is known",
         layouts=("strided",),
     ),
 )

@@ -72,7 +72,7 @@ def _errors(cases: Iterable[Case], dtype: str) -> tuple[float, float] | None:
 
 
 def differences(results: Mapping[str, Sequence[Case]]) -> list[dict[str, Any]]:
-    """What does not agree, by operator, kind and known fact: releases, dtypes, kernels, each release's smallest case."""
+    """What does not agree, by operator, kind and known fact: releases, dtypes, kernels, the smallest cases."""
     groups: dict[tuple[str, str, Fact | None], list[tuple[str, Case]]] = defaultdict(list)
     for release, cases in results.items():
         for case in cases:
@@ -100,7 +100,8 @@ def differences(results: Mapping[str, Sequence[Case]]) -> list[dict[str, Any]]:
 
 
 def _smallest(release: str, found: Sequence[tuple[str, Case]]) -> dict[str, Any]:
-    return dict(min((case for each, case in found if each == release), key=_size))
+    cases = [dict(case) for each, case in found if each == release]
+    return min(cases, key=_size)
 
 
 def inaccurate(results: Mapping[str, Sequence[Case]]) -> list[dict[str, Any]]:

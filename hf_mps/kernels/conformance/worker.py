@@ -14,7 +14,7 @@ import os
 import pickle
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,20 +46,12 @@ def main(arguments: list[str]) -> None:
     noted = _Note(Path(task["note"]))
     Kernel.launch = noted.launching(Kernel.launch)  # type: ignore[method-assign]
     left_out = set(task["done"])
-    for case in _mine(cases.every(known, frozenset(task["operators"])), task):
+    share = (task["share"], task["shares"])
+    for case in cases.every(known, frozenset(task["operators"]), task["case"], share):
         if case.name not in left_out:
             noted.case(case.name)
             report = checked(case, dispatch)
             print(json.dumps(report or {"name": case.name, "outcome": "no case"}), flush=True)
-
-
-def _mine(every: Iterator[Case], task: dict[str, Any]) -> Iterator[Case]:
-    """This share: whole operators, since their kernels are compiled once in a process."""
-    order: dict[str, int] = {}
-    for case in every:
-        place = order.setdefault(case.rule, len(order))
-        if place % task["shares"] == task["share"] and task["case"] in ("", case.name):
-            yield case
 
 
 class _Note:
