@@ -76,7 +76,7 @@ def run(call: Call) -> list[Tensor | None]:
     """
     with torch.no_grad():
         returned = overload(call.operator)(*call.arguments, **call.options)
-    leaves = tree_leaves(returned)
+    leaves = [] if returned is None else tree_leaves(returned)
     results: list[Tensor | None] = [each for each in leaves if each is None or isinstance(each, Tensor)]
     for place, name in written(call.operator):
         given = place is not None and place < len(call.arguments)

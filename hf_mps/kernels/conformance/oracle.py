@@ -118,9 +118,10 @@ def _errors(found: Tensor, target: Tensor, rounded: Tensor, dtype: torch.dtype) 
     alike = _alike(found, rounded)
     error = torch.where(alike, 0.0, (found.double() - target.double()).abs())
     error = error.nan_to_num(math.inf, math.inf)
+    least = LEAST_EXPONENT[dtype]
     _, exponent = torch.frexp(target.double().abs().nan_to_num(0, 0, 0))
-    exponent = torch.clamp(exponent - 1, min=LEAST_EXPONENT[dtype])
-    unit = torch.ldexp(torch.ones((), dtype=torch.float64), exponent - (SIGNIFICANT[dtype] - 1))
+    exponent = torch.where(target == 0, least, torch.clamp(exponent - 1, min=least))
+    unit = torch.pow(2.0, (exponent - (SIGNIFICANT[dtype] - 1)).double())
     return error, error / unit
 
 

@@ -1,0 +1,59 @@
+"""`hf-mps kernels report` compares a release's kernels with the CPU, names what crashes, and tells faults by facts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hf_mps.cli.main import main
+from hf_mps.kernels import conformance, store
+from hf_mps.kernels.conformance import facts, run
+
+UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
+
+
+def test_a_kernel_that_crashes_is_named_and_the_rest_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "WORKER", "tests.kernels.conformance.crashing_worker")
+    found = run.cases("2.13.0", tmp_path / "calls", conformance.Wanted())
+    assert [one["outcome"] for one in found] == ["agrees", "crash", "agrees"]
+    assert found[1]["detail"] == "signal 11 in mul_dense_float_float"
+    assert found[1]["reproduction"] == "hf-mps kernels report 2.13.0 --case mul/float32/dense/small/1"
+
+
+def test_a_fact_ends_with_the_release_that_mended_it() -> None:
+    case = {"rule": UNSCALE, "dtype": "float16", "layout": "dense"}
+    before, after = facts.known("2.12.1", case), facts.known("2.13.0", case)
+    assert before is not None
+    assert before.link.endswith("/pull/184286")
+    assert after is None
+
+
+@pytest.mark.slow
+def test_the_scalers_fault_is_found_from_general_cases_and_gone_in_the_next_release(
+    release: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    releases = [*(each for each in ("2.12.1",) if each in store.releases()), release]
+    page, details = tmp_path / "page.md", tmp_path / "report.json"
+    options = ["--operator", UNSCALE, "--operator", "gelu", "--page", str(page), "--json", str(details)]
+    assert main(["kernels", "report", *releases, *options]) == 0
+    report = json.loads(details.read_text())
+    dense = {
+        each: {one["outcome"] for one in report["cases"][each] if f"{UNSCALE}/float16/dense" in one["name"]}
+        for each in releases
+    }
+    assert dense[release] == {"agrees"}
+    assert dense.get("2.12.1", {"differs"}) == {"differs"}
+    family = report["releases"][release]["families"]["activations"]
+    assert family["agrees"] == family["ran"] > 50
+    text = page.read_text()
+    assert f"## {release} by family" in text
+    assert "| activations |" in text
+    assert ("pytorch/pull/184286" in text.replace("pytorch/pytorch", "pytorch")) == ("2.12.1" in releases)
+    assert f"{page} and {details} have the rest" in capsys.readouterr().out
+
+
+def test_a_release_that_is_not_here_is_one_line(own_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernels", "report", "2.13.0"]) == 2
+    assert capsys.readouterr().err == "hf-mps: torch 2.13.0 is not fetched; allowed: nothing, as none is here\n"

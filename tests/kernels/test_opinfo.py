@@ -1,0 +1,57 @@
+"""PyTorch's own samples of every operator with a launch rule: Metal's kernels give the CPU's results and gradients."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests import CHECKOUT
+
+pytestmark = pytest.mark.slow
+
+DIFFERENT: dict[str, str] = {}
+"""Operators of op_db whose samples differ, each with the reason; a dtype follows the name where it is one's alone."""
+OPERATORS, RULES = 250, 120
+"""At the least: operators of op_db that launch a release's kernels, and aten operators whose rules ran."""
+
+
+@pytest.fixture(scope="module")
+def report(release: str) -> dict[str, Any]:
+    settings = {"HF_MPS_KERNELS": release, "HF_MPS_SIMULATE": "1", "HF_MPS_FALLBACK": "quiet", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.opinfo_worker"],
+        cwd=CHECKOUT,
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+    )
+    assert done.stdout, done.stderr[-2000:]
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def test_nearly_every_sample_agrees_and_the_rest_has_a_reason(report: dict[str, Any]) -> None:
+    unexplained = [
+        f"{one['operator']} {one['dtype']} {one['form']}: {one['detail']}"
+        for one in report["differences"]
+        if not {one["operator"], f"{one['operator']} {one['dtype']}"} & DIFFERENT.keys()
+    ]
+    assert unexplained == []
+
+
+def test_the_list_has_nothing_that_agrees(report: dict[str, Any]) -> None:
+    differ = {one["operator"] for one in report["differences"]}
+    differ |= {f"{one['operator']} {one['dtype']}" for one in report["differences"]}
+    assert DIFFERENT.keys() - differ == set()
+
+
+def test_rules_ran(report: dict[str, Any]) -> None:
+    assert report["operators"] >= OPERATORS
+    assert len(report["ran"]) >= RULES
