@@ -46,10 +46,16 @@ def walk(output: Tensor, *inputs: Tensor) -> Walk:
     return found
 
 
+MANY = 1 << 27
+"""Elements that may span 2 GiB, so that `walk` has to look."""
+
+
 def all_dense(output: Tensor, *inputs: Tensor) -> bool:
     """Every operand is contiguous and has the output's shape: the quick test for the common case."""
     shape = output.shape
-    return output.is_contiguous() and all(each.shape == shape and each.is_contiguous() for each in inputs)
+    if not output.is_contiguous() or output.numel() >= MANY:
+        return False
+    return all(each.shape == shape and each.is_contiguous() for each in inputs)
 
 
 @lru_cache(maxsize=4096)

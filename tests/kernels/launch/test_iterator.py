@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_mps.kernels.launch.iterator import broadcast, result, walk
+from hf_mps.kernels.launch.iterator import all_dense, broadcast, result, walk
+from hf_mps.kernels.runtime import NoRule
 
 LAYOUTS = {
     "contiguous": lambda: torch.empty(2, 3, 4),
@@ -57,6 +58,14 @@ def test_operands_without_gaps_in_one_order_are_one_line() -> None:
     square = torch.empty(8, 8).t()
     assert walk(square, square) == ((64,), ((4,), (4,)), True)
     assert not walk(square, square.contiguous()).contiguous
+
+
+def test_what_the_host_launches_in_parts_has_no_rule() -> None:
+    large = torch.empty(1 << 30, device="meta")
+    assert not all_dense(large, large)
+    with pytest.raises(NoRule, match="2 GiB"):
+        walk(large, large)
+    assert walk(large[: 1 << 29], large[: 1 << 29]).contiguous
 
 
 def _offsets(shape: tuple[int, ...], steps: tuple[int, ...]) -> list[int]:
