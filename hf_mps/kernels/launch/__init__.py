@@ -13,6 +13,7 @@ FAMILIES = (
     "cat",
     "comparison",
     "copy",
+    "distance",
     "dropout",
     "embedding",
     "embedding_bag",

@@ -1,4 +1,4 @@
-"""Factors of matrices by Metal kernels: Cholesky's, the product of Householder reflections, LU unpacked.
+"""Factors of matrices by Metal kernels: Cholesky's, QR, the product of Householder reflections, LU unpacked.
 
 All facts are of operations/LinearAlgebra.mm, kernels/LinearAlgebra.h and native/BatchLinearAlgebra.cpp, which calls
 the former. LU, solving and inverses are MPSMatrix's up to 2.13, and no Metal kernels of PyTorch's.
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 SOURCE = "operations/LinearAlgebra.mm"
 BLOCK = 32
 """Rows and columns of a block of Cholesky's factorisation."""
+LARGEST_QR = 512
+"""The lesser of rows and columns up to which the host factors on the GPU."""
 DIMENSIONS = 16
 """Of the arrays in OrgqrParams."""
 
@@ -60,6 +62,37 @@ def cholesky(
     (factor.triu_ if upper else factor.tril_)()
     if check_errors:
         torch.ops.aten._linalg_check_errors(info, "linalg.cholesky_ex", is_matrix=given.dim() == 2)
+
+
+@out_rule("linalg_qr", source=SOURCE)
+def qr(release: Release, outputs: tuple[Tensor, Tensor], given: Tensor, mode: str = "reduced") -> None:
+    """Reflections by one threadgroup a matrix; the whole factors are computed, then cut. From 2.13 on."""
+    orthogonal, upper = outputs
+    rows, columns = given.shape[-2:]
+    if given.dtype != torch.float32 or mode == "r":
+        raise NoRule("PyTorch refuses the arguments")
+    if min(rows, columns) > LARGEST_QR or given.numel() == 0:
+        raise NoRule("nothing to factor, or a matrix that the host factors on the CPU")
+    kernel = release.kernel(f"linalg_qr_householder_{metal(given.dtype)}")
+    batches = math.prod(given.shape[:-2])
+    info = torch.zeros(1, dtype=torch.int32, device=given.device)
+    whole = {"Q": given.new_empty((batches, rows, rows)), "R": given.new_empty((batches, rows, columns))}
+    kernel.launch(
+        {
+            # The kernel works in the copy's memory.
+            "A": given.reshape(batches, rows, columns).clone(memory_format=torch.contiguous_format),
+            **whole,
+            "info": info,
+            "params": u32(rows, columns),
+            "v_work": given.new_empty((batches, rows)),
+        },
+        groups=batches,
+        group=1024,
+    )
+    if info.item():
+        raise NoRule("the kernel reports a failure")
+    orthogonal.copy_(whole["Q"][..., : orthogonal.shape[-1]].reshape(orthogonal.shape))
+    upper.copy_(whole["R"][:, : upper.shape[-2]].reshape(upper.shape))
 
 
 @rule("linalg_householder_product", source=SOURCE)

@@ -48,3 +48,18 @@ def test_reflections_of_a_batch_agree(kernels: Dispatch) -> None:
     found = torch.linalg.householder_product(given.to("mps"), tau.to("mps"))
     assert kernels.ledger.operators["linalg_householder_product"] == 1
     torch.testing.assert_close(found.cpu(), torch.linalg.householder_product(given, tau), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["reduced", "complete"])
+@pytest.mark.parametrize("shape", [(9, 4), (4, 9), (2, 3, 6, 6)], ids=str)
+def test_qr_is_orthogonal_and_upper_and_makes_the_matrix(kernels: Dispatch, shape: tuple[int, ...], mode: str) -> None:
+    given = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    on = given.to("mps")
+    found, upper = (each.cpu() for each in torch.linalg.qr(on, mode=mode))
+    assert kernels.ledger.operators["linalg_qr"] == 1
+    assert torch.equal(on.cpu(), given)
+    torch.testing.assert_close(found @ upper, given, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        found.mT @ found, torch.eye(found.shape[-1]).expand(*shape[:-2], -1, -1), rtol=0, atol=1e-5
+    )
+    torch.testing.assert_close(upper, upper.triu(), rtol=0, atol=1e-5)
