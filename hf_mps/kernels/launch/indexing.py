@@ -30,11 +30,13 @@ class Indexed:
     """A tensor and the indices into it, as kernels take them (AdvancedIndex in TensorAdvancedIndexing.cpp).
 
     `source` is the tensor seen with the indices' dimensions in place of the indexed ones, at strides of zero; `sizes`
-    and `strides` (bytes) are those of the dimensions that are indexed.
+    and `strides` (bytes) are those of the dimensions that are indexed. A kernel is bound `tensor`, whose memory it
+    walks with them.
     """
 
     def __init__(self, tensor: Tensor, indices: Indices) -> None:
         tensor, indices = _adjacent(tensor, _whole(tensor, indices))
+        self.tensor = tensor
         there = [dim for dim, index in enumerate(indices) if index is not None]
         given = [index for index in indices if index is not None]
         before, after = there[0], tensor.dim() - there[-1] - 1

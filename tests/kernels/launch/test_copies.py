@@ -9,7 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from hf_mps.kernels import disable, enable, running
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import Dispatch
+from hf_mps.kernels.values import padded, u32
+from hf_mps.simulator import build
 from tests.kernels.launch.samples import compared
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -20,8 +24,9 @@ def numbers(*shape: int) -> Tensor:
     return torch.randint(0, 100, shape, generator=torch.Generator().manual_seed(0)).float()
 
 
-def launched(kernels: Dispatch, run: Callable[[Tensor], Tensor], given: Tensor) -> list[str]:
+def launched(kernels: Dispatch | None, run: Callable[[Tensor], Tensor], given: Tensor) -> list[str]:
     """The kernels that `run` launches on the device, where its result has the CPU's values, dtype and strides."""
+    assert kernels is not None
     there = given.to("mps")
     kernels.ledger.clear()
     found = run(there)
@@ -139,3 +144,31 @@ def test_pytorchs_own_samples_agree(kernels: Dispatch, operator: str, dtype: tor
     found = compared(kernels, operator, dtype)
     assert found.differ == []
     assert found.ran > 0
+
+
+def test_a_dtype_that_metal_has_not_is_not_written_at_all(release: str) -> None:
+    """pytorch#197715: a host that asks for float64 (number 7) gets no error, and its memory stays as it was."""
+    given, into = numbers(9).to("mps"), torch.full((9,), 7.0, dtype=torch.float64)
+    kernel = Release(release).kernel("copy_identity_dense_castout_ilp_float")
+    kernel.launch((into, given, padded(u32(8, 7, 9), 16)), 3)
+    assert into.tolist() == [7.0] * 9
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x: x.t()[:, ::2].contiguous(),
+        lambda x: x[2:, 1::3].half(),
+        lambda x: torch.cat([x.t(), x.t()[:5]]),
+        lambda x: x.t()[x[:, 0].long() % 3],
+        lambda x: x.index_put((x[:, 0].long() % 30,), x[:1], accumulate=True),
+        lambda x: x.gather(1, x.long() % 7),
+    ],
+)
+def test_no_access_leaves_the_tensors(release: str, run: Callable[[Tensor], Tensor]) -> None:
+    """Checked kernels bound each access to what the rule has bound, also where a view has strides of zero."""
+    enable(release, build.running("these tests need the simulated device"), checked=True)
+    try:
+        launched(running(), run, numbers(30, 40))
+    finally:
+        disable()
