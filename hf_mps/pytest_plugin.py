@@ -2,10 +2,11 @@
 
     pytest --simulated-metal             the default profile
     pytest --simulated-metal=m1-8gb      another Mac (hf_mps.device.profiles)
+    pytest --metal-kernels=2.13.0        the same, computing with that release's own Metal kernels (docs/kernels.md)
 
 Fixtures: `metal_device` is torch.device("mps"), or skips with the probe's reason; `fallback_ledger` fails a test in
-which an operator without a Metal kernel ran on the CPU. The marker `metal` skips a test, with the reason, where there
-is no Metal device.
+which an operator without a Metal kernel ran on the CPU; `metal_kernels` tells which kernels of the release ran in the
+test. The marker `metal` skips a test, with the reason, where there is no Metal device.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Generator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,15 +22,22 @@ if TYPE_CHECKING:
     import torch
 
     from hf_mps.fallback import Report
+    from hf_mps.kernels.coverage import Counting, Counts
 
-OPTION = "--simulated-metal"
-VARIABLE = "HF_MPS_SIMULATE"
-_before: list[str | None] = []
+OPTION, VARIABLE = "--simulated-metal", "HF_MPS_SIMULATE"
+KERNELS, KERNELS_VARIABLE = "--metal-kernels", "HF_MPS_KERNELS"
+INSTALLED = "the installed torch's"
+WORKER_COUNTS = "hf_mps_metal_kernels"
+_before: list[tuple[str, str | None]] = []
+_enabled: list[bool] = []
+"""Kernels that were enabled on a device which was there before: `pytest_unconfigure` ends them."""
+_of_workers: list[tuple[str, Counts]] = []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --simulated-metal."""
-    parser.getgroup("hf_mps").addoption(
+    """Add --simulated-metal and --metal-kernels."""
+    group = parser.getgroup("hf_mps")
+    group.addoption(
         OPTION,
         nargs="?",
         const="1",
@@ -37,12 +45,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="PROFILE",
         help="run on a simulated Metal device (torch device 'mps'); PROFILE names a Mac, m1-8gb for instance",
     )
+    group.addoption(
+        KERNELS,
+        nargs="?",
+        const=INSTALLED,
+        default=None,
+        metavar="RELEASE[,checked]",
+        help="run on that device with a PyTorch release's own Metal kernels (hf-mps kernels fetch), the installed "
+        "torch's where none is named; checked: each access is bounded",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Ask for the device before a conftest can import torch: PyTorch looks for Metal once in a process."""
-    _simulate(early_config.known_args_namespace.simulated_metal)
+    given = early_config.known_args_namespace
+    if given.metal_kernels is not None:
+        _simulate(given.simulated_metal or os.environ.get(VARIABLE) or "1", given.metal_kernels)
+    elif given.simulated_metal is not None:
+        _simulate(given.simulated_metal, None)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,28 +72,71 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Leave the environment as it was."""
+    """Leave the environment, and a device that was there before, as they were."""
+    while _enabled:
+        _enabled.pop()
+        from hf_mps import kernels
+
+        kernels.disable()
     while _before:
-        value = _before.pop()
+        name, value = _before.pop()
         if value is None:
-            os.environ.pop(VARIABLE, None)
+            os.environ.pop(name, None)
         else:
-            os.environ[VARIABLE] = value
+            os.environ[name] = value
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Say which device the suite runs on."""
-    if config.getoption("simulated_metal") is None:
+    """Say which device the suite runs on, and with whose kernels."""
+    if config.getoption("simulated_metal") is None and config.getoption("metal_kernels") is None:
         return None
+    from hf_mps import kernels
     from hf_mps.device import choose
 
-    return f"hf_mps: simulated Metal device {os.environ[VARIABLE]}: {choose()}"
+    return f"hf_mps: simulated Metal device {os.environ[VARIABLE]}: {kernels.told(choose())}"
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what is marked `metal` where there is no Metal."""
     if item.get_closest_marker("metal") is not None:
         _need_metal()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Send what an xdist worker counted to the process that reports."""
+    output = getattr(session.config, "workeroutput", None)
+    counted = _counted()
+    if output is not None and counted is not None:
+        release, counts = counted
+        output[WORKER_COUNTS] = (release, counts.plain())
+        from hf_mps import kernels
+
+        kernels.coverage_is_said()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Keep what an xdist worker counted."""
+    sent = getattr(node, "workeroutput", {}).get(WORKER_COUNTS)
+    if sent is not None:
+        from hf_mps.kernels.coverage import Counts
+
+        _of_workers.append((sent[0], Counts.from_plain(sent[1])))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in a line how much of what a Mac runs with Metal kernels ran with the release's."""
+    counted = [each for each in (_counted(), *_of_workers) if each is not None]
+    _of_workers.clear()
+    if not counted:
+        return
+    from hf_mps import kernels
+    from hf_mps.kernels.coverage import Counts, covered
+
+    counts = sum((counts for _, counts in counted), Counts())
+    if counts.operators or counts.reasons:
+        terminalreporter.write_line(f"hf_mps: {covered(counts, counted[0][0])}")
+    kernels.coverage_is_said()
 
 
 @pytest.fixture(scope="session")
@@ -89,6 +153,22 @@ def fallback_ledger() -> FallbackLedger:
     """What fell back to the CPU during the test: read it, or let it be; at the end, anything not allowed fails it."""
     _need_metal()
     return FallbackLedger()
+
+
+@pytest.fixture
+def metal_kernels() -> Counting:
+    """Which of the release's Metal kernels ran in the test; it is skipped, with the reason, where none are enabled.
+
+    `kernels` counts launches by a kernel's name, `operators` the calls that launched them, `reasons` the calls of
+    operators that have a launch rule which did not cover them; `coverage` says how much a Mac would run with kernels.
+    """
+    _need_metal()
+    from hf_mps import kernels
+
+    counting = kernels.counting()
+    if counting is None:
+        pytest.skip(f"needs PyTorch's own Metal kernels: pytest {KERNELS}=RELEASE")
+    return counting
 
 
 @pytest.hookimpl(wrapper=True)
@@ -127,25 +207,74 @@ class FallbackLedger:
             pytest.fail(f"ran on the CPU, having no Metal kernel: {named}", pytrace=False)
 
 
-def _simulate(profile: str | None) -> None:
-    """Set the variable for this process and its children, and load the device where torch is there already."""
-    if profile is None:
-        return
+def _simulate(profile: str, kernels: str | None) -> None:
+    """Set the variables for this process and its children, and load the device where torch is there already."""
     from hf_mps.core.errors import UserError
     from hf_mps.device import profiles
 
+    asked = f"{OPTION}={profile}"
     try:
         profiles.get(profile)
-        _before.append(os.environ.get(VARIABLE))
-        os.environ[VARIABLE] = profile
+        _set(VARIABLE, profile)
+        if kernels is not None:
+            asked = KERNELS if kernels == INSTALLED else f"{KERNELS}={kernels}"
+            _ask_for(kernels)
         if "torch" in sys.modules:
-            from hf_mps import simulator
-            from hf_mps.activation import activate
-
-            simulator.load(profile)
-            activate.activate()
+            _load(profile)
     except UserError as error:
-        raise pytest.UsageError(f"{OPTION}={profile}: {str(error).removeprefix(f'{VARIABLE}={profile} ')}") from error
+        words = str(error)
+        for name in (VARIABLE, KERNELS_VARIABLE):
+            words = words.removeprefix(f"{name}={os.environ.get(name)}").lstrip(": ")
+        pytest_unconfigure()
+        raise pytest.UsageError(f"{asked}: {words}") from error
+
+
+def _ask_for(release: str) -> None:
+    from hf_mps import kernels
+    from hf_mps.core.errors import UserError
+    from hf_mps.kernels import store
+
+    installed = store.installed()
+    if release == INSTALLED:
+        if installed is None:
+            raise UserError(f"no torch is installed, whose release it would be; next: pytest {KERNELS}={store.EXAMPLE}")
+        release = installed
+    _set(KERNELS_VARIABLE, release)
+    if kernels.requested() is None:
+        raise UserError(f"names no release; allowed: RELEASE or RELEASE,checked, for example {store.EXAMPLE}")
+
+
+def _load(profile: str) -> None:
+    from hf_mps import kernels, simulator
+    from hf_mps.activation import activate
+    from hf_mps.core import settings
+    from hf_mps.simulator import build
+
+    simulator.load(profile)
+    asked = settings.kernels()
+    if asked is not None:
+        enabled = kernels.running() is not None
+        kernels.enable(asked[0], build.running("no simulated device is loaded"), checked=asked[1])
+        if not enabled:
+            _enabled.append(True)
+    activate.activate()
+
+
+def _set(name: str, value: str) -> None:
+    _before.append((name, os.environ.get(name)))
+    os.environ[name] = value
+
+
+def _counted() -> tuple[str, Counts] | None:
+    """The release whose kernels run in this process, and what ran up to now; None where none do."""
+    from hf_mps import kernels
+
+    dispatch = kernels.running()
+    if dispatch is None:
+        return None
+    from hf_mps.kernels.coverage import Counts
+
+    return dispatch.release.version, Counts.of(dispatch)
 
 
 def _need_metal() -> None:

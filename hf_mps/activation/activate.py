@@ -33,9 +33,10 @@ class Activation:
 
     def lines(self) -> list[str]:
         """Return the chosen device and each part, a line each. Probes Metal; raises what `device.choose` raises."""
+        from hf_mps import kernels
         from hf_mps.device.choice import choose
 
-        return [f"device: {choose()}", *map(str, self.parts())]
+        return [f"device: {kernels.told(choose())}", *map(str, self.parts())]
 
 
 _on = False
@@ -54,12 +55,13 @@ def activate() -> Activation:
 
     No library is imported, no environment variable is changed and the device is not touched: each library is switched
     when it is imported, and the probe runs when somebody first asks for the device. Raises UserError for a value of
-    HF_MPS that nobody knows.
+    HF_MPS that nobody knows, and for kernels that were asked for (HF_MPS_KERNELS) and cannot run.
     """
     if not _on and _enabled():
         import torch  # noqa: F401  PyTorch's autoload comes back to this function, which then finds the work done
 
         if not _on:
+            _refuse_kernels()
             # What is made here lives as long as the process: a collection now, of all that torch has made, would find
             # nothing and cost more than the rest of this.
             collecting = gc.isenabled()
@@ -154,6 +156,16 @@ def _enabled() -> bool:
     from hf_mps.core import settings
 
     return settings.enabled()
+
+
+def _refuse_kernels() -> None:
+    """A simulated device that did not come for the sake of its kernels is no reason to train on the CPU."""
+    if "HF_MPS_KERNELS" in os.environ:
+        from hf_mps import kernels
+        from hf_mps.core import settings
+
+        if settings.simulate():
+            kernels.requested()
 
 
 def _libraries() -> list[Part]:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
+from hf_mps import kernels
+from hf_mps.core import settings
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import first_line
+from hf_mps.core.text import memory as words
 from hf_mps.device import choice, machine, precision, probe
 from hf_mps.doctor.findings import Finding, note, ok, problem
 
@@ -24,6 +29,7 @@ def examine() -> list[Finding]:
         findings += _dtypes()
     else:
         findings.append(problem("probe", *_apart(passed.reason)))
+    findings += _kernels()
     findings.append(_chosen())
     return findings
 
@@ -69,9 +75,25 @@ def _dtypes() -> list[Finding]:
     return found
 
 
+def _kernels() -> list[Finding]:
+    """What HF_MPS_KERNELS does, where it is set; a value that is refused stands in the environment's section."""
+    name = "Metal kernels"
+    if (dispatch := kernels.running()) is not None:
+        release = dispatch.release
+        count, size = release.compiled()
+        compute = f"torch {release.version}'s own compute{', each access bounded' if release.checked else ''}"
+        return [ok(name, f"{compute}; {count:,} compiled for this CPU are kept, {words(size)}, in {release.folder}")]
+    with contextlib.suppress(UserError):
+        if settings.kernels() is not None and settings.simulate() is None:
+            says = f"{kernels.VARIABLE} does nothing without a simulated device"
+            mac = machine.present().mac
+            return [note(name, says, f"unset {kernels.VARIABLE}" if mac else "HF_MPS_SIMULATE=1 hf-mps doctor")]
+    return []
+
+
 def _chosen() -> Finding:
     try:
-        chosen = choice.choose()
+        chosen = kernels.told(choice.choose())
     except UserError as error:
         return problem("device of a run", str(error), "unset HF_MPS_DEVICE")
     if chosen.value == "mps":

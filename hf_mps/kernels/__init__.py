@@ -2,15 +2,59 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from hf_mps.core import settings
+from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 
 if TYPE_CHECKING:
+    from hf_mps.kernels.coverage import Counting
     from hf_mps.kernels.rules import Dispatch
 
+VARIABLE = "HF_MPS_KERNELS"
+OLDEST = (2, 9)
+"""The first release of PyTorch that gives out the kernel which is registered for an operator."""
 _dispatch: Dispatch | None = None
+
+
+def requested() -> tuple[str, bool] | None:
+    """The release that HF_MPS_KERNELS asks for and whether its accesses are checked, fit to be enabled; or None.
+
+    Raises UserError, which begins with the variable, where `check` does and for a value that is not understood.
+    """
+    asked = settings.kernels()
+    if asked is not None:
+        try:
+            check(asked[0])
+        except UserError as error:
+            raise UserError(f"{VARIABLE}={os.environ[VARIABLE].strip()}: {error}") from error
+    return asked
+
+
+def check(release: str) -> None:
+    """Refuse what `enable` would, before there is a device. Raises UserError; imports no torch."""
+    from hf_mps.kernels import modules, store
+
+    _refuse_old_torch()
+    modules.require()
+    store.verify(release)
+
+
+def _refuse_old_torch() -> None:
+    from packaging.version import Version
+
+    from hf_mps.kernels import store
+
+    installed = store.installed()
+    if installed is not None and Version(installed).release < OLDEST:  # torch.library.get_kernel is new in it
+        oldest = ".".join(map(str, OLDEST))
+        raise UserError(
+            f"launch rules need torch {oldest} or later, and this is {installed}; next: pip install 'torch>={oldest}'"
+        )
 
 
 def enable(release: str, device: Any, *, checked: bool = False) -> None:
@@ -20,19 +64,18 @@ def enable(release: str, device: Any, *, checked: bool = False) -> None:
     fetched, llvmlite is not installed, this torch gives no kernels out (before 2.9), or another release is enabled.
     """
     global _dispatch
-    import torch
-
     from hf_mps.kernels import launch
     from hf_mps.kernels.ledger import Ledger
     from hf_mps.kernels.release import Release
     from hf_mps.kernels.rules import RULES, Dispatch
 
-    if not hasattr(torch.library, "get_kernel"):
-        raise UserError(f"HF_MPS_KERNELS needs torch 2.9 or later; {torch.__version__} gives no kernel out")
+    _refuse_old_torch()
     opened = Release(release, checked=checked)
     if _dispatch is not None:
-        if _dispatch.release.version != opened.version:
-            raise UserError(f"the kernels of torch {_dispatch.release.version} run already; start a new process")
+        present = _dispatch.release
+        if (present.version, present.checked) != (opened.version, opened.checked):
+            how = ", checked," if present.checked else ""
+            raise UserError(f"the kernels of torch {present.version}{how} run already; start a new process")
         return
     launch.load()
     _dispatch = Dispatch(opened, Ledger(), device)
@@ -52,6 +95,27 @@ def disable() -> None:
         _dispatch.remove()
         _dispatch.device.name_launches(False)
         _dispatch = None
+
+
+def counting() -> Counting | None:
+    """Count what runs from now on; None where no kernels are enabled."""
+    from hf_mps.kernels.coverage import Counting
+
+    return None if _dispatch is None else Counting(_dispatch)
+
+
+def told(device: Choice[str]) -> Choice[str]:
+    """The device of a run, whose reason also says that a release's kernels compute on it, where they do."""
+    if _dispatch is None or device.value != "mps":
+        return device
+    checked = ", each access bounded" if _dispatch.release.checked else ""
+    release = _dispatch.release.version
+    return Choice(device.value, f"{device.reason}; computing with torch {release}'s own Metal kernels{checked}")
+
+
+def coverage_is_said() -> None:
+    """Say no coverage when the process ends: a report has it."""
+    atexit.unregister(say_coverage)
 
 
 def say_coverage() -> None:

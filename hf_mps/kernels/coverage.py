@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.operators.launch_class import CLASSES, LaunchTable, table
@@ -22,10 +22,10 @@ NAMED = 4
 class Counts:
     """What a process has launched up to a moment: calls of operators by name, and the ledger's counts."""
 
-    calls: Counter[str]
-    operators: Counter[str]
-    kernels: Counter[str]
-    reasons: Counter[tuple[str, str]]
+    calls: Counter[str] = field(default_factory=Counter)
+    operators: Counter[str] = field(default_factory=Counter)
+    kernels: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, dispatch: Dispatch) -> Counts:
@@ -35,6 +35,26 @@ class Counts:
         for name, count in dispatch.device.named_launches().items():
             calls[_base(name)] += count
         return cls(calls, Counter(ledger.operators), Counter(ledger.kernels), Counter(ledger.reasons))
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.calls + other.calls,
+            self.operators + other.operators,
+            self.kernels + other.kernels,
+            self.reasons + other.reasons,
+        )
+
+    def plain(self) -> dict[str, Any]:
+        """The same of plain types, to be sent to another process."""
+        reasons = [[operator, reason, count] for (operator, reason), count in self.reasons.items()]
+        named = {"calls": self.calls, "operators": self.operators, "kernels": self.kernels}
+        return {**{name: dict(counts) for name, counts in named.items()}, "reasons": reasons}
+
+    @classmethod
+    def from_plain(cls, sent: Mapping[str, Any]) -> Counts:
+        """What `plain` made."""
+        reasons = Counter({(operator, reason): count for operator, reason, count in sent["reasons"]})
+        return cls(Counter(sent["calls"]), Counter(sent["operators"]), Counter(sent["kernels"]), reasons)
 
     def since(self, start: Counts) -> Counts:
         """What came after `start`."""
@@ -96,12 +116,50 @@ class Coverage:
         }
 
 
-def coverage(dispatch: Dispatch, since: Counts | None = None) -> Coverage:
-    """What ran up to now, or after `since`."""
-    counts = Counts.of(dispatch)
-    if since is not None:
-        counts = counts.since(since)
-    release = dispatch.release.version
+class Counting:
+    """What has run since this was made."""
+
+    def __init__(self, dispatch: Dispatch) -> None:
+        self._dispatch, self._start = dispatch, Counts.of(dispatch)
+
+    @property
+    def release(self) -> str:
+        """The release whose kernels run, "2.13.0"."""
+        return self._dispatch.release.version
+
+    @property
+    def counts(self) -> Counts:
+        """The counts up to now."""
+        return Counts.of(self._dispatch).since(self._start)
+
+    @property
+    def kernels(self) -> Counter[str]:
+        """Launches by the kernel's name."""
+        return self.counts.kernels
+
+    @property
+    def operators(self) -> Counter[str]:
+        """Calls that ran the release's kernels by operator, "add.Tensor"."""
+        return self.counts.operators
+
+    @property
+    def reasons(self) -> Counter[tuple[str, str]]:
+        """Calls of operators with a launch rule that it did not cover: operator and reason."""
+        return self.counts.reasons
+
+    @property
+    def coverage(self) -> Coverage:
+        """How much of what a Mac runs with Metal kernels ran with the release's."""
+        return covered(self.counts, self.release)
+
+
+def coverage(dispatch: Dispatch) -> Coverage:
+    """What ran up to now."""
+    return covered(Counts.of(dispatch), dispatch.release.version)
+
+
+def covered(counts: Counts, release: str) -> Coverage:
+    """What these counts, of one process or of several, say of a release's kernels."""
     ran = Counter[str]()
     for operator, count in counts.operators.items():
         ran[_base(f"aten::{operator}")] += count

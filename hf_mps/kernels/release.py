@@ -48,6 +48,16 @@ class Release:
             found = self._kernels[name] = self._load(name)
         return found
 
+    def compiled(self) -> tuple[int, int]:
+        """How many kernels are compiled for this CPU and kept, and their bytes."""
+        sizes = [file.stat().st_size for file in self._folder.glob("*.kernel")]
+        return len(sizes), sum(sizes)
+
+    @property
+    def folder(self) -> Path:
+        """Where they are kept."""
+        return self._folder
+
     def signature(self, name: str) -> Signature:
         """What the kernel says of its bindings. Raises NoRule where the release has no such kernel."""
         return self._described(name)[0]

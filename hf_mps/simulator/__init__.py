@@ -12,10 +12,9 @@ import platform
 import time
 from typing import TYPE_CHECKING, Any
 
-from hf_mps.core import settings
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import first_line
-from hf_mps.kernels import enable, say_coverage
+from hf_mps.kernels import enable, requested, say_coverage
 from hf_mps.simulator.counters import Counted, counted
 
 if TYPE_CHECKING:
@@ -33,39 +32,40 @@ def load(profile: str | None = None) -> Profile:
 
     `profile` is a name of `hf_mps.device.profiles` ("1" or None is the default one). The device is compiled on
     first use, about a minute. Raises UserError, in one line, on a Mac with Metal, with a PyTorch that is built for
-    another accelerator, for an unknown profile or fault, for another profile than the loaded one, after something asked
-    PyTorch for Metal, and where it cannot be compiled.
+    another accelerator, for an unknown profile or fault, for kernels that cannot run (HF_MPS_KERNELS), for another
+    profile than the loaded one, after something asked PyTorch for Metal, and where it cannot be compiled.
     """
     global _profile
     from hf_mps.device import faults, profiles
 
-    requested = profiles.get(profile or "1")
+    wanted = profiles.get(profile or "1")
     faults.left_out()  # a name that there is not is refused before anything is loaded
     import torch  # first: with HF_MPS_SIMULATE set, PyTorch's autoload comes through here and leaves the work done
 
     if _profile is not None:
-        if requested != _profile:
+        if wanted != _profile:
             raise UserError(
-                f"the simulated device {_profile.name} is loaded already; start a new process for {requested.name}"
+                f"the simulated device {_profile.name} is loaded already; start a new process for {wanted.name}"
             )
         return _profile
     _refuse_real_metal(torch)
     _refuse_other_accelerators(torch)
+    kernels = requested()  # as little as a fault's name: a device that computes with others is not what was asked for
     from hf_mps.device import machine
     from hf_mps.simulator import build, strictness
 
     metal = build.extension()
-    _start(metal, requested)
-    strictness.start(metal, requested, torch.__version__)
+    _start(metal, wanted)
+    strictness.start(metal, wanted, torch.__version__)
     _offer(torch, metal)
-    machine.override(requested.machine())
-    if (kernels := settings.kernels()) is not None:
+    machine.override(wanted.machine())
+    if kernels is not None:
         enable(kernels[0], metal, checked=kernels[1])
         atexit.register(say_coverage)
     atexit.register(_let_autograd_finish)
     build.start_as(metal)
-    _profile = requested
-    return requested
+    _profile = wanted
+    return wanted
 
 
 def loaded() -> Profile | None:

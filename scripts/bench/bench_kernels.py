@@ -102,15 +102,13 @@ def train(model: str, way: str, *, steps: int) -> dict[str, Any]:
 
 def launches(step: Any) -> dict[str, Any]:
     """What a step launches: calls that ran a release's kernel, calls that would on a Mac, and the others."""
-    from hf_mps.kernels import running
-    from hf_mps.kernels.coverage import Counts, coverage
+    from hf_mps import kernels
 
-    dispatch = running()
-    assert dispatch is not None
     step()
-    before = Counts.of(dispatch)
+    counting = kernels.counting()
+    assert counting is not None
     step()
-    return coverage(dispatch, before).record()
+    return counting.coverage.record()
 
 
 def made(model: str, device: str, *, dropout: float) -> Any:

@@ -29,6 +29,7 @@ def card(record: RunRecord) -> str:
         _fenced("python", _snippet(record)),
         *_section("Choices", _choices(record)),
         *_section("Operators that ran on the CPU", _fallback(record)),
+        *_section("Metal kernels", f"{record.metal_kernels}." if record.metal_kernels else ""),
         *_section("Guards that acted", _acted(record.guards, "guard", "what it did")),
         *_section("Signs of a fault", _acted(record.sentinels, "sentinel", "what it found")),
         "## Recipe",

@@ -8,12 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.files import plain
 from hf_mps.finetune.recipe.expect import Expectation
 from hf_mps.metrics import Baseline
+
+if TYPE_CHECKING:
+    from hf_mps.kernels.coverage import Coverage
 
 SCHEMA = 1
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -48,6 +51,8 @@ class RunRecord:
     fallback: list[dict[str, Any]] = field(default_factory=list)
     unexpected_fallback: list[str] = field(default_factory=list)
     """The operators among them that the recipe does not name."""
+    metal_kernels: Coverage | None = None
+    """What ran with a release's own Metal kernels (HF_MPS_KERNELS), in this process; None where none were asked for."""
     guards: list[Any] = field(default_factory=list)
     sentinels: list[Any] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=lambda: versions())
@@ -116,6 +121,8 @@ def results(record: RunRecord) -> dict[str, Any]:
     - `expectation`: {"metric": str, "low": number | null, "high": number | null, "met": bool} or null
     - `train_seconds`, `samples_per_second`: numbers; `peak_memory_bytes`: int or null
     - `fallback`: [object]; `unexpected_fallback`: [str]
+    - `metal_kernels`: {"release": str, "launches": int, "kernels": int, "share": number, "missing": [{"operator": str,
+      "reason": str, "launches": int}], "others": {str: int}} or null, of the process that ended the run
     - `predictions`: str or null; `pictures`: [str], files beside this one
     - `guards`: [{"name": str, "times": int, "lines": [str], "issue": str}]
     - `sentinels`: [{"name": str, "times": int, "lines": [str]}], what they warned of
@@ -140,6 +147,7 @@ def results(record: RunRecord) -> dict[str, Any]:
         "peak_memory_bytes": record.peak_memory,
         "fallback": record.fallback,
         "unexpected_fallback": record.unexpected_fallback,
+        "metal_kernels": record.metal_kernels and record.metal_kernels.record(),
         "predictions": record.predictions,
         "pictures": record.pictures,
         "guards": record.guards,

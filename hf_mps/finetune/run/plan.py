@@ -43,6 +43,7 @@ def choose_device(recipe: Recipe) -> Choice[str]:
     Raises UserError where HF_MPS_DEVICE and the recipe contradict each other.
     """
     import hf_mps.device
+    from hf_mps import kernels
     from hf_mps.core import settings
 
     if recipe.training.get("use_cpu"):
@@ -51,7 +52,7 @@ def choose_device(recipe: Recipe) -> Choice[str]:
                 f"training.use_cpu is true and HF_MPS_DEVICE={wanted} asks for another device; give one of them"
             )
         return Choice("cpu", "training.use_cpu in the recipe")
-    return hf_mps.device.choose()
+    return kernels.told(hf_mps.device.choose())
 
 
 def decide(recipe: Recipe, prepared: Prepared, chosen: Choice[str], output: Choice[Path]) -> Plan:

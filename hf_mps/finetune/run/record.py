@@ -46,6 +46,7 @@ def make_record(resolved: ResolvedRecipe, plan: Plan, prepared: Prepared, traine
         peak_memory=_peak(trained),
         fallback=fallback,
         unexpected_fallback=[one["operator"] for one in fallback if one["operator"] not in recipe.fallback],
+        metal_kernels=trained.metal_kernels,
         guards=guards.acted(),
         sentinels=guards.found(),
         expectation=expect.judge(recipe, resolved.changed, metrics),

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_mps import fallback
+from hf_mps import fallback, kernels
 from hf_mps.core import notices, settings, status
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import INTERRUPTED, RunError, UserError
@@ -147,6 +147,9 @@ def header(resolved: ResolvedRecipe, plan: Plan, verb: str = "finetune") -> None
 def _table(resolved: ResolvedRecipe, record: RunRecord, files: Sequence[Path]) -> None:
     """Print how the run ended, its folder and the files in it, and the command that uploads it to the hub."""
     notes = [("device", "simulated: time and memory say nothing about a Mac")] if record.simulated else []
+    if record.metal_kernels is not None:
+        notes.append(("kernels", str(record.metal_kernels)))
+        kernels.coverage_is_said()
     if record.fallback:
         names = [entry["operator"] for entry in record.fallback]
         needed = [name for name in names if name not in record.unexpected_fallback]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_mps import kernels
 from hf_mps.core import notices
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.text import first_line
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from hf_mps.finetune.run.callbacks import Stopwatch
     from hf_mps.finetune.run.plan import Plan
     from hf_mps.finetune.tasks._base import Prepared
+    from hf_mps.kernels.coverage import Coverage
 
 # What the constructors of training arguments and trainers raise for options that do not go together.
 REFUSALS = (ValueError, TypeError, ImportError)
@@ -26,12 +28,16 @@ REFUSALS = (ValueError, TypeError, ImportError)
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished training: its trainer, the metrics of the kept weights, its clock and its peak memory in bytes."""
+    """A finished training: its trainer, the metrics of the kept weights, its clock and its peak memory in bytes.
+
+    `metal_kernels` is what ran with a release's own, None where none were asked for.
+    """
 
     trainer: Any
     measured: dict[str, float]
     watch: Stopwatch
     peak: int
+    metal_kernels: Coverage | None
 
 
 def train_and_measure(
@@ -52,6 +58,7 @@ def train_and_measure(
     from hf_mps.guards.sentinels.non_finite import SENTINEL
 
     _ends_where_it_ended()
+    counting = kernels.counting() if plan.device.value == "mps" else None
     peak, interruption = Peak(plan.device.value), Interruption()
     interruption.trainer = trainer
     trainer.add_callback(interruption)
@@ -70,7 +77,8 @@ def train_and_measure(
         measured = _measured(trainer)
         for name, dataset in prepared.further.items():
             measured |= trainer.evaluate(eval_dataset=dataset, metric_key_prefix=name)
-    return Trained(trainer, measured, _running(trainer, watch), peak.result.value)
+    ran = None if counting is None else counting.coverage
+    return Trained(trainer, measured, _running(trainer, watch), peak.result.value, ran)
 
 
 def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int | None) -> Any:

@@ -12,6 +12,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from hf_mps.core.choice import Choice
+from hf_mps.kernels.coverage import Coverage
 from tests.finetune.records import a_record
 
 
@@ -161,3 +162,12 @@ def test_a_simulated_run_is_told_as_one_and_its_speed_not_at_all() -> None:
     for figure in ("samples/s", "57.2", "1.94 GiB"):
         assert figure not in text
     assert "simulated" not in model_card().text
+
+
+def test_a_run_with_a_releases_kernels_says_how_much_of_it_they_were() -> None:
+    ran = Coverage("2.13.0", 9, 4, {("aten::cat", "why"): 1}, {})
+    assert (
+        "## Metal kernels\n\n9 of 10 launches that are Metal kernels on a Mac ran torch 2.13.0's own (4 kernels); "
+        "as without kernels: aten::cat (1).\n"
+    ) in model_card(metal_kernels=ran).text
+    assert "Metal kernels" not in model_card().text

@@ -12,6 +12,7 @@ import pytest
 import transformers.modeling_utils  # first of all: importing it sets a variable, which no test may do
 
 from hf_mps.finetune import report
+from hf_mps.kernels.coverage import Coverage
 from tests.finetune.records import a_record, history
 from tests.finetune.run_files import results
 
@@ -78,6 +79,7 @@ def test_results_json_has_its_schema_and_every_number_of_the_run(tmp_path: Path)
         "peak_memory_bytes": 2_085_000_000,
         "fallback": [{"operator": "aten::_ctc_loss", "calls": 3}],
         "unexpected_fallback": [],
+        "metal_kernels": None,
         "predictions": None,
         "pictures": [],
         "guards": [GUARD],
@@ -130,3 +132,15 @@ def test_reading_the_record_needs_no_torch_and_no_matplotlib(run_python: Callabl
     )
     done = run_python("-c", program, env={"HF_MPS": "0"})
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_what_ran_with_a_releases_kernels_is_recorded() -> None:
+    ran = Coverage("2.13.0", 9, 4, {("aten::cat", "why"): 1}, {"MPSGraph": 2})
+    assert report.results(a_record(metal_kernels=ran))["metal_kernels"] == {
+        "release": "2.13.0",
+        "launches": 9,
+        "kernels": 4,
+        "share": 0.9,
+        "missing": [{"operator": "aten::cat", "reason": "why", "launches": 1}],
+        "others": {"MPSGraph": 2},
+    }
