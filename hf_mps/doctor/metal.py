@@ -79,10 +79,10 @@ def _kernels() -> list[Finding]:
     """What HF_MPS_KERNELS does, where it is set; a value that is refused stands in the environment's section."""
     name = "Metal kernels"
     if (dispatch := kernels.running()) is not None:
-        release = dispatch.release
-        count, size = release.compiled()
+        release, objects = dispatch.release, dispatch.release.objects
+        count, size = objects.kept()
         compute = f"torch {release.version}'s own compute{', each access bounded' if release.checked else ''}"
-        return [ok(name, f"{compute}; {count:,} compiled for this CPU are kept, {words(size)}, in {release.folder}")]
+        return [ok(name, f"{compute}; {count:,} compiled for this CPU are kept, {words(size)}, in {objects.folder}")]
     with contextlib.suppress(UserError):
         if settings.kernels() is not None and settings.simulate() is None:
             says = f"{kernels.VARIABLE} does nothing without a simulated device"

@@ -49,6 +49,11 @@ class Objects:
         with contextlib.suppress(OSError):
             _write(self._file(name), _packed(signature, threadgroup_bytes, code))
 
+    def kept(self) -> tuple[int, int]:
+        """How many kernels there are, and their bytes."""
+        sizes = [file.stat().st_size for file in self.folder.glob("*.kernel")]
+        return len(sizes), sum(sizes)
+
     @contextlib.contextmanager
     def survived(self, name: str) -> Iterator[None]:
         """Leave a marker while LLVM compiles: it ends the whole process where it meets a fault of its own.

@@ -27,7 +27,7 @@ class Release:
         self.version, self.checked = store.canonical(version), checked
         self._kernels: dict[str, Kernel] = {}
         store.verify(self.version)
-        self._objects = Objects(self.version, checked=checked)
+        self.objects = Objects(self.version, checked=checked)
 
     @cached_property
     def library(self) -> Library:
@@ -48,26 +48,16 @@ class Release:
             found = self._kernels[name] = self._load(name)
         return found
 
-    def compiled(self) -> tuple[int, int]:
-        """How many kernels are compiled for this CPU and kept, and their bytes."""
-        sizes = [file.stat().st_size for file in self._folder.glob("*.kernel")]
-        return len(sizes), sum(sizes)
-
-    @property
-    def folder(self) -> Path:
-        """Where they are kept."""
-        return self._folder
-
     def signature(self, name: str) -> Signature:
         """What the kernel says of its bindings. Raises NoRule where the release has no such kernel."""
         return self._described(name)[0]
 
     def _load(self, name: str) -> Kernel:
-        found = self._objects.read(name)
+        found = self.objects.read(name)
         if found is None:
-            with self._objects.survived(name):
+            with self.objects.survived(name):
                 found = self._compiled(name)
-            self._objects.write(name, *found)
+            self.objects.write(name, *found)
         signature, threadgroup_bytes, code = found
         return Kernel(self.version, signature, code, threadgroup_bytes, checked=self.checked)
 
