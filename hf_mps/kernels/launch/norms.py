@@ -39,14 +39,15 @@ def layer_norm(
     name, dtype = f"layer_norm_{'single_row' if single else 'looped'}", metal(given.dtype)
     wide = given.numel() >= 1 << 31
     indexed = f"{name}_i64_{dtype}" if wide else f"{name}_i32_{dtype}"
-    kernel = release.kernel(indexed if indexed in release else f"{name}_{dtype}")
+    newer = indexed in release
+    kernel = release.kernel(indexed if newer else f"{name}_{dtype}")
     kernel.launch(
         {
             "input": row,
             "output": output,
             "meanOut": mean,
             "rstdTensor": rstd,
-            "axis_size": i64(axis) if wide and indexed in release else u32(axis),
+            "axis_size": i64(axis) if wide and newer else u32(axis),
             "epsilon": f32(epsilon),
             "use_weight": i32(weight is not None),
             "use_bias": i32(bias is not None),
