@@ -11,9 +11,8 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("integer", [torch.int64, torch.int32], ids=str)
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-@pytest.mark.parametrize("padding", [None, 3])
+@pytest.mark.parametrize(("integer", "padding"), [(torch.int64, None), (torch.int32, 3)], ids=str)
 def test_bags_and_their_gradients_are_the_cpus(
     kernels: Dispatch, mode: str, dtype: torch.dtype, integer: torch.dtype, padding: int | None
 ) -> None:
