@@ -177,6 +177,9 @@ def report_kernels(
     case: Annotated[
         str, typer.Option("--case", metavar="NAME", help="One case alone, as the page and the JSON name it.")
     ] = "",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One call of each operator, dtype and layout; of the integers int64 alone.")
+    ] = False,
     jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Processes at a time.")] = 1,
     debug: Debug = False,
 ) -> None:
@@ -186,12 +189,13 @@ def report_kernels(
     beside the CPU's own, what differs with a program to paste, and the kernels that changed. PyTorch's own samples are
     the cases; a release takes some minutes the first time, while its kernels are compiled.
     """
-    from hf_mps.kernels import conformance, modules, store
+    from hf_mps.kernels import modules, store
+    from hf_mps.kernels.conformance import report, run
 
     modules.require()
     chosen = list(dict.fromkeys(store.present(release) for release in releases))
-    wanted = conformance.Wanted(tuple(operators or ()), case, jobs)
-    for line in conformance.write(chosen, wanted, page or Path("conformance.md"), details or Path("conformance.json")):
+    wanted = run.Wanted(tuple(operators or ()), case, jobs, quick)
+    for line in report.write(chosen, wanted, page or Path("conformance.md"), details or Path("conformance.json")):
         print(line, flush=True)
 
 

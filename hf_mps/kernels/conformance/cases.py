@@ -42,10 +42,13 @@ def every(
     operators: frozenset[str] = frozenset(),
     name: str = "",
     share: tuple[int, int] = (0, 1),
+    *,
+    quick: bool = False,
 ) -> Iterator[Case]:
     """The cases of the rules, or of some operators' ("mul.Tensor", "mul"), or the one of a name.
 
-    `share` is one process's place among some: whole rules, since their kernels are compiled once in a process.
+    `quick` is one call of each operator, dtype and layout, and of the integers int64 alone. `share` is one process's
+    place among some: whole rules, since their kernels are compiled once in a process.
     """
     known: dict[str, list[Call]] = defaultdict(list)
     for call in captured:
@@ -59,7 +62,7 @@ def every(
         if place % share[1] != share[0]:
             continue
         numbers: dict[str, int] = defaultdict(int)
-        for form, call, dtype, layout, size in _of_rule(rule, known):
+        for form, call, dtype, layout, size in _of_rule(rule, known, quick):
             kind = f"{call.operator}/{_name(dtype)}/{layout}/{size}"
             case = Case(f"{kind}/{numbers[kind]}", rule.operator, form, _name(dtype), layout, size, call)
             numbers[kind] += 1
@@ -71,14 +74,18 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _of_rule(rule: Rule, known: dict[str, list[Call]]) -> Iterator[tuple[str, Call, torch.dtype, str, str]]:
+def _of_rule(
+    rule: Rule, known: dict[str, list[Call]], quick: bool
+) -> Iterator[tuple[str, Call, torch.dtype, str, str]]:
     for operator, form in calls.forms(rule).items():
         base = (known.get(operator) if form != "out" else None) or known.get(rule.operator)
         if not base:
             base = schema.generated(rule.operator)
         base = [*base, *filter(None, map(schema.with_optional_tensors, base[:3]))] if form == "as named" else base
         for dtype, calls_of_it in _by_dtype(base).items():
-            few = form != "as named"
+            few = form != "as named" or quick
+            if quick and dtype not in (*FLOATING, torch.int64):
+                continue
             for layout, size, call in _varied(calls_of_it, dtype, few):
                 formed = _formed(call, operator, form, layout)
                 if formed is not None:

@@ -18,11 +18,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hf_mps.core.errors import RunError
-from hf_mps.kernels.conformance import Wanted
 
 WORKER = "hf_mps.kernels.conformance.worker"
 PATIENCE = 300.0
 """Seconds that one case may take: PyTorch's largest kernels compile for some seconds each."""
+
+
+class Wanted(NamedTuple):
+    """Which cases: all, some operators', or one by its name; and how many processes run them at a time."""
+
+    operators: tuple[str, ...] = ()
+    case: str = ""
+    jobs: int = 1
+    quick: bool = False
+    """One call of each operator, dtype and layout; of the integers int64 alone."""
 
 
 class Task(NamedTuple):
@@ -32,8 +41,9 @@ class Task(NamedTuple):
     note: str
     share: int
     shares: int
-    operators: list[str]
+    operators: tuple[str, ...]
     case: str
+    quick: bool
     done: list[str]
 
 
@@ -57,7 +67,16 @@ def cases(release: str, calls: Path, wanted: Wanted) -> list[dict[str, Any]]:
     """
     folder, jobs = calls.parent, wanted.jobs
     tasks = [
-        Task(str(calls), str(folder / f"note-{share}"), share, jobs, list(wanted.operators), wanted.case, [])
+        Task(
+            str(calls),
+            str(folder / f"note-{share}"),
+            share,
+            jobs,
+            list(wanted.operators),
+            wanted.case,
+            wanted.quick,
+            [],
+        )
         for share in range(jobs)
     ]
     with ThreadPoolExecutor(jobs) as pool:

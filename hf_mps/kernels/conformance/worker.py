@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> None:
     Kernel.launch = noted.launching(Kernel.launch)  # type: ignore[method-assign]
     left_out = set(task["done"])
     share = (task["share"], task["shares"])
-    for case in cases.every(known, frozenset(task["operators"]), task["case"], share):
+    for case in cases.every(known, frozenset(task["operators"]), task["case"], share, quick=task["quick"]):
         if case.name not in left_out:
             noted.case(case.name)
             report = checked(case, dispatch)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hf_mps.cli.main import main
-from hf_mps.kernels import conformance, store
+from hf_mps.kernels import store
 from hf_mps.kernels.conformance import facts, run
 
 UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
@@ -16,7 +16,7 @@ UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
 
 def test_a_kernel_that_crashes_is_named_and_the_rest_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "WORKER", "tests.kernels.conformance.crashing_worker")
-    found = run.cases("2.13.0", tmp_path / "calls", conformance.Wanted())
+    found = run.cases("2.13.0", tmp_path / "calls", run.Wanted())
     assert [one["outcome"] for one in found] == ["agrees", "crash", "agrees"]
     assert found[1]["detail"] == "signal 11 in mul_dense_float_float"
     assert found[1]["reproduction"] == "hf-mps kernels report 2.13.0 --case mul/float32/dense/small/1"
