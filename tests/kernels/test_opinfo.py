@@ -16,8 +16,8 @@ pytestmark = pytest.mark.slow
 
 DIFFERENT: dict[str, str] = {}
 """Operators of op_db whose samples differ, each with the reason; a dtype follows the name where it is one's alone."""
-OPERATORS, RULES = 250, 120
-"""At the least: operators of op_db that launch a release's kernels, and aten operators whose rules ran."""
+OPERATORS, SAMPLES, RULES = 450, 6000, 220
+"""At the least: operators of op_db that launch a release's kernels, their samples, and aten operators of rules."""
 
 
 @pytest.fixture(scope="module")
@@ -54,4 +54,5 @@ def test_the_list_has_nothing_that_agrees(report: dict[str, Any]) -> None:
 
 def test_rules_ran(report: dict[str, Any]) -> None:
     assert report["operators"] >= OPERATORS
+    assert report["samples"] >= SAMPLES
     assert len(report["ran"]) >= RULES

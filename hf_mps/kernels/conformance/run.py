@@ -67,16 +67,7 @@ def cases(release: str, calls: Path, wanted: Wanted) -> list[dict[str, Any]]:
     """
     folder, jobs = calls.parent, wanted.jobs
     tasks = [
-        Task(
-            str(calls),
-            str(folder / f"note-{share}"),
-            share,
-            jobs,
-            list(wanted.operators),
-            wanted.case,
-            wanted.quick,
-            [],
-        )
+        Task(str(calls), str(folder / f"note-{share}"), share, jobs, *wanted[:2], quick=wanted.quick, done=[])
         for share in range(jobs)
     ]
     with ThreadPoolExecutor(jobs) as pool:
