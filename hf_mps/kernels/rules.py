@@ -290,8 +290,13 @@ def _fit(
             if each.shape != target.shape or each.dtype != target.dtype:
                 raise NoRule("the result has another shape or dtype than what it is written to")
     for target in given:
-        if any(stride == 0 and size > 1 for stride, size in zip(target.stride(), target.shape, strict=True)):
-            raise NoRule("what is written to holds elements more than once")
+        refuse_repeated(target)
+
+
+def refuse_repeated(target: Tensor) -> None:
+    """Raises NoRule where a tensor that is written holds an element more than once."""
+    if any(stride == 0 and size > 1 for stride, size in zip(target.stride(), target.shape, strict=True)):
+        raise NoRule("what is written to holds elements more than once")
 
 
 def tensors(values: Any) -> list[Tensor]:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.launch.fill import expanded
-from hf_mps.kernels.launch.iterator import Walk, walk
+from hf_mps.kernels.launch.iterator import Walk, plane, walk
 from hf_mps.kernels.launch.numbers import SCALAR_TYPES
-from hf_mps.kernels.launch.pointwise import ILP, LARGEST_GROUP
+from hf_mps.kernels.launch.pointwise import ILP
 from hf_mps.kernels.rules import rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i64, padded, u32, u64
@@ -87,7 +87,7 @@ def _strided(release: Release, name: str, target: Tensor, source: Tensor, way: W
     else:
         kernel, last = f"{name}_strided_castout_{of}", u32(dims, SCALAR_TYPES[target.dtype])
     arguments = (target, source, i64(shape), i64(given), i64(output), last)
-    release.kernel(kernel).launch(arguments, *_plane(inner, target.numel() // inner))
+    release.kernel(kernel).launch(arguments, *plane(inner, target.numel() // inner))
     return None
 
 
@@ -105,13 +105,7 @@ def _rows(release: Release, name: str, target: Tensor, source: Tensor, way: Walk
     else:
         kernel = f"{name}_inner_contiguous_{into}_{of}"
     arguments = (target, source, i64(shape[1:]), i64(given[1:]), i64(output[1:]), length)
-    release.kernel(kernel).launch(arguments, *_plane(across, target.numel() // inner))
-
-
-def _plane(across: int, down: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """A grid of two dimensions and its threadgroup (mtl_dispatch2DJob)."""
-    width = min(across, LARGEST_GROUP)
-    return (across, down, 1), (width, max(1, min(down, LARGEST_GROUP // width)), 1)
+    release.kernel(kernel).launch(arguments, *plane(across, target.numel() // inner))
 
 
 def _bytes(release: Release, target: Tensor, source: Tensor) -> Tensor:

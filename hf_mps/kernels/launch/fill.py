@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
-from hf_mps.kernels.launch.iterator import walk
-from hf_mps.kernels.launch.pointwise import LARGEST_GROUP
-from hf_mps.kernels.rules import rule
+from hf_mps.kernels.launch.iterator import plane, walk
+from hf_mps.kernels.launch.pointwise import repeats
+from hf_mps.kernels.rules import refuse_repeated, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i64, scalar, u32
 
@@ -36,12 +36,8 @@ def fill(release: Release, self: Tensor, value: complex) -> Tensor:
     first = way.shape[0]
     inner = self.numel() // first
     layout = {"sizes": i64(way.shape), "strides": i64(way.strides[0]), "ndim": u32(len(way.shape))}
-    group = min(inner, LARGEST_GROUP)
-    release.kernel(f"fill_scalar_strided_{kind}").launch(
-        {"out": self, "fill_val": number, **layout},
-        (inner, first, 1),
-        (group, max(1, min(first, LARGEST_GROUP // group)), 1),
-    )
+    kernel = release.kernel(f"fill_scalar_strided_{kind}")
+    kernel.launch({"out": self, "fill_val": number, **layout}, *plane(inner, first))
     return self
 
 
@@ -74,7 +70,7 @@ def masked_fill(release: Release, self: Tensor, mask: Tensor, value: complex) ->
     arguments = {"input": self, "mask": over, "val": host_number(value, self.dtype)}
     kind = "dense"
     if not (self.is_contiguous() and over.is_contiguous()):
-        if repeats(mask, self):
+        if self.is_contiguous() and repeats(mask, self):
             kind = "broadcast"
             arguments |= {"mask": mask, "mask_numel": u32(mask.numel())}
         else:
@@ -128,21 +124,3 @@ def expanded(tensor: Tensor, like: Tensor) -> Tensor:
         return tensor.expand(like.shape)
     except RuntimeError:
         raise NoRule("PyTorch refuses the shapes") from None
-
-
-def repeats(tensor: Tensor, whole: Tensor) -> bool:
-    """Contiguous, and the trailing dimensions of `whole`, then ones (is_dense_broadcastable in OperationUtils.h)."""
-    if not (tensor.is_contiguous() and whole.is_contiguous()):
-        return False
-    differed = False
-    for mine, size in zip(reversed(tensor.shape), reversed(whole.shape), strict=False):
-        if differed and mine != 1:
-            return False
-        differed = differed or mine != size
-    return True
-
-
-def refuse_repeated(tensor: Tensor) -> None:
-    """Raises NoRule where a tensor that is written holds an element more than once."""
-    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
-        raise NoRule("what is written to holds elements more than once")

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
-from hf_mps.kernels.launch.pointwise import LARGEST_GROUP, exec_binary, exec_unary
+from hf_mps.kernels.launch.iterator import plane
+from hf_mps.kernels.launch.pointwise import exec_binary, exec_unary
 from hf_mps.kernels.launch.results import as_common
 from hf_mps.kernels.rules import out_rule, rule
 from hf_mps.kernels.runtime import NoRule
@@ -72,6 +73,4 @@ def _launch_halves(release: Release, kernel: str, operands: list[Tensor], self: 
     """A line of threads for the elements of a half, one line for each place before the dimension."""
     inner = math.prod(self.shape[dim % self.dim() :]) // 2
     outer = self.numel() // (2 * inner)
-    across = min(LARGEST_GROUP, inner)
-    group = (across, max(1, min(outer, LARGEST_GROUP // across)), 1)
-    release.kernel(kernel).launch([*operands, i64(inner)], (inner, outer, 1), group)
+    release.kernel(kernel).launch([*operands, i64(inner)], *plane(inner, outer))

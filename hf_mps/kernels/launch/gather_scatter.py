@@ -11,9 +11,9 @@ from torch import Tensor
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.errors import OUTSIDE, errors
 from hf_mps.kernels.launch.cat import wrapped
-from hf_mps.kernels.launch.fill import host_number, refuse_repeated
+from hf_mps.kernels.launch.fill import host_number
 from hf_mps.kernels.launch.results import as_self, fitting
-from hf_mps.kernels.rules import out_rule, rule
+from hf_mps.kernels.rules import out_rule, refuse_repeated, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i64, padded, u32
 
@@ -135,7 +135,7 @@ def scatter_reduce(
     if index.numel() == 0:
         return
     if not include_self:
-        output.scatter_(dim, index, _neutral(reduce, output.dtype))
+        output.scatter_(dim, index, neutral(reduce, output.dtype))
     _scatter(release, output, dim, index, src, mode)
     if reduce != "mean":
         return
@@ -231,7 +231,8 @@ def _mode(reduce: str) -> str:
     return MODES[reduce]
 
 
-def _neutral(reduce: str, dtype: torch.dtype) -> float | int | bool:
+def neutral(reduce: str, dtype: torch.dtype) -> float:
+    """The number that a reduction begins with where a tensor's own are left out."""
     if reduce in ("sum", "mean"):
         return 0
     if reduce == "prod":

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.errors import OUTSIDE, errors
-from hf_mps.kernels.launch.fill import refuse_repeated
 from hf_mps.kernels.launch.iterator import result, walk
 from hf_mps.kernels.launch.results import fitting
-from hf_mps.kernels.rules import rule
+from hf_mps.kernels.rules import refuse_repeated, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import Pointers, i64, u32
 

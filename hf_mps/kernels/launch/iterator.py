@@ -16,6 +16,8 @@ from torch import Tensor
 
 from hf_mps.kernels.runtime import NoRule
 
+LARGEST_GROUP = 1024
+
 LARGEST_OFFSET = (1 << 31) - 1
 """Bytes from a tensor's start beyond which the host cuts a launch into several."""
 
@@ -48,6 +50,12 @@ def walk(output: Tensor, *inputs: Tensor) -> Walk:
 
 MANY = 1 << 27
 """Elements that may span 2 GiB, so that `walk` has to look."""
+
+
+def plane(across: int, down: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """A grid of two dimensions, and its threadgroup of as many threads as it may have (mtl_dispatch2DJob)."""
+    width = max(1, min(across, LARGEST_GROUP))
+    return (across, down, 1), (width, max(1, min(down, LARGEST_GROUP // width)), 1)
 
 
 def all_dense(output: Tensor, *inputs: Tensor) -> bool:

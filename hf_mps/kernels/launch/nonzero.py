@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.launch.fill import expanded
+from hf_mps.kernels.launch.iterator import LARGEST_GROUP
 from hf_mps.kernels.rules import rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i32, i64, u32, u64
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from hf_mps.kernels.release import Release
 
 SOURCE = "operations/Indexing.mm"
-GROUP = 1024
-"""Threads of a group, whose counts are one block of the sums."""
 
 
 @rule("nonzero", source=SOURCE)
@@ -30,7 +29,7 @@ def nonzero(release: Release, self: Tensor) -> Tensor:
         raise NoRule("PyTorch refuses that many elements")
     given = self.contiguous()
     count = given.numel()
-    group = min(GROUP, count)
+    group = min(LARGEST_GROUP, count)
     blocks = -(-count // group)
     parts = _parts(release, given, group, blocks)
     shape = (int(parts.total.item()), self.dim())
@@ -51,7 +50,7 @@ def nonzero_static(release: Release, self: Tensor, *, size: int, fill_value: int
     output.fill_(fill_value)
     if self.numel():
         given = self.contiguous()
-        group = min(GROUP, given.numel())
+        group = min(LARGEST_GROUP, given.numel())
         _parts(release, given, group, -(-given.numel() // group)).place(release, given, output, group)
     return output
 
@@ -136,7 +135,7 @@ def _parts(release: Release, given: Tensor, group: int, blocks: int) -> _Counted
         name, parts = f"{name}_uint", _CountedAgain(given, blocks)
     sums = release.kernel(name)
     parts.count(release, given, group)
-    threads = min(GROUP, -(-blocks // 32) * 32)
+    threads = min(LARGEST_GROUP, -(-blocks // 32) * 32)
     arguments = {"block_sums": parts.sums, "block_offsets": parts.offsets, "total_nonzero": parts.total}
     sums.launch(arguments | {"num_blocks": u32(blocks)}, threads, threads)
     return parts

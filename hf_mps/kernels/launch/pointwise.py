@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
-from hf_mps.kernels.launch.iterator import Walk, all_dense, walk
+from hf_mps.kernels.launch.iterator import Walk, all_dense, plane, walk
 from hf_mps.kernels.launch.numbers import SCALAR_TYPES, Alpha, on_device, one_dtype, scalar_type
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i64, padded, u32
@@ -28,7 +28,6 @@ MANY = 1 << 18
 """Elements from which a thread of a dense kernel does ILP of them, where the output is of a floating dtype."""
 ILP = 4
 """Elements that such a thread does (ILP_PER_THREAD in c10/metal/common.h)."""
-LARGEST_GROUP = 1024
 
 ELSEWHERE = {"lcm": "on the CPU on this release"} | dict.fromkeys(
     ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift"),
@@ -130,12 +129,8 @@ def _unary_strided(
     inner = way.shape[0]
     if kernel.signature.attributes[0].width == 2:
         outer = output.numel() // inner
-        across = min(LARGEST_GROUP, inner)
-        kernel.launch(
-            [output, given, i64(way.shape), i64(of_steps), i64(into_steps), rank, *rest],
-            (inner, outer, 1),
-            (across, max(1, min(outer, LARGEST_GROUP // across)), 1),
-        )
+        operands = [output, given, i64(way.shape), i64(of_steps), i64(into_steps), rank, *rest]
+        kernel.launch(operands, *plane(inner, outer))
         return
     # Before 2.13 a strided kernel has strides of elements, and a thread for each of them in one line.
     of_steps = tuple(step // given.element_size() for step in of_steps)
@@ -244,14 +239,14 @@ def _repeating(output: Tensor, first: Tensor, second: Tensor) -> str:
         return ""
     count = output.numel()
     full = first.numel() == count, second.numel() == count
-    if full[1] and not full[0] and second.is_contiguous() and _repeats(first, output):
+    if full[1] and not full[0] and second.is_contiguous() and repeats(first, output):
         return "dense_scalar_lhs" if first.numel() == 1 else "dense_broadcast_rhs"
-    if full[0] and not full[1] and first.is_contiguous() and _repeats(second, output):
+    if full[0] and not full[1] and first.is_contiguous() and repeats(second, output):
         return "dense_scalar" if second.numel() == 1 else "dense_broadcast"
     return ""
 
 
-def _repeats(tensor: Tensor, output: Tensor) -> bool:
+def repeats(tensor: Tensor, output: Tensor) -> bool:
     """The output's trailing dimensions, then ones: contiguous (is_dense_broadcastable in OperationUtils.h)."""
     if not tensor.is_contiguous():
         return False

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
+from hf_mps.kernels.launch.iterator import plane
 from hf_mps.kernels.rules import rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import f32, i32, i64, u32, u64
@@ -21,7 +22,6 @@ SOURCE = "operations/RangeFactories.mm"
 GRAPH = "MPSGraph on this release"
 ONE_PASS = 1 << 22
 """Elements up to which a thread writes each of an identity matrix; beyond, zeros are filled in first."""
-GROUP = 1024
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -51,9 +51,7 @@ def eye_of(release: Release, n: int, m: int, *, out: Tensor) -> Tensor:
     across, down = m, n
     if slow < fast:
         slow, fast, across, down = fast, slow, n, m
-    width = min(across, GROUP)
-    group = (width, max(1, min(down, GROUP // width)), 1)
-    kernel.launch({"output": out, "stride0": i64(slow), "stride1": i64(fast)}, (across, down, 1), group)
+    kernel.launch({"output": out, "stride0": i64(slow), "stride1": i64(fast)}, *plane(across, down))
     return out
 
 

@@ -11,9 +11,11 @@ from torch import Tensor
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.errors import OUTSIDE, errors, refuse_outside
 from hf_mps.kernels.launch.cat import wrapped
-from hf_mps.kernels.launch.fill import host_number, refuse_repeated
+from hf_mps.kernels.launch.fill import host_number
+from hf_mps.kernels.launch.gather_scatter import neutral
+from hf_mps.kernels.launch.ranges import GRAPH
 from hf_mps.kernels.launch.results import as_self
-from hf_mps.kernels.rules import out_rule, rule
+from hf_mps.kernels.rules import out_rule, refuse_repeated, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i32, i64, u32
 
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from hf_mps.kernels.release import Release
 
 SOURCE = "operations/Indexing.mm"
-GRAPH = "MPSGraph on this release"
 DIMENSIONS = 16
 REDUCTIONS = ("prod", "mean", "amax", "amin")
 FEW = 16
@@ -153,7 +154,7 @@ def index_reduce(
     if output is not self:
         output.copy_(self)
     if not include_self:
-        output.index_fill_(dim, index.to(torch.int64), _neutral(reduce, output.dtype))
+        output.index_fill_(dim, index.to(torch.int64), neutral(reduce, output.dtype))
     params = _params(output, dim, source, index)
     kernel.launch({"self": output, "index": index, "source": source, "params": params}, source.numel())
     if reduce != "mean":
@@ -177,14 +178,6 @@ def _checked(self: Tensor, dim: int, index: Tensor, source: Tensor) -> int:
     if list(source.shape) != shape or not (index.is_mps and source.is_mps):
         raise NoRule("PyTorch refuses the shapes")
     return dim
-
-
-def _neutral(reduce: str, dtype: torch.dtype) -> float:
-    if reduce in ("prod", "mean"):
-        return float(reduce == "prod")
-    if dtype.is_floating_point:
-        return math.inf if reduce == "amin" else -math.inf
-    return torch.iinfo(dtype).max if reduce == "amin" else torch.iinfo(dtype).min
 
 
 @out_rule("index_add", source=SOURCE, outputs=as_self)

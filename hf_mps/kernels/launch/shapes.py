@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.launch.cat import wrapped
-from hf_mps.kernels.launch.iterator import broadcast
+from hf_mps.kernels.launch.iterator import LARGEST_GROUP, broadcast
 from hf_mps.kernels.launch.results import fitting
 from hf_mps.kernels.rules import out_rule, rule
 from hf_mps.kernels.runtime import NoRule
@@ -19,8 +19,6 @@ from hf_mps.kernels.values import i32, i64, u32
 
 if TYPE_CHECKING:
     from hf_mps.kernels.release import Release
-
-GROUP = 1024
 
 
 def _columns(
@@ -140,7 +138,7 @@ def col2im(
     }
     across = min(width, 32)
     kernel = release.kernel(f"col2im_kernel_{metal(self.dtype)}_u32")
-    kernel.launch(arguments, (width, height, batch * planes), (across, min(height, GROUP // across), 1))
+    kernel.launch(arguments, (width, height, batch * planes), (across, min(height, LARGEST_GROUP // across), 1))
 
 
 @rule("unfold_backward", source="operations/UnfoldBackward.mm")

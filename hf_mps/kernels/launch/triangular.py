@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
+from hf_mps.kernels.launch.iterator import plane
 from hf_mps.kernels.launch.results import as_self
 from hf_mps.kernels.rules import out_rule, rule
 from hf_mps.kernels.runtime import NoRule
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from hf_mps.kernels.release import Release
 
 SOURCE = "operations/TriangularOps.mm"
-GROUP = 1024
 
 
 @out_rule("tril", source=SOURCE, outputs=as_self)
@@ -44,8 +44,7 @@ def _triangle(release: Release, name: str, output: Tensor, self: Tensor, diagona
     columns, rows = self.shape[-1], self.shape[-2]
     sizes, last = u32(self.shape[::-1]), i32(diagonal, self.dim())
     strides = i32(output.stride()[::-1])
-    grid = (columns, rows, count // (columns * rows))
-    group = (min(columns, GROUP), max(1, min(rows, GROUP // min(columns, GROUP))), 1)
+    grid, group = (columns, rows, count // (columns * rows)), plane(columns, rows)[1]
     if output is self:
         kernel = release.kernel(f"{name}_inplace_int_{metal(self.dtype)}")
         kernel.launch({"self": self, "strides": strides, "sizes": sizes, "k_ndim": last}, grid, group)
