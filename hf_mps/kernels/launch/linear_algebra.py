@@ -66,7 +66,7 @@ def cholesky(
 
 @out_rule("linalg_qr", source=SOURCE)
 def qr(release: Release, outputs: tuple[Tensor, Tensor], given: Tensor, mode: str = "reduced") -> None:
-    """Reflections by one threadgroup a matrix; the whole factors are computed, then cut. From 2.13 on."""
+    """Reflections by one threadgroup a matrix; the whole factors are computed, then cut."""
     orthogonal, upper = outputs
     rows, columns = given.shape[-2:]
     if given.dtype != torch.float32 or mode == "r":

@@ -47,12 +47,22 @@ def _overflows(first: Tensor, second: Tensor) -> bool:
     return any(gap > _PADDING or gap % 4 for gap in gaps)
 
 
+def _check_metals(release: Release, first: Tensor, second: Tensor) -> None:
+    """Raises NoRule where no kernel of this file takes the product.
+
+    From 2.14 on the host asks its vector kernels first (try_mps_gemv), for all floating-point dtypes.
+    """
+    if first.dtype.is_floating_point and "gemv_t2d_float_16_4_ab" in release:
+        raise NoRule("MPSGraph, or a vector kernel that has no rule")
+    if not wants_metal(first, second):
+        raise NoRule("MPSGraph on this release")
+
+
 @rule("mm", "mm.out", source=SOURCE)
 def mm(release: Release, first: Tensor, second: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The product of two matrices."""
     shape = _shape(first, second, 2)
-    if not wants_metal(first, second):
-        raise NoRule("MPSGraph on this release")
+    _check_metals(release, first, second)
     return _mm(release, first, second, _output(first, shape, out))
 
 
@@ -69,8 +79,7 @@ def addmm(
 ) -> Tensor:
     """`beta * bias + alpha * first @ second`."""
     shape = _shape(first, second, 2)
-    if not wants_metal(first, second):
-        raise NoRule("MPSGraph on this release")
+    _check_metals(release, first, second)
     output = _output(first, shape, out)
     if isinstance(beta, float) and isinstance(alpha, float) and beta == 0 and alpha == 1:
         return _mm(release, first, second, output)
