@@ -23,6 +23,7 @@ FAMILIES = (
     "gather_scatter",
     "grid_sampling",
     "group_norm",
+    "histogram",
     "indexing",
     "linear_algebra",
     "matmul",
