@@ -25,16 +25,17 @@ def release() -> str:
     the compiled simulated device does; the verb's own lock keeps two runs at once from fetching it twice. Where the
     package index cannot be reached, the tests that need it fail with the verb's one line.
     """
-    return _fetched(RELEASE)
+    return fetched(RELEASE)
 
 
 @pytest.fixture(scope="session")
 def older_release() -> str:
     """A release before it, fetched in the same way, "2.12.1"."""
-    return _fetched(OLDER)
+    return fetched(OLDER)
 
 
-def _fetched(version: str) -> str:
+def fetched(version: str) -> str:
+    """That release, fetched where it is not here."""
     try:
         assert main(["kernels", "fetch", version, "--debug"]) == 0
     except Exception as error:

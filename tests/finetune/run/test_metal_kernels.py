@@ -1,0 +1,78 @@
+"""A run that computes with a release's own Metal kernels: the same metrics, told as such, resumed as any other."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.finetune.run.test_resume import history, stop  # noqa: F401  a fixture
+from tests.finetune.run_files import results
+from tests.finetune.tiny import Command
+from tests.kernels.conftest import RELEASE, fetched
+from tests.kernels.launch.conftest import running
+
+WORDS = ("training.num_train_epochs=2", "training.logging_steps=1")
+TOLD = f"computing with torch {RELEASE}'s own Metal kernels"
+
+
+@pytest.fixture
+def kernels() -> Iterator[str]:
+    """A release's kernels run while the test does."""
+    with running(fetched(RELEASE)):
+        yield RELEASE
+
+
+def without_dropout(model: Path) -> None:
+    """Leave nothing that draws random numbers: a Mac's stream is another than the CPU's."""
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def test_the_metrics_are_those_of_a_run_without_and_its_files_say_what_ran(desk: Path, finetune: Command) -> None:
+    without_dropout(desk / "model")
+    assert finetune("my.yaml", *WORDS, "output_dir=without").code == 0
+    with running(fetched(RELEASE)):
+        ended = finetune("my.yaml", *WORDS, "output_dir=with")
+    assert (ended.code, ended.err) == (0, "")
+    plain, own = results(desk / "without"), results(desk / "with")
+    assert TOLD in own["device"]["reason"]
+    assert TOLD not in plain["device"]["reason"]
+    assert plain["metal_kernels"] is None
+    assert own["metal_kernels"]["release"] == RELEASE
+    assert own["metal_kernels"]["share"] > 0.85
+    assert f"## Metal kernels\n\n{own['metal_kernels']['launches']:,} of " in (desk / "with/README.md").read_text()
+    assert own["metrics"] == pytest.approx(plain["metrics"], abs=1e-3)
+    for one, other in zip(history(desk / "without"), history(desk / "with"), strict=True):
+        assert one == pytest.approx(other, abs=1e-3)
+    assert own["fallback"] == plain["fallback"]
+
+
+def test_a_stopped_run_goes_on_to_the_same_end(
+    desk: Path,
+    finetune: Command,
+    stop: Callable[[int, int], None],  # noqa: F811
+    kernels: str,
+) -> None:
+    assert finetune("my.yaml", *WORDS, "output_dir=whole").code == 0
+    stop(4, signal.SIGINT)
+    assert finetune("my.yaml", *WORDS).code == 130
+    ended = finetune("my.yaml", *WORDS)
+    assert (ended.code, ended.err) == (0, "")
+    assert "this recipe's run goes on from checkpoint-4" in ended.out
+    assert history(desk / "runs/my") == history(desk / "whole")
+    assert results(desk / "runs/my")["metal_kernels"]["release"] == kernels
+
+
+@pytest.mark.slow
+def test_the_quickstart_learns_with_them(desk: Path, finetune: Command, kernels: str) -> None:
+    ended = finetune("quickstart")
+    assert (ended.code, ended.err) == (0, "")
+    said = results(desk / "runs/quickstart")
+    assert TOLD in said["device"]["reason"]
+    assert said["metrics"]["f1"] >= 0.85
+    assert said["metal_kernels"]["share"] > 0.85
