@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.finetune.run.test_resume import history, stop  # noqa: F401  a fixture
 from tests.finetune.run_files import results
@@ -69,10 +70,16 @@ def test_a_stopped_run_goes_on_to_the_same_end(
 
 
 @pytest.mark.slow
-def test_the_quickstart_learns_with_them(desk: Path, finetune: Command, kernels: str) -> None:
-    ended = finetune("quickstart")
-    assert (ended.code, ended.err) == (0, "")
-    said = results(desk / "runs/quickstart")
-    assert TOLD in said["device"]["reason"]
-    assert said["metrics"]["f1"] >= 0.85
-    assert said["metal_kernels"]["share"] > 0.85
+def test_the_quickstarts_metrics_are_those_of_a_run_without(
+    desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = torch.nn.Dropout.__init__
+    monkeypatch.setattr(torch.nn.Dropout, "__init__", lambda self, p=0.5, inplace=False: made(self, 0.0, inplace))
+    words = ("quickstart", "training.max_steps=6", "data.rows={train: 128, validation: 64}")
+    assert finetune(*words, "output_dir=without").code == 0
+    with running(fetched(RELEASE)):
+        assert finetune(*words, "output_dir=with").code == 0
+    plain, own = results(desk / "without"), results(desk / "with")
+    assert TOLD in own["device"]["reason"]
+    assert own["metrics"] == pytest.approx(plain["metrics"], abs=1e-3)
+    assert own["metal_kernels"]["share"] > 0.85
