@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
+from hf_mps.kernels.launch.arg_reduce_split import Places, along
 from hf_mps.kernels.launch.reduce import DIMENSIONS, INNER, MAX, MIN, OUTER, Family, parameters, simdgroups
 from hf_mps.kernels.launch.reductions import REFUSED, SOURCE, kept, reduced, result, wrapped
 from hf_mps.kernels.rules import rule
@@ -68,8 +69,6 @@ def _along(
     whole: bool,
 ) -> None:
     if f"{prefix}_reduction_combine_{name}" in release:
-        from hf_mps.kernels.launch.arg_reduce_split import Places, along
-
         if not along(Places(release, prefix, name, given, output), dim):
             general(release, f"{prefix}_reduction_{name}_long", given, given.shape[dim], output, layout)
         return

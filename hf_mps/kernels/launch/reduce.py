@@ -84,6 +84,11 @@ class Reduction:
         if self.target == "bool":
             self.target = "char"
 
+    def check(self) -> None:
+        """Raises NoRule where the release has no kernel for these dtypes."""
+        if self.kernel_name("") not in self.release:
+            raise NoRule(f"{self.family.prefix}: no kernel for {self.source} to {self.target}")
+
     @property
     def reduced(self) -> list[int]:
         """The dimensions that become shorter: one of length 1 is none."""
@@ -189,18 +194,7 @@ def is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def run(reduction: Reduction) -> None:
-    """Launch the kernels of a reduction of elements that are there, as the release's host code chooses them."""
-    release = reduction.release
-    if reduction.kernel_name("") not in release:
-        missing = f"{reduction.family.prefix}: no kernel for {reduction.source} to {reduction.target}"
-        raise NoRule(
-            missing if f"{reduction.family.prefix}_reduction_float_float" in release else "MPSGraph on this release"
-        )
-    if reduction.kernel_name("flat") in release:
-        from hf_mps.kernels.launch.reduce_split import run as run_split
-
-        run_split(reduction)
-        return
+    """Launch the kernels of a reduction of elements that are there (reduction_dispatch_mps of 2.13)."""
     results = reduction.output.numel()
     if results > 1 and reduction.dense and is_dense(reduction.out_sizes, reduction.out_strides):
         reduced, last = reduction.reduced, len(reduction.sizes) - 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hf_mps.kernels.launch import reduce
+from hf_mps.kernels.launch import reduce, reduce_split
 from hf_mps.kernels.launch.reduce import ALL, ANY, COUNT_NONZERO, MAX, MIN, NANSUM, SUM, Family, Reduction
 from hf_mps.kernels.rules import rule
 from hf_mps.kernels.runtime import NoRule
@@ -73,7 +73,10 @@ def reduced(
     """`output`, with what there is to reduce reduced into it."""
     if given.numel() and output.numel():
         sizes, strides = kept(output, dims, given.dim())
-        reduce.run(Reduction(release, family, given, output, sizes, strides, divisor))
+        work = Reduction(release, family, given, output, sizes, strides, divisor)
+        work.check()
+        in_segments = work.kernel_name("flat") in release
+        (reduce_split if in_segments else reduce).run(work)
     return output
 
 
