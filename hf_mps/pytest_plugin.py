@@ -214,8 +214,8 @@ def _simulate(profile: str, kernels: str | None) -> None:
 
     asked = f"{OPTION}={profile}"
     try:
-        profiles.get(profile)
         _set(VARIABLE, profile)
+        profiles.get(profile)
         if kernels is not None:
             asked = KERNELS if kernels == INSTALLED else f"{KERNELS}={kernels}"
             _ask_for(kernels)
