@@ -24,6 +24,37 @@ class Fact(NamedTuple):
 HALVES = ("float16", "bfloat16")
 FACTS = (
     Fact(
+        "lerp",
+        "Halves are interpolated in their own arithmetic, where the CPU does it in float32 and rounds once",
+        upstream=False,
+        dtypes=HALVES,
+    ),
+    Fact(
+        "scatter_add",
+        "Several values for one place are added one by one to a half; the CPU has them in another order",
+        upstream=False,
+        dtypes=HALVES,
+    ),
+    Fact(
+        "log_sigmoid_forward",
+        "The second result is a buffer of the CPU's own backward; on Metal it is empty",
+        upstream=False,
+    ),
+    Fact(
+        "_embedding_bag",
+        "The results beside the first are the backward's own, and the CPU leaves those empty or unwritten",
+        upstream=False,
+    ),
+    *(
+        Fact(operator, "Equal values come in any order where a stable one is not asked for", upstream=False)
+        for operator in ("sort", "topk", "kthvalue")
+    ),
+    Fact(
+        "digamma",
+        "Beside a pole, where the CPU's float32 errors are large as well",
+        upstream=False,
+    ),
+    Fact(
         "_amp_foreach_non_finite_check_and_unscale_",
         "GradScaler's unscale_ reads its float32 factor as a half: float16 and bfloat16 gradients become zeros",
         link="https://github.com/pytorch/pytorch/pull/184286",
@@ -35,6 +66,17 @@ FACTS = (
         "A gradient with gaps in memory is walked as if it had none: half of it stays scaled, and what lies in the"
         " gaps is scaled (the single-tensor way in operations/Amp.mm). No issue is known",
         layouts=("strided",),
+    ),
+    *(
+        Fact(
+            operator,
+            "The host asks for four elements at once whatever the storage offset; Metal does not define a vector at an"
+            " address that is aligned to one element, as with fill_ of bytes. Here the process ends",
+            link="https://github.com/pytorch/pytorch/pull/183790",
+            layouts=("offset",),
+            before="2.13.0",
+        )
+        for operator in ("relu", "silu")
     ),
 )
 

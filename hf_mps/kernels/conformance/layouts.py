@@ -119,8 +119,8 @@ def _with_lengths(call: Call, new: dict[int, int]) -> Call | None:
     shapes = {tuple(tensor.shape) for tensor in call.tensors}
     suffixes = {shape[place:] for shape in shapes for place in range(len(shape))}
     wanted = [math.prod(new.get(length, length) for length in tensor.shape) for tensor in call.tensors]
-    if max(wanted) > LARGEST:
-        return None
+    if max(wanted) > LARGEST or any(set(each) & new.keys() for each in _lists(call) if tuple(each) not in suffixes):
+        return None  # a list of numbers that only the operator knows how to change
 
     def leaf(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -136,6 +136,12 @@ def _with_lengths(call: Call, new: dict[int, int]) -> Call | None:
         arguments=tuple(numbers(value) for value in call.arguments),
         options={name: numbers(value) for name, value in call.options.items()},
     )
+
+
+def _lists(call: Call) -> list[list[int]]:
+    given = [*call.arguments, *call.options.values()]
+    lists = [each for each in given if isinstance(each, list | tuple)]
+    return [list(each) for each in lists if each and all(type(number) is int for number in each)]
 
 
 def resized(tensor: Tensor, shape: list[int]) -> Tensor:

@@ -79,7 +79,7 @@ def _share(release: str, task: Task, folder: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     while True:
         file = folder / f"task-{task.share}"
-        file.write_text(json.dumps(task._replace(done=[one["name"] for one in found])._asdict()))
+        file.write_text(json.dumps(task._replace(done=[*task.done, *(one["name"] for one in found)])._asdict()))
         errors = folder / f"errors-{task.share}"
         process = _started(["run", str(file)], release, errors)
         seen, hung = _lines(process)

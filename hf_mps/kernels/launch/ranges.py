@@ -81,8 +81,7 @@ def linspace(release: Release, start: float, end: float, steps: int, *, out: Ten
     if steps < 0 or isinstance(start, complex) or isinstance(end, complex):
         raise NoRule("PyTorch refuses the arguments, or complex numbers")
     if steps == 1:
-        out.resize_((1,)).fill_(start)
-        return out
+        return (out if out.numel() == 1 else out.resize_((1,))).fill_(start)
     if out.dtype in INTEGERS:
         first, last = int(start), int(end)
         each, rest = divmod(abs(last - first), max(steps - 1, 1))
