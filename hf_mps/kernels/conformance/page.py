@@ -18,8 +18,8 @@ def _lines(report: Mapping[str, Any], command: str) -> Iterator[str]:
     releases = report["releases"]
     yield from ("# Conformance of PyTorch's Metal kernels", "", MADE, "")
     yield f"`{command}` wrote this page."
-    yield "Each kernel that a launch rule reaches ran on this CPU, with every access bounded to the buffers that were bound,"
-    yield "and was compared with the CPU's result in float64. The calls are"
+    yield "Each kernel that a launch rule reaches ran on this CPU, with every access bounded to the buffers that were"
+    yield "bound, and was compared with the CPU's result in float64. The calls are"
     yield "PyTorch's own samples (OpInfo forward and backward, OptimizerInfo), or arguments made from the operator's"
     yield "schema where no sample calls it, varied by dtype, layout (dense, transposed, strided, with a storage offset,"
     yield "broadcast) and size (small, one element, empty, large). [How the kernels run here](kernels.md)."

@@ -118,7 +118,13 @@ def _crash(release: str, note: Path, how: str) -> dict[str, Any]:
     return {
         **{"name": name, "rule": operator, "operator": operator, "form": "as named", "family": ""},
         **{"dtype": dtype, "layout": layout, "size": size, "kernels": [kernel] if kernel else []},
-        **{"outcome": "crash", "detail": f"{how} in {kernel or 'no kernel'}", "elements": 0, "origin": ""},
+        # Before a kernel it was PyTorch's CPU kernel, on arguments that it does not check: that is no case.
+        **{
+            "outcome": "crash" if kernel else "no case",
+            "detail": f"{how} in {kernel or 'no kernel'}",
+            "elements": 0,
+            "origin": "",
+        },
         "reproduction": f"hf-mps kernels report {release} --case {name}",
     }
 
