@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 NO_KERNEL = ("MPSGraph", "blit", ", no kernel", "Performance Shaders", "composed of other operators", "nothing to")
 """Words of a rule's reason that say that a Mac launches no kernel of PyTorch's for this call either."""
+BARE = {"aten::where": "aten::where.self"}
+"""An overload that the device counts by the name of another, which is made of other operators and launches nothing."""
 NAMED = 4
 
 
@@ -31,9 +33,7 @@ class Counts:
     def of(cls, dispatch: Dispatch) -> Counts:
         """The counts of this moment."""
         ledger: Ledger = dispatch.ledger
-        calls = Counter[str]()
-        for name, count in dispatch.device.named_launches().items():
-            calls[_base(name)] += count
+        calls = Counter[str](dispatch.device.named_launches())
         return cls(calls, Counter(ledger.operators), Counter(ledger.kernels), Counter(ledger.reasons))
 
     def __add__(self, other: Counts) -> Counts:
@@ -168,8 +168,12 @@ def covered(counts: Counts, release: str) -> Coverage:
         told.setdefault(_base(f"aten::{operator}"), Counter())[why] += count
     missing, others = Counter[tuple[str, str]](), Counter[str]()
     classes = table(release)
-    for name, count in (counts.calls - ran).items():
-        _sort(name, count, told.get(name, Counter()), _ways(classes, name), missing, others)
+    calls, overloads = Counter[str](), dict[str, list[str]]()
+    for name, count in counts.calls.items():
+        calls[_base(name)] += count
+        overloads.setdefault(_base(name), []).append(name)
+    for name, count in (calls - ran).items():
+        _sort(name, count, told.get(name, Counter()), _ways(classes, overloads[name]), missing, others)
     return Coverage(release, ran.total(), len(counts.kernels), dict(missing.most_common()), dict(others.most_common()))
 
 
@@ -194,8 +198,15 @@ def _sort(
         missing[name, "no rule"] += count - told.total()
 
 
-def _ways(classes: LaunchTable | None, name: str) -> tuple[str, ...]:
-    return () if classes is None else classes.ways(name) or classes.ways(name.rstrip("_"))
+def _ways(classes: LaunchTable | None, overloads: list[str]) -> tuple[str, ...]:
+    """What the overloads of an operator that were called launch: `where.self` is a graph, `where` alone is none."""
+    if classes is None:
+        return ()
+    found: dict[str, None] = {}
+    for name in overloads:
+        name, base = BARE.get(name, name), _base(name)
+        found |= dict.fromkeys(classes.ways(name) or classes.ways(base) or classes.ways(base.rstrip("_")))
+    return tuple(found)
 
 
 def _base(name: str) -> str:
