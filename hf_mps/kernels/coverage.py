@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 NO_KERNEL = ("MPSGraph", "blit", ", no kernel", "Performance Shaders", "composed of other operators", "nothing to")
 """Words of a rule's reason that say that a Mac launches no kernel of PyTorch's for this call either."""
-BARE = {"aten::where": "aten::where.self"}
-"""An overload that the device counts by the name of another, which is made of other operators and launches nothing."""
 NAMED = 4
 
 
@@ -162,18 +160,14 @@ def covered(counts: Counts, release: str) -> Coverage:
     """What these counts, of one process or of several, say of a release's kernels."""
     ran = Counter[str]()
     for operator, count in counts.operators.items():
-        ran[_base(f"aten::{operator}")] += count
+        ran[f"aten::{operator}"] += count
     told: dict[str, Counter[str]] = {}
     for (operator, why), count in counts.reasons.items():
-        told.setdefault(_base(f"aten::{operator}"), Counter())[why] += count
+        told.setdefault(f"aten::{operator}", Counter())[why] += count
     missing, others = Counter[tuple[str, str]](), Counter[str]()
     classes = table(release)
-    calls, overloads = Counter[str](), dict[str, list[str]]()
-    for name, count in counts.calls.items():
-        calls[_base(name)] += count
-        overloads.setdefault(_base(name), []).append(name)
-    for name, count in (calls - ran).items():
-        _sort(name, count, told.get(name, Counter()), _ways(classes, overloads[name]), missing, others)
+    for name, count in (counts.calls - ran).items():
+        _sort(name, count, told.get(name, Counter()), _ways(classes, name), missing, others)
     return Coverage(release, ran.total(), len(counts.kernels), dict(missing.most_common()), dict(others.most_common()))
 
 
@@ -198,16 +192,7 @@ def _sort(
         missing[name, "no rule"] += count - told.total()
 
 
-def _ways(classes: LaunchTable | None, overloads: list[str]) -> tuple[str, ...]:
-    """What the overloads of an operator that were called launch: `where.self` is a graph, `where` alone is none."""
-    if classes is None:
-        return ()
-    found: dict[str, None] = {}
-    for name in overloads:
-        name, base = BARE.get(name, name), _base(name)
-        found |= dict.fromkeys(classes.ways(name) or classes.ways(base) or classes.ways(base.rstrip("_")))
-    return tuple(found)
-
-
-def _base(name: str) -> str:
-    return name.partition(".")[0]
+def _ways(classes: LaunchTable | None, name: str) -> tuple[str, ...]:
+    """What an overload's calls launch: `where.self` is a graph, and its namesake made of `nonzero` is not."""
+    base = name.partition(".")[0]
+    return () if classes is None else classes.ways(name) or classes.ways(base) or classes.ways(base.rstrip("_"))

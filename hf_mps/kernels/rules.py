@@ -8,7 +8,6 @@ not cover a call raises NoRule with the reason: the operator then runs as it doe
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -123,7 +122,7 @@ class Dispatch:
         name = overload._name
         short, release, ledger, device = name.removeprefix("aten::"), self.release, self.ledger, self.device
         # A number in a tensor's place comes as Python's, and a boxed kernel takes tensors.
-        places = [at for at, each in enumerate(overload._schema.arguments) if str(each.type) == "Tensor"]
+        places = {at for at, each in enumerate(overload._schema.arguments) if str(each.type) == "Tensor"}
 
         def kernel(*arguments: Any, **options: Any) -> Any:
             device.begin_launch(tensors((arguments, tuple(options.values()))))
@@ -136,7 +135,10 @@ class Dispatch:
                     device.launched(name)
                     ledger.ran(short, launched)
                     return result
-            boxed = _with_tensors(arguments, places)
+            boxed = tuple(
+                device.wrapped_number(each) if at in places and isinstance(each, int | float | complex) else each
+                for at, each in enumerate(arguments)
+            )
             try:
                 return stock(*boxed, **options)
             except RuntimeError as error:
@@ -148,33 +150,6 @@ class Dispatch:
             return overload.redispatch(here, *boxed, **options)
 
         return kernel
-
-
-def _with_tensors(arguments: tuple[Any, ...], places: list[int]) -> tuple[Any, ...]:
-    numbers = [at for at in places if at < len(arguments) and isinstance(arguments[at], int | float | complex)]
-    if not numbers:
-        return arguments
-    return tuple(_wrapped(each) if at in numbers else each for at, each in enumerate(arguments))
-
-
-def _wrapped(number: complex) -> Tensor:
-    """A tensor for a number that promotes as the number does (a "wrapped number" of c10::TensorImpl).
-
-    Only PyTorch's own bindings make one, for an operator that they call; autograd keeps it and gives it out. Here
-    autograd is switched off, for this thread alone.
-    """
-    import torch
-
-    kept: list[Tensor] = []
-
-    def make() -> None:
-        product: Any = torch.mul(torch.ones((), dtype=torch.complex64, requires_grad=True), number)
-        kept.append(product.grad_fn._saved_other)
-
-    thread = threading.Thread(target=make)
-    thread.start()
-    thread.join()
-    return kept[0]
 
 
 Form = Callable[["Rule", "Release", tuple[Any, ...], dict[str, Any]], Any]

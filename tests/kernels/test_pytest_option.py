@@ -127,7 +127,12 @@ def test_kernels_are_enabled_where_the_device_is_there_already_and_disabled_at_t
 
 
 def test_workers_counts_add_up() -> None:
-    one = Counts(Counter({"aten::add": 3}), Counter({"add.Tensor": 2}), Counter({"k": 2}), Counter({("add", "why"): 1}))
+    one = Counts(
+        Counter({"aten::add.Tensor": 3}),
+        Counter({"add.Tensor": 2}),
+        Counter({"k": 2}),
+        Counter({("add.Tensor", "why"): 1}),
+    )
     sent = Counts.from_plain(json.loads(json.dumps(one.plain())))
     assert sent == one
     node = SimpleNamespace(workeroutput={pytest_plugin.WORKER_COUNTS: ("2.13.0", one.plain())})
@@ -139,6 +144,6 @@ def test_workers_counts_add_up() -> None:
     assert said == snapshot(
         [
             "hf_mps: 4 of 6 launches that are Metal kernels on a Mac ran torch 2.13.0's own (1 kernels); as"
-            " without kernels: aten::add (2)"
+            " without kernels: aten::add.Tensor (2)"
         ]
     )

@@ -140,7 +140,7 @@ struct Work {
 
 extern Work work;
 
-// `name` is the operator's, as "aten::mm"; who wants to know names calls name_launches first.
+// `name` is the operator's, as "aten::mm" or "aten::add.Tensor"; who wants to know names calls name_launches first.
 void launched(const std::string& name);
 
 void name_launches(bool wanted);

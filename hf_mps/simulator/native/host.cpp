@@ -21,7 +21,7 @@ namespace {
 
 // What the schema says, read once.
 struct Plan {
-  explicit Plan(const c10::FunctionSchema& schema) : name(schema.operator_name()) {
+  explicit Plan(const c10::FunctionSchema& schema) : name(schema.operator_name()), whole_name(c10::toString(name)) {
     for (const auto& argument : schema.arguments()) {
       if (argument.real_type()->str().find("Generator") != std::string::npos) {
         generator = written.size();
@@ -35,6 +35,7 @@ struct Plan {
   }
 
   c10::OperatorName name;
+  std::string whole_name; // with the overload's
   std::vector<bool> written;
   std::optional<size_t> generator; // which argument
   bool cpu_tensors_allowed = false;
@@ -115,7 +116,7 @@ class HostKernel final : public c10::OperatorKernel {
   // Returns whether the operator waits for what is queued.
   bool count(c10::ArrayRef<c10::IValue> given) const {
     if (launches_) {
-      launched(plan_.name.name);
+      launched(plan_.whole_name);
     }
     if (reads_) { // Scalar.mm: a copy to the host that waits
       copied_out(given[0].toTensor().itemsize());

@@ -2,6 +2,7 @@
 #include "device.h"
 
 #include <ATen/detail/MPSHooksInterface.h>
+#include <ATen/ScalarOps.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -89,6 +90,17 @@ void begin_launch(const std::vector<at::Tensor>& tensors) {
   for (const auto& tensor : tensors) {
     settle(tensor.storage());
   }
+}
+
+// A number as the tensor that stands for it in an operator's call: it does not take part in promotion as a tensor does.
+at::Tensor wrapped_number(const py::object& given) {
+  const auto number = PyBool_Check(given.ptr()) ? at::Scalar(given.cast<bool>())
+      : PyLong_Check(given.ptr())               ? at::Scalar(given.cast<int64_t>())
+      : PyFloat_Check(given.ptr())              ? at::Scalar(given.cast<double>())
+                                                : at::Scalar(given.cast<c10::complex<double>>());
+  auto tensor = c10::scalar_to_tensor(number);
+  tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return tensor;
 }
 
 // Python's function that is told of waits; Python's lock guards it, and nobody frees it.
@@ -186,6 +198,7 @@ PYBIND11_MODULE(_metal, m) {
   m.def("named_launches", &metal::named_launches);
   m.def("begin_launch", &metal::begin_launch);
   m.def("launched", &metal::launched);
+  m.def("wrapped_number", &metal::wrapped_number);
   m.def("listen", &metal::listen);
   m.def("finish", &metal::finish);
   m.def("switch_fault", &metal::switch_fault);
