@@ -27,6 +27,7 @@ _UNFENCED = re.compile(r"^  (?:tail )?call void @air\.simdgroup\.barrier\(i32 0,
 _CALLED = re.compile(r"@(air\.[\w.]+)\(")
 _QUOTED = re.compile(r'"[^"]*"(?:="[^"]*")?')
 _LOOP = re.compile(r", !llvm\.loop !\d+")
+_VECTOR = re.compile(r"(\b(?:load|store) <\d+ x (\w+)>.* ptr addrspace\([12]\) [^,]+), align \d+")
 _LINKAGE = re.compile(r"^define (?:(?:weak_odr|linkonce_odr|weak|linkonce|internal|private|dso_local|hidden) )*")
 _HELPERS = "declare i32 @hf.lane() nounwind willreturn memory(none)\n" + (
     "declare ptr addrspace(3) @hf.threadgroup(i64) nounwind willreturn memory(none)\n"
@@ -94,9 +95,15 @@ def _for_host(text: str, name: str) -> str:
             line = _QUOTED.sub("", line).replace(" noinline", "").replace(" optnone", "")
         elif line.startswith("define "):
             line = _for_inlining(line, name)
-        lines.append(_LOOP.sub("", line))
+        lines.append(_VECTOR.sub(_aligned_as_elements, _LOOP.sub("", line)))
     layout = f'target datalayout = "{target().target_data}"\ntarget triple = "{target().triple}"\n'
     return layout + "\n".join(lines) + "\n"
+
+
+def _aligned_as_elements(access: re.Match[str]) -> str:
+    """A vector in a buffer may begin at any element: undefined on Metal, and no reason to end a process here."""
+    bits = {"half": 16, "bfloat": 16, "float": 32, "double": 64}.get(access[2]) or int(access[2].removeprefix("i"))
+    return f"{access[1]}, align {max(1, bits // 8)}"
 
 
 def _for_inlining(line: str, name: str) -> str:

@@ -100,3 +100,21 @@ def test_a_grid_of_nothing_runs_nothing() -> None:
     out = torch.zeros(1, 16, dtype=torch.int32)
     PLAIN.kernel().launch({"out": out}, threads=0, group=32)
     assert not out.any()
+
+
+def test_a_vector_in_a_buffer_may_begin_at_any_element() -> None:
+    """Metal leaves it undefined; a kernel of 2.12.1 does it to a tensor with an offset, and it must not end Python."""
+    four = Small(
+        [("out", "device"), ("given", "constant")],
+        [("thread_position_in_grid", "uint")],
+        """
+  %i = zext i32 %thread_position_in_grid to i64
+  %from = getelementptr <4 x float>, ptr addrspace(2) %given, i64 %i
+  %values = load <4 x float>, ptr addrspace(2) %from, align 16
+  %to = getelementptr <4 x float>, ptr addrspace(1) %out, i64 %i
+  store <4 x float> %values, ptr addrspace(1) %to, align 16
+  ret void""",
+    )
+    given, out = torch.randn(41)[1:], torch.zeros(41)[1:]
+    four.kernel().launch({"out": out, "given": given}, threads=10, group=4)
+    assert torch.equal(out, given)
