@@ -14,7 +14,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-FIRST := tests/finetune tests/dryrun/memory tests/scripts
+PARTS := finetune guards kernels others
+tests-finetune := tests/finetune tests/dryrun/memory tests/scripts
+tests-guards := tests/guards tests/simulator
+tests-kernels := tests/kernels
+tests-others := tests $(foreach part,finetune guards kernels,$(tests-$(part):%=--ignore %))
 READY := $(VENV)/.ready
 BUILDER := .venv-build
 NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "hf_mps needs Python 3.10 or newer: make PYTHON=python3.12")'
@@ -28,23 +32,20 @@ ifneq ($(shell uname -s),Darwin)
 export HF_MPS_SIMULATE ?= 1
 endif
 
-.PHONY: quickstart test test-fast first-half second-half check format docs wheel dist clean
+.PHONY: quickstart test test-fast $(PARTS:%=part-%) check format docs wheel dist clean
 
 quickstart: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m hf_mps.finetune quickstart
 
-# Two halves of like length at a time, with a thread each: most of a test's time is one core's.
+# Two parts at a time, with a thread each: most of a test's time is one core's. The long ones begin, short ones fill up.
 test: $(READY)
-	$(MAKE) --jobs 2 --keep-going first-half check second-half
+	$(MAKE) --jobs 2 --keep-going part-finetune check part-guards part-kernels part-others
 
 test-fast: $(READY)
-	$(MAKE) --jobs 2 --keep-going first-half second-half CHOSEN='-m "not slow and not process"'
+	$(MAKE) --jobs 2 --keep-going $(PARTS:%=part-%) CHOSEN='-m "not slow and not process"'
 
-first-half: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(CHOSEN) --durations=25 $(FIRST)
-
-second-half: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(CHOSEN) --durations=25 tests $(FIRST:%=--ignore %)
+$(PARTS:%=part-%): part-%: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(CHOSEN) --durations=25 $(tests-$*)
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -6,6 +6,7 @@ Compiled code is kept (`objects`), so that a second process reads object files a
 from __future__ import annotations
 
 from functools import cached_property
+from time import perf_counter
 
 from hf_mps.core.errors import RunError
 from hf_mps.kernels import modules, store
@@ -26,6 +27,8 @@ class Release:
         modules.require()
         self.version, self.checked = store.canonical(version), checked
         self._kernels: dict[str, Kernel] = {}
+        self.seconds = 0.0
+        """Time that this process has spent in loading kernels, compiling those that no process had compiled."""
         store.verify(self.version)
         self.objects = Objects(self.version, checked=checked)
 
@@ -45,7 +48,9 @@ class Release:
         """
         found = self._kernels.get(name)
         if found is None:
+            start = perf_counter()
             found = self._kernels[name] = self._load(name)
+            self.seconds += perf_counter() - start
         return found
 
     def signature(self, name: str) -> Signature:

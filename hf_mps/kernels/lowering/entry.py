@@ -132,16 +132,15 @@ _THREADS = """
   br label %start
 start:
   %linear = phi i32 [ 0, %group ], [ %linear.next, %started ]
+  %lidx = phi i32 [ 0, %group ], [ %lidx.next, %started ]
+  %lidy = phi i32 [ 0, %group ], [ %lidy.next, %started ]
+  %lidz = phi i32 [ 0, %group ], [ %lidz.next, %started ]
   %frame = load ptr, ptr %top
   %fits = icmp ule ptr %frame, %frames.end
   br i1 %fits, label %started, label %full
 full:
   ret i32 1
 started:
-  %lidx = urem i32 %linear, %sizex
-  %over.x = udiv i32 %linear, %sizex
-  %lidy = urem i32 %over.x, %sizey
-  %lidz = udiv i32 %over.x, %sizey
   %posx = add nuw i32 %startx, %lidx
   %posy = add nuw i32 %starty, %lidy
   %posz = add nuw i32 %startz, %lidz
@@ -158,6 +157,15 @@ started:
   %handle.at = getelementptr ptr, ptr %handles, i64 %linear.w
   store ptr %handle, ptr %handle.at
   %linear.next = add nuw i32 %linear, 1
+  %x.one = add nuw i32 %lidx, 1
+  %x.over = icmp eq i32 %x.one, %sizex
+  %lidx.next = select i1 %x.over, i32 0, i32 %x.one
+  %x.carry = zext i1 %x.over to i32
+  %y.one = add nuw i32 %lidy, %x.carry
+  %y.over = icmp eq i32 %y.one, %sizey
+  %lidy.next = select i1 %y.over, i32 0, i32 %y.one
+  %y.carry = zext i1 %y.over to i32
+  %lidz.next = add nuw i32 %lidz, %y.carry
   %start.more = icmp ult i32 %linear.next, %size.all
   br i1 %start.more, label %start, label %started.all
 started.all:
@@ -171,13 +179,22 @@ BARRIER, DONE = 0x4000_0000, 0xFFFF_FFFF
 _PHASES = """
 define internal void @phases(ptr %handles, ptr %states, ptr %given, ptr %results, i32 %count) nounwind {{
 begin:
-  br label %round
+  %count.31 = add i32 %count, 31
+  %up = and i32 %count.31, -32
+  %ragged = icmp ult i32 %count, %up
+  br i1 %ragged, label %fill, label %round
+fill:
+  %f = phi i32 [ %count, %begin ], [ %f.next, %fill ]
+  %f.w = zext i32 %f to i64
+  %f.at = getelementptr i32, ptr %states, i64 %f.w
+  store i32 -1, ptr %f.at
+  %f.next = add nuw i32 %f, 1
+  %f.more = icmp ult i32 %f.next, %up
+  br i1 %f.more, label %fill, label %round
 round:
   br label %simdgroup
 simdgroup:
   %base = phi i32 [ 0, %round ], [ %base.next, %simdgroup.end ]
-  %left = sub i32 %count, %base
-  %lanes = call i32 @llvm.umin.i32(i32 %left, i32 32)
   %base.w = zext i32 %base to i64
   %lane.states = getelementptr i32, ptr %states, i64 %base.w
   %lane.handles = getelementptr ptr, ptr %handles, i64 %base.w
@@ -186,32 +203,19 @@ simdgroup:
   %lane.results = getelementptr i8, ptr %results, i64 %slots
   br label %earliest
 earliest:
-  br label %look
-look:
-  %i = phi i32 [ 0, %earliest ], [ %i.next, %look ]
-  %least = phi i32 [ -1, %earliest ], [ %least.next, %look ]
-  %mask = phi i32 [ 0, %earliest ], [ %mask.next, %look ]
-  %i.w = zext i32 %i to i64
-  %state.at = getelementptr i32, ptr %lane.states, i64 %i.w
-  %state = load i32, ptr %state.at
-  %bit = shl i32 1, %i
-  %less = icmp ult i32 %state, %least
-  %same = icmp eq i32 %state, %least
-  %joined = or i32 %mask, %bit
-  %mask.same = select i1 %same, i32 %joined, i32 %mask
-  %mask.next = select i1 %less, i32 %bit, i32 %mask.same
-  %least.next = call i32 @llvm.umin.i32(i32 %state, i32 %least)
-  %i.next = add nuw i32 %i, 1
-  %look.more = icmp ult i32 %i.next, %lanes
-  br i1 %look.more, label %look, label %looked
-looked:
-  %waits = icmp ult i32 %least.next, {barrier}
+  %state = load <32 x i32>, ptr %lane.states, align 4
+  %least = call i32 @llvm.vector.reduce.umin.v32i32(<32 x i32> %state)
+  %waits = icmp ult i32 %least, {barrier}
   br i1 %waits, label %operate, label %simdgroup.end
 operate:
-  call void @operation(i32 %least.next, ptr %lane.given, ptr %lane.results, i32 %mask.next)
+  %first = insertelement <32 x i32> poison, i32 %least, i32 0
+  %leasts = shufflevector <32 x i32> %first, <32 x i32> poison, <32 x i32> zeroinitializer
+  %there = icmp eq <32 x i32> %state, %leasts
+  %mask = bitcast <32 x i1> %there to i32
+  call void @operation(i32 %least, ptr %lane.given, ptr %lane.results, i32 %mask)
   br label %resume
 resume:
-  %remaining = phi i32 [ %mask.next, %operate ], [ %remaining.next, %resume ]
+  %remaining = phi i32 [ %mask, %operate ], [ %remaining.next, %resume ]
   %r = call i32 @llvm.cttz.i32(i32 %remaining, i1 true)
   %r.w = zext i32 %r to i64
   %r.at = getelementptr ptr, ptr %lane.handles, i64 %r.w
@@ -248,6 +252,7 @@ rounds:
 over:
   ret void
 }}
+declare i32 @llvm.vector.reduce.umin.v32i32(<32 x i32>)
 declare void @llvm.coro.resume(ptr)
 declare i32 @llvm.cttz.i32(i32, i1)
 """
