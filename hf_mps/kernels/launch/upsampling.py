@@ -111,6 +111,17 @@ OPERATORS = {
     "upsample_trilinear3d": Resize("trilinear", 3, aligns=True),
 }
 
+GRADIENTS = (
+    "upsample_nearest3d",
+    "_upsample_nearest_exact3d",
+    "upsample_bicubic2d",
+    "_upsample_bilinear2d_aa",
+    "_upsample_bicubic2d_aa",
+    "upsample_trilinear3d",
+)
+"""Those whose gradient has kernels in a release up to 2.14.1; that of the others is MPSGraph in all."""
+
 for operator, resize in OPERATORS.items():
     out_rule(operator, source=SOURCE)(resize.forward)
-    out_rule(f"{operator}_backward", source=SOURCE)(resize.backward)
+for operator in GRADIENTS:
+    out_rule(f"{operator}_backward", source=SOURCE)(OPERATORS[operator].backward)

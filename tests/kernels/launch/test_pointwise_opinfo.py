@@ -1,4 +1,4 @@
-"""PyTorch's own samples of each pointwise operator with a rule agree with the CPU, forward and backward."""
+"""Samples of pointwise operators agree with the CPU in the dtypes that tests/kernels/test_opinfo.py does not take."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.kernels.launch.samples import compared
 pytestmark = pytest.mark.slow
 
 FAMILIES = {"unary", "binary", "activations", "comparison", "ternary", "gates"}
-# Each second, fourth, … of an operator's samples is taken.
-EVERY = {torch.float32: 4, torch.float16: 9, torch.bfloat16: 9, torch.int64: 9, torch.bool: 9, torch.complex64: 9}
+# Each ninth of an operator's samples is taken.
+EVERY = {torch.int64: 9, torch.bool: 9, torch.complex64: 9}
 # Operators that a rule runs on a later release; this one computes them with MPSGraph.
 LATER = {"logical_not", "nan_to_num", "nn.functional.glu", "nn.functional.logsigmoid", "nn.functional.mish"}
 # It computes in float64, which a Mac refuses.
@@ -30,12 +30,12 @@ def _operators() -> list[str]:
 
 @pytest.mark.parametrize("operator", _operators())
 def test_samples_agree(kernels: Dispatch, operator: str) -> None:
-    ran, differ = 0, []
+    ran, taken, differ = 0, 0, []
     for dtype, every in EVERY.items():
         # Of whole numbers come floats, of many operators.
         tolerance = None if dtype.is_floating_point or dtype.is_complex else 1e-4
         samples = compared(kernels, operator, dtype, tolerance=tolerance, every=every)
-        ran += samples.ran
+        ran, taken = ran + samples.ran, taken + samples.taken
         differ += samples.differ
     assert differ == []
-    assert ran or operator in LATER
+    assert ran or not taken or operator in LATER
