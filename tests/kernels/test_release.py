@@ -26,7 +26,7 @@ def opened(release: str, tmp_path: Path) -> Release:
 def of(release: str, folder: Path) -> Release:
     """A release that keeps its code in a folder of the test's."""
     made = Release(release)
-    made._objects.folder = folder
+    made.objects.folder = folder
     return made
 
 
@@ -38,7 +38,7 @@ def right(release: Release) -> bool:
 
 def test_what_one_process_compiled_the_next_one_loads(opened: Release) -> None:
     assert right(opened)
-    second = of(opened.version, opened._objects.folder)
+    second = of(opened.version, opened.objects.folder)
     assert right(second)
     assert "library" in vars(opened)
     assert "library" not in vars(second), "the metallib was opened: the kernel was compiled again"
@@ -49,16 +49,16 @@ def test_what_one_process_compiled_the_next_one_loads(opened: Release) -> None:
 )
 def test_a_damaged_object_file_is_compiled_anew(opened: Release, damage) -> None:
     assert right(opened)
-    file = opened._objects.folder / f"{NAME}.kernel"
+    file = opened.objects.folder / f"{NAME}.kernel"
     whole = file.read_bytes()
     file.write_bytes(damage(whole))
-    assert right(of(opened.version, opened._objects.folder))
+    assert right(of(opened.version, opened.objects.folder))
     assert file.read_bytes() == whole
 
 
 def test_a_folder_that_cannot_be_written_only_costs_time(opened: Release, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    opened._objects.folder = tmp_path / "file" / "key"
+    opened.objects.folder = tmp_path / "file" / "key"
     assert right(opened)
 
 
@@ -69,15 +69,15 @@ def test_a_kernel_that_there_is_not_is_named(opened: Release) -> None:
 
 def test_a_kernel_on_which_the_compiler_ended_two_processes_is_left_alone(opened: Release) -> None:
     gone = 2**22 + 1  # above Linux's largest number of a process
-    marker = opened._objects.folder / f"{NAME}.compiling"
+    marker = opened.objects.folder / f"{NAME}.compiling"
     marker.parent.mkdir()
     marker.write_text(f"{gone} 0")
     assert right(opened), "once may be a process that somebody killed"
     assert not marker.exists()
     marker.write_text(f"{gone} 1")
-    (opened._objects.folder / f"{NAME}.kernel").unlink()
+    (opened.objects.folder / f"{NAME}.kernel").unlink()
     with pytest.raises(NoRule, match=f"LLVM ended the processes that compiled {NAME}"):
-        right(of(opened.version, opened._objects.folder))
+        right(of(opened.version, opened.objects.folder))
 
 
 def test_code_of_other_keys_goes_after_a_month(opened: Release, tmp_path: Path) -> None:

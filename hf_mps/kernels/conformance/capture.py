@@ -7,7 +7,6 @@ backward, is seen below autograd. Calls of operators with a rule are kept, each 
 from __future__ import annotations
 
 import random
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -81,7 +80,6 @@ def captured(wanted: Iterable[str]) -> list[Call]:
 
     Raises UserError, with the next command, where PyTorch's own test tools are not whole.
     """
-    warnings.simplefilter("ignore")
     try:
         from torch.testing._internal.common_methods_invocations import op_db
         from torch.testing._internal.common_optimizers import optim_db

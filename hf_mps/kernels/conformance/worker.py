@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from hf_mps.core import notices
 from hf_mps.kernels import launch, running
 from hf_mps.kernels.bounds import OutOfBounds
 from hf_mps.kernels.conformance import calls, capture, cases, oracle, reproduction
@@ -32,15 +31,20 @@ NOTE_BYTES = 512
 
 def main(arguments: list[str]) -> None:
     """Do one of the two."""
-    warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     launch.load()
+    with notices.ignoring():
+        _do(arguments)
+
+
+def _do(arguments: list[str]) -> None:
     if arguments[0] == "capture":
         found = capture.captured(cases.wanted())
-        Path(arguments[1]).write_bytes(pickle.dumps([tuple(call) for call in found]))
+        torch.save([tuple(call) for call in found], arguments[1])
         return
     task = json.loads(Path(arguments[1]).read_text())
-    known = [calls.Call(*each) for each in pickle.loads(Path(task["calls"]).read_bytes())]
+    with torch.serialization.safe_globals([complex]):
+        known = [calls.Call(*each) for each in torch.load(task["calls"], weights_only=True)]
     dispatch = running()
     assert dispatch is not None, "HF_MPS_KERNELS is not set"
     noted = _Note(Path(task["note"]))
