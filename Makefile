@@ -14,11 +14,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PARTS := finetune guards kernels others
+PARTS := finetune others kernels
 tests-finetune := tests/finetune tests/dryrun/memory tests/scripts
-tests-guards := tests/guards tests/simulator
 tests-kernels := tests/kernels
-tests-others := tests $(foreach part,finetune guards kernels,$(tests-$(part):%=--ignore %))
+tests-others := tests $(foreach part,finetune kernels,$(tests-$(part):%=--ignore %))
 READY := $(VENV)/.ready
 BUILDER := .venv-build
 NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "hf_mps needs Python 3.10 or newer: make PYTHON=python3.12")'
@@ -37,9 +36,9 @@ endif
 quickstart: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m hf_mps.finetune quickstart
 
-# Two parts at a time, with a thread each: most of a test's time is one core's. The long ones begin, short ones fill up.
+# Two parts at a time, with a thread each: most of a test's time is one core's. The long ones begin.
 test: $(READY)
-	$(MAKE) --jobs 2 --keep-going part-finetune check part-guards part-kernels part-others
+	$(MAKE) --jobs 2 --keep-going part-finetune check part-others part-kernels
 
 test-fast: $(READY)
 	$(MAKE) --jobs 2 --keep-going $(PARTS:%=part-%) CHOSEN='-m "not slow and not process"'
