@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +11,7 @@ from hf_mps.core.notices import overriding
 from hf_mps.core.patching import Patch, Patcher
 from hf_mps.core.stock import Around
 from hf_mps.guards.base import Guard
+from hf_mps.operators.dispatcher import registered_kernel
 
 Function = Callable[..., Any]
 
@@ -92,7 +92,7 @@ class _Place:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self.stock = _given_out(name)
+        self.stock = registered_kernel(f"aten::{name}")
         self._layers: list[Around] = []
         # A kernel lives as long as the library object that it was registered with.
         self._library: Any = None
@@ -148,7 +148,7 @@ def put(guard: Guard, name: str, wrapper: Function, *, otherwise: Function | Non
     That may be called from inside the wrapper. `otherwise` is `stock` in the place of the kernel that was there, which
     torch 2.8 does not give out.
     """
-    around = Around(guard, f"aten::{name}", otherwise or _given_out(name), wrapper)
+    around = Around(guard, f"aten::{name}", otherwise or registered_kernel(f"aten::{name}"), wrapper)
     library = _registered(name, around.replacement())
     guard.arounds.append(around)
 
@@ -175,10 +175,3 @@ def _reset(name: str, library: Any) -> None:
     if given_out().value:
         _running.append(torch.library.get_kernel(f"aten::{name}", "MPS"))
     library.reset()
-
-
-def _given_out(name: str) -> Function:
-    import torch
-
-    there = torch.library.get_kernel(f"aten::{name}", "MPS")
-    return partial(there.call_boxed, torch._C.DispatchKeySet(torch._C.DispatchKey.MPS))

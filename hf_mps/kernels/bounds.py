@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps.kernels.lowering.checks import FAULT, NOTE_BYTES, NOTE_WORDS, RANGES
 from hf_mps.kernels.lowering.parameters import LOCATIONS
-from hf_mps.kernels.values import Pointers
+from hf_mps.kernels.values import Pointers, span
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,9 +74,8 @@ def _ranges(binding: Binding, value: Any, buffers: Any) -> list[tuple[int, int, 
 
 
 def _extent(tensor: Tensor, place: int) -> tuple[int, int, int]:
-    elements = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     start = tensor.data_ptr()
-    end = start + (elements * tensor.element_size() if tensor.numel() else 0)
+    end = start + (span(tensor) * tensor.element_size() if tensor.numel() else 0)
     if tensor.element_size() < WORD:
         # Metal's atomics have 32 bits: the kernels change a half or a bool within its word, which no buffer ends in.
         start, end = start // WORD * WORD, -(-end // WORD) * WORD

@@ -8,7 +8,7 @@ not cover a call raises NoRule with the reason: the operator then runs as it doe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,8 +17,10 @@ from hf_mps.core.notices import overriding
 from hf_mps.core.text import first_line
 from hf_mps.kernels.ledger import Ledger
 from hf_mps.kernels.runtime import NoRule, recording
+from hf_mps.operators.dispatcher import registered_kernel
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
     from torch._ops import OpOverload
 
@@ -116,10 +118,8 @@ class Dispatch:
     def _kernel(self, rule: Rule, overload: OpOverload, form: Form) -> Function:
         import torch
 
-        there = torch.library.get_kernel(overload, "MPS")
-        here = torch._C.DispatchKeySet(torch._C.DispatchKey.MPS)
-        stock = partial(there.call_boxed, here)
-        name = overload._name
+        name, here = overload._name, torch._C.DispatchKeySet(torch._C.DispatchKey.MPS)
+        stock = registered_kernel(name)
         short, release, ledger, device = name.removeprefix("aten::"), self.release, self.ledger, self.device
         # A number in a tensor's place comes as Python's, and a boxed kernel takes tensors.
         places = {at for at, each in enumerate(overload._schema.arguments) if str(each.type) == "Tensor"}
@@ -156,10 +156,7 @@ Form = Callable[["Rule", "Release", tuple[Any, ...], dict[str, Any]], Any]
 
 
 def overloads(rule: Rule) -> list[tuple[OpOverload, Form]]:
-    """The overloads that a rule serves, each with the way its outputs come to the rule.
-
-    Raises ValueError where PyTorch has no such operator.
-    """
+    """The overloads that a rule serves, each with the way its outputs come to it; none where torch has no such one."""
     import torch
 
     packet, _, name = rule.operator.partition(".")
@@ -262,10 +259,18 @@ def _fit(
     else:
         expected = made(first, arguments, options)
         for each, target in zip(expected if isinstance(expected, tuple) else (expected,), given, strict=True):
-            if each.shape != target.shape or each.dtype != target.dtype:
-                raise NoRule("the result has another shape or dtype than what it is written to")
+            refuse_misfit(target, each.shape, each.dtype)
     for target in given:
         refuse_repeated(target)
+
+
+MISFIT = "the result has another shape or dtype than what it is written to"
+
+
+def refuse_misfit(target: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> None:
+    """Raises NoRule where a tensor that is written has another shape, or dtype, than the result (None: any dtype)."""
+    if tuple(target.shape) != tuple(shape) or (dtype is not None and target.dtype != dtype):
+        raise NoRule(MISFIT)
 
 
 def refuse_repeated(target: Tensor) -> None:

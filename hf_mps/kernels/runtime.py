@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.kernels import bounds
 from hf_mps.kernels.lowering import entry
@@ -18,11 +18,7 @@ from hf_mps.kernels.lowering.parameters import LOCATIONS
 from hf_mps.kernels.signature import THREADGROUP, Binding, Signature
 from hf_mps.kernels.values import Pointers
 
-if TYPE_CHECKING:
-    pass
-
 Grid = tuple[int, int, int] | int
-Argument = "Tensor | bytes | Pointers | None"
 
 WORTH_A_THREAD = 1 << 15
 """Threads of a grid below which one core does them all: handing a share to another costs about 20 µs."""

@@ -58,6 +58,11 @@ def scalar(number: complex, dtype: torch.dtype) -> bytes:
     return torch.tensor([number]).to(dtype).view(torch.uint8).numpy().tobytes()
 
 
+def span(tensor: Tensor) -> int:
+    """One more than the farthest element's distance from the first, in elements: those that strides pass over count."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 def padded(data: bytes, size: int) -> bytes:
     """Bytes filled up with zeros, for vectors of three and structs with a hole at their end."""
     return data.ljust(size, b"\0")

@@ -7,7 +7,9 @@ that a library registers later comes in (`missing` may be called again).
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 # A kernel under any of these serves Metal tensors too, the last three by calling other operators.
@@ -167,6 +169,17 @@ def overload(name: str) -> Any:
     namespace, _, rest = name.partition("::")
     packet, _, which = rest.partition(".")
     return getattr(getattr(getattr(torch.ops, namespace), packet), which or "default")
+
+
+def registered_kernel(name: str) -> Callable[..., Any]:
+    """The kernel that Metal tensors get now for "aten::add.Tensor", to be called with its arguments.
+
+    Raises RuntimeError where torch has no such operator or kernel, AttributeError before torch 2.9.
+    """
+    import torch
+
+    there = torch.library.get_kernel(name, "MPS")
+    return partial(there.call_boxed, torch._C.DispatchKeySet(torch._C.DispatchKey.MPS))
 
 
 def refusal(name: str) -> str | None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hf_mps.kernels.rules import Rule, overloads
+from hf_mps.operators import dispatcher
 
 
 class Call(NamedTuple):
@@ -42,8 +43,7 @@ def short(overload: Any) -> str:
 
 def overload(operator: str) -> Any:
     """The overload of a name. Raises AttributeError where this PyTorch has none."""
-    packet, _, name = operator.partition(".")
-    return getattr(getattr(torch.ops.aten, packet), name or "default")
+    return dispatcher.overload(f"aten::{operator}")
 
 
 def forms(rule: Rule) -> dict[str, str]:

@@ -12,7 +12,7 @@ from torch._prims_common import suggest_memory_format
 
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.launch.copy import CHUNK
-from hf_mps.kernels.rules import rule
+from hf_mps.kernels.rules import MISFIT, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i32, i64, padded, u32, u64
 
@@ -38,7 +38,7 @@ def cat(release: Release, tensors: list[Tensor], dim: int = 0) -> Tensor:
 def cat_into(release: Release, tensors: list[Tensor], dim: int = 0, *, out: Tensor) -> Tensor:
     """Into a tensor of the result's shape; PyTorch resizes another."""
     if tuple(out.shape) != tuple(_shape(tensors, dim)) or not torch.can_cast(_dtype(tensors), out.dtype):
-        raise NoRule("the result has another shape or dtype than what it is written to")
+        raise NoRule(MISFIT)
     if any(each.untyped_storage().data_ptr() == out.untyped_storage().data_ptr() for each in tensors):
         raise NoRule("an input shares memory with the output")
     _join(release, out, tensors, wrapped(dim, out.dim()))

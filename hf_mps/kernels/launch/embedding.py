@@ -11,6 +11,7 @@ from torch import Tensor
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.rules import rule
 from hf_mps.kernels.runtime import NoRule
+from hf_mps.kernels.values import span
 
 if TYPE_CHECKING:
     from hf_mps.kernels.release import Release
@@ -32,7 +33,7 @@ def dense_backward(
     kernel = release.kernel(f"embedding_dense_backward_{metal(grad.dtype)}_{integer}_32")
     if grad.dim() != indices.dim() + 1 or indices.dim() >= _DIMENSIONS:
         raise NoRule("shapes that PyTorch refuses")
-    if max(count, _span(grad), _span(indices), rows * size) >= 1 << 31:
+    if max(count, span(grad), span(indices), rows * size) >= 1 << 31:
         raise NoRule("more than 2**31 elements")
     if count == 0 or size == 0 or rows == 0:
         return torch.zeros(rows, size, dtype=grad.dtype, device=grad.device)
@@ -55,8 +56,3 @@ def dense_backward(
 
 def _sixteen(numbers: torch.Size | tuple[int, ...]) -> list[int]:
     return [*numbers, *(0 for _ in range(_DIMENSIONS - len(numbers)))]
-
-
-def _span(tensor: Tensor) -> int:
-    """One more than the farthest element's distance from the first."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

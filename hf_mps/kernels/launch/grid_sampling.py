@@ -14,7 +14,7 @@ from torch import Tensor
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.rules import rule
 from hf_mps.kernels.runtime import Kernel, NoRule
-from hf_mps.kernels.values import i32, i64, padded
+from hf_mps.kernels.values import i32, i64, padded, span
 
 if TYPE_CHECKING:
     from hf_mps.kernels.release import Release
@@ -147,10 +147,7 @@ def _check(given: Tensor, grid: Tensor, dimensions: int) -> None:
 
 def _wide(*tensors: Tensor) -> bool:
     """Whether an element lies farther than 32 bits count (canUse32BitIndexMath)."""
-    return any(
-        sum((size - 1) * stride for size, stride in zip(each.shape, each.stride(), strict=True)) >= 1 << 31
-        for each in tensors
-    )
+    return any(span(each) > 1 << 31 for each in tensors)
 
 
 def _kernel(release: Release, family: str, names: list[str], wide: bool, dtype: torch.dtype) -> Kernel:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
-from hf_mps.kernels.rules import rule
+from hf_mps.kernels.rules import refuse_misfit, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i64, u8, u32, u64
 
@@ -30,8 +30,8 @@ def histc(
         raise NoRule("no rule yet for whole numbers")
     if bins <= 0 or not given.numel():
         raise NoRule("no element, or what PyTorch refuses")
-    if out is not None and (list(out.shape) != [bins] or out.dtype != given.dtype):
-        raise NoRule("the result has another shape or dtype than what it is written to")
+    if out is not None:
+        refuse_misfit(out, [bins], given.dtype)
     kernel = release.kernel(f"histogramdd_{metal(given.dtype)}")
     first, last = _edges(given, float(min), float(max))
     edges = torch.linspace(first, last, bins + 1, dtype=given.dtype, device=given.device).cpu()

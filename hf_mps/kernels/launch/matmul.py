@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
-from hf_mps.kernels.rules import rule
+from hf_mps.kernels.rules import MISFIT, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import f32, i32, i64, padded, u32, u64
 
@@ -223,7 +223,7 @@ def _output(like: Tensor, shape: tuple[int, ...], out: Tensor | None) -> Tensor:
     if out is None:
         return torch.empty(shape, dtype=like.dtype, device=like.device)
     if out.shape != shape or out.dtype != like.dtype or out.is_conj():
-        raise NoRule("the result has another shape or dtype than what it is written to")
+        raise NoRule(MISFIT)
     return out
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.errors import errors
-from hf_mps.kernels.rules import rule
+from hf_mps.kernels.rules import refuse_misfit, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i32, padded
 
@@ -89,8 +89,7 @@ def _target(like: Tensor, shape: Ints, out: Tensor | None, dtype: torch.dtype | 
     dtype = dtype or like.dtype
     if out is None:
         return torch.empty(shape, dtype=dtype, device=like.device, memory_format=_layout(like))
-    if out.shape != torch.Size(shape) or out.dtype != dtype:
-        raise NoRule("the result has another shape or dtype than what it is written to")
+    refuse_misfit(out, shape, dtype)
     return out
 
 

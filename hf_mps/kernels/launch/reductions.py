@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hf_mps.kernels.launch import reduce, reduce_split
 from hf_mps.kernels.launch.reduce import ALL, ANY, COUNT_NONZERO, MAX, MIN, NANSUM, SUM, Family, Reduction
-from hf_mps.kernels.rules import rule
+from hf_mps.kernels.rules import refuse_misfit, rule
 from hf_mps.kernels.runtime import NoRule
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ def result(given: Tensor, dims: set[int], keepdim: bool, dtype: torch.dtype, out
         shape = [size for at, size in enumerate(given.shape) if at not in dims]
     if out is None:
         return given.new_empty(shape, dtype=dtype)
-    if list(out.shape) != shape or out.dtype != dtype:
-        raise NoRule("the result has another shape or dtype than what it is written to")
+    refuse_misfit(out, shape, dtype)
     return out
 
 

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from hf_mps.kernels.launch.iterator import broadcast, result
+from hf_mps.kernels.rules import refuse_misfit
 from hf_mps.kernels.runtime import NoRule
+from hf_mps.kernels.values import span
 
 Operand = Tensor | complex
 """An input of two: a number comes as Python's where PyTorch wrapped one."""
@@ -53,8 +55,7 @@ def _overlap(target: Tensor, given: Tensor) -> bool:
 
 
 def _end(tensor: Tensor) -> int:
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr() + (last + 1) * tensor.element_size()
+    return tensor.data_ptr() + span(tensor) * tensor.element_size()
 
 
 def common(first: Operand, second: Operand) -> torch.dtype:
@@ -110,8 +111,7 @@ def as_self(target: Tensor | None, self: Tensor, *others: Any, **_: Any) -> Tens
 
 def fitting(target: Tensor, shape: Sequence[int], dtype: torch.dtype, *inputs: Any) -> Tensor:
     """What is written to, where it has the result's shape and dtype and shares no memory with the inputs."""
-    if tuple(target.shape) != tuple(shape) or target.dtype != dtype:
-        raise NoRule("the result has another shape or dtype than what it is written to")
+    refuse_misfit(target, shape, dtype)
     start = target.untyped_storage().data_ptr()
     if any(isinstance(each, Tensor) and each.untyped_storage().data_ptr() == start != 0 for each in inputs):
         raise NoRule("an input shares memory with the output")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.launch import scan_blocks
-from hf_mps.kernels.rules import out_rule, rule
+from hf_mps.kernels.rules import out_rule, refuse_misfit, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import u32, u64
 
@@ -33,8 +33,7 @@ def _result(target: Tensor | None, given: Tensor, dim: int, *, dtype: torch.dtyp
     if target is None:
         of = dtype or (torch.int64 if whole else given.dtype)
         return torch.empty(given.shape, dtype=of, device=given.device)
-    if target.shape != given.shape or (dtype is not None and target.dtype != dtype):
-        raise NoRule("the result has another shape or dtype than what it is written to")
+    refuse_misfit(target, given.shape, dtype)
     return target
 
 
@@ -85,8 +84,7 @@ def logcumsumexp(release: Release, given: Tensor, dim: int) -> Tensor:
 @rule("_logcumsumexp.out", source=SOURCE)
 def logcumsumexp_out(release: Release, given: Tensor, dim: int, *, out: Tensor) -> Tensor:
     """As _logcumsumexp, into a tensor of the input's shape and dtype."""
-    if out.shape != given.shape or out.dtype != given.dtype:
-        raise NoRule("the result has another shape or dtype than what it is written to")
+    refuse_misfit(out, given.shape, given.dtype)
     return _log(release, given, dim, out)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
-from hf_mps.kernels.rules import rule
+from hf_mps.kernels.rules import refuse_misfit, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i64
 
@@ -101,8 +101,8 @@ def _searched(
     ):
         raise NoRule("PyTorch refuses the arguments")
     dtype = torch.int32 if out_int32 else torch.int64
-    if out is not None and (out.dtype != dtype or out.shape != given.shape):
-        raise NoRule("the result has another shape or dtype than what it is written to")
+    if out is not None:
+        refuse_misfit(out, given.shape, dtype)
     if boundaries.dtype != given.dtype or not (boundaries.is_mps and given.is_mps):
         common = torch.result_type(boundaries, given)
         boundaries, given = boundaries.to(common), given.to(boundaries.device, common)

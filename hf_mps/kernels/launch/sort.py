@@ -11,7 +11,7 @@ from torch import Tensor
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.launch.sort_radix import by_digits
 from hf_mps.kernels.launch.sort_work import Work
-from hf_mps.kernels.rules import rule
+from hf_mps.kernels.rules import refuse_misfit, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i32, i64, u8
 
@@ -43,8 +43,9 @@ def sort(
     if values is None or indices is None:
         values = torch.empty_like(given)
         indices = torch.empty_like(values, dtype=torch.int64)
-    elif values.shape != given.shape or indices.shape != given.shape or indices.dtype != torch.int64:
-        raise NoRule("the result has another shape or dtype than what it is written to")
+    else:
+        refuse_misfit(values, given.shape)
+        refuse_misfit(indices, given.shape, torch.int64)
     _sorted(Work(release, given, values, indices, dim % rank, descending, bool(stable)))
     return values, indices
 
@@ -69,8 +70,9 @@ def topk(
     shape = [k if at == dim else size for at, size in enumerate(given.shape)]
     if values is None or indices is None:
         values, indices = given.new_empty(shape), given.new_empty(shape, dtype=torch.int64)
-    elif list(values.shape) != shape or list(indices.shape) != shape or indices.dtype != torch.int64:
-        raise NoRule("the result has another shape or dtype than what it is written to")
+    else:
+        refuse_misfit(values, shape)
+        refuse_misfit(indices, shape, torch.int64)
     if not given.numel() or not k:
         return values, indices
     if dim == rank - 1:

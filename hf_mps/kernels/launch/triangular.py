@@ -12,7 +12,7 @@ from hf_mps.kernels.launch.iterator import plane
 from hf_mps.kernels.launch.results import as_self
 from hf_mps.kernels.rules import out_rule, rule
 from hf_mps.kernels.runtime import NoRule
-from hf_mps.kernels.values import i32, i64, u32
+from hf_mps.kernels.values import i32, i64, span, u32
 
 if TYPE_CHECKING:
     from hf_mps.kernels.release import Release
@@ -39,7 +39,7 @@ def _triangle(release: Release, name: str, output: Tensor, self: Tensor, diagona
     count = self.numel()
     if count == 0:
         return
-    if max(_end(output), _end(self)) >= 2**31 or abs(diagonal) >= 2**31:
+    if max(span(output), span(self)) > 2**31 or abs(diagonal) >= 2**31:
         raise NoRule("no kernel for offsets beyond 32 bits")
     columns, rows = self.shape[-1], self.shape[-2]
     sizes, last = u32(self.shape[::-1]), i32(diagonal, self.dim())
@@ -52,10 +52,6 @@ def _triangle(release: Release, name: str, output: Tensor, self: Tensor, diagona
     arguments = {"out": output, "inp": self, "out_strides": strides, "inp_strides": i32(self.stride()[::-1])}
     kernel = release.kernel(f"{name}_int_{metal(self.dtype)}")
     kernel.launch(arguments | {"sizes": sizes, "k_ndim": last}, grid, group)
-
-
-def _end(tensor: Tensor) -> int:
-    return sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 @rule("tril_indices", source=SOURCE)

@@ -12,7 +12,7 @@ from torch import Tensor
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.launch.reduce import DIMENSIONS, GROUP, INNER, is_dense, parameters
 from hf_mps.kernels.launch.reductions import REFUSED, kept, result, wrapped
-from hf_mps.kernels.rules import out_rule, rule
+from hf_mps.kernels.rules import out_rule, refuse_misfit, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import f32, u32
 
@@ -101,8 +101,7 @@ def _renormed(target: Tensor | None, given: Tensor, order: float, dim: int, most
         raise NoRule(REFUSED)
     if target is None:
         return torch.empty(given.shape, dtype=given.dtype, device=given.device)
-    if target.shape != given.shape or target.dtype != given.dtype:
-        raise NoRule("the result has another shape or dtype than what it is written to")
+    refuse_misfit(target, given.shape, given.dtype)
     return target
 
 
