@@ -19,6 +19,7 @@ ROOMS = (
     "simulator",
     "fallback",
     "guards",
+    "step",
     "metrics",
     "compat",
     "integrations",

@@ -29,7 +29,7 @@ class Activation:
         from hf_mps.device import availability
 
         torch_itself = Part("torch.backends.mps.is_available", True, availability.REASON)
-        return [torch_itself, _fallback, _guards, _sentinels, *_libraries()]
+        return [torch_itself, _fallback, _guards, _sentinels, _step, *_libraries()]
 
     def lines(self) -> list[str]:
         """Return the chosen device and each part, a line each. Probes Metal; raises what `device.choose` raises."""
@@ -43,6 +43,7 @@ _on = False
 _fallback = Part("fallback", False, "this PyTorch has no Metal device")
 _guards = Part("guards", False, "this PyTorch has no Metal device")
 _sentinels = Part("sentinels", False, "this PyTorch has no Metal device")
+_step = Part("fused step", False, "scripts ask for it with HF_MPS_FUSED_STEP=1, recipes have it by fused_step")
 
 
 def is_on() -> bool:
@@ -88,6 +89,8 @@ def _switch_on() -> None:
         _start_guards(metal=metal)
     integrations.start()
     _on = True
+    if "HF_MPS_FUSED_STEP" in os.environ:
+        _fuse_steps(metal=metal)
     if metal or "HF_MPS_FALLBACK" in os.environ:
         _start_fallback(metal=metal)
 
@@ -110,6 +113,26 @@ def _start_fallback(*, metal: bool) -> None:
     if metal:
         count = len(fallback.registered())
         _fallback = Part("fallback", count > 0, f"{mode.reason}: {mode.value}; {count} operators run on the CPU")
+
+
+def _fuse_steps(*, metal: bool) -> None:
+    """Let a script's training steps launch less; a value that nobody knows costs this part alone."""
+    global _step
+    from hf_mps.core import settings
+    from hf_mps.core.errors import UserError
+
+    try:
+        asked = settings.fused_step()
+    except UserError as error:
+        from hf_mps.core.notices import warn
+
+        _step = Part("fused step", False, str(error))
+        warn(f"{error}; training steps stay as they are")
+        return
+    if asked and metal:
+        from hf_mps.step import switch
+
+        _step = Part("fused step", True, f"HF_MPS_FUSED_STEP=1: {switch.for_scripts()}")
 
 
 def _start_guards(*, metal: bool) -> None:
@@ -174,7 +197,12 @@ def _libraries() -> list[Part]:
 
     parts = []
     for library in dict.fromkeys(who for several in integrations.table().values() for who in several):
-        if library in ("guards", "sentinels", "trainer_logs"):  # parts that are more than what they do to libraries
+        if library in (
+            "guards",
+            "sentinels",
+            "step",
+            "trainer_logs",
+        ):  # parts that are more than what they do to libraries
             continue
         states = [state for (_, who), state in import_hooks.applied.items() if who == library]
         failed = next((state for state in states if state != "on"), None)

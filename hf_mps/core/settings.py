@@ -13,6 +13,8 @@ KNOWN = {
     "HF_MPS_FALLBACK": "warn, quiet, error or rescue: what an operator without a Metal kernel does",
     "HF_MPS_FALLBACK_SHARE": "0 to 1: the share of the time above which fallbacks are warned of; default 0.1",
     "HF_MPS_FAULTS": "-name,-name: faults of the simulated device that are to be off",
+    "HF_MPS_FUSED_STEP": "1: a script's training steps launch less on Metal, their numbers stay within rounding;"
+    " 0 or unset: they are as they are",
     "HF_MPS_GUARDS": "-name,-name: guards against known hazards that are to be off",
     "HF_MPS_KERNELS": "2.13.0: the simulated device computes with that release's own Metal kernels, if it was fetched;"
     " 2.13.0,checked: each access is bounded",
@@ -114,6 +116,17 @@ def simulate() -> str | None:
     """What HF_MPS_SIMULATE says, or None where unset or 0; `hf_mps.device.profiles` knows which profiles there are."""
     value = os.environ.get("HF_MPS_SIMULATE", "").strip()
     return None if value in ("", "0") else value
+
+
+def fused_step() -> bool | None:
+    """Whether scripts are to have their training steps fused: HF_MPS_FUSED_STEP=1 or 0, None where it is unset.
+
+    Raises UserError for any other value.
+    """
+    value = os.environ.get("HF_MPS_FUSED_STEP", "").strip()
+    if value not in ("", "0", "1"):
+        raise UserError(f"HF_MPS_FUSED_STEP={value} is not a value it knows; allowed: 0, 1")
+    return value == "1" if value else None
 
 
 def kernels() -> tuple[str, bool] | None:

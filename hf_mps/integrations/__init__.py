@@ -15,6 +15,7 @@ from hf_mps.compat import gone_modules
 from hf_mps.core import import_hooks
 from hf_mps.core.import_hooks import Catalogue
 from hf_mps.guards import catalogue
+from hf_mps.step import parts
 
 if TYPE_CHECKING:
     from hf_mps.core.patching import Declaration, Patcher
@@ -48,7 +49,7 @@ INTEGRATIONS = Catalogue(
     },
     _patcher,
 )
-PATCHERS = {"guards": catalogue.GUARDS, "sentinels": catalogue.SENTINELS, "shims": compat.SHIMS}
+PATCHERS = {"guards": catalogue.GUARDS, "sentinels": catalogue.SENTINELS, "step": parts.PARTS, "shims": compat.SHIMS}
 """What else patches libraries, in this order after the integrations."""
 
 
@@ -86,7 +87,7 @@ def _arm(module: ModuleType, who: str) -> None:
     if who not in PATCHERS:
         _registry().get(who).install(module)
         return
-    registry = _registry() if who == "shims" else catalogue.REGISTRY
+    registry = _registry() if who == "shims" else parts.registry() if who == "step" else catalogue.REGISTRY
     registry.install(PATCHERS[who].kind, module)
 
 
@@ -98,7 +99,7 @@ def reason(who: str) -> str:
 def declared() -> list[Declaration]:
     """Every patch that the layer declares, each with its target, what is done there, why, and until when.
 
-    Those of torch's own answers about Metal, of the fallback, of guards, sentinels, integrations and shims:
+    Those of torch's own answers about Metal, of the fallback, of guards, sentinels, steps, integrations and shims:
     docs/patches.md is made of it. Imports torch and no other library.
     """
     return [declaration for patcher in patchers() for declaration in patcher.declared()]
@@ -109,7 +110,8 @@ def patchers() -> list[Patcher]:
     from hf_mps.device import availability
     from hf_mps.fallback import registration
 
-    return [availability.patcher(), registration.PATCHER, *catalogue.REGISTRY.patchers(), *_registry().patchers()]
+    registries = (catalogue.REGISTRY, parts.registry(), _registry())
+    return [availability.patcher(), registration.PATCHER, *(each for one in registries for each in one.patchers())]
 
 
 def say_if_metal_fails() -> None:

@@ -21,6 +21,7 @@ One marked *late* is armed when its guard has found the fault on this machine.
 KINDS = {
     "guard": "stands against a known [hazard](hazards.md), and acts only where the fault is",
     "sentinel": "looks for [signs](hazards.md#sentinels) of a wrong training, and changes nothing",
+    "step": "lets a [step](guide-mac.md#fewer-launches) launch less; armed by `HF_MPS_FUSED_STEP=1` and by recipes",
     "device": "answers for PyTorch whether Metal is there, which every library asks",
     "fallback": "gives operators that a library registers later a kernel, too",
     "integration": "makes libraries follow `HF_MPS_DEVICE`, and tells what fell back",

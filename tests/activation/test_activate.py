@@ -35,7 +35,13 @@ def test_it_says_the_device_and_each_part_with_its_reason() -> None:
         "and torch.accelerator with it; "
     )
     libraries = ["accelerate", "transformers", "shims", "lightning", "compiler"]
-    assert [line.partition(":")[0] for line in lines[2:]] == ["fallback", "guards", "sentinels", *libraries]
+    assert [line.partition(":")[0] for line in lines[2:]] == [
+        "fallback",
+        "guards",
+        "sentinels",
+        "fused step",
+        *libraries,
+    ]
 
 
 LATER = """
@@ -62,13 +68,14 @@ def test_libraries_wait_for_their_import_and_are_on_afterwards(run_python) -> No
         "fallback: off (this PyTorch has no Metal device)",
         "guards: off (this PyTorch has no Metal device)",
         "sentinels: off (this PyTorch has no Metal device)",
+        "fused step: off (scripts ask for it with HF_MPS_FUSED_STEP=1, recipes have it by fused_step)",
         "accelerate: off (waits for its import)",
         "transformers: off (waits for its import)",
         "shims: off (waits for its import)",
         "lightning: off (waits for its import)",
         "compiler: off (waits for its import)",
     ]
-    states = [line.split(" (")[0] for line in then[4:]]
+    states = [line.split(" (")[0] for line in then[5:]]
     assert [state for state in states if not state.startswith(("shims", "compiler"))] == [
         "accelerate: on",
         "transformers: off",

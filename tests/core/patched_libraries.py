@@ -22,6 +22,7 @@ import hf_mps
 from hf_mps import integrations
 from hf_mps.core.patching import MISSING, Give, Patcher, Register, located
 from hf_mps.guards import kernel_overrides
+from hf_mps.step import switch
 
 LIBRARIES = ("torch", "transformers", "accelerate", "lightning", "datasets", "evaluate", "huggingface_hub")
 LIBRARIES += ("lightning_fabric", "pytorch_lightning")
@@ -32,6 +33,7 @@ def main() -> None:
     for name in ("lightning.pytorch", "pytorch_lightning", "evaluate", *integrations.table()):
         with suppress(ImportError):
             importlib.import_module(name)
+    switch.arm()
     patchers = integrations.patchers()
     declared = [(patcher, target) for patcher in patchers for target in patcher.patches]
     missing = [f"{patcher.name}: {target}" for patcher, target in declared if not is_there(patcher, target)]

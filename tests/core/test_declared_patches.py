@@ -13,13 +13,18 @@ import pytest
 from hf_mps import integrations
 from hf_mps.core.registry import Catalogue, Registry
 from hf_mps.guards import catalogue
+from hf_mps.step import parts
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 BY_THE_STREAM = ("non-finite", "gradient-norm", "loss-frozen")
 """Sentinels that see torch's trainings through what the stream declares."""
 
 
-@pytest.mark.parametrize("registry", [catalogue.REGISTRY, integrations.REGISTRY], ids=["safeguards", "modules"])
+@pytest.mark.parametrize(
+    "registry",
+    [catalogue.REGISTRY, parts.registry(), integrations.REGISTRY],
+    ids=["safeguards", "step", "modules"],
+)
 def test_the_catalogue_names_each_after_the_modules_that_it_declares(registry: Registry) -> None:
     for kind in registry.catalogues.values():
         for name in kind.names:
@@ -34,7 +39,15 @@ def _listed(kind: Catalogue, name: str) -> set[str]:
 
 def test_each_declaration_says_who_where_and_why() -> None:
     declared = integrations.declared()
-    assert {each.kind for each in declared} == {"device", "fallback", "guard", "sentinel", "integration", "shim"}
+    assert {each.kind for each in declared} == {
+        "device",
+        "fallback",
+        "guard",
+        "sentinel",
+        "step",
+        "integration",
+        "shim",
+    }
     assert "torch.backends.mps:is_available" in {each.target for each in declared}
     assert len({(each.name, each.target) for each in declared}) == len(declared)
     for each in declared:

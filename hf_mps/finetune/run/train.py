@@ -15,6 +15,7 @@ from hf_mps.core.text import first_line
 from hf_mps.finetune.report import screen
 from hf_mps.finetune.run import optimization
 from hf_mps.finetune.text import buckets
+from hf_mps.step import switch
 
 if TYPE_CHECKING:
     from hf_mps.finetune.run.callbacks import Stopwatch
@@ -69,7 +70,8 @@ def train_and_measure(
     )
     start = str(checkpoint) if checkpoint is not None else trainer.args.resume_from_checkpoint
     stops = SENTINEL.stopping(lower_rate(trainer.args.learning_rate))
-    with peak, lines.attach(trainer), interruption, notices.told(lines.note), stops:
+    fused = switch.running(plan.choices["fused_step"], plan.device.value)
+    with peak, lines.attach(trainer), interruption, notices.told(lines.note), stops, fused:
         trained = trainer.train(resume_from_checkpoint=start)
         if not math.isfinite(trained.training_loss):
             raise RunError(f"the training loss is {trained.training_loss}; next: a lower training.learning_rate")

@@ -1,0 +1,78 @@
+"""Who has the steps fused: a script by HF_MPS_FUSED_STEP=1, for good; a recipe by its plan, while it trains."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hf_mps.core import settings
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.step.base import Part
+from hf_mps.step.parts import PARTS, registry
+
+OFF = "off"
+"""What stands in the header in place of the parts' words."""
+
+
+def parts() -> list[Part]:
+    """All parts, in the catalogue's order."""
+    return registry().each(PARTS.kind)
+
+
+def arm() -> None:
+    """Put every part around what it patches in the libraries that were imported, and in others as they come.
+
+    None acts until it is switched on. Called again, it changes nothing.
+    """
+    registry().start()
+    for name in PARTS.after:
+        if name in sys.modules:
+            registry().install(PARTS.kind, sys.modules[name])
+
+
+def for_scripts(device_type: str = "mps") -> str:
+    """Switch on, for the rest of the process, what saves time on `device_type`; returns what that changes."""
+    arm()
+    acting = [part for part in parts() if part.pays(device_type)]
+    changed = "; ".join(part.what for part in acting)
+    for part in acting:
+        part.devices |= {device_type}
+        part.line = f"HF_MPS_FUSED_STEP=1: training steps on {device_type} launch less: {changed}"
+    return changed
+
+
+def choose(asked: bool | None, model: Any, device_type: str) -> Choice[str]:
+    """Decide for a recipe whose key `fused_step` is `asked`: the words of the parts that will act, or OFF, and why.
+
+    Raises UserError for a value of HF_MPS_FUSED_STEP that nobody knows, and for True where no part can act.
+    """
+    script = settings.fused_step()
+    if asked is False:
+        return Choice(OFF, "fused_step in the recipe")
+    if asked is None and script is False:
+        return Choice(OFF, "HF_MPS_FUSED_STEP=0")
+    acting = [part for part in parts() if part.pays(device_type)]
+    words = ", ".join(filter(None, (part.words(model, device_type) for part in acting)))
+    if words:
+        return Choice(words, "; ".join(dict.fromkeys(part.pays(device_type) for part in acting)))
+    if asked:
+        raise UserError(f"fused_step is true, and on {device_type} there is nothing that it would save; leave it out")
+    return Choice(OFF, f"on {device_type} there is nothing that it would save")
+
+
+@contextmanager
+def running(chosen: Choice[str], device_type: str) -> Iterator[None]:
+    """Switch on what `choose` decided while it is open, and nothing else."""
+    before = [(part, part.devices) for part in parts()]
+    if chosen.value != OFF:
+        arm()
+    for part in parts():
+        part.devices = frozenset({device_type} if chosen.value != OFF and part.pays(device_type) else ())
+    try:
+        yield
+    finally:
+        for part, devices in before:
+            part.devices = devices

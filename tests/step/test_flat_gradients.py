@@ -1,0 +1,92 @@
+"""Clipping and zeroing by few long tensors: the numbers are stock's, the tensors stay the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
+
+from hf_mps import simulator
+from hf_mps.step import spans
+
+Fused = Callable[[], AbstractContextManager[None]]
+SHAPES = ((300, 200), (64,), (3, 5), (1,), (7, 2, 4), (400, 300), (64,))
+
+
+def parameters(dtype: torch.dtype = torch.float32, device: str = "mps") -> list[Any]:
+    """Weights with gradients, each in a storage of its own, the same on every call."""
+    draw = torch.Generator().manual_seed(0)
+    made = []
+    for shape in SHAPES:
+        parameter = torch.nn.Parameter(torch.zeros(shape, dtype=dtype, device=device))
+        parameter.grad = torch.randn(shape, generator=draw).to(device, dtype)
+        made.append(parameter)
+    return made
+
+
+def gradients(parameters: list[Any]) -> list[torch.Tensor]:
+    return [each.grad.detach().cpu().clone() for each in parameters]
+
+
+@pytest.mark.parametrize("order", [1.0, 2.0, 3.0, float("inf"), 0.0, float("-inf")])
+@pytest.mark.parametrize("most", [0.5, 1e9])
+def test_clipping_by_a_norm_is_stocks(fused: Fused, order: float, most: float) -> None:
+    stock, ours = parameters(), parameters()
+    expected = clip_grad_norm_(stock, most, order)
+    with fused():
+        found = clip_grad_norm_(iter(ours), most, order)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    acts = float(expected) > most
+    for mine, theirs in zip(gradients(ours), gradients(stock), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6 if acts else 0, atol=0)
+
+
+def test_clipping_by_a_value_is_stocks(fused: Fused) -> None:
+    stock, ours = parameters(), parameters()
+    clip_grad_value_(stock, 0.3)
+    with fused():
+        clip_grad_value_(ours, 0.3)
+    assert all(map(torch.equal, gradients(ours), gradients(stock)))
+
+
+def test_a_norm_alone_and_a_scale_alone_are_stocks(fused: Fused) -> None:
+    stock, ours = parameters(), parameters()
+    clip_grads_with_norm_(stock, 1.0, get_total_norm([each.grad for each in stock]))
+    with fused():
+        clip_grads_with_norm_(ours, 1.0, get_total_norm([each.grad for each in ours]))
+    assert all(map(torch.equal, gradients(ours), gradients(stock)))
+
+
+def test_small_gradients_cost_no_launch_each(fused: Fused) -> None:
+    ours = parameters()
+    with fused(), simulator.counted() as first:
+        clip_grad_norm_(ours, 1.0)
+    stock = parameters()
+    with simulator.counted() as before:
+        clip_grad_norm_(stock, 1.0)
+    assert first.waits == before.waits == 0
+    storages = {each.grad.untyped_storage().data_ptr() for each in ours if each.grad.nbytes <= spans.SMALL}
+    assert len(storages) == 1
+    assert first.launches < before.launches
+
+
+def test_a_gradient_stays_the_tensor_that_it_was(fused: Fused) -> None:
+    ours = parameters()
+    held = [each.grad for each in ours]
+    with fused():
+        clip_grad_norm_(ours, 0.1)
+    assert all(each.grad is one for each, one in zip(ours, held, strict=True))
+    assert all(each.grad.shape == each.shape and each.grad.is_contiguous() for each in ours)
+
+
+def test_a_gradient_that_others_look_into_stays_where_it_is(fused: Fused) -> None:
+    ours = parameters()
+    through = ours[1].grad.view(8, 8)
+    with fused():
+        clip_grad_norm_(ours, 0.1)
+    assert torch.equal(through.view(-1), ours[1].grad)
+    assert ours[1].grad.untyped_storage().nbytes() == ours[1].grad.nbytes
