@@ -132,15 +132,22 @@ class Give(Patch):
 
 
 class Register(Patch):
-    """The target is a function that keeps what it is given; it is called with the owner's method, once."""
+    """The target is a function that keeps what it is given; it is called with the owner's method, once.
+
+    Where it keeps a table, `under` is the name that the method gets there.
+    """
 
     way = "registered"
+
+    def __init__(self, method: Any, *given: Any, under: str = "", **settings: Any) -> None:
+        super().__init__(method, *given, **settings)
+        self.under = under
 
     def arm(self, owner: Patcher, target: str, module: ModuleType | None) -> None:
         """Register it, unless that was done."""
         if target not in owner.registered:
             place, name = located(target, module)
-            getattr(place, name)(self.ours(owner))
+            getattr(place, name)(*filter(None, (self.under,)), self.ours(owner))
             owner.registered.add(target)
 
 

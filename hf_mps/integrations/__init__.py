@@ -43,6 +43,7 @@ INTEGRATIONS = Catalogue(
         "lightning_fabric.accelerators.mps": ("lightning",),
         "lightning_fabric.connector": ("lightning",),
         "pytorch_lightning.trainer.connectors.accelerator_connector": ("lightning",),
+        "transformers.modeling_utils": ("attention",),
         "transformers.trainer": ("trainer_logs",),
         "accelerate.launchers": ("trainer_logs",),
         "torch._dynamo.variables.torch": ("compiler",),
