@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 PARTS = Catalogue(
     "step",
     "hf_mps.step",
-    {"torch": ("flat-gradients",)},
+    {"torch": ("flat-gradients", "fused-dropout", "one-copy")},
     lambda module: module.PART,
 )
 

@@ -188,6 +188,18 @@ def test_a_mask_of_a_batch_answers_without_a_wait_what_it_answers_with_one(
     assert (waits, stock > 0) == (0, True)
 
 
+def test_a_mask_that_masks_nothing_launches_nothing_in_a_model_that_only_hides_with_it(bert: Any) -> None:
+    launches = []
+    for rows in (slice(4), slice(None)):
+        batch = send({column: values[rows] for column, values in rows_of_ids().items()})
+        with torch.no_grad(), simulator.counted() as without:
+            bert(input_ids=batch["input_ids"])
+        with torch.no_grad(), simulator.counted() as counts:
+            bert(**batch)
+        launches.append(counts.launches - without.launches)
+    assert launches[0] == 0 < launches[1]
+
+
 def test_a_mask_that_the_script_changes_on_the_device_is_asked_again(bert: Any) -> None:
     batch = send({column: values[:4] for column, values in rows_of_ids().items()})
     whole, _ = masked(bert, batch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,6 +17,8 @@ from hf_mps.guards import training_hooks
 from hf_mps.guards.base import Guard
 from hf_mps.guards.numerics.non_blocking import holds_sources, target_device
 
+Moved = dict[int, tuple[torch.Tensor, torch.Tensor]]
+"""A tensor's id -> the tensor on the device, and its values on the host, which nobody else has."""
 LARGEST = 32 * 2**20
 """Bytes of a tensor from which on it is moved as stock does: its copy on the host would take as long as the wait."""
 BOOLEAN = "_preprocess_mask_arguments"
@@ -35,7 +37,8 @@ class BatchWaits(Guard):
     has neither trouble, so what arrives is what a waiting copy brings. Memory does not grow with the head start: freed
     blocks are used again at once, in the queue's order, and Metal holds a program back after 64 command buffers.
 
-    The clone of a mask also answers what transformers asks the mask once in a forward pass, by transformers' own code.
+    The clone of a mask also answers what transformers asks the mask once in a forward pass, by transformers' own code;
+    one that masks nothing is not turned into a boolean mask, which nobody would look at.
     """
 
     name = "batch-waits"
@@ -48,6 +51,9 @@ class BatchWaits(Guard):
         f"transformers.masking_utils:{BOOLEAN}": Patch("_made_boolean", optional=True),
         **{f"transformers.masking_utils:{name}": Patch("_looked_at", optional=True) for name in LOOKS},
     }
+
+    together: Callable[[Any], Moved] | None = None
+    """Moves the tensors of a batch at once: the fused step's (`hf_mps.step.one_copy`), where that is on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +77,9 @@ class BatchWaits(Guard):
     def _moving(self, batch: Any) -> AbstractContextManager[Any]:
         values = batch.values() if isinstance(batch, Mapping) else (batch,)
         there = all(type(each) is torch.Tensor and each.device.type == "mps" for each in values)
-        return nullcontext() if there or not self.needed else _Moves(self)
+        if there or not self.needed:
+            return nullcontext()
+        return _Moves(self, self.together(batch) if self.together is not None else {})
 
     def moved(self, pairs: list[tuple[Any, Any]]) -> None:
         """Note that tensors of a batch were moved: each with its values on the CPU, which nobody else has."""
@@ -90,8 +98,10 @@ class BatchWaits(Guard):
 
     def _made_boolean(self, stock: Stock, *args: Any, **kwargs: Any) -> Any:
         given = args[2] if len(args) > 2 else kwargs.get("attention_mask")
-        result = stock(*args, **kwargs)
         host = self.host(given)
+        if host is not None and len(args) > 2 and _needless(host, *args, **kwargs):
+            return stock(*args[:2], None, *args[3:], **kwargs)
+        result = stock(*args, **kwargs)
         if host is not None and result[1] is not given and result[1].dtype == torch.bool:
             self._hosts[result[1]] = host.bool(), result[1]._version
         return result
@@ -102,17 +112,22 @@ class BatchWaits(Guard):
 
 
 class _Moves(TorchFunctionMode):
-    """While a batch is moved: its tensors go from clones, and nothing waits."""
+    """While a batch is moved: its tensors go from clones, and nothing waits. Those in `moved` are there already."""
 
-    def __init__(self, guard: BatchWaits) -> None:
+    def __init__(self, guard: BatchWaits, moved: Moved) -> None:
         super().__init__()
-        self.guard = guard
+        self.guard, self.moved = guard, moved
         self.pairs: list[tuple[Any, Any]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is not torch.Tensor.to or not _waits(args, kwargs):
             return func(*args, **kwargs)
+        # Once: of a tensor that a batch has twice, stock makes two.
+        given = self.moved.pop(id(args[0]), None)
+        if given is not None:
+            self.pairs.append(given)
+            return given[0]
         host = args[0].clone()
         # The method itself: what is put around Tensor.to was called already, and led here.
         there = torch._C.TensorBase.to(host, *args[1:], **{**kwargs, "non_blocking": True})
@@ -129,16 +144,44 @@ def _waits(args: Any, kwargs: dict[str, Any]) -> bool:
     """Whether this Tensor.to is a plain move of a tensor of numbers to the device, and waits."""
     tensor = args[0]
     return (
-        type(tensor) is torch.Tensor
-        and len(args) <= 2
+        len(args) <= 2
         and not kwargs.keys() - {"device", "non_blocking"}
         and not kwargs.get("non_blocking")
+        and movable(tensor)
+        and target_device(args[1:], kwargs) == "mps"
+    )
+
+
+def movable(tensor: Any) -> bool:
+    """Whether it is a plain tensor of numbers on the host, and small enough that a copy of it there pays."""
+    return (
+        type(tensor) is torch.Tensor
         and tensor.device.type == "cpu"
         and tensor.layout == torch.strided
         and not tensor.requires_grad
         and 0 < tensor.numel() * tensor.element_size() <= LARGEST
-        and target_device(args[1:], kwargs) == "mps"
     )
+
+
+def _needless(
+    mask: Any,
+    config: Any,
+    embeddings: Any,
+    given: Any,
+    past: Any = None,
+    positions: Any = None,
+    layer: Any = None,
+    encoded: Any = None,
+    **unknown: Any,
+) -> bool:
+    """Whether transformers makes of a mask with these values on the host what it makes of none.
+
+    Those are its arguments (masking_utils.py). Without a mask it takes the lengths from the embeddings, and looks in
+    positions for packed sequences: where there are any, the mask stays.
+    """
+    source = embeddings if encoded is None else encoded
+    known = not unknown and past is None and positions is None
+    return known and tuple(mask.shape) == tuple(source.shape[:2]) and bool(mask.all())
 
 
 GUARD = BatchWaits()

@@ -143,6 +143,14 @@ extern Work work;
 // `name` is the operator's, as "aten::mm" or "aten::add.Tensor"; who wants to know names calls name_launches first.
 void launched(const std::string& name);
 
+// One launch, whatever the operators are that it is made of here.
+struct OneLaunch {
+  explicit OneLaunch(const std::string& name);
+  ~OneLaunch();
+  OneLaunch(const OneLaunch&) = delete;
+  OneLaunch& operator=(const OneLaunch&) = delete;
+};
+
 void name_launches(bool wanted);
 std::map<std::string, int64_t> named_launches();
 

@@ -26,6 +26,8 @@ std::atomic<bool> naming{false};
 std::mutex names_lock;
 std::map<std::string, int64_t> names;
 
+thread_local int64_t within = 0;
+
 // Indexing.mm: releases without nonzero_static drain the queue before they count, and then read the count.
 int64_t of_nonzero() {
   static const bool counts_itself =
@@ -123,11 +125,23 @@ Waits waits_of(const std::string& name) {
 }
 
 void launched(const std::string& name) {
+  if (within > 0) {
+    return;
+  }
   work.launches.fetch_add(1, std::memory_order_relaxed);
   if (naming.load(std::memory_order_relaxed)) {
     const std::lock_guard<std::mutex> lock(names_lock);
     ++names[name];
   }
+}
+
+OneLaunch::OneLaunch(const std::string& name) {
+  launched(name);
+  ++within;
+}
+
+OneLaunch::~OneLaunch() {
+  --within;
 }
 
 void name_launches(bool wanted) {

@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
+from hf_mps.core.choice import Choice
 from hf_mps.kernels.rules import Dispatch
+from hf_mps.step import switch
 from tests.kernels.launch.conftest import running
 from tests.kernels.launch.philox import stream, uniform
 
@@ -64,3 +67,24 @@ def test_an_older_release_draws_its_mask_first_and_scales_by_a_binary_kernel(old
     assert given.grad is not None
     torch.testing.assert_close(output.cpu(), torch.where(mask.cpu(), given.cpu() / 0.75, 0.0))
     torch.testing.assert_close(given.grad.cpu(), mask.cpu() / 0.75)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_a_fused_steps_dropout_is_this_kernel_with_the_binomials_share_and_one_mask(
+    kernels: Dispatch, p: float
+) -> None:
+    count = 20_000
+    given = torch.randn(count, device="mps").requires_grad_()
+    with switch.running(Choice("on", "a test"), "mps"):
+        torch.manual_seed(5)
+        output = torch.nn.functional.dropout(given, p)
+        output.backward(torch.ones_like(output))
+        torch.manual_seed(5)
+        assert torch.equal(torch.nn.functional.dropout(given, p).cpu(), output.cpu())
+    assert kernels.ledger.operators["native_dropout"] == 2
+    assert kernels.ledger.operators["native_dropout_backward"] == 1
+    assert given.grad is not None
+    grad = given.grad.cpu()
+    assert stats.binomtest(int((grad != 0).sum()), count, 1 - p).pvalue > 1e-4
+    torch.testing.assert_close(grad.unique(), torch.tensor([0, 1 / (1 - p)]), rtol=2e-7, atol=0)
+    torch.testing.assert_close(output.cpu(), given.detach().cpu() * grad, rtol=3e-7, atol=0)
