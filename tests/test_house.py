@@ -29,6 +29,7 @@ ROOMS = (
     "doctor",
     "finetune",
     "dryrun",
+    "bench",
     "pytest_plugin",
     "cli",
     "__main__",

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from hf_mps.cli.audit import audit
+from hf_mps.cli.bench import bench
 from hf_mps.cli.config import config
 from hf_mps.cli.doctor import doctor
 from hf_mps.cli.finetune import finetune, swept
@@ -90,6 +91,7 @@ def run(
 
 
 app.command()(audit)
+app.command()(bench)
 app.command()(config)
 app.command()(doctor)
 app.command()(parity)

@@ -16,6 +16,7 @@ import typer
 import typer.main
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import benchmarks_page
 import first_hour
 import hazards_page
 import older_page
@@ -63,7 +64,9 @@ def pages() -> dict[str, str]:
         "patches.md": _titled("Patches", patches_page.lines()),
         "recipes.md": _titled("Recipes", _recipes()),
     }
-    return {name: "\n".join(lines) + "\n" for name, lines in written.items()} | {"img/rooms.svg": rooms.picture()}
+    parts = {"benchmarks.md": benchmarks_page.page()}
+    whole = {name: "\n".join(lines) + "\n" for name, lines in written.items()}
+    return whole | parts | {"img/rooms.svg": rooms.picture()}
 
 
 def _titled(title: str, lines: Iterable[str]) -> Iterator[str]:

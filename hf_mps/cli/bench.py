@@ -1,0 +1,75 @@
+"""`hf-mps bench`."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hf_mps.cli.options import Debug, Json, Overrides, Task, Torch, deferred, recipe_names
+from hf_mps.core.errors import UserError
+
+
+@deferred
+def bench(
+    overrides: Overrides = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option("--recipe", metavar="RECIPE", help="A recipe's step instead.", autocompletion=recipe_names),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="ID", help="A model's step instead, with --task; no weights needed."),
+    ] = None,
+    task: Task = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Smaller batches and rows, fewer repetitions: under two minutes.")
+    ] = False,
+    launches: Annotated[
+        bool, typer.Option("--launches", help="Count launches, waits and copies of a training step instead of time.")
+    ] = False,
+    release: Torch = None,
+    warm_up: Annotated[
+        int | None, typer.Option("--warm-up", min=1, help="Steps that do not count. Default: 3; --quick 1.")
+    ] = None,
+    repetitions: Annotated[
+        int | None, typer.Option("--repetitions", min=3, help="Steps that count. Default: 10; --quick 3.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", help="An empty folder for the files. Default: runs/bench, or runs/bench-2 …"),
+    ] = None,
+    sign: Annotated[
+        str | None,
+        typer.Option(
+            "--sign", metavar="NAME", help="Print one line for the collected benchmarks, vouched for by NAME."
+        ),
+    ] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Measure training and evaluation of ResNet50, BERT and VGG16, the device over the CPU.
+
+    They are the networks and batches that Metal training was announced with: a table, results.json and a chart. A
+    simulated device is called so wherever a figure stands. Exit code 1 where a batch does not fit into the memory.
+    """
+    from hf_mps.bench import Asked, run, run_count
+    from hf_mps.bench.cases import target_of
+
+    timed_only = {"--output": output, "--sign": sign, "--warm-up": warm_up, "--repetitions": repetitions}
+    unused = [name for name, value in timed_only.items() if value is not None]
+    if launches and unused:
+        raise UserError(f"{unused[0]} belongs to a measurement, and --launches counts; leave one of them out")
+    if release is not None and not launches:
+        raise UserError("--torch says whose launches are counted; next: --launches, or leave it out")
+    words = {"--recipe": recipe, "--model": model, "--task": task, "--warm-up": warm_up, "--repetitions": repetitions}
+    command = ["hf-mps", "bench", *(["--quick"] if quick else [])]
+    command += [str(word) for pair in words.items() if pair[1] is not None for word in pair] + list(overrides or [])
+    target = target_of(recipe, model, task, overrides or [])
+    asked = Asked(shlex.join(command), target, quick, warm_up, repetitions)
+    if launches:
+        run_count(asked, release, as_json=json)
+    else:
+        run(asked, output, sign, as_json=json)
