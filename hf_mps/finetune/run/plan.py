@@ -10,6 +10,7 @@ from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, nearest
+from hf_mps.finetune import capture
 from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.tasks._base import Prepared
@@ -63,6 +64,8 @@ def decide(recipe: Recipe, prepared: Prepared, chosen: Choice[str], output: Choi
     training = prepared.arguments_defaults | {key: value for key, value in recipe.training.items() if value is not None}
     choices: dict[str, Choice[Any]] = dict(prepared.choices)
     choices["precision"], mixed = _precision(training, chosen.value)
+    if (graphs := capture.decide.decide(recipe, training, chosen.value)) is not None:
+        choices[capture.KEY] = graphs
     size = "per_device_train_batch_size"
     own = "the task's own" if size in prepared.arguments_defaults else "the size that Hugging Face's GLUE examples use"
     batch = Choice(training.get(size, DEFAULT_BATCH), SAID if size in recipe.training else own)
@@ -234,7 +237,9 @@ def _device_settings(
     if prepared.token_counts is not None:
         reason = "tokenised rows are read from memory-mapped files, faster than from another process"
     choices["workers"] = _setting(training, "dataloader_num_workers", 0, reason)
-    return {"dataloader_pin_memory": pinned, "dataloader_num_workers": 0}
+    settled: dict[str, Any] = {"dataloader_pin_memory": pinned, "dataloader_num_workers": 0}
+    # A copy that waits for the device ends what the processor has prepared ahead, batch by batch.
+    return settled | ({"accelerator_config": {"non_blocking": True}} if pinned else {})
 
 
 def _fused_step(recipe: Recipe, model: Any, device_type: str) -> Choice[str]:

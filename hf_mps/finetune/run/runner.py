@@ -14,6 +14,7 @@ from hf_mps.core import notices, settings, status
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import INTERRUPTED, RunError, UserError
 from hf_mps.core.notices import ignoring
+from hf_mps.finetune import capture
 from hf_mps.finetune.recipe import expect, training_section
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import screen
@@ -97,7 +98,11 @@ def _train(run: PreparedRun, run_dir: RunDir) -> RunRecord:
 
     recipe, prepared, watch = run.resolved.recipe, run.prepared, Stopwatch()
     plan = run.plan(Choice(run_dir.path, run_dir.reason))
+    kept = capture.measured(plan, prepared, recipe, run_dir.checkpoint)
     trainer = make_trainer(plan, prepared, watch, recipe.early_stopping_patience)
+    if kept is not None:
+        trainer.add_callback(kept)
+    captured = capture.install(plan.choices, trainer, recipe.cuda_graphs)
     header(run.resolved, plan)
 
     def keep() -> None:
@@ -109,6 +114,9 @@ def _train(run: PreparedRun, run_dir: RunDir) -> RunRecord:
 
     with _expected_operators(recipe.fallback):
         trained = train_and_measure(plan, prepared, trainer, watch, run_dir.checkpoint, keep)
+    if captured is not None:
+        plan.choices[capture.KEY] = captured.outcome()
+        captured.close()
     record = make_record(run.resolved, plan, prepared, trained)
     files = report.write(run_dir.path, record, lambda: predictions.write(run_dir.path, prepared, trainer))
     _table(run.resolved, record, [run_dir.path, *files])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from hf_mps.finetune.text.stack import stack, stackable
 
 IGNORED = -100
 """The label that transformers' losses ignore."""
@@ -43,8 +45,13 @@ class PadToBucket:
     pad_values: Mapping[str, float]
     side: str = "right"
     labels: Callable[[int], int] | None = None
+    _stackable: bool | None = field(default=None, init=False, repr=False)
 
     def __call__(self, features: list[Any]) -> Any:
+        if self._stackable is None:
+            self._stackable = stackable(self.inner)
+        if self._stackable and (stacked := stack(features, self.target, self.pad_values, self.side)) is not None:
+            return stacked
         batch = self.inner(features)
         main = next(batch[name] for name in MAIN if name in batch)
         decoder_columns = DECODER if self.labels is not None else ()

@@ -1,0 +1,81 @@
+"""CUDA graphs of training steps: recorded once for each shape of a batch, replayed by a single launch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.finetune.capture import decide
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.capture.steps import StepCapture
+    from hf_mps.finetune.recipe.schema import Recipe
+    from hf_mps.finetune.run.plan import Plan
+    from hf_mps.finetune.tasks._base import Prepared
+
+KEY, ON = decide.KEY, decide.ON
+
+
+def install(choices: dict[str, Any], trainer: Any, asked: bool | None) -> StepCapture | None:
+    """Let `trainer` record its steps where `choices` say so; writes there why its class or its model cannot.
+
+    Returns the account of what is recorded, None where nothing is. Raises UserError where the recipe asks for graphs
+    (`asked`) that this trainer cannot have.
+    """
+    if KEY not in choices or choices[KEY].value != ON:
+        return None
+    if why := decide.obstacle(trainer):
+        choices[KEY] = decide.refused(asked, why)
+        return None
+    from hf_mps.finetune.capture.graphs import Graphs
+    from hf_mps.finetune.capture.steps import StepCapture, with_capture
+
+    captured = StepCapture(trainer, Graphs(), required=bool(asked))
+    with_capture(trainer, captured)
+    return captured
+
+
+def measured(plan: Plan, prepared: Prepared, recipe: Recipe, checkpoint: Path | None) -> Any:
+    """Let `plan` train in the precision that this CUDA device is faster in; return the callback that keeps the choice.
+
+    None where nothing is measured: on other devices, where the user says a precision, for short runs. A run that goes
+    on from `checkpoint` takes what was measured when it began.
+    """
+    if plan.device.value != "cuda" or not recipe.speedups:
+        return None
+    import torch
+
+    from hf_mps.finetune.capture import precision
+    from hf_mps.finetune.capture.graphs import Graphs, RecordingFailed
+
+    if why := precision.skipped(recipe.training, prepared, plan.choices["steps"].value):
+        default = plan.choices["precision"]
+        plan.choices["precision"] = Choice(default.value, f"{default.reason}; not measured: {why}")
+        return None
+    begun = checkpoint or recipe.training.get("resume_from_checkpoint")
+    found = precision.stored(Path(begun)) if begun else None
+    if found is None:
+        if begun:  # it trained in the default
+            return None
+        batch = precision.sample(prepared, plan.choices["batch"].value)
+        graphs = Graphs if plan.choices[KEY].value == ON else None
+        device = torch.device("cuda", torch.cuda.current_device())
+        try:
+            trials = precision.measure(prepared.model, batch, graphs=graphs, device=device)
+        except RecordingFailed as error:
+            plan.choices[KEY] = decide.refused(recipe.cuda_graphs, str(error))
+            trials = precision.measure(prepared.model, batch, graphs=None, device=device)
+        found = precision.decide(trials, shape(batch))
+    plan.choices["precision"] = found
+    for setting in precision.SETTINGS.values():
+        for key in setting:
+            plan.arguments.pop(key, None)
+    plan.arguments.update(precision.SETTINGS[found.value])
+    return precision.MeasuredPrecision(found.value, found.reason)
+
+
+def shape(batch: Any) -> str:
+    """Return the shape of a batch's first tensor in words: `32 x 64`."""
+    first = next(iter(batch.values()))
+    return " x ".join(map(str, first.shape))

@@ -1,0 +1,73 @@
+"""Whether a training's steps are recorded as CUDA graphs, and why not: what is known before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.recipe.schema import Recipe
+
+KEY = "cuda_graphs"
+ON, OFF = "on", "off"
+SAID = "the recipe says so"
+CHECKPOINTING = "checkpointed layers read the random state, which CUDA cannot record"
+# Options of TrainingArguments under which a step does more than a graph can hold, and what.
+OBSTACLES = {
+    "gradient_checkpointing": CHECKPOINTING,
+    "activation_checkpointing": CHECKPOINTING,
+    "torch_compile": "torch.compile makes its own",
+    "debug": "debug looks at every module's numbers",
+    "torch_empty_cache_steps": "torch_empty_cache_steps frees memory in the middle of a step",
+    "auto_find_batch_size": "auto_find_batch_size needs a step's memory back when it fails",
+    "deepspeed": "DeepSpeed steps by itself",
+}
+
+
+def decide(recipe: Recipe, training: Mapping[str, Any], device: str) -> Choice[str] | None:
+    """Choose ON or OFF for a run; None where nothing is to be said, on another device than CUDA's.
+
+    Raises UserError where the recipe asks for graphs that the run cannot have.
+    """
+    asked = recipe.cuda_graphs
+    if device != "cuda":
+        if asked:
+            raise UserError(f"{KEY} is true, and the device is {device}; leave it out")
+        return None
+    if asked is False:
+        return Choice(OFF, SAID)
+    if asked is None and not recipe.speedups:
+        return Choice(OFF, "speedups is false in the recipe")
+    for key, why in OBSTACLES.items():
+        if training.get(key):
+            return refused(asked, why)
+    return Choice(ON, SAID if asked else "a step's hundreds of launches become one; the numbers are the same")
+
+
+def refused(asked: bool | None, why: str) -> Choice[str]:
+    """Return OFF with the reason; raises UserError where the recipe asks for graphs."""
+    if asked:
+        raise UserError(f"{KEY} is true, and {why}; leave one of them out")
+    return Choice(OFF, why)
+
+
+def obstacle(trainer: Any) -> str:
+    """Return why the steps of `trainer` cannot be recorded, as a clause; empty where they can."""
+    from transformers import Trainer
+
+    args, kind = trainer.args, type(trainer)
+    if args.n_gpu > 1:
+        return "Trainer copies the model to every GPU (DataParallel)"
+    if not hasattr(Trainer, "_get_grad_norm"):
+        return "this release of transformers has another loop"
+    for method in ("compute_loss", "training_step"):
+        if getattr(kind, method) is not getattr(Trainer, method):
+            return f"{kind.__name__} has a {method} of its own, which may do more than CUDA can record"
+    if any(
+        parameter._backward_hooks or parameter._post_accumulate_grad_hooks for parameter in trainer.model.parameters()
+    ):
+        return "the model's parameters have hooks, which a graph would leave out"
+    return ""

@@ -1,0 +1,154 @@
+"""CUDA graphs of one body of work, one for each shape of its inputs, all in one pool of memory.
+
+Recording runs a body's Python once and none of its kernels; a replay launches all of them at once, with the numbers
+that lie in the graph's inputs then. Random draws continue the device's generator as eager ones do: PyTorch gives each
+replay the present seed and offset and advances the offset by what the body draws (torch/csrc, CUDAGraph.cpp,
+CUDAGeneratorImpl.cpp).
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MOST = 24
+"""Graphs that are kept: each holds its kernels' parameters, some MiB of the device for a BERT's step."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A graph, the tensors that it reads its inputs from, and those that a replay leaves its outputs in."""
+
+    replay: Callable[[], None]
+    inputs: dict[str, Tensor]
+    outputs: tuple[Tensor | None, ...]
+
+
+class RecordingFailed(RuntimeError):
+    """The body does what a graph cannot hold, such as reading a number from the device."""
+
+
+class Graphs:
+    """The graphs of a training on one device, by key. Outputs are overwritten by the next replay of any of them.
+
+    `record` takes a body and returns its replay and outputs; tests put another in place of CUDA's.
+    """
+
+    def __init__(self, record: Callable[[Callable[[], tuple[Tensor | None, ...]]], Any] | None = None) -> None:
+        self._record = record or CudaRecorder()
+        self._recorded: dict[Hashable, Recorded] = {}
+
+    def __len__(self) -> int:
+        return len(self._recorded)
+
+    def takes(self, key: Hashable) -> bool:
+        """Whether there is a graph of this key, or room for one."""
+        return key in self._recorded or len(self._recorded) < MOST
+
+    def run(
+        self,
+        key: Hashable,
+        inputs: Mapping[str, Tensor],
+        body: Callable[[dict[str, Tensor]], tuple[Tensor | None, ...]],
+    ) -> tuple[Tensor | None, ...]:
+        """Run `body` on `inputs` by the graph of `key`, which is recorded where there is none.
+
+        All inputs of a key have the same names, shapes and dtypes. A replay does not wait for the device. Raises
+        RecordingFailed.
+        """
+        found = self._recorded.get(key)
+        if found is None:
+            # Clones: the graph reads these addresses for as long as it lives.
+            held = {name: tensor.clone() for name, tensor in inputs.items()}
+            replay, outputs = self._record(lambda: body(held))
+            found = self._recorded[key] = Recorded(replay, held, outputs)
+        else:
+            for name, tensor in inputs.items():
+                found.inputs[name].copy_(tensor, non_blocking=True)
+        found.replay()
+        return found.outputs
+
+    def clear(self) -> None:
+        """Drop every graph, and with them their pool's memory."""
+        self._recorded.clear()
+
+
+class CudaRecorder:
+    """Records with `torch.cuda.CUDAGraph` on a stream of its own, every graph in one pool.
+
+    A graph's temporary tensors are free again when its recording ends, so that the next one takes the same memory:
+    together they hold what the largest needs, least where it comes first.
+    """
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._emptied = False
+
+    def __call__(
+        self, body: Callable[[], tuple[Tensor | None, ...]]
+    ) -> tuple[Callable[[], None], tuple[Tensor | None, ...]]:
+        if not self._emptied:  # what eager steps held is the pool's now
+            torch.cuda.empty_cache()
+            self._emptied = True
+        graph = torch.cuda.CUDAGraph()
+        present = torch.cuda.current_stream()
+        torch.cuda.synchronize()
+        with _generator_kept(), _no_collection(), torch.cuda.stream(self._stream):
+            # thread_local: a loader's thread may pin memory meanwhile, which the default, global, takes for a fault.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                outputs = body()
+                graph.capture_end()
+            except Exception as error:
+                self._abandon(graph)
+                raise RecordingFailed(_why(error)) from error
+        present.wait_stream(self._stream)
+        return graph.replay, outputs
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a recording that failed, so that eager work goes on as before it."""
+        try:
+            graph.capture_end()
+        except RuntimeError:  # CUDA says again that the recording is void; the allocator still sends work to its pool
+            end = getattr(torch._C, "_cuda_endAllocateToPool", None)
+            if end is not None:
+                end(torch.cuda.current_device(), self._pool)
+
+
+@contextmanager
+def _generator_kept() -> Iterator[None]:
+    """Give the device's generator its state back where a recording fails: it would refuse eager draws from then on."""
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    before = generator.clone_state()
+    try:
+        yield
+    except RecordingFailed:
+        generator.graphsafe_set_state(before)
+        raise
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep Python from collecting meanwhile: what it frees may be another graph, and CUDA forbids that here."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _why(error: BaseException) -> str:
+    """Return why a body cannot be recorded, in one clause."""
+    words = str(error)
+    if "capturing" in words or "capture" in words:
+        return "the step reads a number from the device, or does something else that CUDA cannot record"
+    return f"{type(error).__name__}: {words.splitlines()[0] if words else 'no message'}"
