@@ -22,6 +22,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from hf_mps.core.choice import Choice
+from hf_mps.finetune.capture import masks
 from hf_mps.finetune.capture.graphs import Graphs
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def sample(prepared: Prepared, batch: int) -> dict[str, Any]:
         rows = sorted(rows, key=lambda row: abs(counts[row] - middle))[:batch]  # type: ignore[assignment]
     collate = prepared.collator
     assert collate is not None
-    return dict(collate([prepared.train[int(row)] for row in rows[:batch]]))
+    return dict(masks.Unmasked(collate)([prepared.train[int(row)] for row in rows[:batch]]))
 
 
 def measure(model: Any, batch: Mapping[str, Any], *, graphs: Callable[[], Graphs] | None, device: Any) -> list[Trial]:
@@ -126,7 +127,8 @@ def _trial(
     device: Any,
 ) -> Trial:
     def passes(inputs: dict[str, Tensor]) -> tuple[None]:
-        with torch.autocast(device.type, torch.bfloat16) if name == "bf16" else nullcontext():
+        autocast = torch.autocast(device.type, torch.bfloat16) if name == "bf16" else nullcontext()
+        with autocast, masks.none_is_none():
             loss = model(**inputs, **others)["loss"]
         loss.backward()
         model.zero_grad()

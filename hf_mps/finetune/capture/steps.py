@@ -13,6 +13,7 @@ from torch import Tensor
 from hf_mps.core import notices
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError
+from hf_mps.finetune.capture import masks
 from hf_mps.finetune.capture.graphs import MOST, Graphs, RecordingFailed
 
 WHOLE = "whole steps"
@@ -58,6 +59,7 @@ def with_capture(trainer: Any, capture: StepCapture) -> None:
     kind = type(trainer)
     trainer.__class__ = type(kind.__name__, (CapturedSteps, kind), {"__module__": kind.__module__})
     trainer.capture = capture
+    trainer.data_collator = masks.Unmasked(trainer.data_collator)
 
 
 class StepCapture:
@@ -216,7 +218,7 @@ class StepCapture:
 
         if not self._rates:
             self._lay_gradients()
-            loss, *_ = self._graphs.run(key, tensors, lambda held: (stock(model, *batch(held)),))
+            loss, *_ = self._graphs.run(key, tensors, lambda held: (self._passes(stock, model, *batch(held)),))
         else:
             for rate, group in zip(self._rates, self._trainer.optimizer.param_groups, strict=True):
                 rate.fill_(group["lr"])
@@ -225,12 +227,16 @@ class StepCapture:
         assert loss is not None
         return loss
 
+    def _passes(self, stock: Callable[..., Tensor], model: Any, inputs: dict[str, Any], items: Any) -> Tensor:
+        with masks.none_is_none():
+            return stock(model, inputs, items)
+
     def _whole_step(
         self, stock: Callable[..., Tensor], model: Any, inputs: dict[str, Any], items: Any
     ) -> tuple[Tensor, Tensor]:
         """What Trainer's loop does with one batch, in its order (transformers, trainer.py, _run_epoch)."""
         trainer = self._trainer
-        loss = stock(model, inputs, items)
+        loss = self._passes(stock, model, inputs, items)
         norm = trainer._clip_grad_norm(model) if trainer.args.max_grad_norm > 0 else None
         norm = trainer._get_grad_norm(model, grad_norm=norm)
         groups = trainer.optimizer.param_groups
