@@ -20,8 +20,8 @@ class AutogradKernel(Patch):
     """The target is a composite operator ("aten::dropout"), the method is called as `method(stock, *arguments)`.
 
     Whoever calls the operator meets it, torch's own C++ among them. `when(*arguments)` says which calls concern the
-    part, with positional arguments alone, as the dispatcher gives them; all others, and all of those that a compiler or
-    torch.func traces, go to what PyTorch makes of the operator. It stays for the rest of the process.
+    part, called as the dispatcher does, which leaves out what is the default; all others, and all of those that a
+    compiler or torch.func traces, go to what PyTorch makes of the operator. It stays for the rest of the process.
     """
 
     way = "before the composite kernel of"
@@ -42,8 +42,10 @@ class AutogradKernel(Patch):
         owner.arounds.append(around)
         ours, concerns = around.replacement(), owner.attribute(self.when)
 
-        def kernel(*args: Any) -> Any:
-            return ours(*args) if owner.on and concerns(*args) and _runs(args[0]) else stock(*args)
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            if owner.on and _runs(args[0]) and concerns(*args, **kwargs):
+                return ours(*args, **kwargs)
+            return stock(*args, **kwargs)
 
         library: Any = torch._C._dispatch_library("IMPL", "aten", KEY, __file__)
         library.impl(target.removeprefix("aten::"), KEY, kernel)
@@ -53,14 +55,14 @@ class AutogradKernel(Patch):
 _libraries: list[Any] = []
 
 
-def _composite(operator: Any, *args: Any) -> Any:
+def _composite(operator: Any, *args: Any, **kwargs: Any) -> Any:
     """What PyTorch makes of it: while it traces, by the rule that a tracer has for it, if any."""
     python: Callable[..., Any] | None = None
     if torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PythonDispatcher):
         python = operator.py_kernels.get(torch._C.DispatchKey.Autograd)
     if python is not None:
-        return python(*args)
-    return operator._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args)
+        return python(*args, **kwargs)
+    return operator._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
 def _runs(tensor: Any) -> bool:

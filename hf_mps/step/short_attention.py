@@ -1,0 +1,138 @@
+"""Attention that trains in the fewest operators: products, a softmax and a dropout, and one mask for all layers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from hf_mps.core.stock import Stock
+from hf_mps.operators import dispatcher
+from hf_mps.step import attention_in_one
+from hf_mps.step.autograd_kernels import AutogradKernel
+from hf_mps.step.base import Part
+
+LARGEST = 2**31
+"""Scores of a call up to which it acts: what has more is limited by memory and arithmetic, not by launches."""
+CAUSAL = 8
+"""How many causal masks are kept."""
+KEPT = 2**22
+"""Elements of a causal mask up to which it is kept: 16 MiB."""
+
+
+class ShortAttention(Part):
+    """Stands before `scaled_dot_product_attention` where that trains on Metal without a kernel of its own.
+
+    Stock makes a float mask in each layer, scales queries and keys each, and asks three times which rows are hidden
+    whole (`_scaled_dot_product_attention_math`, ATen/native/transformers/attention.cpp). Here a mask is made once for
+    the layers that are given it. Masks of floats, which may learn, and grouped heads stay stock's.
+    """
+
+    name = "short-attention"
+    what = "attention in half as many launches"
+    why = "the price of a small launch is the host's"
+    patches = {"aten::scaled_dot_product_attention": AutogradKernel("_attended", when="concerns_call")}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._masks = WeakTensorKeyDictionary()
+        self._causal: dict[tuple[int, int, torch.device], Tensor] = {}
+
+    def pays(self, device_type: str) -> str:
+        """Where the release has dropout's kernel."""
+        return self.why if device_type == "mps" and not dispatcher.is_missing("aten::native_dropout") else ""
+
+    def words(self, model: Any, device_type: str) -> str:
+        """Nothing for a model that computes its attention itself."""
+        asked = getattr(getattr(model, "config", None), "_attn_implementation", None)
+        return self.what if asked == "sdpa" else ""
+
+    def concerns_call(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        dropout: float = 0.0,
+        causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> bool:
+        """Whether it trains, on a device that is ours, with as many heads of each and at most a mask of bools."""
+        tensors = (query, key, value)
+        return (
+            query.device.type in self.devices
+            and torch.is_grad_enabled()
+            and any(each.requires_grad for each in tensors)
+            and all(each.dim() == 4 and each.numel() > 0 and each.device == query.device for each in tensors)
+            and query.dtype == key.dtype == value.dtype
+            and query.is_floating_point()
+            and query.shape[:2] == key.shape[:2] == value.shape[:2]
+            and (query.shape[3], key.shape[2]) == (key.shape[3], value.shape[2])
+            and query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] < LARGEST
+            and 0 <= dropout < 1
+            and (mask is None or (not causal and _is_ours(mask, query, key)))
+        )
+
+    def _attended(
+        self,
+        stock: Stock,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        dropout: float = 0.0,
+        causal: bool = False,
+        **named: Any,
+    ) -> Tensor:
+        scale = named.get("scale")
+        hidden: attention_in_one.Hidden | None = None
+        if mask is not None:
+            hidden = self._of(mask)
+        elif causal:
+            hidden = self._of_causal(query.shape[2], key.shape[2], query.device), None
+        call = attention_in_one.Call(1 / math.sqrt(query.shape[3]) if scale is None else scale, dropout, hidden)
+        self.acts()
+        # Hooks for what autograd keeps are the program's: checkpointing ends a replay by an error in one.
+        out: Tensor = stock.theirs(attention_in_one.Attention.apply, query, key, value, call)
+        return out
+
+    def _of(self, mask: Tensor) -> attention_in_one.Hidden:
+        """What is added to the scores, and which rows see anything; the same for each layer that is given the mask."""
+        # Layers are given views of one mask, cut anew each time.
+        base = mask if mask._base is None else mask._base
+        place = (mask.storage_offset(), mask.shape, mask.stride(), mask._version)
+        masks: Any = self._masks
+        known = masks.setdefault(base, {})
+        if place not in known:
+            known.clear()
+            known[place] = attention_in_one.hidden(mask)
+        found: attention_in_one.Hidden = known[place]
+        return found
+
+    def _of_causal(self, queries: int, keys: int, device: torch.device) -> Tensor:
+        place = (queries, keys, device)
+        found = self._causal.get(place)
+        if found is None:
+            seen = torch.ones(queries, keys, dtype=torch.bool, device=device).tril_()
+            found, _ = attention_in_one.hidden(seen)
+            if len(self._causal) >= CAUSAL:
+                self._causal.clear()
+            if found.numel() <= KEPT:
+                self._causal[place] = found
+        return found
+
+
+def _is_ours(mask: Tensor, query: Tensor, key: Tensor) -> bool:
+    """Whether a mask is of bools, and of the scores' shape or of ones."""
+    whole = (*query.shape[:3], key.shape[2])
+    shape = (1,) * (4 - mask.dim()) + tuple(mask.shape)
+    fits = len(shape) == 4 and all(size in (1, most) for size, most in zip(shape, whole, strict=True))
+    return mask.dtype == torch.bool and mask.device == query.device and fits and type(mask) is Tensor
+
+
+PART = ShortAttention()
