@@ -30,6 +30,7 @@ class Part(Patcher):
         self.devices: frozenset[str] = frozenset()
         self.broken = False
         self.line = ""
+        self.by_script = False
 
     @property
     def on(self) -> bool:

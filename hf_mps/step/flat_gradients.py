@@ -2,13 +2,14 @@
 
 What is known here is torch/nn/utils/clip_grad.py: `clip_grad_norm_` is `_get_total_norm`, then
 `_clip_grads_with_norm_`, which ask for a norm and a product of each gradient on devices without foreach kernels, Metal
-among them. Both are given the same elements in fewer tensors and do the rest, so that what they raise and return stays
-theirs. Accelerate, Trainer and Lightning clip through them.
+among them; and `zero_grad(set_to_none=False)`, which fills each. They are given the same elements in fewer tensors and
+do the rest, so that what they raise and return stays theirs. Accelerate, Trainer and Lightning clip through them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import is_
 from types import GeneratorType, SimpleNamespace
 from typing import Any
 
@@ -23,8 +24,8 @@ class FlatGradients(Part):
     """Acts where nobody said `foreach=`: who did is taken at their word."""
 
     name = "flat-gradients"
-    what = "small gradients in few flat buffers, each clipped and zeroed at once"
-    why = "the price of a small launch is the host's, and there is one for hundreds"
+    what = "small gradients lie in few flat buffers, each clipped and zeroed at once"
+    why = "the price of a small launch is the host's, and there is one for dozens of gradients"
     patches = {
         f"{CLIP}:clip_grad_norm_": "_clip_norm",
         f"{EXPORTED}:clip_grad_norm_": "_clip_norm",
@@ -34,23 +35,35 @@ class FlatGradients(Part):
         f"{EXPORTED}:clip_grads_with_norm_": "_scale",
         f"{CLIP}:clip_grad_value_": "_clip_value",
         f"{EXPORTED}:clip_grad_value_": "_clip_value",
+        "torch.optim:Optimizer.zero_grad": "_optimizer_zeroes",
+        "torch.nn:Module.zero_grad": "_module_zeroes",
     }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now: tuple[list[Any], list[Any]] | None = None
 
     def words(self, model: Any, device_type: str) -> str:
         """How many gradients will lie in how many buffers."""
-        small = [
-            each for each in model.parameters() if each.requires_grad and each.nbytes <= spans.SMALL and each.numel()
-        ]
-        buffers = len({each.dtype for each in small})
-        if len(small) <= buffers:
-            return ""
-        return f"{len(small)} small gradients in {buffers} flat buffer{'s' * (buffers > 1)}"
+        sizes: dict[Any, list[int]] = {}
+        for each in model.parameters():
+            if each.requires_grad and 0 < each.nbytes <= spans.SMALL:
+                sizes.setdefault(each.dtype, []).append(each.nbytes)
+        count = sum(map(len, sizes.values()))
+        buffers = sum(-(-sum(kind) // spans.BUFFER) for kind in sizes.values())
+        return f"{count} small gradients in {buffers} flat buffer{'s' * (buffers > 1)}" if count > buffers else ""
 
     def _clip_norm(self, stock: Callable[..., Any], parameters: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(parameters, GeneratorType):
             parameters = list(parameters) or parameters  # stock warns of a generator that is empty
-        self._gather(self._gradients(parameters))
-        return stock(parameters, *args, **kwargs)
+        gradients = _gradients(parameters)
+        if not self._ours(gradients):
+            return stock(parameters, *args, **kwargs)
+        self._now = gradients, self._long(gradients)
+        try:
+            return stock(parameters, *args, **kwargs)
+        finally:
+            self._now = None
 
     def _total_norm(
         self,
@@ -61,58 +74,81 @@ class FlatGradients(Part):
         foreach: bool | None = None,
     ) -> Any:
         given = [tensors] if _is_tensor(tensors) else list(tensors)
-        # With other orders than these the norm of norms is not the norm of all.
+        # Of other orders than these the norm of norms is not the norm of all. What is no gradient stays where it is.
         if foreach is None and float(norm_type) > 0 and self._ours(given):
-            given = [_norms(each, float(norm_type)) for each in spans.spans(given)]
+            given = _norms(self._known(given) or spans.spans(given), float(norm_type))
         return stock(given, norm_type, error_if_nonfinite, foreach)
 
     def _scale(
         self, stock: Callable[..., Any], parameters: Any, max_norm: float, total_norm: Any, foreach: bool | None = None
     ) -> Any:
-        return stock(self._long(parameters, foreach), max_norm, total_norm, foreach)
+        return stock(self._carriers(parameters, foreach), max_norm, total_norm, foreach)
 
     def _clip_value(
         self, stock: Callable[..., Any], parameters: Any, clip_value: float, foreach: bool | None = None
     ) -> Any:
-        return stock(self._long(parameters, foreach), clip_value, foreach)
+        return stock(self._carriers(parameters, foreach), clip_value, foreach)
 
-    def _long(self, parameters: Any, foreach: bool | None) -> Any:
+    def _carriers(self, parameters: Any, foreach: bool | None) -> Any:
         """Something with the gradients of `parameters` as few long tensors, where that is ours to do."""
         if isinstance(parameters, GeneratorType):
             parameters = list(parameters)
-        gradients = self._gradients(parameters)
+        gradients = _gradients(parameters)
         if foreach is not None or not self._ours(gradients):
             return parameters
-        self.acts()
-        self._gather(gradients)
-        return [SimpleNamespace(grad=each) for each in spans.spans(gradients)]
+        return [SimpleNamespace(grad=each) for each in self._known(gradients) or self._long(gradients)]
 
-    def _gather(self, gradients: list[Any]) -> None:
-        if self._ours(gradients):
-            spans.gather(gradients)
+    def _known(self, gradients: list[Any]) -> list[Any]:
+        """The long tensors of these gradients, where `clip_grad_norm_` has just made them."""
+        before, long = self._now or ([], [])
+        same = len(before) == len(gradients) and all(map(is_, before, gradients))
+        return long if same else []
+
+    def _optimizer_zeroes(self, stock: Callable[..., Any], optimizer: Any, set_to_none: bool = True) -> Any:
+        parameters = [] if set_to_none else [each for group in optimizer.param_groups for each in group["params"]]
+        return stock(optimizer, set_to_none) if set_to_none or not self._zero(parameters) else None
+
+    def _module_zeroes(self, stock: Callable[..., Any], module: Any, set_to_none: bool = True) -> Any:
+        # Of a replica of DataParallel stock warns.
+        ours = not set_to_none and not getattr(module, "_is_replica", False) and self._zero(list(module.parameters()))
+        return None if ours else stock(module, set_to_none)
+
+    def _zero(self, parameters: list[Any]) -> bool:
+        """Zero gradients at once; False where that is not ours to do."""
+        gradients = _gradients(parameters)
+        if not self._ours(gradients):
+            return False
+        for each in self._long(gradients):
+            each.zero_()
+        return True
+
+    def _long(self, gradients: list[Any]) -> list[Any]:
+        self.acts()
+        spans.gather(gradients)
+        return spans.spans(gradients)
 
     def _ours(self, gradients: list[Any]) -> bool:
-        """Whether there are several, all of them ordinary ones on a device that is ours."""
-        return len(gradients) > 1 and all(spans.plain(each) and each.device.type in self.devices for each in gradients)
-
-    @staticmethod
-    def _gradients(parameters: Any) -> list[Any]:
-        parameters = [parameters] if _is_tensor(parameters) else parameters
-        return [each.grad for each in parameters if each.grad is not None] if isinstance(parameters, list) else []
+        """Whether there are several, each ordinary, on a device that is ours and named once: stock clips twice else."""
+        several = len({id(each) for each in gradients}) == len(gradients) > 1
+        return several and all(spans.plain(each) and each.device.type in self.devices for each in gradients)
 
 
-def _norms(tensor: Any, order: float) -> Any:
-    """The norms of the rows of a long tensor: of these stock takes the norm. A short one is returned as it is."""
+def _norms(long: Sequence[Any], order: float) -> list[Any]:
+    """Tensors, one for each dtype and device, whose norm is that of `long`: of these stock takes the norm."""
     import torch
 
-    if tensor.dim() != 1 or tensor.numel() <= spans.ROW:
-        return tensor
-    whole = tensor.numel() // spans.ROW * spans.ROW
+    kinds: dict[tuple[Any, Any], list[Any]] = {}
     with torch.no_grad():
-        norms = torch.linalg.vector_norm(tensor[:whole].view(-1, spans.ROW), order, dim=1)
-        if whole == tensor.numel():
-            return norms
-        return torch.cat((norms, torch.linalg.vector_norm(tensor[whole:], order).view(1)))
+        for each in long:
+            kinds.setdefault((each.device, each.dtype), []).append(spans.norms(each, order))
+        return [torch.cat(several) if len(several) > 1 else several[0] for several in kinds.values()]
+
+
+def _gradients(parameters: Any) -> list[Any]:
+    parameters = [parameters] if _is_tensor(parameters) else parameters
+    if not isinstance(parameters, list | tuple):
+        return []
+    return [each.grad for each in parameters if each.grad is not None]
 
 
 def _is_tensor(value: Any) -> bool:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 PARTS = Catalogue(
     "step",
     "hf_mps.step",
-    {"torch": ("flat-gradients", "fused-dropout", "short-attention", "one-copy")},
+    {"torch": ("flat-gradients", "fused-optimizer", "fused-dropout", "short-attention", "one-copy")},
     lambda module: module.PART,
 )
 

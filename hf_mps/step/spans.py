@@ -1,26 +1,28 @@
-"""Gradients as few long tensors: those that lie side by side in one storage, and small ones that are brought together.
+"""Tensors as few long ones: those that lie side by side in one storage, and small ones that are brought together.
 
-Plain functions over tensors; nothing is remembered between calls. A gradient stays the tensor that it was, to hooks,
+Plain functions over tensors; nothing is remembered between calls. A tensor stays the object that it was, to hooks,
 checkpoints and whoever holds it: only where its elements lie changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
 import torch
 
-SMALL = 2**18
-"""Bytes of a gradient up to which it is brought together with others.
+SMALL = 2**20
+"""Bytes of a tensor up to which it is brought together with others.
 
-A launch takes the host some microseconds. In that time a Mac's GPU, at 70 to 500 GB/s, copies a quarter to a few
-megabytes: for a small gradient the launch is the price, for a large one the copy would be.
+A launch takes the host some microseconds, in which a Mac's GPU copies half a megabyte (M1, 68 GB/s) to four (Max):
+for a small tensor the launch is the price, for a large one the copy would be.
 """
+BUFFER = 2**25
+"""Bytes of a buffer: what is gathered lies twice in memory by so much at most, as each tensor gives its own back."""
 ROW = 4096
-"""Elements of a row of a norm: of a longer reduction Metal gives each row a threadgroup, and one float32 sum over
-millions of elements would lose digits."""
+"""Elements of a row of a norm. Metal's kernel gives each result of a reduction one threadgroup, however long it is
+(norm_kernel_mps in ReduceOps.mm), and one float32 sum of millions of squares would lose digits."""
 
 
 def plain(tensor: Any) -> bool:
@@ -28,7 +30,7 @@ def plain(tensor: Any) -> bool:
     return (
         type(tensor) is torch.Tensor
         and tensor.layout == torch.strided
-        and tensor.device.type != "meta"
+        and not tensor.is_meta
         and not tensor.requires_grad
         and tensor.numel() > 0
     )
@@ -37,55 +39,97 @@ def plain(tensor: Any) -> bool:
 def spans(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The same elements in as few tensors: neighbours in a storage become one of one dimension, others stay.
 
-    Raises nothing: what overlaps, or has gaps, is returned as it is.
+    `tensors` are plain ones. What overlaps, or has gaps, is returned as it is.
     """
     found: list[torch.Tensor] = []
     neighbours: list[torch.Tensor] = []
-    end = storage = None
-    for tensor in sorted(tensors, key=_place):
-        place = (tensor.untyped_storage().data_ptr(), tensor.dtype, tensor.device)
-        if place != storage or tensor.storage_offset() != end or not _dense(tensor):
-            found += _joined(neighbours)
+    reached: tuple[int, int, Any] | None = None
+    for storage, offset, number in sorted(_places(tensors)):
+        tensor = tensors[number]
+        dense = _dense(tensor)
+        if not dense or reached != (storage, offset, tensor.dtype):
+            _join(neighbours, found)
             neighbours = []
         neighbours.append(tensor)
-        storage = place if _dense(tensor) else None
-        end = tensor.storage_offset() + tensor.numel()
-    return found + _joined(neighbours)
+        reached = (storage, offset + tensor.numel(), tensor.dtype) if dense else None
+    _join(neighbours, found)
+    return found
 
 
-def gather(tensors: Iterable[Any], most: int = SMALL) -> None:
-    """Let small plain tensors lie side by side, those of a dtype and a device in one new buffer.
+def gather(tensors: Sequence[Any], small: int = SMALL, buffer: int = BUFFER) -> None:
+    """Let small plain tensors lie side by side, those of a dtype and a device in buffers of their own.
 
-    `most` is the size in bytes up to which a tensor is small. A tensor that shares its storage with anything else stays
-    where it is: whoever looks through the other one has to see what happens to it. Waits for nothing.
+    `small` is the size in bytes up to which a tensor is moved, `buffer` that of a buffer. A tensor that shares its
+    storage with anything else stays where it is: whoever looks through the other one has to see what happens to it.
+    Waits for nothing.
     """
-    loose = [each for each in tensors if plain(each) and each.nbytes <= most and _alone(each)]
-    loose.sort(key=_kind)
-    for _, kind in groupby(loose, key=_kind):
-        together = list(kind)
-        if len(together) > 1:
-            _bring_together(together)
+    loose = [each for each in tensors if plain(each) and each.nbytes <= small and _alone(each)]
+    for _, kind in groupby(sorted(loose, key=_kind), key=_kind):
+        for together in _pieces(list(kind), buffer):
+            if len(together) > 1:
+                _bring_together(together)
+
+
+def norms(tensor: torch.Tensor, order: float) -> torch.Tensor:
+    """Norms of pieces of a plain tensor, one dimension, whose norm is the tensor's; a short one is its own pieces."""
+    if tensor.numel() <= ROW or not _dense(tensor):
+        return tensor.reshape(-1)
+    last = tensor.shape[-1]
+    whole = tensor.numel() // ROW * ROW
+    if whole == tensor.numel():
+        return _of_rows(_flat(tensor), ROW, order)
+    if tensor.dim() > 1 and tensor.is_contiguous() and ROW // 32 <= last <= ROW:
+        return _of_rows(tensor, last, order)
+    flat = _flat(tensor)
+    rest = flat[whole:]
+    return torch.cat((_of_rows(flat[:whole], ROW, order), _of_rows(rest, rest.numel(), order)))
+
+
+def _of_rows(tensor: torch.Tensor, length: int, order: float) -> torch.Tensor:
+    found: torch.Tensor = torch.linalg.vector_norm(tensor.view(-1, length), order, dim=1)
+    return found
+
+
+def _places(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, int, int]]:
+    for number, tensor in enumerate(tensors):
+        yield tensor.untyped_storage()._cdata, int(tensor.storage_offset()), number
+
+
+def _join(neighbours: list[torch.Tensor], found: list[torch.Tensor]) -> None:
+    if len(neighbours) < 2:
+        found += neighbours
+        return
+    first = neighbours[0]
+    size = sum(each.numel() for each in neighbours)
+    found.append(first.as_strided((size,), (1,), int(first.storage_offset())))
+
+
+def _pieces(tensors: list[torch.Tensor], most: int) -> Iterator[list[torch.Tensor]]:
+    """The tensors in lists of at most `most` bytes each, or of one."""
+    piece: list[torch.Tensor] = []
+    size = 0
+    for each in tensors:
+        if piece and size + each.nbytes > most:
+            yield piece
+            piece, size = [], 0
+        piece.append(each)
+        size += each.nbytes
+    yield piece
 
 
 def _bring_together(tensors: list[torch.Tensor]) -> None:
     with torch.no_grad():
-        buffer = torch.cat([_flat(each) for each in tensors])
+        storage = torch.cat([_flat(each) for each in tensors]).untyped_storage()
         offset = 0
         for each in tensors:
-            each.data = buffer.as_strided(each.shape, each.stride(), offset)
-            offset += each.numel()
-
-
-def _joined(neighbours: list[torch.Tensor]) -> list[torch.Tensor]:
-    if len(neighbours) < 2:
-        return neighbours
-    first = neighbours[0]
-    return [first.as_strided((sum(each.numel() for each in neighbours),), (1,), first.storage_offset())]
+            size = each.numel()
+            each.set_(storage, offset, each.shape, each.stride())
+            offset += size
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """All elements of a dense tensor in the order in which they lie."""
-    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+    return tensor.as_strided((tensor.numel(),), (1,), int(tensor.storage_offset()))
 
 
 def _dense(tensor: torch.Tensor) -> bool:
@@ -103,13 +147,9 @@ def _dense(tensor: torch.Tensor) -> bool:
 def _alone(tensor: torch.Tensor) -> bool:
     """Whether nothing else looks into its storage, and it fills that."""
     storage = tensor.untyped_storage()
-    whole = storage.nbytes() == tensor.nbytes and _dense(tensor)
     # Two: the tensor, and the object that was made for this question.
-    return whole and torch._C._storage_Use_Count(storage._cdata) == 2
-
-
-def _place(tensor: torch.Tensor) -> tuple[str, str, int, int]:
-    return (*_kind(tensor), tensor.untyped_storage().data_ptr(), int(tensor.storage_offset()))
+    single = torch._C._storage_Use_Count(storage._cdata) == 2 and storage.nbytes() == tensor.nbytes
+    return single and _dense(tensor)
 
 
 def _kind(tensor: torch.Tensor) -> tuple[str, str]:

@@ -40,6 +40,7 @@ def for_scripts(device_type: str = "mps") -> str:
     changed = "; ".join(part.what for part in acting)
     for part in acting:
         part.devices |= {device_type}
+        part.by_script = True
         part.line = f"HF_MPS_FUSED_STEP=1: training steps on {device_type} launch less: {changed}"
     return changed
 
@@ -66,13 +67,14 @@ def choose(asked: bool | None, model: Any, device_type: str) -> Choice[str]:
 @contextmanager
 def running(chosen: Choice[str], device_type: str) -> Iterator[None]:
     """Switch on what `choose` decided while it is open, and nothing else."""
-    before = [(part, part.devices) for part in parts()]
+    before = [(part, part.devices, part.by_script) for part in parts()]
     if chosen.value != OFF:
         arm()
     for part in parts():
+        part.by_script = False
         part.devices = frozenset({device_type} if chosen.value != OFF and part.pays(device_type) else ())
     try:
         yield
     finally:
-        for part, devices in before:
-            part.devices = devices
+        for part, devices, by_script in before:
+            part.devices, part.by_script = devices, by_script

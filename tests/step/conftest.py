@@ -10,6 +10,8 @@ import pytest
 from hf_mps.core.choice import Choice
 from hf_mps.step import switch
 
+Fused = Callable[[], AbstractContextManager[None]]
+
 
 @pytest.fixture(autouse=True)
 def _untouched(untouched: None, simulated: None) -> None:
@@ -17,7 +19,7 @@ def _untouched(untouched: None, simulated: None) -> None:
 
 
 @pytest.fixture
-def fused() -> Callable[[], AbstractContextManager[None]]:
+def fused() -> Fused:
     """`with fused():` has every part act on the device."""
 
     @contextmanager
