@@ -6,7 +6,7 @@
 
 Fixtures: `metal_device` is torch.device("mps"), or skips with the probe's reason; `fallback_ledger` fails a test in
 which an operator without a Metal kernel ran on the CPU; `metal_kernels` tells which kernels of the release ran in the
-test. The marker `metal` skips a test, with the reason, where there is no Metal device.
+test; `metal_work` counts what a block launches, copies and waits for. The marker `metal` skips a test, with the reason, where there is no Metal device.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from hf_mps.fallback import Report
     from hf_mps.kernels.coverage import Counting, Counts
+    from hf_mps.simulator.work import Work
 
 OPTION, VARIABLE = "--simulated-metal", "HF_MPS_SIMULATE"
 KERNELS, KERNELS_VARIABLE = "--metal-kernels", "HF_MPS_KERNELS"
@@ -169,6 +170,22 @@ def metal_kernels() -> Counting:
     if counting is None:
         pytest.skip(f"needs PyTorch's own Metal kernels: pytest {KERNELS}=RELEASE")
     return counting
+
+
+@pytest.fixture
+def metal_work() -> Work:
+    """What a block gives the device to do: `with metal_work: step()`, then `metal_work.at_most(launches=120, waits=0)`.
+
+    `launches`, `waits`, `copies_in` and `copies_out` are the last block's counts, `operators` and `places` say of what.
+    The test is skipped, with the reason, where the device is not simulated: a Mac's own does not count.
+    """
+    _need_metal()
+    from hf_mps import simulator
+    from hf_mps.simulator.work import Work
+
+    if simulator.loaded() is None:
+        pytest.skip(f"counts of a simulated device: pytest {OPTION}")
+    return Work()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -38,6 +38,21 @@ def test_native(fallback_ledger, metal_device):
     torch.ones(4, 4, device=metal_device).softmax(-1)
 
 
+def test_counts(metal_work, metal_device):
+    x = torch.ones(2, device=metal_device)
+    with metal_work:
+        (x + 1).mul_(2)
+    assert (metal_work.launches, metal_work.waits) == (2, 0)
+    metal_work.at_most(launches=2, waits=0, copies_in=0)
+
+
+def test_waits(metal_work):
+    x = torch.ones(2, device="mps")
+    with metal_work:
+        (x + 1).sum().item()
+    metal_work.at_most(launches=1, waits=0)
+
+
 def test_plain():
     pass
 """
@@ -56,17 +71,21 @@ def test_a_suite_runs_on_the_simulated_device(suite: Path, run_python: Run) -> N
         "simulated Metal device m1-8gb: mps (Metal passed its probe on Apple M1 (simulated), macOS 14.7)"
         in ended.stdout
     )
-    for passed in ("test_device", "test_marked", "test_allowed", "test_native", "test_plain"):
+    for passed in ("test_device", "test_marked", "test_allowed", "test_native", "test_counts", "test_plain"):
         assert f"PASSED test_theirs.py::{passed}\n" in ended.stdout
     assert "FAILED test_theirs.py::test_falls" in ended.stdout
     assert "ran on the CPU, having no Metal kernel: aten::mode (calls: 1)" in ended.stdout
+    failure = ended.stdout[ended.stdout.index("launches: 2, and 1 allowed") :]
+    assert "1  aten::add.Tensor\n" in failure
+    assert "waits: 1, and 0 allowed\n" in failure
+    assert "1  test_theirs.py:40 test_waits: item\n" in failure
     assert ended.returncode == 1
 
 
 def test_without_the_option_what_needs_metal_is_skipped_with_the_reason(suite: Path, run_python: Run) -> None:
     ended = run_python(*OPTIONS, cwd=suite, env={"HF_MPS_SIMULATE": None, "HF_MPS_DEVICE": "cpu"})
     assert ended.returncode == 0
-    assert "1 passed, 5 skipped" in ended.stdout
+    assert "1 passed, 7 skipped" in ended.stdout
     assert "needs Metal: HF_MPS_DEVICE=cpu switches Metal off" in ended.stdout
 
 

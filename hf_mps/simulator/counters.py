@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from hf_mps import kernels
 from hf_mps.core.errors import UserError
 from hf_mps.simulator import build
 
@@ -52,16 +53,24 @@ class Figures:
 
 
 class Counted:
-    """The counts since it was made, and until it was stopped; `places` says how often each line waited, if asked."""
+    """The counts since it was made, and until it was stopped.
 
-    def __init__(self) -> None:
+    If asked, `places` says how often each line waited and `operators` how often each ("aten::mm") was launched.
+    """
+
+    def __init__(self, *, operators: bool = False) -> None:
         self.places: Counter[Place] = Counter()
+        self.operators: Counter[str] = Counter()
+        self._named = Counter[str](_extension().named_launches()) if operators else None
         self._start = _figures()
         self._end: Figures | None = None
 
     def stop(self) -> None:
         """Count no further."""
         self._end = self._end or _figures()
+        if self._named is not None:
+            self.operators = Counter[str](_extension().named_launches()) - self._named
+            self._named = None
 
     @property
     def figures(self) -> Figures:
@@ -91,17 +100,19 @@ class Counted:
 
 
 @contextmanager
-def counted(*, places: bool = False) -> Iterator[Counted]:
+def counted(*, places: bool = False, operators: bool = False) -> Iterator[Counted]:
     """Count what all threads of this process give the device while it is open.
 
     With `places` each wait is also looked up in Python's stack, by one counter at a time: about 10 microseconds a wait.
-    Raises UserError where no device is simulated, or where another counter looks places up already.
+    With `operators` each launch is noted by its operator's name, which is there when the block is left. Raises UserError where no device is simulated, or where another counter looks places up already.
     """
     global _looking
     metal = _extension()
     if places and _looking:
         raise UserError("somebody counts waits by place already; leave that block first")
-    counts = Counted()
+    if operators:
+        metal.name_launches(True)
+    counts = Counted(operators=operators)
     if places:
         _looking = True
         metal.listen(lambda why: counts.places.update([Place(caller(sys._getframe()), why)]))
@@ -109,6 +120,8 @@ def counted(*, places: bool = False) -> Iterator[Counted]:
         yield counts
     finally:
         counts.stop()
+        if operators and kernels.running() is None:  # which count by names for as long as they run
+            metal.name_launches(False)
         if places:
             metal.listen(None)
             _looking = False
