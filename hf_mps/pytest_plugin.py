@@ -6,7 +6,8 @@
 
 Fixtures: `metal_device` is torch.device("mps"), or skips with the probe's reason; `fallback_ledger` fails a test in
 which an operator without a Metal kernel ran on the CPU; `metal_kernels` tells which kernels of the release ran in the
-test; `metal_work` counts what a block launches, copies and waits for. The marker `metal` skips a test, with the reason, where there is no Metal device.
+test; `metal_work` counts what a block launches, copies and waits for. The marker `metal` skips a test, with the reason,
+where there is no Metal device.
 """
 
 from __future__ import annotations

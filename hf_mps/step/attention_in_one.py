@@ -14,9 +14,9 @@ Hidden = tuple[Tensor, Tensor | None]
 
 @dataclass(frozen=True)
 class Call:
-    """What is no tensor to learn: the factor of the scores, the share that is dropped, and what is hidden."""
+    """What is no tensor to learn: the root of the scores' factor, the share that is dropped, and what is hidden."""
 
-    scale: float
+    root: float
     dropout: float
     hidden: Hidden | None
 
@@ -43,40 +43,32 @@ class Attention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """(batch, heads, queries, width of value), contiguous, in the dtype of the query."""
         with torch.autocast(query.device.type, enabled=False):
-            scaled = _scaled(query, call.scale)
-            keys, values = _both(key, value)
-            chances = _chances(torch.bmm(scaled, keys.transpose(1, 2)), query, call)
+            queries, keys, values = _scaled(query, call), _scaled(key, call), _dense(value)
+            chances = _chances(torch.bmm(queries, keys.transpose(1, 2)), query, call)
             used, kept = torch.native_dropout(chances, call.dropout, True) if call.dropout else (chances, None)
             out = torch.bmm(used, values).view(*query.shape[:3], -1).to(query.dtype)
-        ctx.save_for_backward(query, key, value, scaled, keys, values, chances, used if call.dropout else None, kept)
+        dropped = used if call.dropout else None
+        ctx.save_for_backward(query, key, value, queries, keys, values, chances, dropped, kept)
         ctx.call = call
         return out
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:
         """Its gradients; where they have to have gradients themselves, by operators that have."""
-        query, key, value, scaled, keys, values, chances, used, kept = ctx.saved_tensors
+        query, key, value, queries, keys, values, chances, dropped, kept = ctx.saved_tensors
         call = ctx.call
         with torch.autocast(upstream.device.type, enabled=False):
             if torch.is_grad_enabled():
                 return (*_differentiable(query, key, value, kept, call, upstream), None)
             arriving = _dense(upstream)
-            both = (
-                torch.empty(2, *values.shape, dtype=values.dtype, device=values.device) if _alike(key, value) else None
-            )
-            used = chances if used is None else used
-            of_value = torch.bmm(used.transpose(1, 2), arriving, **_into(both, 1))
+            of_value = torch.bmm((chances if dropped is None else dropped).transpose(1, 2), arriving)
             by_score = torch.bmm(arriving, values.transpose(1, 2))
             if kept is not None:
                 by_score = torch.ops.aten.native_dropout_backward(by_score, kept, 1 / (1 - call.dropout))
             by_score = torch._softmax_backward_data(by_score, chances, -1, torch.float32)
-            of_key = torch.bmm(by_score.transpose(1, 2), scaled, **_into(both, 0))
-            of_query = _by_place(query, torch.float32)
-            torch.mul(torch.bmm(by_score, keys).view(query.shape), call.scale, out=of_query)
-            of_key, of_value = (
-                _apart(both, key) if both is not None else (of_key.view(key.shape), of_value.view(value.shape))
-            )
-        return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype), None
+            of_query = _by_place(torch.bmm(by_score, keys), query, call)
+            of_key = _by_place(torch.bmm(by_score.transpose(1, 2), queries), key, call)
+        return of_query, of_key, of_value.view(value.shape).to(value.dtype), None
 
 
 def _chances(scores: Tensor, query: Tensor, call: Call) -> Tensor:
@@ -92,13 +84,13 @@ def _chances(scores: Tensor, query: Tensor, call: Call) -> Tensor:
     return chances.view(scores.shape)
 
 
-def _scaled(query: Tensor, scale: float) -> Tensor:
-    """`query` times `scale`, dense (batch x heads, queries, width), in float32."""
-    dense = torch.empty(query.shape, dtype=torch.float32, device=query.device)
-    if query.dtype == torch.float32:
-        torch.mul(query, scale, out=dense)
+def _scaled(given: Tensor, call: Call) -> Tensor:
+    """Queries or keys times the root of the scale, as stock has it; dense (batch x heads, places, width), float32."""
+    dense = torch.empty(given.shape, dtype=torch.float32, device=given.device)
+    if given.dtype == torch.float32:
+        torch.mul(given, call.root, out=dense)
     else:
-        dense.copy_(query).mul_(scale)
+        dense.copy_(given).mul_(call.root)
     return dense.flatten(0, 1)
 
 
@@ -106,46 +98,21 @@ def _dense(tensor: Tensor) -> Tensor:
     return tensor.to(torch.float32).contiguous().flatten(0, 1)
 
 
-def _both(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values, dense and in float32: in one copy where they lie at the same distance everywhere."""
-    distance = value.storage_offset() - key.storage_offset()
-    beside = key.untyped_storage().data_ptr() == value.untyped_storage().data_ptr() and key.stride() == value.stride()
-    if not (beside and distance > 0 and key.shape == value.shape):
-        return _dense(key), _dense(value)
-    whole = key.as_strided((2, *key.shape), (distance, *key.stride()), key.storage_offset())
-    together = torch.empty(whole.shape, dtype=torch.float32, device=key.device).copy_(whole)
-    return together[0].flatten(0, 1), together[1].flatten(0, 1)
+def _by_place(gradient: Tensor, like: Tensor, call: Call) -> Tensor:
+    """The gradient of queries or keys, by that of what was scaled: a place's heads side by side, as models use them.
 
-
-def _alike(key: Tensor, value: Tensor) -> bool:
-    return key.shape == value.shape
-
-
-def _into(both: Tensor | None, place: int) -> dict[str, Tensor]:
-    return {} if both is None else {"out": both[place]}
-
-
-def _by_place(like: Tensor, dtype: torch.dtype, count: int = 1) -> Tensor:
-    """Memory for tensors (batch, heads, places, width) in which a place's heads lie side by side, as models use them.
-
-    The gradient of the projection before is then a view. `count` tensors make a dimension in front.
+    The gradient of the projection before is then a view of it.
     """
     batch, heads, places, width = like.shape
-    whole = torch.empty(batch, places, count, heads, width, dtype=dtype, device=like.device).permute(2, 0, 3, 1, 4)
-    return whole[0] if count == 1 else whole
-
-
-def _apart(both: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The two halves of (2, batch x heads, places, width), by one copy."""
-    of_key, of_value = _by_place(like, both.dtype, 2).copy_(both.view(2, *like.shape)).unbind(0)
-    return of_key, of_value
+    whole = torch.empty(batch, places, heads, width, dtype=torch.float32, device=like.device).transpose(1, 2)
+    return torch.mul(gradient.view(like.shape), call.root, out=whole).to(like.dtype)
 
 
 def _differentiable(
     query: Tensor, key: Tensor, value: Tensor, kept: Tensor | None, call: Call, upstream: Tensor
 ) -> tuple[Tensor, ...]:
     """The gradients as functions of everything, for gradients of gradients."""
-    scores = torch.matmul(query.float() * call.scale, key.float().transpose(-2, -1))
+    scores = torch.matmul(query.float() * call.root, (key.float() * call.root).transpose(-2, -1))
     added, alive = call.hidden or (None, None)
     chances = torch.softmax(scores if added is None else scores + added, -1)
     chances = chances if alive is None else chances * alive

@@ -75,6 +75,7 @@ class ShortAttention(Part):
             and (query.shape[3], key.shape[2]) == (key.shape[3], value.shape[2])
             and query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] < LARGEST
             and 0 <= dropout < 1
+            and (scale is None or scale >= 0)
             and (mask is None or (not causal and _is_ours(mask, query, key)))
         )
 
@@ -90,12 +91,13 @@ class ShortAttention(Part):
         **named: Any,
     ) -> Tensor:
         scale = named.get("scale")
+        scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
         hidden: attention_in_one.Hidden | None = None
         if mask is not None:
             hidden = self._of(mask)
         elif causal:
             hidden = self._of_causal(query.shape[2], key.shape[2], query.device), None
-        call = attention_in_one.Call(1 / math.sqrt(query.shape[3]) if scale is None else scale, dropout, hidden)
+        call = attention_in_one.Call(math.sqrt(scale), dropout, hidden)
         self.acts()
         # Hooks for what autograd keeps are the program's: checkpointing ends a replay by an error in one.
         out: Tensor = stock.theirs(attention_in_one.Attention.apply, query, key, value, call)

@@ -1,0 +1,39 @@
+"""What a step of each family of models launches, copies and waits for, fused and as the plain Trainer has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.step import families
+
+Fused = Callable[[], AbstractContextManager[None]]
+STEPS, PLAIN_STEPS = 32, 4
+# What is left of the plain Trainer's launches, of models with two layers.
+SHARES = {"encoder": 0.67, "decoder with LoRA": 0.88, "pictures": 0.65, "translation": 0.85, "embeddings": 0.78}
+
+
+@pytest.mark.parametrize("name", families.FAMILIES)
+def test_a_step_launches_less_copies_once_and_waits_for_nothing(name: str, tmp_path: Path, fused: Fused) -> None:
+    plain = families.train(families.made(name), tmp_path, steps=PLAIN_STEPS).counted
+    with fused():
+        found = families.train(families.made(name), tmp_path, steps=STEPS).counted
+    assert found.launches / STEPS <= SHARES[name] * plain.launches / PLAIN_STEPS
+    assert found.copies_in == STEPS
+    assert plain.copies_in / PLAIN_STEPS == len(families.made(name)[1][0])
+    assert found.waits <= 2
+
+
+@pytest.mark.parametrize("name", families.FAMILIES)
+def test_losses_of_50_steps_are_the_plain_trainers(name: str, tmp_path: Path, fused: Fused) -> None:
+    """The simulated device draws the same masks for dropout in pieces and in one kernel."""
+    how = {"steps": 50 - families.WARM - 1, "logging_steps": 1, "learning_rate": 1e-3}
+    expected = families.train(families.made(name), tmp_path, **how).losses
+    with fused():
+        found = families.train(families.made(name), tmp_path, **how).losses
+    assert len(found) == 50
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-5, atol=1e-5)
