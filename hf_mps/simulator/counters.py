@@ -104,8 +104,8 @@ def counted(*, places: bool = False, operators: bool = False) -> Iterator[Counte
     """Count what all threads of this process give the device while it is open.
 
     With `places` each wait is also looked up in Python's stack, by one counter at a time: about 10 microseconds a wait.
-    With `operators` each launch is noted by its operator's name, which is there when the block is left. Raises UserError
-    where no device is simulated, or where another counter looks places up already.
+    With `operators` each launch is noted by its operator's name, which is there when the block is left. Raises
+    UserError where no device is simulated, or where another counter looks places up already.
     """
     global _looking
     metal = _extension()
