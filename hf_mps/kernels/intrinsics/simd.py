@@ -128,7 +128,10 @@ def _reduction(name: str, kind: str, operation: str, unsigned: bool, width: int)
         )
         values = _join(values, other, operation, unsigned)
         stride //= 2
-    return body.each(lambda lane: body.emit(kind, f"extractelement {everything} {values.name}, i32 {lane.name}"))
+    before = body.emit(everything, f"load {everything}, ptr %a1, align {alignment(kind)}")
+    after = active.select(values, before)
+    body.effect(f"store {everything} {after.name}, ptr %a1, align {alignment(kind)}")
+    return body.finish(attributes="nounwind")
 
 
 def _prefix(name: str, kind: str, operation: str, inclusive: bool) -> Definition | None:

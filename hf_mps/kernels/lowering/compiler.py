@@ -10,7 +10,7 @@ from typing import Any
 import llvmlite.binding as llvm
 
 from hf_mps.kernels import intrinsics
-from hf_mps.kernels.lowering import checks, entry, lanes, rows
+from hf_mps.kernels.lowering import checks, entry, lanes, parameters, rows, simdgroups
 from hf_mps.kernels.lowering.flatten import Flat, flatten, joined, target
 from hf_mps.kernels.signature import Signature
 
@@ -44,7 +44,9 @@ def compile_kernel(signature: Signature, bitcode: bytes, *, checked: bool = Fals
 
 
 def _suspended(signature: Signature, flat: Flat, checked: bool) -> str:
-    return joined(lanes.suspended(flat), entry.coroutines(signature, checked=checked))
+    # A checked access tells its thread, so that none is done once for the group.
+    steps = lanes.steps(flat, frozenset() if checked else parameters.uniform(signature))
+    return joined(steps.text, simdgroups.entry(signature, steps, checked=checked))
 
 
 def _looped(signature: Signature, flat: Flat, checked: bool) -> str:

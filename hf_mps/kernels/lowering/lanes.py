@@ -1,104 +1,163 @@
-"""A kernel's threads as LLVM coroutines: each call that needs other lanes is a place where a thread is suspended.
+"""A kernel whose threads wait for one another, as one function that runs a thread from a place to its next one.
 
-LLVM splits the function there (passes CoroSplit and others of its default pipeline) and keeps what lives across in a
-frame, so that a thread costs a few hundred bytes and a resumption is a call. A suspended thread leaves the number of
-the place in its state and the call's arguments in its slot; the operation's result waits in the other slot.
-Source of the intrinsics: LLVM's "Coroutines in LLVM", switched-resume lowering.
+Each call that needs other lanes is a place where a thread stops. `@step(place, …)` begins behind the place of that
+number (0 is the kernel's beginning), goes on until the next one, leaves there the call's arguments, and says in its
+state where it stands. What a thread needs behind a place and made before it lies in the frame of its simdgroup, which
+has each value of the 32 lanes side by side: a loop over lanes that calls @step with one place is then plain code for
+LLVM, which inlines, unrolls and vectorises it. What follows from the parameters alone is made anew at each beginning.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Container
+from dataclasses import dataclass
 
-from hf_mps.kernels.lowering import entry
+import llvmlite.binding as llvm
+
+from hf_mps.kernels.lowering import blocks
+from hf_mps.kernels.lowering.blocks import Block
 from hf_mps.kernels.lowering.flatten import Flat
-from hf_mps.kernels.lowering.places import Call, Place, operation, split, suspension
+from hf_mps.kernels.lowering.frame import Frame, kept
+from hf_mps.kernels.lowering.shared import Shared, taken_out
+from hf_mps.kernels.lowering.places import DONE, Call, Place, operation, split
 
-_LABEL = re.compile(r"^([\w.$-]+|\"[^\"]*\"):")
-
-_PRELUDE = """  %hf.id = call token @llvm.coro.id(i32 64, ptr null, ptr null, ptr null)
-  %hf.frame = load ptr, ptr %hf.top
-  %hf.size = call i64 @llvm.coro.size.i64()
-  %hf.size.more = add i64 %hf.size, 63
-  %hf.size.up = and i64 %hf.size.more, -64
-  %hf.top.next = getelementptr i8, ptr %hf.frame, i64 %hf.size.up
-  store ptr %hf.top.next, ptr %hf.top
-  %hf.handle = call noalias ptr @llvm.coro.begin(token %hf.id, ptr %hf.frame)
-  %hf.lane.w = zext i32 %hf.lane to i64"""
-_POSTLUDE = f"""hf.done:
-  store i32 {entry.DONE - (1 << 32)}, ptr %hf.state
-  %hf.last = call i8 @llvm.coro.suspend(token none, i1 true)
-  switch i8 %hf.last, label %hf.suspended [ i8 0, label %hf.never i8 1, label %hf.suspended ]
-hf.never:
-  unreachable
-hf.suspended:
-  call void @llvm.coro.end(ptr %hf.handle, i1 false, token none)
-  ret ptr %hf.handle"""
-_DECLARED = """declare token @llvm.coro.id(i32, ptr readnone, ptr nocapture readonly, ptr)
-declare i64 @llvm.coro.size.i64()
-declare ptr @llvm.coro.begin(token, ptr writeonly)
-declare i8 @llvm.coro.suspend(token, i1)
-declare void @llvm.coro.end(ptr, i1, token)
-"""
+CONTEXT = (
+    "ptr noalias %hf.state, ptr noalias %hf.given, ptr noalias %hf.results, ptr noalias %hf.frame, i32 %hf.lane, "
+    "ptr addrspace(3) %hf.shared"
+)
+"""What @step gets between the place and the kernel's parameters: where the lane's state is, where its simdgroup's
+arguments, results and frame are, the lane's index, threadgroup memory."""
 
 
-def suspended(flat: Flat) -> str:
-    """The module with @kernel made the coroutine @thread, and @operation, which runs a simdgroup's call of a number."""
+@dataclass(frozen=True)
+class Steps:
+    """The module with @kernel made @step, @operation for a simdgroup's calls of a place, and the type %hf.frame."""
+
+    text: str
+    shared: Shared
+    """What @step gets after the kernel's parameters."""
+    reach: tuple[int, ...]
+    """For the beginning and each place the lines that a thread may run from there to its next place."""
+
+
+def steps(flat: Flat, uniform: Container[str] = ()) -> Steps:
+    """The kernel as steps. `uniform` has the parameters ("%3") that are the same for a threadgroup's threads."""
     start = flat.text.index("define dso_local void @kernel(")
     end = flat.text.index("\n}\n", start)
-    thread, places = _thread(flat.text[start:end].splitlines())
     rest = flat.text[:start] + flat.text[end + len("\n}\n") :]
+    head, *body = blocks.named(flat.text[start:end]).splitlines()
+    parameters = head.split("@kernel(", 1)[1].rsplit(")", 1)[0]
+    first = "v" + str(sum(bool(re.search(r"%v\d+$", each)) for each in split(parameters)))
+    whole = blocks.blocks(body, first)
+    types = _types("\n".join([rest, head, *blocks.lines(whole), "}"]))
+    common = {blocks.named(each) for each in uniform}
+    shared = taken_out(whole, parameters, types, common) if common else Shared({}, "")
+    common |= shared.values.keys()
+    parameters = ", ".join([parameters, *(f"{kind} {name}" for name, kind in shared.values.items())])
+    function, places = _divided(whole)
+    frame = kept(function, types, common)
+    lines = [
+        f"define internal void @step(i32 %hf.place, {CONTEXT}, {parameters}) nounwind {{",
+        *_beginning(function[0].label, len(places), frame),
+        *frame.body(function),
+        *(_DONE,),
+    ]
     rest = re.sub(r"^declare .*@(air\.|hf\.)[^\n]*\n", "", rest, flags=re.M)
-    return rest + thread + "\n}\n" + _DECLARED + operation(places)
+    text = f"{rest}{frame.type}\n{shared.text}" + "\n".join(lines) + "\n}\n" + operation(places)
+    return Steps(text, shared, _reach(function, len(places)))
 
 
-def _thread(lines: list[str]) -> tuple[str, list[Place]]:
-    head, body = lines[0], lines[1:]
-    context = "ptr %hf.top, ptr %hf.state, ptr %hf.given, ptr %hf.results, i32 %hf.lane, ptr addrspace(3) %hf.shared"
-    given = head.split("@kernel(", 1)[1]
-    parameters, attributes = given.rsplit(")", 1)[0], given.rsplit(")", 1)[1]
-    written = [f"define internal ptr @thread({context}, {parameters}){attributes.replace('{', 'presplitcoroutine {')}"]
-    # Where the first block has no label of its own, its number follows those of the parameters.
-    block, begun = str(sum(bool(re.search(r"%\d+$", each)) for each in split(parameters))), False
-    written += [f"{block}:"] if not _LABEL.match(body[0]) else []
+_DONE = f"""hf.done:
+  store i32 {DONE - (1 << 32)}, ptr %hf.state
+  br label %hf.out
+hf.out:
+  ret void"""
+
+
+def _beginning(first: str, places: int, frame: Frame) -> list[str]:
+    cases = " ".join(f"i32 {number}, label %hf.after.{number}" for number in range(1, places + 1))
+    return [
+        "hf.begin:",
+        "  %hf.lane.w = zext i32 %hf.lane to i64",
+        *(own(line) for line in frame.beginning),
+        f"  switch i32 %hf.place, label %{first} [ {cases} ]",
+    ]
+
+
+def _reach(function: list[Block], places: int) -> tuple[int, ...]:
+    of = {block.label: block for block in function}
+    found = []
+    for start in (function[0].label, *(f"hf.after.{number}" for number in range(1, places + 1))):
+        waiting, seen = [start], {start}
+        while waiting:
+            block = of[waiting.pop()]
+            following = set() if block.after else {label for label in block.following if label in of} - seen
+            seen |= following
+            waiting += following
+        found.append(sum(len(of[label].lines) for label in seen))
+    return tuple(found)
+
+
+def _types(text: str) -> dict[str, str]:
+    """The type of each value of @kernel that an instruction makes."""
+    kernel = llvm.parse_assembly(text).get_function("kernel")
+    return {
+        f"%{instruction.name}": str(instruction.type)
+        for block in kernel.blocks
+        for instruction in block.instructions
+        if instruction.name
+    }
+
+
+def _divided(function: list[Block]) -> tuple[list[Block], list[Place]]:
+    """The blocks with each place at the end of one, and what its results are for at the beginning of the next."""
+    divided: list[Block] = []
     places: list[Place] = []
     last: dict[str, str] = {}
-    waiting = Place(1)
+    for block in function:
+        current, waiting = Block(block.label), Place(len(places) + 1)
+        divided.append(current)
 
-    def wait() -> None:
-        nonlocal waiting
-        if waiting.calls:
-            written.append(suspension(waiting))
-            last[block] = f"hf.after.{waiting.number}"
-            places.append(waiting)
-            waiting = Place(waiting.number + 1)
+        def wait() -> None:
+            nonlocal current, waiting
+            if waiting.calls:
+                current.lines += waiting.leaving()
+                current.after = f"hf.after.{waiting.number}"
+                places.append(waiting)
+                current = Block(current.after, waiting.taking())
+                divided.append(current)
+                waiting = Place(len(places) + 1)
 
-    for line in body:
-        label = _LABEL.match(line)
-        block = label.group(1) if label else block
-        if not begun and not label and " = alloca " not in line:
-            written.append(_PRELUDE)
-            begun = True
-        call = Call.read(line)
-        if call is None:
-            if waiting.calls and _must_wait(line, waiting):
-                wait()
-            written.append(own(line))
-        else:
-            if not waiting.takes(call):
-                wait()
-            waiting.calls.append(call)
-    text = "\n".join([*written, _POSTLUDE])
-    text = re.sub(r", %(\S+) \]", lambda match: f", %{last.get(match.group(1), match.group(1))} ]", text)
-    # Values without a name must be numbered in the order that they stand in, and results come later now.
-    return re.sub(r"(?m)(^|%)(?=\d+\b)", r"\1v", text), places
+        for line in block.lines:
+            if "@llvm.lifetime." in line:
+                continue  # of a variable that a later step may still need, by its place in the text
+            call = Call.read(line)
+            if call is None:
+                if waiting.calls and _must_wait(line, waiting):
+                    wait()
+                current.lines.append(own(line))
+            else:
+                if not waiting.takes(call):
+                    wait()
+                waiting.calls.append(call)
+        last[block.label] = current.label
+    for block in divided:
+        block.lines = [_from(last, line) for line in block.lines]
+    return divided, places
+
+
+def _from(last: dict[str, str], line: str) -> str:
+    """A phi with the blocks that the values come from as they are called now."""
+    if blocks.incoming(line) is None:
+        return line
+    return re.sub(r", %(\S+) \]", lambda found: f", %{last.get(found[1], found[1])} ]", line)
 
 
 _MEMORY = re.compile(
     r"^  (?:%\S+ = )?(?:(?:tail |notail )?call .*@(?!llvm\.|hf\.)|.*@llvm\.mem|store |atomicrmw |cmpxchg |fence )"
 )
 _END = re.compile(r"^  (?:br|ret|switch|unreachable)\b")
-_VALUE = re.compile(r"%[\w.$-]+")
 
 
 def _must_wait(line: str, waiting: Place) -> bool:
@@ -107,7 +166,7 @@ def _must_wait(line: str, waiting: Place) -> bool:
     Reading memory may come before a product of matrices, which kernels feed from threadgroup memory; before other
     operations it may not: a kernel may take those for a barrier of the simdgroup.
     """
-    if _END.match(line) or _MEMORY.match(line) or not waiting.results.keys().isdisjoint(_VALUE.findall(line)):
+    if _END.match(line) or _MEMORY.match(line) or not waiting.results.keys().isdisjoint(blocks.VALUE.findall(line)):
         return True
     reads = " = load " in line
     return waiting.calls[0].kind != "simd" or (reads and not all(call.is_product for call in waiting.calls))

@@ -27,6 +27,9 @@ _SCALARS = {
     "threads_per_simdgroup": "32",
     "simdgroups_per_threadgroup": "%simdgroups",
 }
+_OWN = ("thread_position_in_grid", "thread_position_in_threadgroup", "thread_index_in_threadgroup") + (
+    "thread_index_in_simdgroup", "simdgroup_index_in_threadgroup",
+)  # fmt: skip
 _LLVM = {"uint": "i32", "int": "i32", "ushort": "i16", "short": "i16"}
 
 
@@ -48,9 +51,25 @@ def pointers(signature: Signature) -> str:
     return "\n".join(lines)
 
 
+def uniform(signature: Signature) -> frozenset[str]:
+    """The parameters ("%3") that are the same for all threads of a threadgroup: what is no thread's own."""
+    given = [each.parameter for each in signature.bindings]
+    given += [each.parameter for each in signature.attributes if each.name not in _OWN]
+    return frozenset(f"%{parameter}" for parameter in given)
+
+
 def values(signature: Signature) -> str:
-    """The instructions that make the thread's attributes of %posx, %lidx, …, %linear, %lane and %simdgroup."""
+    """The instructions that make a thread's attributes of %posx, %lidx, …, %linear, %lane and %simdgroup."""
     return "\n".join(line for each in signature.attributes for line in _attribute(signature, each))
+
+
+def common(signature: Signature) -> str:
+    """The instructions that make the attributes that a group's threads share; those of a thread's own are poison."""
+    lines = []
+    for each in signature.attributes:
+        own = f"  %arg{each.parameter} = freeze {llvm_type(each)} poison"
+        lines += [own] if each.name in _OWN else _attribute(signature, each)
+    return "\n".join(lines)
 
 
 def arguments(signature: Signature) -> str:

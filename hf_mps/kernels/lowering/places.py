@@ -15,6 +15,10 @@ from hf_mps.core.errors import RunError
 from hf_mps.kernels import intrinsics
 from hf_mps.kernels.lowering import entry
 
+BARRIER, DONE = 0x4000_0000, 0xFFFF_FFFF
+"""A thread's state is the number of the place where it stands or from where it may go on (0, the kernel's beginning,
+1, 2, … in the kernel's order); this bit is set while a barrier there is shut; DONE at the kernel's end."""
+
 CALL = re.compile(
     r"^  (?:(%\S+) = )?(?:(?:tail|notail) )?call (?:[a-z]+ )*?(\S.*?) @(air\.[\w.]+)\((.*)\)(?: #\d+)?(?:, !.*)?$"
 )
@@ -90,32 +94,29 @@ class Place:
         kinds = ("{}" if call.result == "void" else call.result for call in self.calls)
         return "{ " + ", ".join(f"[32 x {kind}]" for kind in kinds) + " }"
 
+    def leaving(self) -> list[str]:
+        """A thread leaves its arguments, says where it stands, and goes."""
+        lines = []
+        for number, call in enumerate(self.calls):
+            for position, (kind, value) in enumerate(call.given if call.kind == "simd" else ()):
+                if value in self.results:
+                    continue
+                slot = f"%hf.given.{self.number}.{number}.{position}"
+                inside = f"i64 0, i32 {number}, i64 %hf.lane.w, i32 {position}"
+                lines.append(f"  {slot} = getelementptr {self.given_type}, ptr %hf.given, {inside}")
+                lines.append(f"  store {kind} {value}, ptr {slot}")
+        state = self.number | (BARRIER if self.calls[0].kind == "barrier" else 0)
+        return [*lines, f"  store i32 {state}, ptr %hf.state", "  br label %hf.out"]
 
-def suspension(place: Place) -> str:
-    """A thread leaves its arguments, says where it stands, waits, and takes the results."""
-    lines = []
-    results, at = place.results, place.number
-    for number, call in enumerate(place.calls):
-        for position, (kind, value) in enumerate(call.given if call.kind == "simd" else ()):
-            if value in results:
-                continue
-            slot = f"%hf.given.{at}.{number}.{position}"
-            inside = f"i64 0, i32 {number}, i64 %hf.lane.w, i32 {position}"
-            lines.append(f"  {slot} = getelementptr {place.given_type}, ptr %hf.given, {inside}")
-            lines.append(f"  store {kind} {value}, ptr {slot}")
-    state = entry.BARRIER if place.calls[0].kind == "barrier" else at
-    lines += [
-        f"  store i32 {state}, ptr %hf.state",
-        f"  %hf.went.{at} = call i8 @llvm.coro.suspend(token none, i1 false)",
-        f"  switch i8 %hf.went.{at}, label %hf.suspended [ i8 0, label %hf.after.{at} i8 1, label %hf.suspended ]",
-        f"hf.after.{at}:",
-    ]
-    for assigned, number in results.items():
-        slot = f"%hf.result.{at}.{number}"
-        inside = f"i64 0, i32 {number}, i64 %hf.lane.w"
-        lines.append(f"  {slot} = getelementptr {place.results_type}, ptr %hf.results, {inside}")
-        lines.append(f"  {assigned} = load {place.calls[number].result}, ptr {slot}")
-    return "\n".join(lines)
+    def taking(self) -> list[str]:
+        """A thread takes the results."""
+        lines = []
+        for assigned, number in self.results.items():
+            slot = f"%hf.result.{self.number}.{number}"
+            inside = f"i64 0, i32 {number}, i64 %hf.lane.w"
+            lines.append(f"  {slot} = getelementptr {self.results_type}, ptr %hf.results, {inside}")
+            lines.append(f"  {assigned} = load {self.calls[number].result}, ptr {slot}")
+        return lines
 
 
 def operation(places: Iterable[Place]) -> str:

@@ -98,7 +98,7 @@ def guarded(values: str, call: str, ordinary: str) -> str:
     sure = f"{asked}\n  call void @llvm.assume(i1 %even)\n{call}"
     clear = _loop("clear", "scanned", ("0", "%clear.size"), "others", values, sure)
     others = _loop("x", "others", ("%clear.size", "%sizex"), "y.end", values, call)
-    return _GUARDED.format(scan=_renamed(scan, "scan"), clear=_renamed(clear, "clear"), others=others)
+    return _GUARDED.format(scan=renamed(scan, "scan"), clear=renamed(clear, "clear"), others=others)
 
 
 _CARRIED = """  %count = phi i32 [ 0, %y ], [ %count.next, %scan ]
@@ -137,7 +137,7 @@ def _loop(label: str, before: str, bounds: tuple[str, str], after: str, values: 
   br i1 %x.more, label %{label}, label %{after}"""
 
 
-def _renamed(loop: str, prefix: str) -> str:
+def renamed(loop: str, prefix: str) -> str:
     """The loop with its own values' names prefixed, so that it may stand beside its likes."""
     own = set(re.findall(r"^\s*(%[\w.]+) =", loop, re.MULTILINE))
     return re.sub(r"%[\w.]+", lambda name: f"%{prefix}.{name[0][1:]}" if name[0] in own else name[0], loop)
