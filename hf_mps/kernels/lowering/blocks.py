@@ -78,39 +78,67 @@ def used(line: str) -> list[str]:
     return VALUE.findall(line.split(" = ", 1)[1] if _ASSIGNED.match(line) else line)
 
 
-def alive(function: list[Block]) -> dict[str, set[str]]:
-    """For each block the values that were made before it and are used in it or after it."""
-    made = {name for block in function for line in block.lines if (name := assigned(line))}
-    number = {name: 1 << at for at, name in enumerate(made)}
-    needs, makes, ends = {}, {}, dict.fromkeys((block.label for block in function), 0)
-    for block in function:
-        own, before = 0, 0
-        for line in block.lines:
-            for name in used(line):
-                before |= number.get(name, 0) & ~own
-            own |= number.get(assigned(line) or "", 0)
-            for value, label in incoming(line) or ():
-                ends[label] |= number.get(value, 0)
-        needs[block.label], makes[block.label] = before, own
-    found = _settled(function, needs, makes, ends)
-    names = list(number.items())
-    return {label: {name for name, bit in names if bits & bit} for label, bits in found.items()}
+class Flow:
+    """Which values are alive and which are new where: for each block a set of the function's values, as bits."""
 
+    def __init__(self, function: list[Block]) -> None:
+        self._function = function
+        made = (name for block in function for line in block.lines if (name := assigned(line)))
+        self._number = {name: 1 << at for at, name in enumerate(dict.fromkeys(made))}
+        self._names = list(self._number)
+        self._needs, self._makes = {}, {}
+        self._ends = dict.fromkeys((block.label for block in function), 0)
+        for block in function:
+            own, before = 0, 0
+            for line in block.lines:
+                for name in used(line):
+                    before |= self._number.get(name, 0) & ~own
+                own |= self._number.get(assigned(line) or "", 0)
+                for value, label in incoming(line) or ():
+                    self._ends[label] |= self._number.get(value, 0)
+            self._needs[block.label], self._makes[block.label] = before, own
 
-def _settled(
-    function: list[Block], needs: dict[str, int], makes: dict[str, int], ends: dict[str, int]
-) -> dict[str, int]:
-    """What is alive at each block's beginning, as bits; backwards until nothing changes."""
-    found = dict(needs)
-    changed = True
-    while changed:
-        changed = False
-        for block in reversed(function):
-            label = block.label
-            out = ends[label]
-            for following in block.following:
-                out |= found.get(following, 0)
-            bits = needs[label] | (out & ~makes[label])
-            if bits != found[label]:
-                found[label], changed = bits, True
-    return found
+    def alive(self, left: dict[str, int] | None = None) -> dict[str, int]:
+        """The values that were made before a block's beginning and are used in it or after it.
+
+        With `left`, of the blocks that end at a place what is left there, nothing behind a place counts.
+        """
+        found = dict(self._needs)
+        ends = {label: bits | (left or {}).get(label, 0) for label, bits in self._ends.items()}
+        changed = True
+        while changed:
+            changed = False
+            for block in reversed(self._function):
+                label, out = block.label, ends[block.label]
+                for following in block.following if left is None or not block.after else ():
+                    out |= found.get(following, 0)
+                bits = self._needs[label] | (out & ~self._makes[label])
+                if bits != found[label]:
+                    found[label], changed = bits, True
+        return found
+
+    def new(self) -> dict[str, int]:
+        """The values that may have been made since the last place, at each block's end."""
+        found = dict(self._makes)
+        changed = True
+        while changed:
+            changed = False
+            for block in self._function:
+                for following in () if block.after else block.following:
+                    if following in found and found[following] | found[block.label] != found[following]:
+                        found[following] |= found[block.label]
+                        changed = True
+        return found
+
+    def bits(self, names: Iterable[str]) -> int:
+        """A set of values as bits."""
+        return sum(self._number[name] for name in names)
+
+    def names(self, bits: int) -> list[str]:
+        """The values of a set."""
+        found = []
+        while bits:
+            last = bits & -bits
+            found.append(self._names[last.bit_length() - 1])
+            bits ^= last
+        return found

@@ -11,8 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Container
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 
-from hf_mps.kernels.lowering.blocks import Block, alive, assigned, incoming, used
+from hf_mps.kernels.lowering.blocks import Block, Flow, assigned, incoming, used
 
 AGAIN = 12
 """Instructions beyond which a value is kept and not made anew."""
@@ -35,7 +37,10 @@ class Frame:
     beginning: list[str] = field(default_factory=list)
     homes: dict[str, tuple[str, int]] = field(default_factory=dict)
     """Of each value that is kept its type and its number in the frame."""
-    alive: dict[str, set[str]] = field(default_factory=dict)
+    left: dict[str, list[str]] = field(default_factory=dict)
+    """Of the blocks that end at a place what goes from homes to the frame there: what may be new since the last one."""
+    taken: dict[str, list[str]] = field(default_factory=dict)
+    """Of the blocks behind a place what comes from the frame: what is needed, or left, before the next one."""
     moved: set[str] = field(default_factory=set)
     """Values and variables that @step's beginning makes."""
 
@@ -52,7 +57,7 @@ class Frame:
         lines: list[str] = []
         made: list[str] = []
         if block.label.startswith("hf.after."):
-            lines += self._between(block.label, "frame", "home")
+            lines += self._between(block.label, self.taken, "frame", "home")
         for at, line in enumerate(block.lines):
             name = assigned(line)
             if name in self.moved:
@@ -62,7 +67,7 @@ class Frame:
                 lines, made = lines + made, []
             line = self._read(line, f"{block.label}.{at}", lines) if comes is None else self._phi(line, comes, at, ends)
             if block.after and at == len(block.lines) - 1:
-                lines += self._between(block.after, "home", "frame")
+                lines += self._between(block.label, self.left, "home", "frame")
             lines.append(line)
             if name in self.homes:
                 made.append(f"  store {self.homes[name][0]} {name}, ptr {_home(name)}")
@@ -86,10 +91,10 @@ class Frame:
                 line = line.replace(f"[ {name}, %{label} ]", f"[ {value}, %{label} ]")
         return line
 
-    def _between(self, label: str, source: str, target: str) -> list[str]:
-        """Copies of what is alive behind a place, from homes to the frame or back."""
+    def _between(self, label: str, names: dict[str, list[str]], source: str, target: str) -> list[str]:
+        """Copies from homes to the frame or back."""
         lines = []
-        for name in sorted(self.alive[label] & self.homes.keys()):
+        for name in names[label]:
             kind, number = self.homes[name]
             value, places = f"%hf.{source}.{label}.{number}", {"home": _home(name), "frame": f"%hf.slot.{number}"}
             lines += [
@@ -105,14 +110,19 @@ def _home(name: str) -> str:
 
 def kept(function: list[Block], types: dict[str, str], uniform: Container[str]) -> Frame:
     """The frame of a function divided at its places. `uniform` has the parameters that all threads of a group share."""
-    living = alive(function)
-    crossing = {name for block in function if block.after for name in living[block.after]}
+    flow = Flow(function)
+    living = flow.alive()
+    divided = {block.label: block.after for block in function if block.after}
+    crossing = set(flow.names(reduce(or_, (living[after] for after in divided.values()), 0)))
     variables = {
         assigned(line) or "": found for block in function for line in block.lines if (found := _ALLOCA.match(line))
     }
     outliving = _outliving(function, set(variables), crossing)
     again = _again(function, crossing - variables.keys(), variables.keys(), uniform)
-    frame = Frame("", alive=living, moved={*variables, *again})
+    new = flow.new()
+    left = {label: living[after] & new[label] for label, after in divided.items()}
+    taken = flow.alive(left)
+    frame = Frame("", moved={*variables, *again})
     kinds, slots = [], []
     for name, found in variables.items():
         if name in outliving:
@@ -126,6 +136,9 @@ def kept(function: list[Block], types: dict[str, str], uniform: Container[str]) 
         slots.append(f"  %hf.slot.{at} = getelementptr %hf.frame.type, ptr %hf.frame, i64 0, i32 {at}, i64 %hf.lane.w")
         slots.append(f"  {_home(name)} = alloca {types[name]}")
         kinds.append(f"[32 x {types[name]}]")
+    homes = flow.bits(frame.homes)
+    frame.left = {label: flow.names(bits & homes) for label, bits in left.items()}
+    frame.taken = {label: flow.names(taken[label] & homes) for label in divided.values()}
     frame.beginning = [*slots, *again.values()]
     # 64 bytes: one simdgroup's frame follows the other's, and a variable in it may ask for as much.
     frame.type = "%hf.frame.type = type { " + ", ".join([*kinds, "[0 x <64 x i8>]"]) + " }"

@@ -21,7 +21,7 @@ from hf_mps.kernels.lowering.places import BARRIER, DONE
 from hf_mps.kernels.lowering.shared import Shared
 from hf_mps.kernels.signature import Signature
 
-LONGEST, ALTOGETHER = 400, 2000
+LONGEST, ALTOGETHER = 400, 1000
 """Lines of a copy of @step, and of all its copies, beyond which they cost more time in compilation than they save."""
 
 
