@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache
 from queue import SimpleQueue
+from time import perf_counter
 from typing import Any
 
 from hf_mps.kernels import bounds
@@ -22,6 +23,10 @@ Grid = tuple[int, int, int] | int
 
 WORTH_A_THREAD = 1 << 15
 """Threads of a grid below which one core does them all: handing a share to another costs about 20 µs."""
+WORTH_SECONDS = 1e-4
+"""Seconds that a grid's last run took of all cores together, below which the next one is no other core's business."""
+GRIDS = 1 << 10
+"""Grids of a kernel whose seconds are known; all are forgotten when there are more."""
 ALIGNMENT = 32
 """Addresses of bound values are multiples of it, in bytes, as kernels that read a `long4` take for granted."""
 
@@ -45,6 +50,7 @@ class Kernel:
         found = [each for each in signature.bindings if each.space != THREADGROUP]
         self._buffers = sorted(found, key=lambda each: each.location)
         self._checked: set[tuple[Any, ...]] = set()
+        self._seconds: dict[tuple[int, ...], float] = {}
 
     def launch(
         self,
@@ -126,10 +132,8 @@ class Kernel:
         total = grid[6] * grid[7] * grid[8]
         if total == 0:
             return
-        shares = min(_cores(), total) if work >= WORTH_A_THREAD else 1
-        if shares == 1:
-            _some_groups(self._loaded.entry, buffers, sizes, 0, total)
-            return
+        shares = min(_cores(), total) if work >= WORTH_A_THREAD and self._took(grid) >= WORTH_SECONDS else 1
+        start = perf_counter()
         cuts = [total * share // shares for share in range(shares + 1)]
         others = [
             _handed_over(_some_groups, self._loaded.entry, buffers, sizes, cuts[share], cuts[share + 1])
@@ -138,6 +142,13 @@ class Kernel:
         _some_groups(self._loaded.entry, buffers, sizes, 0, cuts[1])
         for other in others:
             other.result()
+        self._seconds[grid] = shares * (perf_counter() - start)
+
+    def _took(self, grid: tuple[int, ...]) -> float:
+        """Seconds of a grid's last run, as if by one core; WORTH_SECONDS where it is the first."""
+        if len(self._seconds) > GRIDS:
+            self._seconds.clear()
+        return self._seconds.get(grid, WORTH_SECONDS)
 
 
 def _placed(buffers: Any, held: list[tuple[int, bytes]]) -> Any:
