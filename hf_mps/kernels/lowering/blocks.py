@@ -34,7 +34,7 @@ def named(text: str) -> str:
 
 
 def blocks(body: Iterable[str], first: str) -> list[Block]:
-    """The blocks of a function's lines, comments left out and each switch on one line; `first` where no label begins."""
+    """The blocks of a function's lines, each switch on one line; `first` is the first one's label where it has none."""
     found: list[Block] = []
     cases: list[str] | None = None
     for line in body:

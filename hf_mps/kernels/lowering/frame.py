@@ -65,7 +65,8 @@ class Frame:
             comes = incoming(line)
             if comes is None:
                 lines, made = lines + made, []
-            line = self._read(line, f"{block.label}.{at}", lines) if comes is None else self._phi(line, comes, at, ends)
+            place = f"{block.label}.{at}"
+            line = self._read(line, place, lines) if comes is None else self._phi(line, comes, place, ends)
             if block.after and at == len(block.lines) - 1:
                 lines += self._between(block.label, self.left, "home", "frame")
             lines.append(line)
@@ -83,10 +84,10 @@ class Frame:
                 line = first + sign + re.sub(re.escape(name) + r"(?![\w.$-])", value, rest)
         return line
 
-    def _phi(self, line: str, comes: list[tuple[str, str]], at: int, ends: dict[str, list[str]]) -> str:
+    def _phi(self, line: str, comes: list[tuple[str, str]], at: str, ends: dict[str, list[str]]) -> str:
         for number, (name, label) in enumerate(comes):
             if name in self.homes:
-                value = f"%hf.end.{assigned(line)[1:]}.{at}.{number}"
+                value = f"%hf.end.{at}.{number}"
                 ends.setdefault(label, []).append(f"  {value} = load {self.homes[name][0]}, ptr {_home(name)}")
                 line = line.replace(f"[ {name}, %{label} ]", f"[ {value}, %{label} ]")
         return line
@@ -123,10 +124,13 @@ def kept(function: list[Block], types: dict[str, str], uniform: Container[str]) 
     left = {label: living[after] & new[label] for label, after in divided.items()}
     taken = flow.alive(left)
     frame = Frame("", moved={*variables, *again})
-    kinds, slots = [], []
+    kinds: list[str] = []
+    slots: list[str] = []
     for name, found in variables.items():
         if name in outliving:
-            slots.append(f"  {name} = getelementptr %hf.frame.type, ptr %hf.frame, i64 0, i32 {len(kinds)}, i64 %hf.lane.w")
+            slots.append(
+                f"  {name} = getelementptr %hf.frame.type, ptr %hf.frame, i64 0, i32 {len(kinds)}, i64 %hf.lane.w"
+            )
             kinds.append(f"[32 x {_aligned(found[1], int(found[2] or 1))}]")
         else:
             slots.append(found.string)

@@ -10,7 +10,7 @@ LLVM, which inlines, unrolls and vectorises it. What follows from the parameters
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import llvmlite.binding as llvm
@@ -19,8 +19,8 @@ from hf_mps.kernels.lowering import blocks
 from hf_mps.kernels.lowering.blocks import Block
 from hf_mps.kernels.lowering.flatten import Flat
 from hf_mps.kernels.lowering.frame import Frame, kept
-from hf_mps.kernels.lowering.shared import Shared, taken_out
 from hf_mps.kernels.lowering.places import DONE, Call, Place, operation, split
+from hf_mps.kernels.lowering.shared import Shared, taken_out
 
 CONTEXT = (
     "ptr noalias %hf.state, ptr noalias %hf.given, ptr noalias %hf.results, ptr noalias %hf.frame, i32 %hf.lane, "
@@ -41,7 +41,7 @@ class Steps:
     """For the beginning and each place the lines that a thread may run from there to its next place."""
 
 
-def steps(flat: Flat, uniform: Container[str] = ()) -> Steps:
+def steps(flat: Flat, uniform: Iterable[str] = ()) -> Steps:
     """The kernel as steps. `uniform` has the parameters ("%3") that are the same for a threadgroup's threads."""
     start = flat.text.index("define dso_local void @kernel(")
     end = flat.text.index("\n}\n", start)

@@ -27,9 +27,13 @@ _SCALARS = {
     "threads_per_simdgroup": "32",
     "simdgroups_per_threadgroup": "%simdgroups",
 }
-_OWN = ("thread_position_in_grid", "thread_position_in_threadgroup", "thread_index_in_threadgroup") + (
-    "thread_index_in_simdgroup", "simdgroup_index_in_threadgroup",
-)  # fmt: skip
+_OWN = {
+    "thread_position_in_grid",
+    "thread_position_in_threadgroup",
+    "thread_index_in_threadgroup",
+    "thread_index_in_simdgroup",
+    "simdgroup_index_in_threadgroup",
+}
 _LLVM = {"uint": "i32", "int": "i32", "ushort": "i16", "short": "i16"}
 
 

@@ -21,7 +21,6 @@ _FOLLOWS = re.compile(
     r"|insertelement|load [^,]+, ptr addrspace\(2\)|(?:tail )?call [^@]*@llvm\.(?:umin|umax|smin|smax|abs)\.) ?"
 )
 _BRANCH = re.compile(r"^  (?:br|switch) ")
-_SECOND = 2
 TRIED = 16
 """Blocks in front that are tried as the one where all meet."""
 
@@ -39,10 +38,8 @@ class Shared:
         return "{ " + ", ".join(self.values.values()) + " }"
 
 
-def taken_out(
-    function: list[Block], parameters: str, types: dict[str, str], uniform: Container[str]
-) -> Shared:
-    """Take the shared beginning out of a function's blocks, which change; nothing where it is no more than one block."""
+def taken_out(function: list[Block], parameters: str, types: dict[str, str], uniform: Container[str]) -> Shared:
+    """Take the shared beginning out of a function's blocks, which change; nothing where it is but one block."""
     same = _same(function, uniform)
     of = {block.label: block for block in function}
     for meeting in _candidates(function, of, same):
@@ -84,7 +81,8 @@ def _passes(block: Block, same: set[str], first: bool) -> bool:
 
 def _candidates(function: list[Block], of: dict[str, Block], same: set[str]) -> list[str]:
     """Blocks where the ways through the front may meet, the furthest first."""
-    found, waiting = [], [function[0].label]
+    found: list[str] = []
+    waiting = [function[0].label]
     while waiting and len(found) < TRIED:
         label = waiting.pop(0)
         if _passes(of[label], same, label == function[0].label):
@@ -106,7 +104,7 @@ def _inside(first: Block, of: dict[str, Block], same: set[str], meeting: str) ->
         waiting += following
     leading = {label for label, block in of.items() if not set(block.following).isdisjoint({*inside, meeting})}
     phis = [assigned(line) for line in of[meeting].lines if incoming(line) is not None]
-    return inside if len(inside) >= _SECOND and leading <= set(inside) and same.issuperset(phis) else None
+    return inside if len(inside) > 1 and leading <= set(inside) and same.issuperset(phis) else None
 
 
 def _out(

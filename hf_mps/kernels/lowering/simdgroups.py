@@ -11,11 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hf_mps.kernels.lowering import checks, parameters, rows
-from hf_mps.kernels.lowering.entry import (
-    DECLARED, EPILOGUE, FRAMES_AT, FRAMES_BYTES, GIVEN_AT, HEAD, LANES, POSITIONS_AT, RESULTS_AT, SLOT_BYTES, STATES_AT,
-    arguments, begin,
-)  # fmt: skip
+from hf_mps.kernels.lowering import entry, parameters, rows
 from hf_mps.kernels.lowering.lanes import Steps
 from hf_mps.kernels.lowering.places import BARRIER, DONE
 from hf_mps.kernels.lowering.shared import Shared
@@ -25,10 +21,10 @@ LONGEST, ALTOGETHER = 400, 1000
 """Lines of a copy of @step, and of all its copies, beyond which they cost more time in compilation than they save."""
 
 
-def entry(signature: Signature, steps: Steps, *, checked: bool = False) -> str:
+def waiting(signature: Signature, steps: Steps, *, checked: bool = False) -> str:
     """The entry, and the functions that it calls."""
     copied = _copied(steps.reach)
-    given = arguments(signature, checked)
+    given = entry.arguments(signature, checked)
     passed = "".join(f", {kind} %shared.{at}" for at, kind in enumerate(steps.shared.values.values()))
     thread = f"{_THREAD}\n{parameters.values(signature)}"
     call = f"call void @step(i32 {{place}}, {_CONTEXT}, {given}{passed})"
@@ -40,11 +36,13 @@ def entry(signature: Signature, steps: Steps, *, checked: bool = False) -> str:
     one = rows.renamed(_ONE.format(thread=thread, call=call.format(place="%least")), "one")
     body = _GROUP.format(
         shared=_shared(signature, steps.shared, given) if passed else "",
-        states=STATES_AT, positions=POSITIONS_AT, given=GIVEN_AT, results=RESULTS_AT, frames=FRAMES_AT,
-        room=FRAMES_BYTES, barrier=BARRIER, slots=32 * SLOT_BYTES, cases=cases, turns="\n".join(turns), one=one,
+        states=entry.STATES_AT, positions=entry.POSITIONS_AT, given=entry.GIVEN_AT, results=entry.RESULTS_AT,
+        frames=entry.FRAMES_AT, room=entry.FRAMES_BYTES, barrier=BARRIER, slots=32 * entry.SLOT_BYTES, cases=cases,
+        turns="\n".join(turns), one=one,
     )  # fmt: skip
     shut = _OPENED.format(barrier=BARRIER, done=DONE - (1 << 32), mask=BARRIER - 1)
-    return HEAD + begin(signature, checked) + body + EPILOGUE + "}\n" + DECLARED + _BEGIN + shut
+    head = entry.begin(signature, checked).replace("entry:", f"entry:{_UNKNOWN}")
+    return entry.HEAD + head + body + entry.EPILOGUE + "}\n" + entry.DECLARED + _BEGIN + shut
 
 
 def _shared(signature: Signature, shared: Shared, given: str) -> str:
@@ -63,18 +61,16 @@ def _copied(reach: Sequence[int]) -> list[int]:
     return sorted(copied)
 
 
-_CONTEXT = (
-    "ptr %state, ptr %lane.given, ptr %lane.results, ptr %lane.frame, i32 %lane, ptr addrspace(3) %shared"
-)
+_CONTEXT = "ptr %state, ptr %lane.given, ptr %lane.results, ptr %lane.frame, i32 %lane, ptr addrspace(3) %shared"
 _THREAD = f"""  %lane.w = zext i32 %lane to i64
   %linear = add nuw i32 %base, %lane
   %linear.w = zext i32 %linear to i64
   %state = getelementptr i32, ptr %lane.states, i64 %lane.w
   %lidx.at = getelementptr i32, ptr %positions, i64 %linear.w
   %lidx = load i32, ptr %lidx.at
-  %lidy.at = getelementptr i32, ptr %lidx.at, i64 {LANES}
+  %lidy.at = getelementptr i32, ptr %lidx.at, i64 {entry.LANES}
   %lidy = load i32, ptr %lidy.at
-  %lidz.at = getelementptr i32, ptr %lidy.at, i64 {LANES}
+  %lidz.at = getelementptr i32, ptr %lidy.at, i64 {entry.LANES}
   %lidz = load i32, ptr %lidz.at
   %posx = add nuw i32 %startx, %lidx
   %posy = add nuw i32 %starty, %lidy
@@ -98,6 +94,10 @@ _ONE = """one:
   %more = icmp ne i32 %next, 0
   br i1 %more, label %one, label %earliest"""
 
+# Positions are kept from group to group of a run.
+_UNKNOWN = f"""
+  %positions.of = getelementptr i8, ptr %arena, i64 {entry.POSITIONS_AT + 12 * entry.LANES}
+  store i32 0, ptr %positions.of"""
 _GROUP = """
   %simdgroups.w = zext i32 %simdgroups to i64
   %frame.end = getelementptr %hf.frame.type, ptr null, i64 %simdgroups.w
@@ -159,7 +159,7 @@ barrier:
 _BEGIN = f"""
 define internal void @stand(ptr %states, ptr %positions, i32 %x, i32 %y, i32 %count) nounwind {{
 begin:
-  %key.at = getelementptr i32, ptr %positions, i64 {3 * LANES}
+  %key.at = getelementptr i32, ptr %positions, i64 {3 * entry.LANES}
   %key.x = load i32, ptr %key.at
   %key.y.at = getelementptr i32, ptr %key.at, i64 1
   %key.y = load i32, ptr %key.y.at
@@ -184,9 +184,9 @@ position:
   %linear.w = zext i32 %linear to i64
   %x.at = getelementptr i32, ptr %positions, i64 %linear.w
   store i32 %lidx, ptr %x.at
-  %y.at = getelementptr i32, ptr %x.at, i64 {LANES}
+  %y.at = getelementptr i32, ptr %x.at, i64 {entry.LANES}
   store i32 %lidy, ptr %y.at
-  %z.at = getelementptr i32, ptr %y.at, i64 {LANES}
+  %z.at = getelementptr i32, ptr %y.at, i64 {entry.LANES}
   store i32 %lidz, ptr %z.at
   %x.one = add nuw i32 %lidx, 1
   %x.over = icmp eq i32 %x.one, %x

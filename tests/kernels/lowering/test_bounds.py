@@ -70,7 +70,7 @@ def test_a_neighbour_in_the_same_storage_is_outside_too() -> None:
         copying(0).kernel(checked=True).launch({"out": whole[:100], "given": whole}, threads=200, group=32)
 
 
-def test_a_release_s_kernels_with_loops_and_with_coroutines_are_checked(release: str) -> None:
+def test_a_release_s_kernels_with_and_without_barriers_are_checked(release: str) -> None:
     kernels = Release(release, checked=True)
     rows, weight = torch.randn(7, 384), torch.rand(384)
     out = torch.empty_like(rows)

@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 
+from hf_mps.kernels import runtime
 from tests.kernels.lowering.small import Small
 
 POSITIONS = Small(
@@ -70,7 +71,7 @@ def expected(position: tuple[int, ...], threads: tuple[int, ...], group: tuple[i
     return [1, *inside, *number, *size, index, index % 32, index // 32]
 
 
-@pytest.mark.parametrize("small", [PLAIN, WAITING], ids=["loops", "coroutines"])
+@pytest.mark.parametrize("small", [PLAIN, WAITING], ids=["a loop", "places"])
 @pytest.mark.parametrize(
     ("threads", "group"),
     [
@@ -89,11 +90,29 @@ def test_positions_are_metals(small: Small, threads: tuple[int, int, int], group
         assert out[z, y, x, :13].tolist() == expected(position, threads, group)
 
 
-@pytest.mark.parametrize("small", [PLAIN, WAITING], ids=["loops", "coroutines"])
+@pytest.mark.parametrize("small", [PLAIN, WAITING], ids=["a loop", "places"])
 def test_a_large_grid_is_spread_over_the_cores_and_each_thread_runs_once(small: Small) -> None:
     out = torch.zeros(100_000, 16, dtype=torch.int32)
     small.kernel().launch({"out": out}, threads=100_000, group=256)
     assert (out[:, 0] == 1).all()
+
+
+@pytest.mark.parametrize(("seconds", "shares"), [(1e-6, 0), (1.0, 1)])
+def test_a_grid_whose_last_run_was_short_is_left_to_one_core(
+    seconds: float, shares: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed: list[int] = []
+    hand_over = runtime._handed_over
+    monkeypatch.setattr(runtime, "_cores", lambda: 2)
+    monkeypatch.setattr(runtime, "_handed_over", lambda *given: handed.append(1) or hand_over(*given))
+    out = torch.zeros(100_000, 16, dtype=torch.int32)
+    kernel = PLAIN.kernel()
+    kernel.launch({"out": out}, threads=100_000, group=256)
+    assert len(handed) == 1
+    kernel._seconds = dict.fromkeys(kernel._seconds, seconds)
+    kernel.launch({"out": out}, threads=100_000, group=256)
+    assert len(handed) == 1 + shares
+    assert (out[:, 0] == 2).all()
 
 
 def test_a_grid_of_nothing_runs_nothing() -> None:
