@@ -43,7 +43,7 @@ class AutogradKernel(Patch):
         ours, concerns = around.replacement(), owner.attribute(self.when)
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
-            if owner.on and _runs(args[0]) and concerns(*args, **kwargs):
+            if owner.on and runs(args[0]) and concerns(*args, **kwargs):
                 return ours(*args, **kwargs)
             return stock(*args, **kwargs)
 
@@ -65,7 +65,7 @@ def _composite(operator: Any, *args: Any, **kwargs: Any) -> Any:
     return operator._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
-def _runs(tensor: Any) -> bool:
+def runs(tensor: Any) -> bool:
     """Whether a call computes: an ordinary tensor, and neither a compiler nor torch.func around it."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 PARTS = Catalogue(
     "step",
     "hf_mps.step",
-    {"torch": ("flat-gradients", "fused-optimizer", "fused-dropout", "short-attention", "one-copy")},
+    {
+        "torch": ("flat-gradients", "fused-optimizer", "fused-dropout", "short-attention", "one-copy"),
+        "transformers.modeling_utils": ("decoder-pieces",),
+    },
     lambda module: module.PART,
 )
 

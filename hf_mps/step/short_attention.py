@@ -28,7 +28,7 @@ class ShortAttention(Part):
 
     Stock makes a float mask in each layer, scales queries and keys each, and asks three times which rows are hidden
     whole (`_scaled_dot_product_attention_math`, ATen/native/transformers/attention.cpp). Here a mask is made once for
-    the layers that are given it. Masks of floats, which may learn, and grouped heads stay stock's.
+    the layers that are given it. Masks of floats, which may learn, stay stock's.
     """
 
     name = "short-attention"
@@ -71,7 +71,9 @@ class ShortAttention(Part):
             and all(each.dim() == 4 and each.numel() > 0 and each.device == query.device for each in tensors)
             and query.dtype == key.dtype == value.dtype
             and query.is_floating_point()
-            and query.shape[:2] == key.shape[:2] == value.shape[:2]
+            and query.shape[0] == key.shape[0] == value.shape[0]
+            and key.shape[1] == value.shape[1]
+            and (query.shape[1] == key.shape[1] or (enable_gqa and query.shape[1] % key.shape[1] == 0))
             and (query.shape[3], key.shape[2]) == (key.shape[3], value.shape[2])
             and query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] < LARGEST
             and 0 <= dropout < 1
@@ -90,6 +92,8 @@ class ShortAttention(Part):
         causal: bool = False,
         **named: Any,
     ) -> Tensor:
+        if query.shape[1] != key.shape[1]:
+            key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
         scale = named.get("scale")
         scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
         hidden: attention_in_one.Hidden | None = None

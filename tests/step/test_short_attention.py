@@ -64,6 +64,21 @@ def test_output_and_gradients_are_stocks(name: str, dtype: torch.dtype, joined: 
         assert not found[0][0, :, 2].any()
 
 
+@pytest.mark.parametrize("name", masks())
+def test_heads_that_share_keys_are_stocks(name: str, fused: Fused) -> None:
+    found = []
+    for context in (nullcontext(), fused()):
+        leaves, (query, key, value) = inputs()
+        with context, simulator.counted() as counts:
+            out = attention(query, key[:, :1], value[:, :1], enable_gqa=True, **masks()[name])
+        out.square().sum().backward()
+        found.append(
+            (counts.launches, out.detach().cpu(), *(each.grad.cpu() for each in leaves if each.grad is not None))
+        )
+    assert found[1][0] < found[0][0]
+    assert all(map(torch.equal, found[0][1:], found[1][1:]))
+
+
 def test_the_sums_are_those_of_double_precision(fused: Fused) -> None:
     leaves, given = inputs()
     with fused():
@@ -185,7 +200,6 @@ def test_checkpointing_repeats_it(fused: Fused) -> None:
 STOCKS: dict[str, Callable[[], Tensor]] = {
     "a mask of floats": lambda: attention(*inputs()[1], attn_mask=torch.zeros(PLACES, PLACES, device="mps")),
     "no gradient": lambda: attention(*(each.detach() for each in inputs()[1])),
-    "grouped heads": lambda: attention(inputs()[1][0], inputs()[1][1][:, :1], inputs()[1][2][:, :1], enable_gqa=True),
     "three dimensions": lambda: attention(*(each[:, 0] for each in inputs()[1])),
     "the host": lambda: attention(*(torch.ones(1, 2, 3, 4, requires_grad=True),) * 3),
 }
