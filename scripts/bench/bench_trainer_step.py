@@ -3,7 +3,8 @@
     python scripts/bench/bench_trainer_step.py
     python scripts/bench/bench_trainer_step.py --rounds 200 --size 256
 
-Three processes train the same small BERT, one with the layer and two with HF_MPS=0, and take turns: each runs a few
+Four processes train the same small BERT, one with the layer, one with its steps fused as well (HF_MPS_FUSED_STEP=1),
+and two with HF_MPS=0, and take turns: each runs a few
 steps while the others wait, so that drift and other programs' work fall on all alike. The second process without the
 layer shows what the machine's own noise makes of equal things. What the layer saves is not set against what it costs:
 without it, too, pinned memory and the filter of NaN losses, which waits for the device at each step, are off.
@@ -33,7 +34,12 @@ BAR = 1.02
 STEPS = 4
 WARM = 3
 KEPT = {"MALLOC_TRIM_THRESHOLD_": str(2**34), "MALLOC_MMAP_THRESHOLD_": str(2**34), "MALLOC_MMAP_MAX_": "0"}
-SERIES = {"on": "1", "off": "0", "off again": "0"}
+SERIES = {
+    "on": {"HF_MPS": "1"},
+    "off": {"HF_MPS": "0"},
+    "off again": {"HF_MPS": "0"},
+    "fused": {"HF_MPS": "1", "HF_MPS_FUSED_STEP": "1"},
+}
 
 
 def main() -> int:
@@ -62,23 +68,23 @@ def main() -> int:
     )
     for name in SERIES:
         print(f"{name:<10}{clock[name]:9.3f} ms a step on the clock {processor[name]:9.3f} ms of the processor")
-    for name in ("on", "off again"):
+    for name in ("on", "off again", "fused"):
         print(f"{f'{name} / off':<16} {clock[name] / clock['off']:.4f} {processor[name] / processor['off']:.4f}")
     return 1 if min(clock["on"] / clock["off"], processor["on"] / processor["off"]) > BAR else 0
 
 
-def start(switch: str, given: argparse.Namespace, folder: str) -> subprocess.Popen[str]:
-    """A process that trains, with the layer where `switch` is 1; it waits for a line before each round."""
+def start(switch: dict[str, str], given: argparse.Namespace, folder: str) -> subprocess.Popen[str]:
+    """A process that trains with the variables `switch`; it waits for a line before each round."""
     command = [sys.executable, __file__, "--child", "--rounds", str(given.rounds), "--size", str(given.size)]
     variables = {
         **os.environ,
-        "HF_MPS": switch,
         "HF_MPS_FALLBACK": "quiet",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": "ignore",
         **KEPT,
         **simulated_off_a_mac(),
+        **switch,
     }
     return subprocess.Popen(
         command, cwd=folder, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1

