@@ -15,6 +15,7 @@ from hf_mps.step.parts import PARTS, registry
 
 OFF = "off"
 """What stands in the header in place of the parts' words."""
+REASON = "a small launch costs the host more than the GPU; fused_step=false launches as the plain Trainer does"
 
 
 def parts() -> list[Part]:
@@ -58,7 +59,7 @@ def choose(asked: bool | None, model: Any, device_type: str) -> Choice[str]:
     acting = [part for part in parts() if part.pays(device_type)]
     words = ", ".join(filter(None, (part.words(model, device_type) for part in acting)))
     if words:
-        return Choice(words, "; ".join(dict.fromkeys(part.pays(device_type) for part in acting)))
+        return Choice(words, REASON)
     if asked:
         raise UserError(f"fused_step is true, and on {device_type} there is nothing that it would save; leave it out")
     return Choice(OFF, f"on {device_type} there is nothing that it would save")
