@@ -9,7 +9,6 @@ import json
 import warnings
 
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 
 from hf_mps.fallback import host_view, registration
 from hf_mps.fallback.accounting import ledger
@@ -24,7 +23,7 @@ def main() -> None:
     torch.set_num_threads(1)
     samples.DTYPES = (torch.float32,)
     touched, seen = [], set()
-    for number in range(len(op_db)):
+    for number in range(len(worker.op_db)):
         before = ledger.snapshot()
         worker.check(number)
         names = {entry.operator for entry in ledger.report(before).operators}

@@ -2,7 +2,7 @@
 
     HF_MPS_SIMULATE=1 HF_MPS_KERNELS=2.13.0 python -m tests.kernels.opinfo_worker [SAMPLES]
 
-Without a number two samples of each operator run in float32 and one in each half: most of the time is compilation.
+Without a number five samples of each operator run in each dtype: most of the time is compilation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections import Counter
 from typing import Any
 
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 
 from hf_mps.kernels import running
 from tests.simulator.conformance import compare, samples, worker
@@ -24,7 +23,7 @@ ROOM = 8.0
 """Times torch.testing's tolerances."""
 
 
-def main(count: int, of_halves: int) -> None:
+def main(count: int) -> None:
     """Check every operator of op_db in float32, and in the halves as well where a rule ran."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -33,12 +32,12 @@ def main(count: int, of_halves: int) -> None:
     assert metal is not None, "HF_MPS_KERNELS is not set"
     ran: Counter[str] = Counter()
     result: dict[str, Any] = {"operators": 0, "samples": 0, "differences": []}
-    for number in range(len(op_db)):
+    for number in range(len(worker.op_db)):
         metal.ledger.clear()
         reports = [_checked(number, torch.float32, count)]
         if not metal.ledger.operators:
             continue
-        reports += [_checked(number, dtype, of_halves) for dtype in DTYPES[1:]]
+        reports += [_checked(number, dtype, count) for dtype in DTYPES[1:]]
         ran += metal.ledger.operators
         result["operators"] += 1
         for report in reports:
@@ -54,4 +53,4 @@ def _checked(number: int, dtype: torch.dtype, count: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     given = [int(each) for each in sys.argv[1:]]
-    main(*(given * 2 if given else (2, 1)))
+    main(*(given[0] if given else samples.SAMPLES))

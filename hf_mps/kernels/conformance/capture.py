@@ -11,14 +11,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hf_mps.core.errors import UserError
+from hf_mps.kernels.conformance import opinfo
 from hf_mps.kernels.conformance.calls import Call, short
 
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64)
@@ -80,19 +80,13 @@ def captured(wanted: Iterable[str]) -> list[Call]:
 
     Raises UserError, with the next command, where PyTorch's own test tools are not whole.
     """
-    try:
-        from torch.testing._internal.common_methods_invocations import op_db
-        from torch.testing._internal.common_optimizers import optim_db
-    except ImportError as error:
-        raise UserError(f"PyTorch's samples need {error.name}; next: pip install {error.name}") from error
     mode = Capture(wanted)
-    operators, optimizers = cast(list[Any], op_db), cast(list[Any], optim_db)
-    for operator in operators:
+    for operator in opinfo.operators():
         for dtype in DTYPES:
             if dtype in operator.supported_dtypes("cpu"):
                 mode.origin = f"OpInfo {operator.name}"
                 _each(_samples(operator, dtype), mode)
-    for optimizer in optimizers:
+    for optimizer in opinfo.optimizers():
         mode.origin = f"OptimizerInfo {optimizer.optim_cls.__name__}"
         _each(_steps(optimizer), mode)
     return [call for kept in mode.calls.values() for call in kept.values()]
@@ -100,7 +94,7 @@ def captured(wanted: Iterable[str]) -> list[Call]:
 
 def _each(runs: Iterator[Callable[[], None]], mode: Capture) -> None:
     """Run them; what a sample cannot do on the device is nothing that a kernel computes."""
-    torch.manual_seed(20)
+    opinfo.seed(20)
     random.seed(20)
     try:
         for run in runs:

@@ -8,9 +8,9 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map
 
+from hf_mps.kernels.conformance.opinfo import operators
 from hf_mps.kernels.rules import Dispatch
 
 TOLERANCE = {
@@ -66,7 +66,7 @@ def compared(
 
 @cache
 def _named(operator: str) -> tuple[Any, ...]:
-    return tuple(info for info in op_db if info.name == operator)
+    return tuple(info for info in operators() if info.name == operator)
 
 
 def _results(info: Any, sample: Any, device: str, graded: bool) -> list[torch.Tensor | None]:

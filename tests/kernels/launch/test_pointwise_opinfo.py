@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 
 from hf_mps.kernels import launch
+from hf_mps.kernels.conformance.opinfo import operators
 from hf_mps.kernels.rules import RULES, Dispatch
 from tests.kernels.launch.samples import compared
 
@@ -24,7 +24,7 @@ NOT_ON_METAL = {"float_power"}
 def _operators() -> list[str]:
     launch.load()
     names = {rule.operator.partition(".")[0] for rule in RULES.values() if rule.family in FAMILIES}
-    found = {each.name for each in op_db if each.aten_name in names or each.name.replace(".", "_") in names}
+    found = {each.name for each in operators() if each.aten_name in names or each.name.replace(".", "_") in names}
     return sorted(found - NOT_ON_METAL)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 
+from hf_mps.kernels.conformance.opinfo import operators
 from hf_mps.kernels.rules import Dispatch
 from tests.kernels.launch.samples import compared
 
@@ -44,7 +44,7 @@ def test_samples_of_embeddings_agree(kernels: Dispatch, operator: str, dtype: to
 @pytest.mark.parametrize("operator", DRAWING)
 def test_samples_that_draw_have_the_cpus_shape_and_repeat(kernels: Dispatch, operator: str) -> None:
     ran = 0
-    for info in (each for each in op_db if each.name == operator):
+    for info in (each for each in operators() if each.name == operator):
         for dtype in (each for each in FLOATS if info.supports_dtype(each, "cpu")):
             for sample in info.sample_inputs("mps", dtype):
                 on_cpu = sample.transform(lambda each: each.cpu() if isinstance(each, torch.Tensor) else each)

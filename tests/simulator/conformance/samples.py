@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from hf_mps.kernels.conformance.opinfo import seed
+
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64)
 SAMPLES = 5
 # Some samples are made to be large; what they test (speed, overflow of 32-bit sizes) is not what is compared here.
@@ -26,22 +28,13 @@ def dtype_named(name: str) -> torch.dtype:
 KEPT_ON_CPU = {"tensor_split"}
 
 
-def seed(number: int) -> None:
-    """torch.manual_seed, for the CPU and the device alone.
-
-    The others (cuda, xpu, mtia) note the whole stack of each call for the day they start: half of a check's time.
-    """
-    torch.default_generator.manual_seed(number)
-    torch.mps.manual_seed(number)
-
-
-def take(operator: Any, dtype: torch.dtype, count: int = SAMPLES) -> Iterator[Any]:
-    """The first `count` samples of `operator` on the CPU, the same in every process and run."""
+def take(operator: Any, dtype: torch.dtype) -> Iterator[Any]:
+    """The first SAMPLES samples of `operator` on the CPU, the same in every process and run."""
     seed(20)
     random.seed(20)
     gradients = dtype.is_floating_point and operator.supports_autograd
     made = operator.sample_inputs("cpu", dtype, requires_grad=gradients)
-    for sample in islice((sample for sample in made if _elements(sample) <= MOST_ELEMENTS), count):
+    for sample in islice((sample for sample in made if _elements(sample) <= MOST_ELEMENTS), SAMPLES):
         if operator.name in KEPT_ON_CPU:
             for tensor in (leaf for leaf in sample.args if isinstance(leaf, torch.Tensor)):
                 tensor.stays_on_cpu = True
