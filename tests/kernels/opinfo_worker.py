@@ -53,4 +53,4 @@ def _checked(number: int, dtype: torch.dtype, count: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     given = [int(each) for each in sys.argv[1:]]
-    main(*(given[0] if given else samples.SAMPLES))
+    main(given[0] if given else samples.SAMPLES)
