@@ -54,6 +54,10 @@ def _looped(signature: Signature, flat: Flat, checked: bool) -> str:
     kernel = head.sub(r"define internal void \1alwaysinline {", flat.text)
     if checked:
         return joined(kernel, entry.loops(signature, checked=True))
+    dimensions = next((each.parameter for each in signature.bindings if each.name.startswith("ndim")), None)
+    versions = rows.versions(kernel, dimensions) if dimensions is not None else ""
+    if versions:
+        return _one_space(joined(kernel, versions, entry.loops(signature, dimensions=dimensions)))
     asked = rows.question(flat.text)
     if asked is None:
         return _one_space(joined(kernel, entry.loops(signature)))

@@ -111,14 +111,20 @@ _THREAD = """  %posx = add nuw i32 %startx, %lidx
   %simdgroup = lshr i32 %linear, 5"""
 
 
-def loops(signature: Signature, *, checked: bool = False, ordinary: str | None = None) -> str:
+def loops(
+    signature: Signature, *, checked: bool = False, ordinary: str | None = None, dimensions: int | None = None
+) -> str:
     """The entry of a kernel whose threads never wait for one another: plain loops, the innermost along x.
 
-    `ordinary` is the answer of a Question (rows.py) that stands in the module, for kernels that have one.
+    `ordinary` is the answer of a Question (rows.py) that stands in the module, for kernels that have one; `dimensions`
+    the parameter that tells how many there are, of kernels whose versions stand there.
     """
     call = f"  call void @kernel({arguments(signature, checked)})"
     values = f"{_THREAD}\n{parameters.values(signature)}"
-    row = rows.plain(values, call) if ordinary is None else rows.guarded(values, call, ordinary)
+    if dimensions is not None:
+        row = rows.versioned(values, call, dimensions)
+    else:
+        row = rows.plain(values, call) if ordinary is None else rows.guarded(values, call, ordinary)
     declared = DECLARED + (rows.DECLARED if ordinary else "")
     return HEAD + begin(signature, checked) + _LOOPS.format(row=row) + EPILOGUE + "}\n" + declared
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from hf_mps.kernels.lowering.rows import question
+from hf_mps.kernels.lowering.rows import question, versions
 from hf_mps.kernels.release import Release
-from hf_mps.kernels.values import u32
+from hf_mps.kernels.values import i64, u32
 
 BOUND = """define dso_local void @kernel(ptr addrspace(1) noundef captures(none) %0, ptr addrspace(2) noundef %1, <2 x i32> noundef %2) #0 {
   %4 = extractelement <2 x i32> %2, i64 0
@@ -69,3 +69,35 @@ def test_four_elements_a_thread_end_at_the_last_element(release: str, count: int
     kernel.launch([result, x, u32(count)], threads=-(-count // 4), group=256)
     torch.testing.assert_close(result[:count], torch.erf(x[:count]))
     assert (result[count:] == 7.0).all()
+
+
+STRIDES = BOUND.replace("{predicate}", "ugt")
+
+
+def test_a_kernel_has_versions_by_what_it_reads_of_its_number_of_dimensions() -> None:
+    made = versions(STRIDES, 1)
+    assert [line.split("@")[1].split("(")[0] for line in made.splitlines() if line.startswith("define ")] == [
+        "kernel.2",
+        "kernel.3",
+        "kernel.4",
+    ]
+    assert [line for line in made.splitlines() if " %6 = " in line] == [f"  %6 = add i32 {at}, 0" for at in (2, 3, 4)]
+    assert versions(STRIDES, 0) == ""
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("name", ["mul_strided_float_float", "copy_identity_strided_float_float"])
+def test_any_number_of_dimensions_gives_the_same(release: str, name: str, dimensions: int) -> None:
+    sizes = [5, 2, 3, 2, 3][:dimensions]  # the fastest first
+    given = torch.randn([2 * size for size in reversed(sizes)])[(slice(None, None, 2),) * dimensions]
+    other = torch.randn(sizes).permute(*reversed(range(dimensions)))
+    out = torch.zeros(given.shape)
+    strides = [i64([4 * each for each in reversed(tensor.stride())]) for tensor in (out, given, other)]
+    kernel = Release(release).kernel(name)
+    if name.startswith("mul"):
+        kernel.launch([out, given, other, i64(sizes), *strides, u32(dimensions, 0, 0, 0)], threads=out.numel())
+        torch.testing.assert_close(out, given * other)
+    else:
+        arguments = [out, given, i64(sizes), strides[1], strides[0], u32(dimensions)]
+        kernel.launch(arguments, threads=(sizes[0], out.numel() // sizes[0], 1), group=(4, 4, 1))
+        assert torch.equal(out, given)
