@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,25 +55,30 @@ def measured(plan: Plan, prepared: Prepared, recipe: Recipe, checkpoint: Path | 
         plan.choices["precision"] = Choice(default.value, f"{default.reason}; not measured: {why}")
         return None
     begun = checkpoint or recipe.training.get("resume_from_checkpoint")
-    found = precision.stored(Path(begun)) if begun else None
+    found, seconds = precision.stored(Path(begun)) if begun else None, 0.0
     if found is None:
         if begun:  # it trained in the default
             return None
         batch = precision.sample(prepared, plan.choices["batch"].value)
         graphs = Graphs if plan.choices[KEY].value == ON else None
         device = torch.device("cuda", torch.cuda.current_device())
+        prepared.model.to(device)
+        clock = time.perf_counter()
         try:
             trials = precision.measure(prepared.model, batch, graphs=graphs, device=device)
         except RecordingFailed as error:
             plan.choices[KEY] = decide.refused(recipe.cuda_graphs, str(error))
             trials = precision.measure(prepared.model, batch, graphs=None, device=device)
+        seconds = time.perf_counter() - clock
         found = precision.decide(trials, shape(batch))
     plan.choices["precision"] = found
     for setting in precision.SETTINGS.values():
         for key in setting:
             plan.arguments.pop(key, None)
     plan.arguments.update(precision.SETTINGS[found.value])
-    return precision.MeasuredPrecision(found.value, found.reason)
+    kept = precision.MeasuredPrecision(found.value, found.reason)
+    kept.seconds = seconds
+    return kept
 
 
 def shape(batch: Any) -> str:

@@ -51,6 +51,8 @@ class MeasuredPrecision(TrainerCallback, ExportableState):  # type: ignore[misc]
     def __init__(self, value: str, reason: str) -> None:
         self.value = value
         self.reason = reason
+        self.seconds = 0.0
+        """What the trial took in this process."""
 
     def state(self) -> dict[str, Any]:
         """The choice as Trainer stores it."""
@@ -106,11 +108,10 @@ def sample(prepared: Prepared, batch: int) -> dict[str, Any]:
 
 
 def measure(model: Any, batch: Mapping[str, Any], *, graphs: Callable[[], Graphs] | None, device: Any) -> list[Trial]:
-    """Time each candidate on `batch`; `model` moves to `device` and is otherwise as before, random state included.
+    """Time each candidate on `batch`; `model`, which is on `device`, is as before afterwards, random state included.
 
     `graphs` makes those to record with; None times operator by operator. Raises RecordingFailed.
     """
-    model.to(device)
     tensors = {name: value.to(device) for name, value in batch.items() if isinstance(value, Tensor)}
     others = {name: value for name, value in batch.items() if name not in tensors}
     with untouched(model, device):

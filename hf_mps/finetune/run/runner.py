@@ -102,6 +102,7 @@ def _train(run: PreparedRun, run_dir: RunDir) -> RunRecord:
     trainer = make_trainer(plan, prepared, watch, recipe.early_stopping_patience)
     if kept is not None:
         trainer.add_callback(kept)
+        watch.before = kept.seconds
     captured = capture.install(plan.choices, trainer, recipe.cuda_graphs)
     header(run.resolved, plan)
 
