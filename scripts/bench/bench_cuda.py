@@ -235,7 +235,7 @@ def lora(given: argparse.Namespace, side: str) -> dict[str, Any]:
 def vit(given: argparse.Namespace, side: str) -> dict[str, Any]:
     """ViT-base on images from files."""
     words = [f"model={given.work / 'vit'}", f"data.folder={given.work / 'images'}", "data.columns.label=label"]
-    words += ["training.per_device_train_batch_size=32", "training.num_train_epochs=3", "training.bf16=true"]
+    words += ["training.per_device_train_batch_size=32", "training.num_train_epochs=6", "training.bf16=true"]
     words += [f"training.{name}={str(value).lower()}" for name, value in WORKERS.items()]
     if side == "ours":
         return runner(given, "image-classification", 1, *words)

@@ -31,20 +31,28 @@ class Unmasked:
 
 
 @contextmanager
-def none_is_none() -> Iterator[None]:
-    """Let transformers make no mask where there is none, while a step is recorded too, as release 5.23 does.
+def as_they_are(inputs: Mapping[str, Any]) -> Iterator[None]:
+    """Let transformers take no mask for none, and positions that it makes itself for those of one sequence a row.
 
-    Releases before it take every recording for one that may be of another shape (masking_utils.py, `is_tracing`).
+    While a step is recorded it cannot look, and makes a mask of both (masking_utils.py: `is_tracing`, of no mask up to
+    release 5.22, and `find_packed_sequence_indices`). Positions that the batch brings are left to it.
     """
     from transformers import masking_utils
 
-    stock = masking_utils.is_tracing
+    names = ("is_tracing", "find_packed_sequence_indices")
+    stock = {name: getattr(masking_utils, name) for name in names if hasattr(masking_utils, name)}
 
     def is_tracing(tensor: Any = None) -> bool:
-        return tensor is not None and bool(stock(tensor))
+        return tensor is not None and bool(stock["is_tracing"](tensor))
 
-    masking_utils.is_tracing = is_tracing
+    def find_packed_sequence_indices(position_ids: Any) -> Any:
+        return stock["find_packed_sequence_indices"](position_ids) if "position_ids" in inputs else None
+
+    ours = {"is_tracing": is_tracing, "find_packed_sequence_indices": find_packed_sequence_indices}
+    for name in stock:
+        setattr(masking_utils, name, ours[name])
     try:
         yield
     finally:
-        masking_utils.is_tracing = stock
+        for name, function in stock.items():
+            setattr(masking_utils, name, function)

@@ -129,7 +129,7 @@ def _trial(
 ) -> Trial:
     def passes(inputs: dict[str, Tensor]) -> tuple[None]:
         autocast = torch.autocast(device.type, torch.bfloat16) if name == "bf16" else nullcontext()
-        with autocast, masks.none_is_none():
+        with autocast, masks.as_they_are(inputs):
             loss = model(**inputs, **others)["loss"]
         loss.backward()
         model.zero_grad()

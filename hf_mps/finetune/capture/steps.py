@@ -228,7 +228,7 @@ class StepCapture:
         return loss
 
     def _passes(self, stock: Callable[..., Tensor], model: Any, inputs: dict[str, Any], items: Any) -> Tensor:
-        with masks.none_is_none():
+        with masks.as_they_are(inputs):
             return stock(model, inputs, items)
 
     def _whole_step(

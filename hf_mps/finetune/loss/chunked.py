@@ -51,14 +51,20 @@ def cross_entropy(
     rows, targets = hidden.flatten(0, -2), labels.flatten().to(hidden.device)
     is_label = targets != ignore_index
     count = is_label.sum() if num_items is None else num_items
-    if hidden.device.type != "mps":
-        # Rows without a label are dropped. On Metal that would wait for the GPU and make a new shape at every step.
+    if hidden.device.type != "mps" and not _recorded(hidden):
+        # Rows without a label are dropped. On Metal that would wait for the GPU and make a new shape at every step, and
+        # a CUDA graph has one shape.
         labelled = is_label.nonzero().squeeze(1)
         if len(labelled) < len(targets):
             rows, targets = rows[labelled], targets[labelled]
     needs_gradients = torch.is_grad_enabled()
     total: Tensor = _ChunkedCrossEntropy.apply(rows, weight, bias, targets, ignore_index, needs_gradients, shared)  # type: ignore[no-untyped-call]
     return total / (count.to(total.device) if isinstance(count, Tensor) else count)
+
+
+def _recorded(hidden: Tensor) -> bool:
+    """Whether this is recorded as a CUDA graph."""
+    return hidden.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
