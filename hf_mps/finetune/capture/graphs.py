@@ -95,11 +95,13 @@ class CudaRecorder:
         self, body: Callable[[], tuple[Tensor | None, ...]]
     ) -> tuple[Callable[[], None], tuple[Tensor | None, ...]]:
         if not self._emptied:  # what eager steps held is the pool's now
+            torch.cuda.synchronize()
             torch.cuda.empty_cache()
             self._emptied = True
+        # Nothing runs while it is recorded, and a replay comes after what was sent before it: earlier steps may still
+        # be under way, and the host's work on this one is hidden behind them.
         graph = torch.cuda.CUDAGraph()
         present = torch.cuda.current_stream()
-        torch.cuda.synchronize()
         with _generator_kept(), _no_collection(), torch.cuda.stream(self._stream):
             # thread_local: a loader's thread may pin memory meanwhile, which the default, global, takes for a fault.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 CANDIDATES = ("bf16", "tf32")
 SETTINGS: dict[str, dict[str, bool]] = {"bf16": {"bf16": True}, "tf32": {"tf32": True}}
-WORTH_STEPS = 200
-"""Optimizer steps from which on the saving repays the trial: some 0.3 s against 1 to 3 ms a step for a BERT."""
+WORTH_STEPS = 1000
+"""Optimizer steps from which on the saving repays the trial: about a second in a new process, which loads each
+candidate's kernels, against 1 to 3 ms a step for a BERT."""
 USERS = ("bf16", "fp16", "tf32", "bf16_full_eval", "fp16_full_eval")
 WARM, TIMED = 2, 5
 

@@ -41,11 +41,11 @@ class Prepared:
 @pytest.mark.parametrize(
     ("training", "steps", "why"),
     [
-        ({}, 500, snapshot("")),
+        ({}, 5000, snapshot("")),
         ({}, 20, snapshot("20 steps are too few to repay a trial of others")),
-        ({"bf16": False}, 500, snapshot("training.bf16 in the recipe")),
-        ({"fp16": True}, 500, snapshot("training.fp16 in the recipe")),
-        ({"tf32": False}, 500, snapshot("training.tf32 in the recipe")),
+        ({"bf16": False}, 5000, snapshot("training.bf16 in the recipe")),
+        ({"fp16": True}, 5000, snapshot("training.fp16 in the recipe")),
+        ({"tf32": False}, 5000, snapshot("training.tf32 in the recipe")),
     ],
 )
 def test_the_users_word_wins_and_a_short_run_is_not_timed(training: dict[str, Any], steps: int, why: str) -> None:
@@ -55,9 +55,9 @@ def test_the_users_word_wins_and_a_short_run_is_not_timed(training: dict[str, An
 def test_what_a_trial_would_not_measure_is_not_timed() -> None:
     from hf_mps.finetune.models.preference_trainer import PreferenceTrainer
 
-    own = precision.skipped({}, Prepared(model(), PreferenceTrainer), 500)  # type: ignore[arg-type]
+    own = precision.skipped({}, Prepared(model(), PreferenceTrainer), 5000)  # type: ignore[arg-type]
     assert own == snapshot("the task's trainer computes its own loss")
-    half = precision.skipped({}, Prepared(model().bfloat16()), 500)  # type: ignore[arg-type]
+    half = precision.skipped({}, Prepared(model().bfloat16()), 5000)  # type: ignore[arg-type]
     assert half == snapshot("the model's weights are not float32")
 
 
