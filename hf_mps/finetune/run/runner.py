@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -81,6 +82,9 @@ def train(resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True) -
                 store(run_dir.path, resolved)
                 fingerprints.store(run_dir.path, resolved.recipe.data, splits)
             record = _train(prepared_run, run_dir)
+    if prepared_run.resolved.recipe.training.get("dataloader_persistent_workers"):
+        # The trainer, in a circle of references, would keep its loaders until Python ends, which waits 5 s a worker.
+        gc.collect()
     from hf_mps.finetune import report
 
     results = report.results(record)
