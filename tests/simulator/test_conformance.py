@@ -15,7 +15,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 
 @pytest.mark.slow
 def test_opinfo_samples_agree_with_the_cpu(mps: None) -> None:
-    """Every operator of OpInfo: forward, backward, in place and out= in four dtypes; two to four minutes."""
+    """Every operator of OpInfo: forward, backward, in place and out= in four dtypes."""
     summary = runner.run_all(workers=2)
     assert summary.operators == len(op_db)
     assert summary.native > 15_000
