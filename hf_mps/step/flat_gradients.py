@@ -75,8 +75,10 @@ class FlatGradients(Part):
     ) -> Any:
         given = [tensors] if _is_tensor(tensors) else list(tensors)
         # Of other orders than these the norm of norms is not the norm of all. What is no gradient stays where it is.
-        if foreach is None and float(norm_type) > 0 and self._ours(given):
-            given = _norms(self._known(given) or spans.spans(given), float(norm_type))
+        if foreach is None and float(norm_type) > 0:
+            known = self._known(given)
+            if known or self._ours(given):
+                given = _norms(known or spans.spans(given), float(norm_type))
         return stock(given, norm_type, error_if_nonfinite, foreach)
 
     def _scale(
@@ -94,9 +96,10 @@ class FlatGradients(Part):
         if isinstance(parameters, GeneratorType):
             parameters = list(parameters)
         gradients = _gradients(parameters)
-        if foreach is not None or not self._ours(gradients):
+        known = self._known(gradients)
+        if foreach is not None or not (known or self._ours(gradients)):
             return parameters
-        return [SimpleNamespace(grad=each) for each in self._known(gradients) or self._long(gradients)]
+        return [SimpleNamespace(grad=each) for each in known or self._long(gradients)]
 
     def _known(self, gradients: list[Any]) -> list[Any]:
         """The long tensors of these gradients, where `clip_grad_norm_` has just made them."""
@@ -124,13 +127,14 @@ class FlatGradients(Part):
 
     def _long(self, gradients: list[Any]) -> list[Any]:
         self.acts()
-        spans.gather(gradients)
-        return spans.spans(gradients)
+        return spans.gather(gradients)
 
     def _ours(self, gradients: list[Any]) -> bool:
         """Whether there are several, each ordinary, on a device that is ours and named once: stock clips twice else."""
-        several = len({id(each) for each in gradients}) == len(gradients) > 1
-        return several and all(spans.plain(each) and each.device.type in self.devices for each in gradients)
+        several = len(set(map(id, gradients))) == len(gradients) > 1
+        if not several or not all(map(spans.plain, gradients)):
+            return False
+        return {each.device.type for each in gradients} <= self.devices
 
 
 def _norms(long: Sequence[Any], order: float) -> list[Any]:

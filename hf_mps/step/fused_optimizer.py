@@ -16,6 +16,8 @@ from hf_mps.step.base import Part
 
 FEW = 4
 """Counters that are added to one by one: to look where they lie would take as long."""
+GROUPS = 16
+"""Lists of counters that are remembered, one for each group of weights with a dtype."""
 
 
 class FusedOptimizer(Part):
@@ -34,6 +36,10 @@ class FusedOptimizer(Part):
         "torch:_foreach_add_": "_added",
         "torch:_foreach_sub_": "_subtracted",
     }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: dict[int, tuple[list[int], list[Any]]] = {}
 
     def words(self, model: Any, device_type: str) -> str:
         """In a recipe: the counters, which every fused Adam has."""
@@ -92,20 +98,31 @@ class FusedOptimizer(Part):
 
     def _counters(self, tensors: Any) -> list[Any] | None:
         """Counters as few long tensors, or None where these are none, or none of ours."""
+        if len(tensors) <= FEW or not self.devices:
+            return None
+        places = [each.data_ptr() for each in tensors if each.device.type in self.devices]
+        # The long tensors keep their memory: what lies in it at the same places is what lay there before.
+        known = self._known.get(places[0]) if len(places) == len(tensors) else None
+        if known is None or known[0] != places:
+            long = self._gathered(tensors) if places else None
+            if long is None:
+                return None
+            while len(self._known) >= GROUPS:
+                del self._known[next(iter(self._known))]
+            known = [each.data_ptr() for each in tensors], long
+            self._known[known[0][0]] = known
+        return known[1]
+
+    def _gathered(self, tensors: Any) -> list[Any] | None:
         import torch
 
-        if len(tensors) <= FEW or not all(type(each) is torch.Tensor and each.dim() == 0 for each in tensors):
+        scalars = all(type(each) is torch.Tensor and each.dim() == 0 and spans.plain(each) for each in tensors)
+        there = {each.device.type for each in tensors} <= self.devices
+        if not (scalars and there) or len(set(map(id, tensors))) < len(tensors):
             return None
-        if not all(spans.plain(each) and each.device.type in self.devices for each in tensors):
-            return None
-        if len({id(each) for each in tensors}) < len(tensors):
-            return None
+        self.acts()
         long = spans.spans(tensors)
-        if len(long) > FEW:
-            self.acts()
-            spans.gather(tensors)
-            long = spans.spans(tensors)
-        return long
+        return spans.gather(tensors) if len(long) > FEW else long
 
 
 PART = FusedOptimizer()

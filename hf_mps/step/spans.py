@@ -7,7 +7,6 @@ checkpoints and whoever holds it: only where its elements lie changes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -56,18 +55,24 @@ def spans(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return found
 
 
-def gather(tensors: Sequence[Any], small: int = SMALL, buffer: int = BUFFER) -> None:
-    """Let small plain tensors lie side by side, those of a dtype and a device in buffers of their own.
+def gather(tensors: Sequence[torch.Tensor], small: int = SMALL, buffer: int = BUFFER) -> list[torch.Tensor]:
+    """Let small plain tensors lie side by side, and return all as few long ones, as `spans` does.
 
-    `small` is the size in bytes up to which a tensor is moved, `buffer` that of a buffer. A tensor that shares its
-    storage with anything else stays where it is: whoever looks through the other one has to see what happens to it.
-    Waits for nothing.
+    Those of a dtype and a device get buffers of their own, of at most `buffer` bytes; `small` is the size in bytes up
+    to which a tensor is moved. One that shares its storage with anything else stays where it is: whoever looks through
+    the other one has to see what happens to it. Waits for nothing.
     """
-    loose = [each for each in tensors if plain(each) and each.nbytes <= small and _alone(each)]
-    for _, kind in groupby(sorted(loose, key=_kind), key=_kind):
-        for together in _pieces(list(kind), buffer):
-            if len(together) > 1:
-                _bring_together(together)
+    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    rest, found = [], []
+    for each in tensors:
+        if each.nbytes <= small and _alone(each):
+            kinds.setdefault((each.dtype, each.device), []).append(each)
+        else:
+            rest.append(each)
+    for kind in kinds.values():
+        for together in _pieces(kind, buffer):
+            found.append(_brought_together(together) if len(together) > 1 else together[0])
+    return found + spans(rest)
 
 
 def norms(tensor: torch.Tensor, order: float) -> torch.Tensor:
@@ -117,14 +122,16 @@ def _pieces(tensors: list[torch.Tensor], most: int) -> Iterator[list[torch.Tenso
     yield piece
 
 
-def _bring_together(tensors: list[torch.Tensor]) -> None:
+def _brought_together(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """The buffer in which the tensors lie from now on."""
     with torch.no_grad():
-        storage = torch.cat([_flat(each) for each in tensors]).untyped_storage()
-        offset = 0
+        found: torch.Tensor = torch.cat([each.view(-1) for each in tensors])
+        storage, offset = found.untyped_storage(), 0
         for each in tensors:
             size = each.numel()
             each.set_(storage, offset, each.shape, each.stride())
             offset += size
+    return found
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -145,12 +152,8 @@ def _dense(tensor: torch.Tensor) -> bool:
 
 
 def _alone(tensor: torch.Tensor) -> bool:
-    """Whether nothing else looks into its storage, and it fills that."""
+    """Whether nothing else looks into its storage, and it fills that in order."""
     storage = tensor.untyped_storage()
     # Two: the tensor, and the object that was made for this question.
-    single = torch._C._storage_Use_Count(storage._cdata) == 2 and storage.nbytes() == tensor.nbytes
-    return single and _dense(tensor)
-
-
-def _kind(tensor: torch.Tensor) -> tuple[str, str]:
-    return str(tensor.device), str(tensor.dtype)
+    single = torch._C._storage_Use_Count(storage._cdata) == 2
+    return single and storage.nbytes() == tensor.nbytes and tensor.is_contiguous()
