@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hf_mps.cli.options import Debug, RecipeName, Version, deferred
 from hf_mps.core.errors import UserError
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.run.prepare import PreparedRun
+    from hf_mps.finetune.run.room import Room
 
 
 def _keys(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -70,6 +74,12 @@ def finetune(
     from hf_mps.finetune.recipe.resolve import load_recipe
 
     resolved = load_recipe(recipe, overrides or [])
+
+    def foresee(run: PreparedRun) -> Room:
+        from hf_mps.dryrun.memory import room
+
+        return room.foresee(run)
+
     if check_parity:
         from hf_mps.dryrun import parity
 
@@ -81,11 +91,11 @@ def finetune(
     elif sweep:
         from hf_mps.finetune.run.sweep import run_sweep
 
-        run_sweep(resolved, sweep, fresh=fresh)
+        run_sweep(resolved, sweep, fresh=fresh, foresee=foresee)
     else:
         from hf_mps.finetune.run import runner
 
-        runner.run(resolved, fresh=fresh, smoke=smoke)
+        runner.run(resolved, fresh=fresh, smoke=smoke, foresee=foresee)
 
 
 def swept(argv: list[str]) -> list[str]:

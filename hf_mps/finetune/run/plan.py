@@ -11,8 +11,10 @@ from typing import Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, nearest
 from hf_mps.finetune import capture
+from hf_mps.finetune.models import attention
 from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
+from hf_mps.finetune.run.room import Room
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import buckets
 from hf_mps.metrics.table import LOWER_IS_BETTER
@@ -56,12 +58,16 @@ def choose_device(recipe: Recipe) -> Choice[str]:
     return kernels.told(hf_mps.device.choose())
 
 
-def decide(recipe: Recipe, prepared: Prepared, chosen: Choice[str], output: Choice[Path]) -> Plan:
+def decide(
+    recipe: Recipe, prepared: Prepared, chosen: Choice[str], output: Choice[Path], room: Room | None = None
+) -> Plan:
     """Decide everything that the training arguments need for `prepared` on the device `chosen`.
 
-    Raises UserError for an option that the device cannot honour.
+    `room` is what the machine's memory asks for. Raises UserError for an option that the device cannot honour.
     """
-    training = prepared.arguments_defaults | {key: value for key, value in recipe.training.items() if value is not None}
+    room = room or Room()
+    said = {key: value for key, value in recipe.training.items() if value is not None}
+    training = prepared.arguments_defaults | room.training | said
     choices: dict[str, Choice[Any]] = dict(prepared.choices)
     choices["precision"], mixed = _precision(training, chosen.value)
     if (graphs := capture.decide.decide(recipe, training, chosen.value)) is not None:
@@ -87,6 +93,8 @@ def decide(recipe: Recipe, prepared: Prepared, chosen: Choice[str], output: Choi
     }
     choices["optimizer"] = _optimizer(training)
     choices["fused_step"] = _fused_step(recipe, prepared.model, chosen.value)
+    own_attention = attention.choose(recipe.attention, prepared, room.choices.get("attention"))
+    choices |= room.choices | ({"attention": own_attention} if own_attention is not None else {})
     choices["seed"] = Choice(recipe.seed, "the recipe's seed, for weights, order of the rows and dropout")
     ours = {"output_dir": str(output.value), "seed": recipe.seed, "disable_tqdm": True}
     ours["use_cpu"] = chosen.value == "cpu"

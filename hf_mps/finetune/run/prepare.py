@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -24,18 +24,23 @@ from hf_mps.finetune.recipe import expect
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.run import caffeinate, checks, fingerprints
 from hf_mps.finetune.run.plan import Plan, choose_device, decide
+from hf_mps.finetune.run.room import Room
 from hf_mps.finetune.run.run_dir import RunDir
 from hf_mps.finetune.tasks._base import Prepared
 
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """All that is known of a run before its plan: a recipe that is possible on `device`, its rows and its model."""
+    """All that is known of a run before its plan: a recipe that is possible on `device`, its rows and its model.
+
+    `room` is what it changes so that its steps fit the machine.
+    """
 
     resolved: ResolvedRecipe
     device: Choice[str]
     prepared: Prepared
     rows: Mapping[str, Rows]
+    room: Room = field(default_factory=Room)
 
     @cached_property
     def splits(self) -> fingerprints.Splits:
@@ -48,7 +53,7 @@ class PreparedRun:
         Raises UserError for an option that the device cannot honour.
         """
         recipe, device = self.resolved.recipe, device or self.device
-        plan = decide(recipe, self.prepared, device, output)
+        plan = decide(recipe, self.prepared, device, output, self.room)
         if self.resolved.smoke is not None:
             from hf_mps.finetune import smoke
 

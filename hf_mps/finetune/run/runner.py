@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from hf_mps.finetune.run.run_dir import RunDir, store
 if TYPE_CHECKING:
     from hf_mps.finetune.report import RunRecord
     from hf_mps.finetune.run.plan import Plan
+    from hf_mps.finetune.run.room import Foresee
 
 # Names that would make the header's first column wider than all others do.
 SHORT_NAMES = {"logging_nan_inf_filter": "NaN filter"}
@@ -39,18 +41,20 @@ class Interrupted(RunError):
         self.exit_code = exit_code
 
 
-def run(resolved: ResolvedRecipe, *, fresh: bool = False, smoke: bool = False) -> dict[str, Any]:
+def run(
+    resolved: ResolvedRecipe, *, fresh: bool = False, smoke: bool = False, foresee: Foresee | None = None
+) -> dict[str, Any]:
     """Run a recipe, and return what its results.json says.
 
     An unfinished run of the same recipe resumes; a finished one is not repeated, and its outcome is printed. `fresh`
-    trains anew beside it. `smoke` trains a tiny model of the same architecture on generated rows, in
-    a folder that is gone afterwards unless `output_dir` names one. Prints a header, step lines and a closing table on
-    stdout. Raises UserError for what the user gave, RunError for a failed run (a full disk, a NaN loss, a missed
-    `expect`), both of one line.
+    trains anew beside it. `smoke` trains a tiny model of the same architecture on generated rows, in a folder that is
+    gone afterwards unless `output_dir` names one. `foresee` says what makes the steps fit the machine. Prints a header,
+    step lines and a closing table on stdout. Raises UserError for what the user gave, RunError for a failed run (a full
+    disk, a NaN loss, a missed `expect`), both of one line.
     """
     settings.refuse_unknown()
     if not smoke:
-        return train(resolved, fresh=fresh)
+        return train(resolved, fresh=fresh, foresee=foresee)
     from hf_mps.activation import activate
     from hf_mps.finetune.smoke import files_stay, smoke_recipe
 
@@ -63,7 +67,9 @@ def run(resolved: ResolvedRecipe, *, fresh: bool = False, smoke: bool = False) -
     return results
 
 
-def train(resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True) -> dict[str, Any]:
+def train(
+    resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True, foresee: Foresee | None = None
+) -> dict[str, Any]:
     """Run a recipe as `run` does; without `keep` it is not stored, so that nothing resumes the run."""
     source, run_dir = locate(resolved, fresh=fresh)
     if run_dir.finished:
@@ -76,6 +82,8 @@ def train(resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True) -
         with _failures_in_one_line(resolved, None):
             prepared_run = prepare_run(resolved, source, run_dir)
             splits = prepared_run.splits if keep else {}
+            if foresee is not None:
+                prepared_run = replace(prepared_run, room=foresee(prepared_run))
         run_dir = held.enter_context(run_dir.lock())
         with _failures_in_one_line(resolved, run_dir):
             if keep:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.files import write_atomic, write_json
@@ -20,6 +20,9 @@ from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import predictions, screen
 from hf_mps.finetune.run import failures, runner
 from hf_mps.finetune.run.run_dir import RUNS, RunDir, next_free, numbered
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.run.room import Foresee
 
 SEED = "seed"
 TABLE = "sweep.json"
@@ -67,7 +70,9 @@ class Sweep:
         return [(dict(key), runs) for key, runs in found.items()]
 
 
-def run_sweep(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = False) -> Sweep:
+def run_sweep(
+    resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = False, foresee: Foresee | None = None
+) -> Sweep:
     """Run a recipe once for each combination of `axes` (`seed=1,2,3`), and return the outcome.
 
     Runs are in `runs/NAME-sweep/VALUES` (or below output_dir), with sweep.csv and sweep.json beside them. The same
@@ -79,7 +84,7 @@ def run_sweep(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = Fa
     for number, one in enumerate(sweep.runs, start=1):
         print(f"run {number} of {len(sweep.runs)}: {one.words}")
         with _noted(sweep, one):
-            _keep(sweep, one, runner.train(one.resolved))
+            _keep(sweep, one, runner.train(one.resolved, foresee=foresee))
         write(sweep)
         _free_memory()
     _table(sweep)

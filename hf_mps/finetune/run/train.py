@@ -12,6 +12,7 @@ from hf_mps import kernels
 from hf_mps.core import notices
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.text import first_line
+from hf_mps.finetune.models import attention
 from hf_mps.finetune.report import screen
 from hf_mps.finetune.run import optimization
 from hf_mps.finetune.text import buckets
@@ -90,6 +91,7 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int
     from hf_mps.finetune.loss import accumulation
     from hf_mps.finetune.run.callbacks import FiniteLoss
 
+    attention.give(prepared, plan.choices.get("attention"))
     callbacks: list[Any] = [watch, FiniteLoss()]
     if patience is not None:
         callbacks.append(EarlyStoppingCallback(early_stopping_patience=patience))

@@ -13,7 +13,7 @@ import torch
 from hf_mps.cli.main import main
 from hf_mps.core.errors import UserError
 from hf_mps.dryrun import metal_device
-from hf_mps.dryrun.memory import estimate, machine, plan, trace
+from hf_mps.dryrun.memory import estimate, fit, machine, plan, trace
 from hf_mps.dryrun.memory.fit import MemoryPlan, report
 from hf_mps.dryrun.memory.trace import Estimate, largest
 from hf_mps.dryrun.modules import ModuleTracker
@@ -138,18 +138,30 @@ def test_a_plan_says_that_it_counts_live_memory_and_what_a_mac_s_driver_adds() -
 
 
 @pytest.mark.slow
-def test_what_would_make_it_fit_the_least_change_first(tight: Any) -> None:
+def test_what_would_make_it_fit_the_least_change_first(tight: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "TRACES", 2)
     target, small = tight
-    found = plan(target, small)
+    refused = {"attention": "sdpa", next(iter(fit.CHECKPOINTING)): False}  # what a run would do itself
+    found = plan(target.varied(refused), small)
     assert found.verdict == "swaps"
     assert 0 < found.largest < 8
     first = found.options[0]
     rows, accumulation = (int(word.partition("=")[2]) for word in first.overrides)
     assert rows <= found.largest
     assert rows * accumulation == 8
-    assert [option.overrides[0] for option in found.options[1:3]] == [CHECKPOINTING, "training.bf16=true"]
+    assert found.options[1].overrides[0] == "training.bf16=true"
     assert any("lora={}" in option.overrides for option in found.options)
     assert all(option.estimate.bytes <= small.comfortable for option in found.options)
+
+
+@pytest.mark.slow
+def test_the_plan_is_of_the_step_that_the_run_takes_and_says_why(tight: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "TRACES", 1)
+    target, small = tight
+    found = plan(target, small)
+    assert (found.verdict, found.options) == ("fits", ())
+    assert found.facts["checkpointing"].value is True
+    assert "of a step swaps on a small Mac" in found.facts["checkpointing"].reason
 
 
 @pytest.mark.slow

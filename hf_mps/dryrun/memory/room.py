@@ -1,0 +1,95 @@
+"""What a run changes so that its step fits the machine: attention in blocks, checkpointing, or both, and nothing else.
+
+These give the same gradients, to rounding and dropout's draws. What changes more (smaller pieces, half precision,
+adapters) is the user's to choose: `fit.WAYS`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.core import status
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.dryrun import prepare
+from hf_mps.dryrun.memory.fit import CHECKPOINTING, changes_something, gib
+from hf_mps.dryrun.memory.machine import Machine, present
+from hf_mps.dryrun.memory.trace import Estimate, Tracer
+from hf_mps.dryrun.resolve import Target
+from hf_mps.finetune.run.room import Room, at_most
+from hf_mps.step.attention import NAME
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.run.prepare import PreparedRun
+
+ATTENTION: dict[str, Any] = {"attention": NAME}
+# From the least change to the greatest: blocks cost one product of attention more, checkpointing a whole forward pass.
+STEPS = (ATTENTION, CHECKPOINTING, ATTENTION | CHECKPOINTING)
+WORDS = {
+    "attention": "attention in blocks keeps no scores, and computes them once more",
+    "checkpointing": "layers keep their input alone; the forward pass runs twice, so a step takes about a third longer",
+}
+REFUSED_BY = {"attention": "attention=sdpa", "checkpointing": f"{next(iter(CHECKPOINTING))}=false"}
+WORTH = 0.9
+"""Of what a step needed: where even the smallest is no smaller than that, nothing is changed."""
+
+
+def foresee(run: PreparedRun) -> Room:
+    """The room that a run makes itself before it trains; most are small beside the machine, and nothing is traced.
+
+    A step that cannot be traced is left as it is.
+    """
+    if run.device.value != "mps" or run.resolved.smoke is not None:
+        return Room()
+    size, machine = at_most(run.prepared, run.resolved.recipe), present()
+    if size is None or size <= machine.comfortable:
+        return Room()
+    from hf_mps.dryrun import metal_device
+
+    status.now("tracing a training step: does it fit this machine? …")
+    try:
+        return make(Target(run.resolved.name, run.resolved), machine, metal_device())
+    except Exception:  # whatever a step does that a trace cannot follow: it trains as it is
+        return Room()
+
+
+def make(
+    target: Target, machine: Machine, device: Choice[str], length: int | None = None, before: Estimate | None = None
+) -> Room:
+    """What makes the step of `target` fit `machine`, the least change first; nothing where it fits as it is.
+
+    Where nothing makes it fit, what needs least, if that is less by a tenth. `before` is the estimate as it is, where
+    that is known. Raises as `Tracer` does.
+    """
+    before = before or _estimate(target, device, length)
+    if machine.verdict(before.bytes) == "fits":
+        return Room()
+    best: tuple[int, dict[str, Any]] = (int(WORTH * before.bytes), {})
+    for changes in STEPS:
+        if any(not changes_something(target, {key: value}) for key, value in changes.items()):
+            continue
+        try:
+            size = _estimate(target.varied(changes), device, length).bytes
+        except UserError:  # the model has no such attention, or no such layers
+            continue
+        if size < best[0]:
+            best = (size, changes)
+        if machine.verdict(size) == "fits":
+            break
+    return Room(best[1], _choices(best[1], before.bytes, best[0], machine))
+
+
+def _estimate(target: Target, device: Choice[str], length: int | None) -> Estimate:
+    with prepare.weightless(target) as parts:
+        return Tracer(parts, device, length)()
+
+
+def _choices(changes: dict[str, Any], before: int, after: int, machine: Machine) -> dict[str, Choice[Any]]:
+    told = f"{gib(before)} of a step {machine.verdict(before)} on {machine.name}"
+    ends = f"{gib(after)} {machine.verdict(after)}"
+    found: dict[str, Choice[Any]] = {}
+    for key, value in changes.items():
+        name = key if key in WORDS else "checkpointing"
+        both = " with both" if len(changes) > 1 else ""
+        found[name] = Choice(value, f"{told}, {ends}{both}: {WORDS[name]}; to refuse it: {REFUSED_BY[name]}")
+    return found

@@ -1,0 +1,73 @@
+"""Room in the machine's memory: what a run changes so that its steps fit, and whether that is worth a look at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.recipe.schema import Recipe
+    from hf_mps.finetune.run.prepare import PreparedRun
+    from hf_mps.finetune.tasks._base import Prepared
+
+TRAINING = "training."
+
+
+@dataclass(frozen=True)
+class Room:
+    """Keys of a recipe that are laid over it so that its steps fit, and the choices that say so; most runs need none.
+
+    None of them is a key that the user gave a value.
+    """
+
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    choices: dict[str, Choice[Any]] = field(default_factory=dict)
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """Those of the recipe's `training` section."""
+        return {key.removeprefix(TRAINING): value for key, value in self.overrides.items() if key.startswith(TRAINING)}
+
+
+Foresee = Callable[["PreparedRun"], Room]
+"""Who traces a step to find that out: `hf_mps.dryrun.memory.room`, a room above this one."""
+
+
+def at_most(prepared: Prepared, recipe: Recipe) -> int | None:
+    """Bytes that a training step surely stays below, from sizes alone; None where rows have no number of tokens.
+
+    Weights, gradients and two moments in float32; of every layer's activations its input and three tensors of its
+    output's size, of attention four tensors of scores, of a vocabulary's logits four.
+    """
+    lengths = prepared.choices.get("lengths")
+    longest: Any = getattr(lengths.value, "longest", None) if lengths is not None else None
+    if prepared.token_counts is None or not isinstance(longest, int):
+        return None
+    settings = prepared.arguments_defaults | dict(recipe.training)
+    tokens = longest * int(settings.get("per_device_train_batch_size") or DEFAULT_BATCH)
+    held = sum(each.numel() * (20 if each.requires_grad else 4) for each in prepared.model.parameters())
+    return int(held) + 4 * tokens * (_widths(prepared.model) + 4 * longest * _heads(prepared.model))
+
+
+def _widths(model: Any) -> int:
+    """Numbers for each token that layers make and keep, over all of them."""
+    sizes = 0
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if weight is not None and weight.dim() == 2:  # of GPT-2's layers the first size is the input's
+            sizes += sum(weight.shape) + 2 * max(weight.shape)
+        elif weight is not None and weight.dim() == 1:
+            sizes += 3 * weight.shape[0]
+    return sizes
+
+
+def _heads(model: Any) -> int:
+    """Heads of all layers; an encoder's and a decoder's, which attends twice."""
+    config: Any = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    heads, layers = (getattr(config, name, None) or 16 for name in ("num_attention_heads", "num_hidden_layers"))
+    return int(heads * layers * (3 if getattr(config, "is_encoder_decoder", False) else 1))
