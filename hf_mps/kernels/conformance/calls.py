@@ -20,6 +20,10 @@ class Call(NamedTuple):
     arguments: tuple[Any, ...]
     options: dict[str, Any]
     origin: str
+    size: str = "small"
+    """"one", "empty" or "large" where the sample that made the call was resized before it ran."""
+    of_backward: bool = False
+    """Autograd made it: its arguments belong together, and PyTorch does not check that they do."""
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -69,6 +73,15 @@ def written(operator: str) -> list[tuple[int | None, str]]:
     return found
 
 
+def argument(call: Call, name: str) -> Any:
+    """What a call gives for an argument, or its default; None where the operator has no such one."""
+    for place, each in enumerate(overload(call.operator)._schema.arguments):
+        if each.name == name:
+            given = call.arguments[place] if place < len(call.arguments) and not each.kwarg_only else None
+            return given if given is not None else call.options.get(name, each.default_value)
+    return None
+
+
 def run(call: Call) -> list[Tensor | None]:
     """The tensors that a call returns and those it wrote, in order; None where an operator leaves a result out.
 
@@ -78,10 +91,8 @@ def run(call: Call) -> list[Tensor | None]:
         returned = overload(call.operator)(*call.arguments, **call.options)
     leaves = [] if returned is None else tree_leaves(returned)
     results: list[Tensor | None] = [each for each in leaves if each is None or isinstance(each, Tensor)]
-    for place, name in written(call.operator):
-        given = place is not None and place < len(call.arguments)
-        value = call.arguments[place] if given else call.options.get(name)  # type: ignore[index]
-        results += [each for each in tree_leaves(value) if isinstance(each, Tensor)]
+    for _, name in written(call.operator):
+        results += [each for each in tree_leaves(argument(call, name)) if isinstance(each, Tensor)]
     return results
 
 

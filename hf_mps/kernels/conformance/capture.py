@@ -1,6 +1,6 @@
-"""PyTorch's own samples of operators and optimizers, as the aten calls that reach the device.
+"""PyTorch's own samples as the aten calls that reach the device.
 
-A sample (OpInfo, OptimizerInfo) calls a Python function; which aten operators it launches on the device, forward and
+A sample (samples.py) calls a Python function; which aten operators it launches on the device, forward and
 backward, is seen below autograd. Calls of operators with a rule are kept, each different in shapes or numbers.
 """
 
@@ -9,8 +9,6 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
@@ -18,43 +16,57 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hf_mps.kernels.conformance import opinfo
+from hf_mps.kernels.conformance import layouts, opinfo, samples
 from hf_mps.kernels.conformance.calls import Call, short
 
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64)
 """What is captured; other floating and integer types are made of the first two."""
-SAMPLES = 8
-MOST_ELEMENTS = 100_000
-MOST_CALLS = 24
+MOST_ELEMENTS = {"small": 100_000, "one": 100_000, "empty": 100_000, "large": 8 * layouts.LARGE}
+MOST_CALLS = {"small": 24, "one": 1, "empty": 1, "large": 1}
 """Calls that are kept of an operator and dtype: more differ in nothing that chooses another kernel."""
 
 
 class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the calls of some overloads, with copies of their arguments from before the call."""
+    """Notes the calls of some overloads, with copies of their arguments from before the call.
+
+    Of a sample that was resized those of the backward pass alone: a forward call is resized by itself, since PyTorch
+    checks what a user gives it.
+    """
 
     def __init__(self, wanted: Iterable[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.wanted, self.origin = frozenset(wanted), ""
-        self.calls: dict[tuple[str, str], dict[str, Call]] = defaultdict(dict)
+        self.size, self.of_backward = "small", False
+        self.calls: dict[tuple[str, str, str], dict[str, Call]] = defaultdict(dict)
+        self.gradients: set[tuple[str, str]] = set()
+        """Operators and dtypes of the backward calls since it was last emptied."""
+
+    def lacks(self, size: str) -> bool:
+        """Whether one of the last backward calls has no resized one yet."""
+        return any((name, dtype, size) not in self.calls for name, dtype in self.gradients)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = short(func)
-        if name in self.wanted:
-            self._note(name, args, kwargs or {})
+        of_backward = self.of_backward or "_backward" in name  # istft calls unfold's gradient forward
+        if name in self.wanted and (self.size == "small" or of_backward):
+            self._note(name, args, kwargs or {}, of_backward)
         return func(*args, **(kwargs or {}))
 
-    def _note(self, name: str, args: Any, kwargs: Any) -> None:
+    def _note(self, name: str, args: Any, kwargs: Any, of_backward: bool) -> None:
         tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        if sum(each.numel() for each in tensors) > MOST_ELEMENTS or any(_odd(each) for each in tensors):
+        if sum(each.numel() for each in tensors) > MOST_ELEMENTS[self.size] or any(_odd(each) for each in tensors):
             return
         mine = [each for each in tensors if each.is_mps]
         if tensors and not mine:
             return
-        kept = self.calls[name, str(mine[0].dtype) if mine else ""]
+        kind = name, str(mine[0].dtype) if mine else ""
+        if of_backward:
+            self.gradients.add(kind)
+        kept = self.calls[kind[0], kind[1], self.size]
         key = repr(tree_map(_facts, (args, kwargs)))
-        if key not in kept and len(kept) < MOST_CALLS:
+        if key not in kept and len(kept) < MOST_CALLS[self.size]:
             arguments, options = tree_map(_stored, (args, kwargs))
-            kept[key] = Call(name, tuple(arguments), options, self.origin)
+            kept[key] = Call(name, tuple(arguments), options, self.origin, self.size, of_backward)
 
 
 def _odd(tensor: Tensor) -> bool:
@@ -85,10 +97,13 @@ def captured(wanted: Iterable[str]) -> list[Call]:
         for dtype in DTYPES:
             if dtype in operator.supported_dtypes("cpu"):
                 mode.origin = f"OpInfo {operator.name}"
-                _each(_samples(operator, dtype), mode)
+                _each(samples.of_operator(operator, dtype, mode), mode)
     for optimizer in opinfo.optimizers():
         mode.origin = f"OptimizerInfo {optimizer.optim_cls.__name__}"
-        _each(_steps(optimizer), mode)
+        _each(samples.of_optimizer(optimizer), mode)
+    for name in torch.distributions.__all__:
+        mode.origin = f"torch.distributions.{name}"
+        _each(samples.of_distribution(getattr(torch.distributions, name), mode), mode)
     return [call for kept in mode.calls.values() for call in kept.values()]
 
 
@@ -98,50 +113,8 @@ def _each(runs: Iterator[Callable[[], None]], mode: Capture) -> None:
     random.seed(20)
     try:
         for run in runs:
+            mode.gradients.clear()
             with mode:
                 run()
-    except Exception:
-        return
-
-
-def _samples(operator: Any, dtype: torch.dtype) -> Iterator[Callable[[], None]]:
-    gradients = dtype.is_floating_point and operator.supports_autograd
-    made = operator.sample_inputs("mps", dtype, requires_grad=gradients)
-    for sample in islice(made, SAMPLES if dtype == torch.float32 else SAMPLES // 2):
-        yield partial(_sampled, operator, sample, gradients)
-
-
-def _sampled(operator: Any, sample: Any, gradients: bool) -> None:
-    try:
-        result = sample.output_process_fn_grad(operator.op(sample.input, *sample.args, **sample.kwargs))
-    except Exception:
-        return
-    if not gradients:
-        return
-    given = (sample.input, sample.args, sample.kwargs)
-    outputs = [each for each in tree_leaves(result) if isinstance(each, Tensor) and each.requires_grad]
-    inputs = [each for each in tree_leaves(given) if isinstance(each, Tensor) and each.requires_grad]
-    if outputs and inputs:
-        cotangents = [torch.randn(each.shape).to(each) for each in outputs]
-        try:
-            torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True)
-        except Exception:
-            return
-
-
-def _steps(optimizer: Any) -> Iterator[Callable[[], None]]:
-    for given in optimizer.optim_inputs_func(device="mps"):
-        for way in ({"fused": True}, {"foreach": True}, {}):
-            yield partial(_stepped, optimizer.optim_cls, {**given.kwargs, **way})
-
-
-def _stepped(kind: Any, options: dict[str, Any]) -> None:
-    weights = [torch.randn(shape, device="mps", requires_grad=True) for shape in ((7, 5), (11,), (3, 2, 4))]
-    try:
-        stepper = kind(weights, **options)
-        for _ in range(2):
-            for each in weights:
-                each.grad = torch.randn_like(each)
-            stepper.step()
     except Exception:
         return

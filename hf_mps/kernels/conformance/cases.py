@@ -8,13 +8,12 @@ from typing import NamedTuple
 
 import torch
 
-from hf_mps.kernels.conformance import calls, layouts, schema
+from hf_mps.kernels.conformance import calls, layouts, samples, schema
 from hf_mps.kernels.conformance.calls import Call
 from hf_mps.kernels.rules import RULES, Rule
 
 FLOATING = (torch.float32, torch.float16, torch.bfloat16)
 INTEGER = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-SIZES = ("one", "empty", "large")
 SAMPLES = {"dense": 6, "transposed": 3, "strided": 3, "offset": 2, "broadcast": 2, "one": 1, "empty": 1, "large": 2}
 """Calls of an operator in each layout (small) and size (dense and strided), for each dtype."""
 
@@ -114,18 +113,25 @@ def _cast(call: Call, dtype: torch.dtype) -> Call:
 def _varied(found: list[Call], dtype: torch.dtype, few: bool) -> Iterator[tuple[str, str, Call]]:
     """Layout, size and call; the calls are taken from the whole list, not from its beginning alone."""
     plenty = dtype in FLOATING or dtype == torch.int64
+    small = [each for each in found if each.size == "small"]
     for layout in layouts.LAYOUTS if plenty else ("dense",):
-        for call in _spread(found, 1 if few or not plenty else SAMPLES[layout]):
+        for call in _spread(small, 1 if few or not plenty else SAMPLES[layout]):
             changed = layouts.laid_out(call, layout)
             if changed is not None:
                 yield layout, "small", changed
-    for size in SIZES if plenty else ():
+    for size in samples.SIZES if plenty else ():
         for layout in ("dense",) if few else ("dense", "strided", "transposed") if size == "large" else ("dense",):
-            for call in _spread(found, 1 if few else SAMPLES[size]):
-                resized = layouts.sized(call, size)
-                changed = None if resized is None else layouts.laid_out(resized, layout)
+            for call in _resized(found, size, 1 if few else SAMPLES[size]):
+                changed = layouts.laid_out(call, layout)
                 if changed is not None:
                     yield layout, size, changed
+
+
+def _resized(found: list[Call], size: str, count: int) -> list[Call]:
+    """Forward calls in another size; autograd's come from samples that were resized before they ran."""
+    ours = [each for each in found if each.size == "small" and not each.of_backward]
+    made = [layouts.sized(each, size) for each in _spread(ours, count)]
+    return [each for each in made if each is not None] or [each for each in found if each.size == size][:count]
 
 
 def _spread(found: list[Call], count: int) -> list[Call]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -63,6 +63,11 @@ def laid_out(call: Call, layout: str) -> Call | None:
     return changed
 
 
+def dense(call: Call) -> Call:
+    """The call with each tensor in memory of its own, in order and without gaps."""
+    return call.with_tensors(lambda tensor: tensor.detach().clone(memory_format=torch.contiguous_format))
+
+
 def _same(one: Tensor, other: Tensor) -> bool:
     return one.stride() == other.stride() and one.storage_offset() == other.storage_offset()
 
@@ -77,11 +82,11 @@ def _with_written_of(call: Call, original: Call) -> Call:
     return call._replace(arguments=tuple(arguments), options=options)
 
 
-def sized(call: Call, size: str) -> Call | None:
+def sized(call: Call, size: str, compute: Callable[[Call], Sequence[Tensor | None]] = run) -> Call | None:
     """The call with "one" element, an "empty" first dimension, or "large"; None where it has no tensor to change.
 
     Equal dimensions stay equal, and a list of integers that is a shape changes with them, so that most calls stay
-    valid: what PyTorch refuses is no case.
+    valid: what PyTorch refuses is no case. `compute` gives the results of a call, whose number of elements is limited.
     """
     lengths = sorted({length for tensor in call.tensors for length in tensor.shape if length > 1})
     if not lengths or all(tensor.dim() == 0 for tensor in call.tensors):
@@ -94,13 +99,28 @@ def sized(call: Call, size: str) -> Call | None:
     else:
         new = _stretched(call, lengths)
     changed = _with_lengths(call, new) if new else None
-    return changed if changed is not None and _moderate(changed) else None
+    if changed is not None and size != "large":
+        changed = _inside(changed)
+    return changed if changed is not None and _moderate(changed, compute) else None
 
 
-def _moderate(call: Call) -> bool:
+def _inside(call: Call) -> Call | None:
+    """A smaller call whose integers, which are places in the other tensors, are still inside; None where none can be.
+
+    PyTorch's CPU kernels do not check all of them.
+    """
+    kinds = {_kind(each.dtype) for each in call.tensors if each.numel()}
+    if not any(each.is_floating_point() for each in call.tensors) or "integer" not in kinds:
+        return call
+    if any(each.numel() == 0 for each in call.tensors):
+        return None
+    return call.with_tensors(lambda each: torch.zeros_like(each) if _kind(each.dtype) == "integer" else each)
+
+
+def _moderate(call: Call, compute: Callable[[Call], Sequence[Tensor | None]]) -> bool:
     """Whether the results have at most LARGEST elements: PyTorch's Meta kernels compute shapes without memory."""
     try:
-        results = run(on(call, "meta"))
+        results = compute(on(call, "meta"))
     except Exception:
         return sum(each.numel() for each in call.tensors) <= LARGE * 4
     return sum(each.numel() for each in results if each is not None) <= LARGEST
@@ -145,14 +165,18 @@ def _lists(call: Call) -> list[list[int]]:
 
 
 def resized(tensor: Tensor, shape: list[int]) -> Tensor:
-    """A tensor of another shape whose values are drawn as the given one's are spread."""
+    """A tensor of another shape whose values are drawn as the given one's are spread; sorted integers stay sorted."""
     generator = torch.Generator().manual_seed(len(shape))
     count = math.prod(shape)
     if tensor.numel() == 0:
         return tensor.new_zeros(shape)
     flat = tensor.reshape(-1)
     if not tensor.dtype.is_floating_point or tensor.numel() == 1:
-        return flat[torch.randint(len(flat), (count,), generator=generator)].reshape(shape)
+        drawn = flat[torch.randint(len(flat), (count,), generator=generator)]
+        if _kind(tensor.dtype) == "integer" and tensor.dim() == 1 and bool((flat.diff() >= 0).all()):
+            drawn = drawn.sort().values  # the beginnings of bags or rows
+            drawn[:1] = flat[:1]
+        return drawn.reshape(shape)
     low, high = flat.nan_to_num(0, 0, 0).aminmax()
     return (torch.rand(count, generator=generator) * (high - low) + low).to(tensor.dtype).reshape(shape)
 

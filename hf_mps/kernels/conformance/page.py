@@ -20,14 +20,17 @@ def _lines(report: Mapping[str, Any], command: str) -> Iterator[str]:
     yield f"`{command}` wrote this page."
     yield "Each kernel that a launch rule reaches ran on this CPU, with every access bounded to the buffers that were"
     yield "bound, and was compared with the CPU's result in float64. The calls are"
-    yield "PyTorch's own samples (OpInfo forward and backward, OptimizerInfo), or arguments made from the operator's"
-    yield "schema where no sample calls it, varied by dtype, layout (dense, transposed, strided, with a storage offset,"
-    yield "broadcast) and size (small, one element, empty, large). [How the kernels run here](kernels.md)."
+    yield "PyTorch's own samples (OpInfo and torch.distributions forward and backward, OptimizerInfo), or arguments made"
+    yield "from the operator's schema where no sample calls it, varied by dtype, layout (dense, transposed, strided, with a"
+    yield "storage offset, broadcast) and size (small, one element, empty, large). The CPU's tensors are dense: its own"
+    yield "kernels are wrong for some layouts. [How the kernels run here](kernels.md)."
     yield ""
     yield from _totals(releases)
     for release, found in releases.items():
         yield from _families(release, found)
-    yield from _differences(report["differences"], {release: found["cases"] for release, found in releases.items()})
+    counts = {release: found["cases"] for release, found in releases.items()}
+    yield from _differences(report["differences"], report["unseen"], counts)
+    yield from _conditioned(report["conditioned"])
     yield from _inaccurate(report["inaccurate"])
     yield from _changes(report["changes"])
     yield from _refusals(releases)
@@ -49,7 +52,10 @@ def _totals(releases: Mapping[str, Any]) -> Iterator[str]:
     yield "release (its work is MPSGraph there, or the kernel's bindings differ from what the rule binds); the reasons"
     yield "are at the end. A case agrees where its error is within torch.testing's tolerances (two units in the last"
     yield "place of a half), or within eight times the CPU's own in the same call; where the CPU has no kernel for the"
-    yield "dtype, within that tolerance of the largest argument."
+    yield "dtype, within that tolerance of the largest argument. Above that it agrees where the exact result of"
+    yield "arguments that are some units in their last place off is as far away; those are listed. What an operator leaves"
+    yield "for its own gradient alone, the factor of a matrix that has none and the choice among equal values are not"
+    yield "compared."
 
 
 def share(part: int, whole: int) -> str:
@@ -79,12 +85,15 @@ def _number(value: float) -> str:
     return f"{value:.1f}" if value < 100 else f"{value:,.0f}" if value < 1e6 else f"{value:.0e}"
 
 
-def _differences(found: list[Any], cases: Mapping[str, int]) -> Iterator[str]:
+def _differences(found: list[Any], unseen: list[Any], cases: Mapping[str, int]) -> Iterator[str]:
     upstream = [one for one in found if one["fact"] and one["fact"]["upstream"]]
     explained = [one for one in found if one["fact"] and not one["fact"]["upstream"]]
     unknown = [one for one in found if not one["fact"]]
     yield from ("", "## Faults of PyTorch's that are known", "")
     yield from _list(upstream, cases)
+    for fact in unseen:
+        yield f"**{fact['operator']}** ({', '.join(fact['dtypes']) or 'all dtypes'}). {_says(fact)}"
+        yield from ("No case of this run shows it.", "", *_example(fact))
     yield from ("", "## Differences with a reason", "")
     yield from _list(explained, cases)
     yield from ("", "## Differences that nobody has explained", "")
@@ -105,12 +114,38 @@ def _one(one: Mapping[str, Any]) -> Iterator[str]:
     yield f"**{one['operator']}** {one['outcome']} ({where}). Cases: {counts}."
     fact = one["fact"]
     if fact:
-        link = f" [{fact['link'].split('github.com/')[-1]}]({fact['link']})" if fact["link"] else ""
-        yield f"{fact['says']}.{link}"
+        yield _says(fact)
     release, case = next(iter(one["smallest"].items()))
     kernels = ", ".join(f"`{name}`" for name in case["kernels"][:3]) or "no kernel to its end"
     yield f"On {release}, `{case['name']}`, {kernels}: {case['detail']}."
-    yield from ("", "```sh", *case["reproduction"].splitlines(), "```", "")
+    if fact and fact["example"]:
+        yield from ("", *_example(fact, release))
+    else:
+        yield from ("", "```sh", *case["reproduction"].splitlines(), "```", "")
+
+
+def _says(fact: Mapping[str, Any]) -> str:
+    link = f" [{fact['link'].split('github.com/')[-1]}]({fact['link']})" if fact["link"] else ""
+    return f"{fact['says']}.{link}"
+
+
+def _example(fact: Mapping[str, Any], release: str = "2.13.0") -> Iterator[str]:
+    """A program that prints what the kernels give, and then what is right."""
+    if fact["example"]:
+        head = f"HF_MPS_SIMULATE=1 HF_MPS_KERNELS={release} python - <<'END'"
+        yield from ("```sh", head, "import torch", *fact["example"].splitlines(), "END", "```", "")
+
+
+def _conditioned(found: list[Any]) -> Iterator[str]:
+    yield from ("", "## Agree within the change of their arguments", "")
+    yield "Errors above the tolerance, and at most four times the result's change where the arguments change in their"
+    yield "last place: sums in another order, differences of near numbers, functions beside a pole."
+    yield ""
+    yield "| operator | dtypes | cases | units in the last place | case |"
+    yield "| --- | --- | ---: | ---: | --- |"
+    for one in found:
+        name, error = one["case"]["name"], _number(one["case"]["error"])
+        yield f"| {one['operator']} | {', '.join(one['dtypes'])} | {one['cases']} | {error} | `{name}` |"
 
 
 def _inaccurate(found: list[Any]) -> Iterator[str]:

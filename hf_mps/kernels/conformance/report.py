@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hf_mps.core.errors import RunError
+from hf_mps.kernels import store
 from hf_mps.kernels.conformance import run, summary
 from hf_mps.kernels.conformance.page import page
 from hf_mps.kernels.conformance.run import Wanted
@@ -19,7 +20,8 @@ def write(releases: Sequence[str], wanted: Wanted, markdown: Path, details: Path
     """
     results = {}
     yield "PyTorch's samples: running them to see which aten calls they make"
-    with run.samples() as calls:
+    own = store.installed()
+    with run.samples(own if own in store.releases() else releases[0]) as calls:
         for release in releases:
             results[release] = run.cases(release, calls, wanted)
             yield f"torch {release}: {len(results[release]):,} cases"

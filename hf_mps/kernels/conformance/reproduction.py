@@ -10,7 +10,7 @@ from torch import Tensor
 from hf_mps.kernels.conformance import calls
 from hf_mps.kernels.conformance.calls import Call
 
-MOST_ELEMENTS = 512
+MOST_ELEMENTS = 128
 """Above it values are left out, and the case is run again by its name."""
 
 
@@ -36,8 +36,8 @@ def _written(call: Call) -> list[int]:
     """The places, among the call's tensors, of those that are written."""
     held = call.tensors
     found = []
-    for place, name in calls.written(call.operator):
-        value = call.arguments[place] if place is not None and place < len(call.arguments) else call.options.get(name)
+    for _, name in calls.written(call.operator):
+        value = calls.argument(call, name)
         for each in value if isinstance(value, list | tuple) else [value]:
             found += [at for at, tensor in enumerate(held) if tensor is each]
     return found

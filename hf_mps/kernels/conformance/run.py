@@ -48,14 +48,16 @@ class Task(NamedTuple):
 
 
 @contextmanager
-def samples() -> Iterator[Path]:
+def samples(release: str) -> Iterator[Path]:
     """A file with PyTorch's samples as calls, for the block; beside it the workers' notes lie.
 
-    Raises RunError where the process that makes it stops.
+    They run on the release's kernels, so that what a forward pass leaves for its gradient is what a Mac's leaves; where
+    a kernel ends the process, on the simulated device's own. Raises RunError where that stops as well.
     """
     with tempfile.TemporaryDirectory(prefix="hf_mps-report-") as folder:
         file, errors = Path(folder) / "calls", Path(folder) / "errors"
-        _finished(_started(["capture", str(file)], None, errors), errors)
+        if _started(["capture", str(file)], release, errors).wait():
+            _finished(_started(["capture", str(file)], None, errors), errors)
         yield file
 
 

@@ -25,6 +25,8 @@ def report(results: Mapping[str, Sequence[Case]]) -> dict[str, Any]:
     return {
         "releases": found,
         "differences": differences(results),
+        "unseen": [fact._asdict() for fact in unseen(results)],
+        "conditioned": conditioned(results),
         "inaccurate": inaccurate(results),
         "changes": [_changed(before, after, launched) for before, after in pairwise(results)],
         "cases": {release: [_short(case) for case in cases] for release, cases in results.items()},
@@ -99,6 +101,40 @@ def differences(results: Mapping[str, Sequence[Case]]) -> list[dict[str, Any]]:
     ]
 
 
+def unseen(results: Mapping[str, Sequence[Case]]) -> list[Fact]:
+    """PyTorch's faults that a release of the run has and none of its cases shows."""
+    shown = {
+        facts.known(release, case) for release, cases in results.items() for case in cases if case["outcome"] in BAD
+    }
+    return [
+        fact
+        for fact in facts.FACTS
+        if fact.upstream and fact not in shown and not all(facts.mended(fact, release) for release in results)
+    ]
+
+
+def conditioned(results: Mapping[str, Sequence[Case]]) -> list[dict[str, Any]]:
+    """Operators with cases that agree by the change of their arguments alone: how many, and the largest error."""
+    groups: dict[str, list[Case]] = defaultdict(list)
+    for cases in results.values():
+        for case in cases:
+            if case["outcome"] == "agrees" and case.get("conditioned"):
+                groups[case["rule"]].append(case)
+    return [
+        {
+            "operator": rule,
+            "cases": len(found),
+            "dtypes": sorted({case["dtype"] for case in found}),
+            "case": dict(max(found, key=lambda case: _told(case["error"]))),
+        }
+        for rule, found in sorted(groups.items())
+    ]
+
+
+def _told(error: float) -> float:
+    return error if math.isfinite(error) else 0.0
+
+
 def _smallest(release: str, found: Sequence[tuple[str, Case]]) -> dict[str, Any]:
     cases = [dict(case) for each, case in found if each == release]
     return min(cases, key=_size)
@@ -131,8 +167,8 @@ def _changed(before: str, after: str, launched: set[str]) -> dict[str, Any]:
 
 
 def _short(case: Case) -> dict[str, Any]:
-    kept = ("name", "outcome", "kernels", "detail", "error", "own_error")
-    return {name: _finite(case[name]) for name in kept if case.get(name) not in (None, "", [])}
+    kept = ("name", "outcome", "kernels", "detail", "error", "own_error", "conditioned")
+    return {name: _finite(case[name]) for name in kept if case.get(name) not in (None, "", [], False)}
 
 
 def _finite(value: Any) -> Any:

@@ -109,7 +109,7 @@ def checked(case: Case, dispatch: Dispatch) -> dict[str, Any] | None:
     verdict = oracle.verdict(found, expected, random=random)
     report |= {"error": verdict.error, "own_error": verdict.own_error, "elements": _elements(case)}
     if verdict.agrees:
-        return {**report, "outcome": "agrees"}
+        return {**report, "outcome": "agrees", "conditioned": verdict.conditioned}
     return {**report, "outcome": "differs", "detail": verdict.detail, **_pasted(case, dispatch)}
 
 

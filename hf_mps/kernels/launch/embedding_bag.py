@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hf_mps.kernels.release import Release
 
 SOURCE = "operations/EmbeddingBag.mm"
+CPUS = "a forward pass on the CPU, which leaves out the bag that an index is in"
 _SUM, _MAX = 0, 2
 _FORWARD = struct.Struct("<6I?3x5Ii4xq")
 _BACKWARD = struct.Struct("<6I?3xIIiq")
@@ -86,8 +87,10 @@ def choose_backward(
     padding_idx: int = -1,
 ) -> Tensor:
     """What autograd calls: hands a dense gradient on."""
-    if sparse or offset2bag.numel() != indices.numel() or not indices.is_contiguous():
+    if sparse or not indices.is_contiguous():
         raise NoRule("a sparse gradient, or indices of another layout")
+    if len(offset2bag) != len(indices):
+        raise NoRule(CPUS)
     weighted = (scale_grad_by_freq, mode, per_sample_weights, padding_idx)
     return backward(release, grad, indices, offset2bag, bag_size, largest, rows, *weighted)
 
@@ -137,6 +140,8 @@ def weights_backward(
     """The product of each index's row with its bag's gradient, added up atomically."""
     if mode != _SUM:
         raise NoRule("weights of samples outside of a sum")
+    if len(offset2bag) != len(indices):
+        raise NoRule(CPUS)
     kernel = release.kernel(f"embedding_bag_per_sample_weights_backward_{metal(grad.dtype)}_{metal(indices.dtype)}")
     size = grad.shape[1]
     _require_32_bits(weight)

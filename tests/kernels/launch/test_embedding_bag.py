@@ -71,3 +71,12 @@ def test_without_gradients_the_same_kernel_runs(kernels: Dispatch) -> None:
 def test_an_index_out_of_range_is_refused(kernels: Dispatch) -> None:
     with pytest.raises((RuntimeError, IndexError)):
         torch.nn.functional.embedding_bag(torch.tensor([[9]]).to("mps"), torch.ones(4, 3, device="mps"))
+
+
+def test_a_gradient_whose_forward_pass_ran_on_the_cpu_is_left_to_the_device(kernels: Dispatch) -> None:
+    weight, indices, offsets = torch.randn(5, 3), torch.tensor([0, 4, 2]), torch.tensor([0, 1])
+    grad, without = torch.randn(2, 3), torch.empty(0, dtype=torch.int64)
+    given = [grad, weight, indices, offsets, without]
+    found = torch.ops.aten._embedding_bag_per_sample_weights_backward(*(each.to("mps") for each in given), 0)
+    torch.testing.assert_close(found.cpu(), torch.ops.aten._embedding_bag_per_sample_weights_backward(*given, 0))
+    assert kernels.ledger.operators["_embedding_bag_per_sample_weights_backward"] == 0

@@ -63,3 +63,16 @@ def test_qr_is_orthogonal_and_upper_and_makes_the_matrix(kernels: Dispatch, shap
         found.mT @ found, torch.eye(found.shape[-1]).expand(*shape[:-2], -1, -1), rtol=0, atol=1e-5
     )
     torch.testing.assert_close(upper, upper.triu(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("upper", [False, True])
+def test_cholesky_writes_a_result_of_any_strides(kernels: Dispatch, upper: bool) -> None:
+    root = torch.randn(2, 40, 40, generator=torch.Generator().manual_seed(0))
+    given = root @ root.mT + 40 * torch.eye(40)
+    whole, infos = torch.full((2, 40, 80), 7.0, device="mps"), torch.full((4,), 7, dtype=torch.int32, device="mps")
+    torch.linalg.cholesky_ex(given.to("mps"), upper=upper, check_errors=True, out=(whole[..., ::2], infos[::2]))
+    assert kernels.ledger.operators["linalg_cholesky_ex.L"] == 1
+    wanted = torch.linalg.cholesky(given.double(), upper=upper)
+    torch.testing.assert_close(whole[..., ::2].cpu().double(), wanted, rtol=1e-5, atol=1e-5)
+    assert (whole[..., 1::2].cpu() == 7).all()
+    assert infos.tolist() == [0, 7, 0, 7]
