@@ -53,7 +53,7 @@ def _moved(call: Call, wide: Call, draw: int, scale: float) -> Call:
     of_tensors = iter(units)
 
     def signs(shape: tuple[int, ...]) -> Tensor:
-        return torch.randint(2, shape, generator=generator) * 2 - 1
+        return torch.randint(2, shape, generator=generator).double() * 2 - 1
 
     def moved(value: Any) -> Any:
         if isinstance(value, Tensor):

@@ -26,6 +26,8 @@ class Fact(NamedTuple):
     """The largest error in units in the last place that it explains."""
     example: str = ""
     """A program that prints what the kernels give, and then what is right."""
+    guard: str = ""
+    """The guard that hides it, to be left out for the example."""
 
 
 HALVES = ("float16", "bfloat16")
@@ -42,6 +44,7 @@ gradient, half = torch.full([3], 4.0, dtype=torch.float16, device="mps"), torch.
 torch._amp_foreach_non_finite_check_and_unscale_([gradient], torch.zeros([], device="mps"), half)
 print(gradient.tolist())
 print([2.0, 2.0, 2.0])""",
+        guard="half-unscale",
     ),
     Fact(
         SCALER,

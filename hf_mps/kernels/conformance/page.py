@@ -20,10 +20,10 @@ def _lines(report: Mapping[str, Any], command: str) -> Iterator[str]:
     yield f"`{command}` wrote this page."
     yield "Each kernel that a launch rule reaches ran on this CPU, with every access bounded to the buffers that were"
     yield "bound, and was compared with the CPU's result in float64. The calls are"
-    yield "PyTorch's own samples (OpInfo and torch.distributions forward and backward, OptimizerInfo), or arguments made"
-    yield "from the operator's schema where no sample calls it, varied by dtype, layout (dense, transposed, strided, with a"
-    yield "storage offset, broadcast) and size (small, one element, empty, large). The CPU's tensors are dense: its own"
-    yield "kernels are wrong for some layouts. [How the kernels run here](kernels.md)."
+    yield "PyTorch's own samples (OpInfo and torch.distributions forward and backward, OptimizerInfo), or arguments"
+    yield "made from the operator's schema where no sample calls it, varied by dtype, layout (dense, transposed,"
+    yield "strided, with a storage offset, broadcast) and size (small, one element, empty, large). The CPU's tensors"
+    yield "are dense: its own kernels are wrong for some layouts. [How the kernels run here](kernels.md)."
     yield ""
     yield from _totals(releases)
     for release, found in releases.items():
@@ -53,9 +53,9 @@ def _totals(releases: Mapping[str, Any]) -> Iterator[str]:
     yield "are at the end. A case agrees where its error is within torch.testing's tolerances (two units in the last"
     yield "place of a half), or within eight times the CPU's own in the same call; where the CPU has no kernel for the"
     yield "dtype, within that tolerance of the largest argument. Above that it agrees where the exact result of"
-    yield "arguments that are some units in their last place off is as far away; those are listed. What an operator leaves"
-    yield "for its own gradient alone, the factor of a matrix that has none and the choice among equal values are not"
-    yield "compared."
+    yield "arguments that are some units in their last place off is as far away; those are listed. What an operator"
+    yield "leaves for its own gradient alone, the factor of a matrix that has none and the choice among equal values"
+    yield "are not compared."
 
 
 def share(part: int, whole: int) -> str:
@@ -132,7 +132,8 @@ def _says(fact: Mapping[str, Any]) -> str:
 def _example(fact: Mapping[str, Any], release: str = "2.13.0") -> Iterator[str]:
     """A program that prints what the kernels give, and then what is right."""
     if fact["example"]:
-        head = f"HF_MPS_SIMULATE=1 HF_MPS_KERNELS={release} python - <<'END'"
+        guard = f"HF_MPS_GUARDS=-{fact['guard']} " if fact["guard"] else ""
+        head = f"HF_MPS_SIMULATE=1 HF_MPS_KERNELS={release} {guard}python - <<'END'"
         yield from ("```sh", head, "import torch", *fact["example"].splitlines(), "END", "```", "")
 
 

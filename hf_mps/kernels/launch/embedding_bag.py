@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hf_mps.kernels.release import Release
 
 SOURCE = "operations/EmbeddingBag.mm"
+STRIDED = "a sparse gradient, or indices of another layout"
 CPUS = "a forward pass on the CPU, which leaves out the bag that an index is in"
 _SUM, _MAX = 0, 2
 _FORWARD = struct.Struct("<6I?3x5Ii4xq")
@@ -87,8 +88,8 @@ def choose_backward(
     padding_idx: int = -1,
 ) -> Tensor:
     """What autograd calls: hands a dense gradient on."""
-    if sparse or not indices.is_contiguous():
-        raise NoRule("a sparse gradient, or indices of another layout")
+    if sparse or not (indices.is_contiguous() and offset2bag.is_contiguous()):
+        raise NoRule(STRIDED)
     if len(offset2bag) != len(indices):
         raise NoRule(CPUS)
     weighted = (scale_grad_by_freq, mode, per_sample_weights, padding_idx)
@@ -140,6 +141,8 @@ def weights_backward(
     """The product of each index's row with its bag's gradient, added up atomically."""
     if mode != _SUM:
         raise NoRule("weights of samples outside of a sum")
+    if not (indices.is_contiguous() and offset2bag.is_contiguous()):
+        raise NoRule(STRIDED)
     if len(offset2bag) != len(indices):
         raise NoRule(CPUS)
     kernel = release.kernel(f"embedding_bag_per_sample_weights_backward_{metal(grad.dtype)}_{metal(indices.dtype)}")

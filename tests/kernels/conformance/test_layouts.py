@@ -50,6 +50,20 @@ def test_a_shape_among_the_arguments_changes_with_them() -> None:
     assert large.arguments[1] == [large.arguments[0].shape[-1]] == [large.arguments[2].shape[0]]
 
 
+def test_sorted_integers_stay_sorted_and_places_stay_inside() -> None:
+    table, indices, offsets = torch.ones(10, 5), torch.tensor([8, 7, 0, 5, 7]), torch.tensor([0, 3])
+    call = Call("_embedding_bag", (table, indices, offsets), {}, "")
+    large, one = layouts.sized(call, "large"), layouts.sized(call, "one")
+    assert large is not None
+    begins = large.arguments[2]
+    assert begins[0] == 0
+    assert begins.diff().min() >= 0
+    assert one is not None
+    assert [int(each.max()) for each in one.arguments[1:]] == [0, 0]
+    assert layouts.sized(Call("embedding", (table[:5], indices), {}, ""), "empty") is not None
+    assert layouts.sized(Call("embedding", (table[:2], indices), {}, ""), "empty") is None
+
+
 def test_a_schema_is_enough_for_arguments() -> None:
     found = schema.generated("_amp_foreach_non_finite_check_and_unscale_")
     assert found

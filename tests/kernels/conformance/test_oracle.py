@@ -37,6 +37,21 @@ def test_a_scale_stays_float32_where_pytorch_asks_for_it() -> None:
     assert wanted.right[0].tolist() == [2.0, 2.0, 2.0]
 
 
+def test_the_layout_of_memory_changes_nothing_that_is_right() -> None:
+    given = torch.randn(1, 6, 3)
+    statistics = [torch.zeros(1, 2), torch.ones(1, 2)]
+    sizes = (torch.rand(6), 1, 6, 3, 2, [True, True, True])
+    transposed = given.mT.contiguous().mT
+    wanted, dense = (
+        oracle.wanted(Call("native_group_norm_backward", (each, each, *statistics, *sizes), {}, ""))
+        for each in (transposed, given)
+    )
+    assert wanted is not None
+    assert dense is not None
+    for one, other in zip(wanted.right, dense.right, strict=True):
+        assert torch.equal(one, other)  # type: ignore[arg-type]
+
+
 def test_what_pytorch_refuses_is_no_case() -> None:
     assert oracle.wanted(Call("mul.Tensor", (torch.rand(3), torch.rand(4)), {}, "")) is None
 

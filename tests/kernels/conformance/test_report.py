@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from hf_mps import guards
 from hf_mps.cli.main import main
 from hf_mps.kernels import store
 from hf_mps.kernels.conformance import facts, run
+from tests.kernels.launch.conftest import running
 
 UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
 
@@ -23,11 +26,39 @@ def test_a_kernel_that_crashes_is_named_and_the_rest_goes_on(tmp_path: Path, mon
 
 
 def test_a_fact_ends_with_the_release_that_mended_it() -> None:
-    case = {"rule": UNSCALE, "dtype": "float16", "layout": "dense"}
+    case = {"rule": UNSCALE, "dtype": "float16", "layout": "dense", "detail": ""}
     before, after = facts.known("2.12.1", case), facts.known("2.13.0", case)
     assert before is not None
     assert before.link.endswith("/pull/184286")
     assert after is None
+
+
+def test_a_fact_explains_no_larger_error_and_no_other_result() -> None:
+    digamma = {"rule": "digamma", "dtype": "float32", "layout": "dense", "detail": "result 0: 1 of 2 differ"}
+    assert facts.known("2.13.0", {**digamma, "error": 1e5}) is not None
+    assert facts.known("2.13.0", {**digamma, "error": 1e8}) is None
+    factor = {"rule": "linalg_cholesky_ex", "dtype": "float32", "layout": "dense"}
+    assert facts.known("2.13.0", {**factor, "detail": "result 1: 1 of 1 differ"}) is not None
+    assert facts.known("2.13.0", {**factor, "detail": "result 0: 1 of 1 differ"}) is None
+
+
+@pytest.mark.parametrize(
+    "fact", [each for each in facts.FACTS if each.example], ids=lambda each: f"{each.operator} {each.before}"
+)
+def test_an_example_shows_its_fault(
+    fact: facts.Fact, release: str, older_release: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = _shown(fact, older_release if fact.before == release else release, capsys)
+    assert shown[0] != shown[1]
+    if fact.before == release:
+        found, right = _shown(fact, release, capsys)
+        assert found == right
+
+
+def _shown(fact: facts.Fact, version: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    with running(version), guards.suspended(fact.guard) if fact.guard else nullcontext():
+        exec(f"import torch\n{fact.example}", {})
+    return capsys.readouterr().out.splitlines()[-2:]
 
 
 @pytest.mark.slow
