@@ -102,28 +102,6 @@ def _max_pool(release: Release, given: Tensor, window: Window, output: Tensor, i
     )
 
 
-@rule("max_pool2d_with_indices", "max_pool2d_with_indices.out", source=SOURCE)
-def max_pool2d_with_indices(
-    release: Release,
-    given: Tensor,
-    kernel_size: Ints,
-    stride: Ints = (),
-    padding: Ints = (0,),
-    dilation: Ints = (1,),
-    ceil_mode: bool = False,
-    *,
-    out: Tensor | None = None,
-    indices: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Windows that move by more than one element are Metal's, the others MPSGraph's."""
-    window = Window(given, 2, kernel_size, stride, padding, dilation, ceil_mode)
-    if window.stride == [1, 1]:
-        raise NoRule("MPSGraph on this release")
-    output, places = _target(given, window.shape, out), _target(given, window.shape, indices, torch.int64)
-    _max_pool(release, given, window, output, places)
-    return output, places
-
-
 @rule("max_pool2d", source=SOURCE)
 def max_pool2d(
     release: Release,
@@ -141,26 +119,6 @@ def max_pool2d(
     output = torch.empty(window.shape, dtype=given.dtype, device=given.device, memory_format=_layout(given))
     _max_pool(release, given, window, output, None)
     return output
-
-
-@rule("max_pool3d_with_indices", "max_pool3d_with_indices.out", source=SOURCE)
-def max_pool3d_with_indices(
-    release: Release,
-    given: Tensor,
-    kernel_size: Ints,
-    stride: Ints = (),
-    padding: Ints = (0,),
-    dilation: Ints = (1,),
-    ceil_mode: bool = False,
-    *,
-    out: Tensor | None = None,
-    indices: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Three dimensions: always Metal's."""
-    window = Window(given, 3, kernel_size, stride, padding, dilation, ceil_mode)
-    output, places = _target(given, window.shape, out), _target(given, window.shape, indices, torch.int64)
-    _max_pool(release, given, window, output, places)
-    return output, places
 
 
 @rule("max_pool3d_with_indices_backward", "max_pool3d_with_indices_backward.grad_input", source=SOURCE)
@@ -203,54 +161,6 @@ def _average(given: Tensor, result: Tensor, window: Window, include_pad: bool, d
     return i32(given.dim(), window.pooled) + _arrays(given, result) + ways + flags + i32(divisor or 0)
 
 
-def _avg_pool(
-    release: Release, given: Tensor, window: Window, include_pad: bool, divisor: int | None, out: Tensor | None
-) -> Tensor:
-    kernel = release.kernel(f"avg_pool_{metal(given.dtype)}")
-    output = _target(given, window.shape, out)
-    parameters = _average(given, output, window, include_pad, divisor)
-    kernel.launch({"input": given, "output": output, "params": parameters}, output.numel())
-    return output
-
-
-@rule("avg_pool2d", "avg_pool2d.out", source=SOURCE)
-def avg_pool2d(
-    release: Release,
-    given: Tensor,
-    kernel_size: Ints,
-    stride: Ints = (),
-    padding: Ints = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
-    """Metal's where windows may reach over the end (`ceil_mode`), else MPSGraph's."""
-    if not ceil_mode:
-        raise NoRule("MPSGraph on this release")
-    window = Window(given, 2, kernel_size, stride, padding, (1,), ceil_mode)
-    return _avg_pool(release, given, window, count_include_pad, divisor_override, out)
-
-
-@rule("avg_pool3d", "avg_pool3d.out", source=SOURCE)
-def avg_pool3d(
-    release: Release,
-    given: Tensor,
-    kernel_size: Ints,
-    stride: Ints = (),
-    padding: Ints = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
-    """Three dimensions: always Metal's."""
-    window = Window(given, 3, kernel_size, stride, padding, (1,), ceil_mode)
-    return _avg_pool(release, given, window, count_include_pad, divisor_override, out)
-
-
 @rule("avg_pool3d_backward", "avg_pool3d_backward.grad_input", source=SOURCE)
 def avg_pool3d_backward(
     release: Release,
@@ -276,47 +186,92 @@ def avg_pool3d_backward(
     return result
 
 
-@rule("max_unpool2d", "max_unpool2d.out", source=SOURCE)
-def max_unpool2d(
-    release: Release, given: Tensor, indices: Tensor, output_size: Ints, *, out: Tensor | None = None
-) -> Tensor:
-    """Zeros, and every element at its place."""
-    return _unpool(release, given, indices, output_size, 2, out)
+class Pool:
+    """The operators that are alike in two and three dimensions."""
+
+    def __init__(self, pooled: int) -> None:
+        self.pooled = pooled
+
+    def maximum(
+        self,
+        release: Release,
+        given: Tensor,
+        kernel_size: Ints,
+        stride: Ints = (),
+        padding: Ints = (0,),
+        dilation: Ints = (1,),
+        ceil_mode: bool = False,
+        *,
+        out: Tensor | None = None,
+        indices: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """In two dimensions windows that move by one element are MPSGraph's."""
+        window = Window(given, self.pooled, kernel_size, stride, padding, dilation, ceil_mode)
+        if window.stride == [1, 1]:
+            raise NoRule("MPSGraph on this release")
+        output, places = _target(given, window.shape, out), _target(given, window.shape, indices, torch.int64)
+        _max_pool(release, given, window, output, places)
+        return output, places
+
+    def average(
+        self,
+        release: Release,
+        given: Tensor,
+        kernel_size: Ints,
+        stride: Ints = (),
+        padding: Ints = (0,),
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+        *,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """In two dimensions windows that may not reach over the end (`ceil_mode`) are MPSGraph's."""
+        if self.pooled == 2 and not ceil_mode:
+            raise NoRule("MPSGraph on this release")
+        window = Window(given, self.pooled, kernel_size, stride, padding, (1,), ceil_mode)
+        kernel = release.kernel(f"avg_pool_{metal(given.dtype)}")
+        output = _target(given, window.shape, out)
+        parameters = _average(given, output, window, count_include_pad, divisor_override)
+        kernel.launch({"input": given, "output": output, "params": parameters}, output.numel())
+        return output
+
+    def unpool(
+        self,
+        release: Release,
+        given: Tensor,
+        indices: Tensor,
+        output_size: Ints,
+        stride: Ints = (),
+        padding: Ints = (),
+        *,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Zeros, and every element at its place; in three dimensions stride and padding say nothing more."""
+        leading = given.dim() - self.pooled
+        fits = leading in (1, 2) and len(output_size) == self.pooled and indices.shape == given.shape
+        if not fits or indices.dtype != torch.int64 or given.numel() == 0 or min(output_size) < 1:
+            raise NoRule("PyTorch refuses the arguments")
+        kernel = release.kernel(f"max_unpool_{metal(given.dtype)}")
+        output = _target(given, (*given.shape[:leading], *output_size), out).zero_()
+        parameters = i32(given.dim(), self.pooled) + _arrays(given, output) + _arrays(indices, sizes=False)
+        arguments = {"output": output, "input": given, "indices": indices, "params": parameters}
+        reported = errors()
+        if kernel.signature.at(4) is not None:  # from 2.13 on the kernel reports places outside
+            arguments["error_buffer"] = reported.tensor
+        kernel.launch(arguments, given.numel())
+        if reported.any():
+            raise NoRule("a place outside the result")
+        return output
 
 
-@rule("max_unpool3d", "max_unpool3d.out", source=SOURCE)
-def max_unpool3d(
-    release: Release,
-    given: Tensor,
-    indices: Tensor,
-    output_size: Ints,
-    stride: Ints,
-    padding: Ints,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
-    """The same in three dimensions; stride and padding say nothing more."""
-    return _unpool(release, given, indices, output_size, 3, out)
-
-
-def _unpool(
-    release: Release, given: Tensor, indices: Tensor, output_size: Ints, pooled: int, out: Tensor | None
-) -> Tensor:
-    leading = given.dim() - pooled
-    fits = leading in (1, 2) and len(output_size) == pooled and indices.shape == given.shape
-    if not fits or indices.dtype != torch.int64 or given.numel() == 0 or min(output_size) < 1:
-        raise NoRule("PyTorch refuses the arguments")
-    kernel = release.kernel(f"max_unpool_{metal(given.dtype)}")
-    output = _target(given, (*given.shape[:leading], *output_size), out).zero_()
-    parameters = i32(given.dim(), pooled) + _arrays(given, output) + _arrays(indices, sizes=False)
-    arguments = {"output": output, "input": given, "indices": indices, "params": parameters}
-    reported = errors()
-    if kernel.signature.at(4) is not None:  # from 2.13 on the kernel reports places outside
-        arguments["error_buffer"] = reported.tensor
-    kernel.launch(arguments, given.numel())
-    if reported.any():
-        raise NoRule("a place outside the result")
-    return output
+for pool in (Pool(2), Pool(3)):
+    for name, function in (
+        (f"max_pool{pool.pooled}d_with_indices", pool.maximum),
+        (f"avg_pool{pool.pooled}d", pool.average),
+        (f"max_unpool{pool.pooled}d", pool.unpool),
+    ):
+        rule(name, f"{name}.out", source=SOURCE)(function)
 
 
 @rule("adaptive_max_pool2d", "adaptive_max_pool2d.out", source=ADAPTIVE_SOURCE)
