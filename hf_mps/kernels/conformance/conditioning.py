@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 from hf_mps.kernels.conformance import calls
 from hf_mps.kernels.conformance.calls import Call
 
-DRAWS = 4
+DRAWS = 8
 """Signs of the movements are random; the largest change of so many is taken."""
 FINER = 16.0
 """A second movement is so many times smaller, and has to change the result less: at a step (floor, argmax) it does not,
