@@ -146,7 +146,7 @@ def _formed(call: Call, operator: str, form: str, layout: str) -> Call | None:
         return call
     named = call._replace(operator=operator)
     if form == "in place":
-        return named
+        return None if layout == "broadcast" else named  # PyTorch refuses to write elements that are one
     try:
         results = calls.run(calls.on(call, "cpu"))
     except Exception:

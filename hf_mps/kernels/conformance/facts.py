@@ -32,6 +32,10 @@ class Fact(NamedTuple):
 
 HALVES = ("float16", "bfloat16")
 SCALER = "_amp_foreach_non_finite_check_and_unscale_"
+MOMENTS = (
+    "The second moment is kept, and read back for the step, in the parameter's dtype: a square below 6e-8 is 0 in"
+    " float16, and the step is divided by epsilon alone. The CPU's step uses it before it is rounded. No issue is known"
+)
 FACTS = (
     Fact(
         SCALER,
@@ -81,22 +85,18 @@ matrix = torch.diag(torch.tensor([1.0] * 32 + [-1.0]))
 print(torch.linalg.cholesky_ex(matrix.to("mps")).info.item())
 print(torch.linalg.cholesky_ex(matrix).info.item())""",
     ),
-    *(
-        Fact(
-            operator,
-            "The second moment is kept, and read back for the step, in the parameter's dtype: a square below 6e-8 is 0"
-            " in float16, and the step is divided by epsilon alone. The CPU's step uses it before it is rounded. No"
-            " issue is known",
-            dtypes=HALVES,
-            example="""\
+    Fact(
+        "_fused_adam_",
+        MOMENTS,
+        dtypes=HALVES,
+        example="""\
 for where in ("mps", "cpu"):
     weight = torch.ones(1, dtype=torch.float16, device=where, requires_grad=True)
     weight.grad = torch.full_like(weight, 1e-3)
     torch.optim.Adam([weight], fused=True).step()
     print(weight.item())""",
-        )
-        for operator in ("_fused_adam_", "_fused_adamw_")
     ),
+    Fact("_fused_adamw_", MOMENTS, dtypes=HALVES),
     Fact(
         "digamma",
         "Below zero the fractional part is taken by fract(x), which is x + 1 rounded: of a number just below zero its"

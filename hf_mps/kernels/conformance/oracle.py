@@ -18,7 +18,7 @@ ABSOLUTE = 1e-5
 OF_THE_CPU = 8.0
 """An error is no difference up to this many times the CPU's own in the same call."""
 OF_THE_ARGUMENTS = 4.0
-"""Nor up to this many times the result's change where the arguments change in their last place."""
+"""Nor by so many times the result's change more, where the arguments change in their last place."""
 SIGNIFICANT = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8, torch.complex64: 24}
 LEAST_EXPONENT = {torch.float32: -126, torch.float16: -14, torch.bfloat16: -126, torch.complex64: -126}
 DRAWS = 4096
@@ -159,7 +159,7 @@ def _compared(
     slack = RELATIVE[mine.dtype] * largest if own is None else slack
     allowed = torch.clamp(allowed, min=slack)
     if moved is not None:
-        allowed = torch.maximum(allowed, OF_THE_ARGUMENTS * moved)
+        allowed = allowed + OF_THE_ARGUMENTS * moved
     bad = ~(error <= allowed)
     if bool((target.isfinite() & (target.abs() > torch.finfo(found.dtype).max)).any()):
         bad &= found.isfinite()  # a value on the way, or at the end, is beyond the dtype's range
