@@ -139,8 +139,8 @@ def _example(fact: Mapping[str, Any], release: str = "2.13.0") -> Iterator[str]:
 
 def _conditioned(found: list[Any]) -> Iterator[str]:
     yield from ("", "## Agree within the change of their arguments", "")
-    yield "Errors above the tolerance by at most four times the result's change where the arguments change in their last"
-    yield "place: sums in another order, differences of near numbers, functions beside a pole."
+    yield "Errors above the tolerance by at most four times the result's change where the arguments change in their"
+    yield "last place: sums in another order, differences of near numbers, functions beside a pole."
     yield ""
     yield "| operator | dtypes | cases | units in the last place | case |"
     yield "| --- | --- | ---: | ---: | --- |"
