@@ -48,15 +48,15 @@ class Task(NamedTuple):
 
 
 @contextmanager
-def samples(release: str) -> Iterator[Path]:
+def samples(release: str | None) -> Iterator[Path]:
     """A file with PyTorch's samples as calls, for the block; beside it the workers' notes lie.
 
     They run on the release's kernels, so that what a forward pass leaves for its gradient is what a Mac's leaves; where
-    a kernel ends the process, on the simulated device's own. Raises RunError where that stops as well.
+    a kernel ends the process, or without a release, on the simulated device's own. Raises RunError where that stops.
     """
     with tempfile.TemporaryDirectory(prefix="hf_mps-report-") as folder:
         file, errors = Path(folder) / "calls", Path(folder) / "errors"
-        if _started(["capture", str(file)], release, errors).wait():
+        if release is None or _started(["capture", str(file)], release, errors).wait():
             _finished(_started(["capture", str(file)], None, errors), errors)
         yield file
 
