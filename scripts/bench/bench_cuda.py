@@ -286,13 +286,14 @@ def runner(given: argparse.Namespace, recipe: str, scale: int, *words: str) -> d
     quiet = ("training.save_strategy=no", "training.eval_strategy=no", f"output_dir={output}")
     with redirect_stdout(sys.stderr):
         said = running.run(load_recipe(recipe, [*words, *quiet]))
-    steady = statistics.median(entry["samples_per_second"] for entry in said["log_history"] if "loss" in entry)
+    logged = [entry for entry in said["log_history"] if "loss" in entry]
+    steady = statistics.median(entry["samples_per_second"] for entry in logged)
     words_of = [f"{name}: {said['choices'][name]['value']}" for name in ("precision", "cuda_graphs")]
     return {
         "rate": said["samples_per_second"] * scale,
         "seconds": said["train_seconds"],
-        "peak": said["peak_memory_bytes"],
-        "losses": [entry["loss"] for entry in said["log_history"] if "loss" in entry],
+        "peak": max(entry["peak_memory_bytes"] for entry in logged),  # of training: the other sides do not evaluate
+        "losses": [entry["loss"] for entry in logged],
         "metrics": said["metrics"],
         "choices": {name: said["choices"][name] for name in ("precision", "cuda_graphs")},
         "said": f"{', '.join(words_of)}; steady {steady * scale:.0f}",

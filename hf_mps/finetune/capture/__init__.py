@@ -76,6 +76,8 @@ def measured(plan: Plan, prepared: Prepared, recipe: Recipe, checkpoint: Path | 
         for key in setting:
             plan.arguments.pop(key, None)
     plan.arguments.update(precision.SETTINGS[found.value])
+    if found.value == "tf32":
+        precision.products_in_tf32()
     kept = precision.MeasuredPrecision(found.value, found.reason)
     kept.seconds = seconds
     return kept

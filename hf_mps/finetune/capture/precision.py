@@ -196,11 +196,25 @@ def _precision(name: str, device: Any) -> Iterator[None]:
     backends: Any = torch.backends
     newer = hasattr(backends, "fp32_precision")
     before = backends.fp32_precision if newer else (backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32)
+    products = backends.cuda.matmul.fp32_precision if newer else None
     enable_tf32(True)
+    products_in_tf32()
     try:
         yield
     finally:
         if newer:
+            backends.cuda.matmul.fp32_precision = products
             backends.fp32_precision = before
         else:
             backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32 = before
+
+
+def products_in_tf32() -> None:
+    """Name matrix products too where torch has a setting for each (2.9 or newer), beside the one for all.
+
+    On one H100 with torch 2.11 a training in a process that had tried TF32 before ran at float32's rate with
+    TrainingArguments(tf32=True), which sets the one for all; why could not be found there.
+    """
+    backends: Any = torch.backends
+    if hasattr(backends, "fp32_precision"):
+        backends.cuda.matmul.fp32_precision = "tf32"

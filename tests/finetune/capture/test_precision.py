@@ -124,3 +124,19 @@ def test_a_run_that_goes_on_finds_what_was_measured(tmp_path: Path) -> None:
 def test_a_run_that_measured_nothing_goes_on_as_it_began(tmp_path: Path) -> None:
     trainer(tmp_path, save_strategy="steps", save_steps=18).train()
     assert precision.stored(tmp_path / "checkpoint-18") is None
+
+
+def test_what_a_trial_takes_counts_once(tmp_path: Path) -> None:
+    """It is part of the training's seconds, and of no run that goes on from a checkpoint."""
+    from hf_mps.finetune.run.callbacks import Stopwatch
+
+    watch, on = Stopwatch(), Stopwatch()
+    watch.before, on.before = 1000.0, 50_000.0
+    begun = trainer(tmp_path, save_strategy="steps", save_steps=9)
+    begun.add_callback(watch)
+    begun.train()
+    assert 1000 < watch.seconds < 2000
+    again = trainer(tmp_path)
+    again.add_callback(on)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-9"))
+    assert 1000 < on.seconds < 2000
