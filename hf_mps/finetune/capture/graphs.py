@@ -108,6 +108,9 @@ class CudaRecorder:
             try:
                 outputs = body()
                 graph.capture_end()
+            except RecordingFailed:
+                self._abandon(graph)
+                raise
             except Exception as error:
                 self._abandon(graph)
                 raise RecordingFailed(_why(error)) from error

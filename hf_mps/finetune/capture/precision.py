@@ -168,7 +168,12 @@ def _finish(device: Any) -> None:
 def untouched(model: Any, device: Any) -> Iterator[None]:
     """Give a model its buffers, mode and empty gradients back, and every generator of random numbers its state."""
     training = model.training
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    buffers = [
+        (module._buffers, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
     python, arrays = random.getstate(), numpy.random.get_state()
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -177,8 +182,8 @@ def untouched(model: Any, device: Any) -> Iterator[None]:
         random.setstate(python)
         numpy.random.set_state(arrays)
         with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+            for places, name, buffer, before in buffers:
+                places[name] = buffer.copy_(before)
         model.zero_grad()
         model.train(training)
         if device.type == "cuda":

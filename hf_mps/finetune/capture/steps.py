@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -60,6 +61,22 @@ def with_capture(trainer: Any, capture: StepCapture) -> None:
     trainer.__class__ = type(kind.__name__, (CapturedSteps, kind), {"__module__": kind.__module__})
     trainer.capture = capture
     trainer.data_collator = masks.Unmasked(trainer.data_collator)
+
+
+@contextmanager
+def _buffers_stay(model: Any) -> Iterator[None]:
+    """Raise RecordingFailed where a model puts another tensor in a buffer's place, and give it the first one back.
+
+    A tensor made while a step is recorded lies in the graphs' memory and holds nothing yet; a model that keeps it for
+    later steps (a table of positions that has grown) would read what another graph leaves there.
+    """
+    before = [(module, name, tensor) for module in model.modules() for name, tensor in module._buffers.items()]
+    yield
+    replaced = [(module, name, tensor) for module, name, tensor in before if module._buffers.get(name) is not tensor]
+    for module, name, tensor in replaced:
+        module._buffers[name] = tensor
+    if replaced:
+        raise RecordingFailed(f"the model replaces its buffer {replaced[0][1]} within a step")
 
 
 class StepCapture:
@@ -228,7 +245,7 @@ class StepCapture:
         return loss
 
     def _passes(self, stock: Callable[..., Tensor], model: Any, inputs: dict[str, Any], items: Any) -> Tensor:
-        with masks.as_they_are(inputs):
+        with masks.as_they_are(inputs), _buffers_stay(model):
             return stock(model, inputs, items)
 
     def _whole_step(

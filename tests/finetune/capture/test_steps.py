@@ -16,7 +16,7 @@ from inline_snapshot import snapshot
 from hf_mps.core.errors import RunError
 from hf_mps.finetune.capture import graphs
 from hf_mps.finetune.capture.graphs import RecordingFailed
-from tests.finetune.capture.recorders import Rerun, captured, history, trainer, weights
+from tests.finetune.capture.recorders import Rerun, captured, history, model, trainer, weights
 
 CASES: dict[str, dict[str, Any]] = {
     "a batch a step": {},
@@ -121,6 +121,30 @@ def test_a_recipe_that_asks_for_graphs_ends_in_one_line(tmp_path: Path) -> None:
     assert str(raised.value) == snapshot(
         "cuda_graphs is true, and the step reads a number; next: the same recipe without it"
     )
+
+
+class Grows(torch.nn.Module):
+    """A layer that makes its table anew in a step."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("table", torch.ones(()), persistent=False)
+
+    def forward(self, hidden: Any) -> Any:
+        self.table = torch.ones(()) * 1.0
+        return self.inner(hidden) * self.table
+
+
+def test_a_model_that_replaces_a_buffer_runs_on_with_its_own(tmp_path: Path) -> None:
+    made = model()
+    made.dropout = Grows(made.dropout)
+    ours = trainer(tmp_path, made)
+    account = captured(ours, recorder=Rerun())
+    ours.train()
+    assert account.replayed == 0
+    assert "the model replaces its buffer table within a step" in str(account.outcome())
+    assert len(history(ours)["loss"]) == 18
 
 
 def test_nothing_of_it_is_left_when_it_ends(tmp_path: Path) -> None:
