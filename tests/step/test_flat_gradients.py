@@ -10,6 +10,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_no
 
 from hf_mps import simulator
 from hf_mps.step import spans
+from hf_mps.step.flat_gradients import PART
 from tests.step.conftest import Fused
 
 SHAPES = ((300, 200), (64,), (3, 5), (1,), (7, 2, 4), (400, 300), (64,))
@@ -89,3 +90,67 @@ def test_a_gradient_that_others_look_into_stays_where_it_is(fused: Fused) -> Non
         clip_grad_norm_(ours, 0.1)
     assert torch.equal(through.view(-1), ours[1].grad)
     assert ours[1].grad.untyped_storage().nbytes() == ours[1].grad.nbytes
+
+
+def test_gathering_takes_memory_for_one_buffer_alone(fused: Fused) -> None:
+    size, buffer = 2**18, 2**21
+    tensors = [torch.full((size // 4,), float(number), device="mps") for number in range(32)]
+    held = torch.mps.current_allocated_memory()
+    simulator.reset_peak_memory()
+    long = spans.gather(tensors, buffer=buffer)
+    assert simulator.peak_memory() - held <= buffer + 4096
+    assert torch.mps.current_allocated_memory() - held <= 4096
+    assert [each.nbytes for each in long] == [buffer] * 4
+    assert all(bool((each == number).all()) for number, each in enumerate(tensors))
+
+
+def test_a_sparse_gradient_leaves_all_to_stock(fused: Fused) -> None:
+    device = "cpu"  # Metal has no gradients of sparse embeddings that could be zeroed
+    trained = torch.nn.ModuleList([torch.nn.Embedding(8, 4, sparse=True), torch.nn.Linear(4, 4)]).to(device)
+    trained[1](trained[0](torch.arange(3, device=device))).sum().backward()
+    held: Any = [each.grad for each in trained.parameters()]
+    with fused(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PART, "devices", frozenset({device}))
+        trained.zero_grad(set_to_none=False)
+        with pytest.raises(NotImplementedError):
+            clip_grad_norm_(trained.parameters(), 1.0)
+    assert [bool((each.grad.to_dense() == 0).all()) for each in trained.parameters()] == [True] * 3
+    assert all(each.grad is one for each, one in zip(trained.parameters(), held, strict=True))
+
+
+def test_gradients_in_another_order_of_memory_keep_it(fused: Fused) -> None:
+    stock, ours = parameters(), parameters()
+    for several in (stock, ours):
+        several[0].grad = several[0].grad.t().contiguous().t()
+    clip_grad_norm_(stock, 0.5)
+    with fused():
+        clip_grad_norm_(ours, 0.5)
+    assert ours[0].grad.stride() == stock[0].grad.stride() != ours[0].stride()
+    for mine, theirs in zip(gradients(ours), gradients(stock), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_clipped_to_its_rounding(fused: Fused, dtype: torch.dtype) -> None:
+    stock, ours = parameters(dtype), parameters(dtype)
+    exact = torch.cat([each.flatten().double() for each in gradients(stock)]).norm()
+    expected = clip_grad_norm_(stock, 1.0)
+    with fused():
+        found = clip_grad_norm_(ours, 1.0)
+    assert found.dtype == expected.dtype == dtype
+    assert abs(float(found) / float(exact) - 1) <= 2 * torch.finfo(dtype).eps
+
+
+def test_infinite_gradients_are_told_as_stock_does(fused: Fused) -> None:
+    ours = parameters()
+    ours[3].grad.fill_(float("inf"))
+    with fused(), pytest.raises(RuntimeError, match=r"The total norm of order 2.0 for gradients .* is non-finite"):
+        clip_grad_norm_(ours, 1.0, error_if_nonfinite=True)
+
+
+def test_what_is_said_of_foreach_and_empty_generators_is_stocks(fused: Fused) -> None:
+    with fused():
+        with pytest.raises(RuntimeError, match="foreach=True was passed, but can't use the foreach API on mps tensors"):
+            clip_grad_norm_(parameters(), 1.0, foreach=True)
+        with pytest.warns(UserWarning, match="empty generator"):
+            clip_grad_norm_((each for each in ()), 1.0)
