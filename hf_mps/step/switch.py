@@ -60,9 +60,11 @@ def choose(asked: bool | None, model: Any, device_type: str) -> Choice[str]:
     words = ", ".join(filter(None, (part.words(model, device_type) for part in acting)))
     if words:
         return Choice(words, REASON)
+    # Measured: on the CPU clipping by flat gradients takes 1.2 times as long as by those functions.
+    nothing = f"on {device_type} PyTorch's own foreach and fused functions save as much"
     if asked:
-        raise UserError(f"fused_step is true, and on {device_type} there is nothing that it would save; leave it out")
-    return Choice(OFF, f"on {device_type} there is nothing that it would save")
+        raise UserError(f"fused_step is true, and {nothing}; leave it out")
+    return Choice(OFF, nothing)
 
 
 @contextmanager
