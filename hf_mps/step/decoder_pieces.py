@@ -1,4 +1,4 @@
-"""The norm and the rotation of Llama and its relatives in fewer operators: their gradients are written out."""
+"""The norm and the rotation of Llama, T5 and their relatives in fewer operators: their gradients are written out."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hf_mps.core.stock import Stock
 from hf_mps.step.autograd_kernels import runs
-from hf_mps.step.model_code import ModelCode
+from hf_mps.step.model_code import MODELS, ModelCode
 
 Pair = tuple[Tensor, Tensor]
+NORMS = ("llama.modeling_llama:LlamaRMSNorm.forward", "t5.modeling_t5:T5LayerNorm.forward")
+"""The same formula in two ways of writing it, as far as hidden states and weight have one dtype."""
 
 
 class DecoderPieces(ModelCode):
@@ -23,9 +25,9 @@ class DecoderPieces(ModelCode):
     """
 
     name = "decoder-pieces"
-    what = "norms and rotations of Llama-type models in fewer operators"
+    what = "norms and rotations of Llama's kind in fewer operators"
     why = "the price of a small launch is the host's"
-    shorter = {"LlamaRMSNorm.forward": "_normed", "apply_rotary_pos_emb": "_rotated"}
+    shorter = {**dict.fromkeys(NORMS, "_normed"), "llama.modeling_llama:apply_rotary_pos_emb": "_rotated"}
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,8 +35,10 @@ class DecoderPieces(ModelCode):
 
     def words(self, model: Any, device_type: str) -> str:
         """Nothing for a model that has neither."""
-        kinds = {type(each) for each in model.modules() if type(each).__name__.endswith("RMSNorm")}
-        return self.what if any(self.is_copy(kind.forward, "LlamaRMSNorm.forward") for kind in kinds) else ""
+        kinds = {type(each) for each in model.modules() if type(each).__name__.endswith(("RMSNorm", "LayerNorm"))}
+        theirs = (kind.forward for kind in kinds if kind.__module__.startswith(MODELS))
+        copies = (self.is_copy(forward, norm) for forward in theirs for norm in NORMS)
+        return self.what if any(copies) else ""
 
     def _normed(self, stock: Stock, module: Any, hidden: Tensor) -> Tensor:
         if not (self._trains(hidden, module.weight) and hidden.dtype == module.weight.dtype):

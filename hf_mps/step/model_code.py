@@ -1,27 +1,26 @@
 """Pieces of transformers' models that a part has a shorter way for, in every model that has the same code.
 
 transformers writes each model out: Llama's norm and rotation stand in more than a hundred files. A copy is one whose
-compiled code is Llama's own, so that a model with a word more or less keeps its own way.
+compiled code is the original's, so that a model with a word more or less keeps its own way.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-from hf_mps.core.patching import Patch, Put
+from hf_mps.core.patching import Patch, Put, located
 from hf_mps.step.base import Part
 
-ORIGINAL = "transformers.models.llama.modeling_llama"
 MODELS, MADE = "transformers.models.", "transformers.modeling_utils"
 
 
 class ModelCode(Part):
-    """`shorter` says for each piece of ORIGINAL ("LlamaRMSNorm.forward") which method of the part is put around it.
+    """`shorter` says which method of the part is put around each piece: MODELS and "llama.modeling_llama:Class.method".
 
     The copies are looked for in the modules of models that were imported, when the part is armed, and in that of each
     model that is made later.
@@ -32,7 +31,7 @@ class ModelCode(Part):
     @property
     def patches(self) -> Mapping[str, str | Patch]:
         """Each piece where it was written first; and where models are made, to find the copies."""
-        first = {f"{ORIGINAL}:{path}": Patch(method, after=MADE, late=True) for path, method in self.shorter.items()}
+        first = {f"{MODELS}{piece}": Patch(method, after=MADE, late=True) for piece, method in self.shorter.items()}
         return {f"{MADE}:PreTrainedModel.post_init": Put("_made"), **first}
 
     def install(self, module: ModuleType) -> None:
@@ -58,27 +57,25 @@ class ModelCode(Part):
         return post_init
 
     def _look_through(self, module: ModuleType) -> None:
-        for path, method in self.shorter.items():
-            for place, name in _named_alike(module, path):
-                if self.is_copy(vars(place)[name], path):
+        for piece, method in self.shorter.items():
+            for place, name in _named_alike(module, piece.partition(":")[2]):
+                if self.is_copy(vars(place)[name], piece):
                     self.around(place, name, self.attribute(method))
 
-    def is_copy(self, function: Any, path: str) -> bool:
-        """Whether a function does what the piece of that path does, by the same code."""
-        original: Any = importlib.import_module(ORIGINAL)
-        for part in path.split("."):
-            original = getattr(original, part)
-        return _code(function) == _code(original)
+    def is_copy(self, function: Any, piece: str) -> bool:
+        """Whether a function does what a piece does, by the same code."""
+        place, name = located(f"{MODELS}{piece}")
+        return _code(function) == _code(getattr(place, name))
 
 
 def _named_alike(module: ModuleType, path: str) -> Iterator[tuple[Any, str]]:
-    """Functions of the path's name, or methods of classes whose name ends as its class does behind the model's."""
+    """Functions of the path's name, or methods of classes whose name ends as its class's does, behind the model's."""
     owner, _, name = path.rpartition(".")
     if not owner:
         if inspect.isfunction(vars(module).get(name)):
             yield module, name
         return
-    kind = owner.removeprefix("Llama")
+    kind = re.sub("^(Llama|T5)", "", owner)
     for value in tuple(vars(module).values()):
         here = isinstance(value, type) and value.__module__ == module.__name__
         if here and value.__name__.endswith(kind) and inspect.isfunction(vars(value).get(name)):

@@ -71,6 +71,24 @@ def test_losses_are_stocks_to_the_bit_and_gradients_to_rounding(
         torch.testing.assert_close(ours[each], expected, rtol=1e-5, atol=1e-7 if dtype == torch.float32 else 1e-3)
 
 
+def test_t5s_norm_is_the_same_formula(fused: Fused) -> None:
+    from transformers.models.mt5.modeling_mt5 import MT5LayerNorm
+
+    found = []
+    for context in (nullcontext(), fused()):
+        torch.manual_seed(0)
+        norm, given = MT5LayerNorm(8).to("mps"), torch.randn(3, 8, device="mps", requires_grad=True)
+        with context, simulator.counted() as counts:
+            result = norm(given)
+            result.square().sum().backward()
+        assert given.grad is not None
+        found.append((counts.launches, result.detach().cpu(), given.grad.cpu(), norm.weight.grad.cpu()))
+    assert found[1][0] < found[0][0]
+    assert torch.equal(found[0][1], found[1][1])
+    for mine, theirs in zip(found[1][2:], found[0][2:], strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
 def test_a_model_that_is_made_later_has_them_too(fused: Fused) -> None:
     with fused():
         made = model("mistral")
