@@ -59,24 +59,12 @@ class Outcome:
         `cases` have `network`, `phase`, `batch`, `row`, `parameters`, `devices` ({name: seconds of the median step,
         fastest, slowest, repetitions, rows_per_second, memory_bytes, memory_is; or failure}), and `over_cpu`.
         """
-        chip = facts.facts(self.device)
         measured = self.asked.settings
         return {
             "schema": SCHEMA,
             "kind": "bench",
-            "command": self.asked.command,
-            "date": datetime.now(timezone.utc).date().isoformat(),
             "quick": self.asked.quick,
-            "device": self.device,
-            "simulated": simulated(self.device),
-            "machine": {
-                "chip": chip.chip,
-                "cores": chip.cores,
-                "memory_bytes": chip.memory,
-                "processor": machine.real().chip,
-                "system": f"macOS {chip.macos}" if chip.macos else platform.system(),
-            },
-            "versions": versions(),
+            **provenance(self.asked.command, self.device),
             "measured": {"warm_up": measured.warm_up, "repetitions": measured.repetitions, "seconds": measured.seconds},
             "cases": [{**row, "over_cpu": self.speedup(row)} for row in self.rows],
         }
@@ -124,6 +112,25 @@ class Outcome:
         for case in values["cases"]:
             case.pop("facts")
         return json.dumps({"signed_off_by": name, **values}, ensure_ascii=False, allow_nan=False)
+
+
+def provenance(command: str, device: str) -> dict[str, Any]:
+    """What a stored row says of where its figures come from: command, date, device, machine and versions."""
+    found = facts.facts(device)
+    return {
+        "command": command,
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "device": device,
+        "simulated": simulated(device),
+        "machine": {
+            "chip": found.chip,
+            "cores": found.cores,
+            "memory_bytes": found.memory,
+            "processor": machine.real().chip,
+            "system": f"macOS {found.macos}" if found.macos else platform.system(),
+        },
+        "versions": versions(),
+    }
 
 
 def facts_of(asked: Asked, device: Choice[str], measured: Choice[str]) -> dict[str, Choice[Any]]:

