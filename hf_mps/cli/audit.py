@@ -41,7 +41,6 @@ def audit(
     """
     from hf_mps.dryrun.audit import audit as audit_target
     from hf_mps.dryrun.audit import audit_script, is_command
-    from hf_mps.dryrun.audit.report import report
     from hf_mps.dryrun.resolve import resolve_target
 
     form = render.form(json=json, github=github, badge=badge)
@@ -52,5 +51,6 @@ def audit(
     else:
         with status.shown("tracing a training step …"):
             result = audit_target(resolve_target(words[0], words[1:], task), torch_table, release)
+    from hf_mps.dryrun.audit.report import report  # imports torch, which takes seconds: behind the line above
 
     render.show(report(result, every=every), form)
