@@ -38,21 +38,25 @@ def install(choices: dict[str, Any], trainer: Any, asked: bool | None) -> StepCa
 
 
 def measured(plan: Plan, prepared: Prepared, recipe: Recipe, checkpoint: Path | None) -> Any:
-    """Let `plan` train in the precision that this CUDA device is faster in; return the callback that keeps the choice.
+    """Let `plan` train in the precision that its device, CUDA or the CPU, is faster in.
 
-    None where nothing is measured: on other devices, where the user says a precision, for short runs. A run that goes
-    on from `checkpoint` takes what was measured when it began.
+    Return the callback that keeps the choice, None where nothing is measured: on Metal, on CPUs without bfloat16, where
+    the user says a precision, for short runs. A run that goes on from `checkpoint` takes what was measured when it
+    began.
     """
-    if plan.device.value != "cuda" or not recipe.speedups:
+    if plan.device.value == "mps" or not recipe.speedups:
         return None
     import torch
 
     from hf_mps.finetune.capture import precision
     from hf_mps.finetune.capture.graphs import Graphs, RecordingFailed
 
-    if why := precision.skipped(recipe.training, prepared, plan.choices["steps"].value):
-        default = plan.choices["precision"]
-        plan.choices["precision"] = Choice(default.value, f"{default.reason}; not measured: {why}")
+    if not precision.can_gain(plan.device.value):
+        return None
+    if why := precision.skipped(recipe.training, prepared, plan.choices["steps"].value, plan.device.value):
+        if plan.device.value == "cuda":  # float32 on a CPU is what everybody expects, and needs no excuse
+            default = plan.choices["precision"]
+            plan.choices["precision"] = Choice(default.value, f"{default.reason}; not measured: {why}")
         return None
     begun = checkpoint or recipe.training.get("resume_from_checkpoint")
     found, seconds = precision.stored(Path(begun)) if begun else None, 0.0
@@ -60,8 +64,10 @@ def measured(plan: Plan, prepared: Prepared, recipe: Recipe, checkpoint: Path | 
         if begun:  # it trained in the default
             return None
         batch = precision.sample(prepared, plan.choices["batch"].value)
-        graphs = Graphs if plan.choices[KEY].value == ON else None
-        device = torch.device("cuda", torch.cuda.current_device())
+        graphs = Graphs if KEY in plan.choices and plan.choices[KEY].value == ON else None
+        device = (
+            torch.device("cuda", torch.cuda.current_device()) if plan.device.value == "cuda" else torch.device("cpu")
+        )
         prepared.model.to(device)
         clock = time.perf_counter()
         try:

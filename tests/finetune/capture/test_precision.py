@@ -31,6 +31,26 @@ def test_the_fastest_is_chosen_with_its_figures() -> None:
     )
 
 
+def test_a_cpu_leaves_float32_for_a_gain_that_is_worth_it_alone() -> None:
+    assert precision.decide([Trial("bf16", 50.0, False), Trial("fp32", 100.0, False)], "32 x 64").value == "bf16"
+    kept = precision.decide([Trial("bf16", 90.0, False), Trial("fp32", 100.0, False)], "32 x 64")
+    assert str(kept) == snapshot(
+        "fp32 (measured: 100.0 ms forward and backward operator by operator (32 x 64), bf16 90.0)"
+    )
+
+
+@pytest.mark.parametrize(("supported", "gains"), [((), False), (("avx512_bf16",), True), (("amx_tile",), True)])
+def test_a_cpu_that_does_not_multiply_bfloat16_is_not_asked(
+    supported: tuple[str, ...], gains: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("avx512_bf16", "amx_tile"):
+        answer = name in supported
+        monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda answer=answer: answer, raising=False)
+    assert precision.can_gain("cpu") is gains
+    assert precision.can_gain("cuda")
+    assert not precision.can_gain("mps")
+
+
 class Prepared:
     """What the trial asks of a task."""
 
@@ -49,15 +69,15 @@ class Prepared:
     ],
 )
 def test_the_users_word_wins_and_a_short_run_is_not_timed(training: dict[str, Any], steps: int, why: str) -> None:
-    assert precision.skipped(training, Prepared(model()), steps) == why  # type: ignore[arg-type]
+    assert precision.skipped(training, Prepared(model()), steps, "cuda") == why  # type: ignore[arg-type]
 
 
 def test_what_a_trial_would_not_measure_is_not_timed() -> None:
     from hf_mps.finetune.models.preference_trainer import PreferenceTrainer
 
-    own = precision.skipped({}, Prepared(model(), PreferenceTrainer), 5000)  # type: ignore[arg-type]
+    own = precision.skipped({}, Prepared(model(), PreferenceTrainer), 5000, "cuda")  # type: ignore[arg-type]
     assert own == snapshot("the task's trainer computes its own loss")
-    half = precision.skipped({}, Prepared(model().bfloat16()), 5000)  # type: ignore[arg-type]
+    half = precision.skipped({}, Prepared(model().bfloat16()), 5000, "cuda")  # type: ignore[arg-type]
     assert half == snapshot("the model's weights are not float32")
 
 
@@ -88,7 +108,7 @@ def test_a_trial_leaves_no_trace(recorder: Any) -> None:
 
     assert [(one.name, one.recorded, one.ms > 0) for one in trials] == [
         ("bf16", recorder is not None, True),
-        ("tf32", recorder is not None, True),
+        ("fp32", recorder is not None, True),
     ]
     assert draws() == expected
     assert not made.training
