@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from hf_mps.core import notices
@@ -58,6 +59,14 @@ class Part(Patcher):
             notices.tell(
                 f"the fused step's {self.name} failed: {described(error)}; it is off from here on, and all else goes on"
             )
+
+    def unknown(self, module: ModuleType, error: Exception) -> None:
+        """This version of the library is not known: that costs this part alone."""
+        self.broken = True
+        notices.tell(
+            f"the fused step's {self.name} does not know this version of {module.__name__}"
+            f" ({type(error).__name__}: {error}); it is off, and all else goes on"
+        )
 
     def reasons(self) -> tuple[str, str, str, str]:
         """Its own sentences."""

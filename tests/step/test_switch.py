@@ -9,7 +9,10 @@ import torch
 from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
+from hf_mps.core.import_hooks import Catalogue
+from hf_mps.core.registry import Registry
 from hf_mps.step import switch
+from hf_mps.step.flat_gradients import PART, FlatGradients
 
 
 def model() -> Any:
@@ -95,3 +98,33 @@ def test_a_script_that_asks_is_told_once_and_others_run_as_they_are(
 def test_a_program_that_fuses_nothing_loads_none_of_it(run_python: Any) -> None:
     code = "import sys, torch; print([name for name in sys.modules if name.startswith('hf_mps.step.')])"
     assert run_python("-c", code, env={"HF_MPS_SIMULATE": "1"}).stdout == "['hf_mps.step.parts']\n"
+
+
+def test_a_library_that_is_not_known_costs_one_part_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = FlatGradients()
+    monkeypatch.setattr(FlatGradients, "patches", {"torch:clip_gradients_of_tomorrow": "_clip_norm"})
+    catalogue = Catalogue("step", "hf_mps.step", {"torch": ("flat-gradients",)}, lambda module: part)
+    Registry(catalogue).start()
+    part.devices = frozenset({"mps"})
+    assert not part.on
+    assert capsys.readouterr().err == snapshot(
+        "hf-mps: the fused step's flat-gradients does not know this version of torch (AttributeError: there is no"
+        " torch:clip_gradients_of_tomorrow); it is off, and all else goes on\n"
+    )
+
+
+def test_a_part_that_fails_leaves_the_step_to_stock(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = [torch.nn.Parameter(torch.ones(3, device="mps")) for _ in range(3)]
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    monkeypatch.setattr(PART, "broken", False)
+    monkeypatch.setattr(PART, "_long", lambda gradients: 1 / 0)
+    with switch.running(switch.choose(True, model(), "mps"), "mps"):
+        norm = torch.nn.utils.clip_grad_norm_(weights, 1.0)
+    assert float(norm) == 3.0
+    assert not PART.on
+    assert "the fused step's flat-gradients failed: ZeroDivisionError" in capsys.readouterr().err
