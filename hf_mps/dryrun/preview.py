@@ -13,6 +13,7 @@ from hf_mps.core.files import plain
 from hf_mps.core.text import first_line, summary
 from hf_mps.finetune.run import runner
 from hf_mps.finetune.run.prepare import locate, prepare_run
+from hf_mps.step import switch
 
 if TYPE_CHECKING:
     from hf_mps.finetune.recipe.resolve import ResolvedRecipe
@@ -49,6 +50,7 @@ def show(resolved: ResolvedRecipe, *, fresh: bool = False, as_json: bool = False
         trainable, frozen = _parameters(prepared.model)
         as_made = resolved.with_overrides(run.room.overrides)
         plan.choices.update(_foreseen(as_made, prepared, device.value, (trainable, frozen)))
+        plan.choices["launches"] = _unfused(plan.choices["launches"], plan.choices["fused_step"])
     content = {
         "name": resolved.name,
         "recipe": resolved.recipe.model_dump(exclude_none=True),
@@ -106,6 +108,15 @@ def _memory(resolved: ResolvedRecipe, device: str) -> Choice[Any]:
         share = f"{estimate.bytes / machine.comfortable:.0%} of what {machine.name} may use"
         return Choice(f"{gib(estimate.bytes)} live at peak: {machine.verdict(estimate.bytes)}", f"{share}; {reason}")
     return Choice(f"{gib(estimate.bytes)} live at peak", reason)
+
+
+def _unfused(launches: Choice[Any], fused_step: Choice[str]) -> Choice[Any]:
+    """Say what a trace counts of a step that is to be fused: the parts act on tensors that hold numbers alone."""
+    if fused_step.value == switch.OFF or launches.value == UNKNOWN:
+        return launches
+    return Choice(
+        launches.value, f"of a first step as the plain Trainer makes it, before it is fused; {launches.reason}"
+    )
 
 
 def _not_known(error: Exception) -> Choice[Any]:
