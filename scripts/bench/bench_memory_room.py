@@ -1,11 +1,12 @@
 """How much more fits a Mac's memory: the largest batch and the largest model, stock Trainer against a recipe's run.
 
-    HF_MPS_SIMULATE=1 python scripts/bench/bench_memory_room.py [--only NAME] [--small]
+    HF_MPS_SIMULATE=1 python scripts/bench/bench_memory_room.py [--only NAME] [--small] [--layer LENGTH]
 
 Peaks are those of the memory plan (fake tensors, Trainer's own loop), against what Metal recommends for Macs of 8, 16
 and 64 GB; both sides in float32 with AdamW, rows of 512 tokens. The right side is what a run does by itself where its
 step would not fit: loss in chunks, attention in blocks, checkpointing. `--small` shows with a small decoder of the same
 architecture that the plan's largest batch is the one that really fits, and that the losses of 30 steps are stock's.
+`--layer 4096` measures one layer of attention, 12 heads of width 64, forward and backward, on the device.
 """
 
 from __future__ import annotations
@@ -62,12 +63,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=[case.name for case in CASES])
     parser.add_argument("--small", action="store_true", help="run the small decoder alone")
+    parser.add_argument("--layer", type=int, metavar="LENGTH", help="measure one layer of attention alone")
     asked = parser.parse_args()
     from hf_mps.dryrun import metal_device
 
     device = metal_device()
     print(measured_on.line())
     warnings.simplefilter("ignore")
+    if asked.layer:
+        return layer(asked.layer)
     with tempfile.TemporaryDirectory() as folder:
         if asked.small:
             return small(Path(folder), device)
@@ -170,6 +174,39 @@ def tracer(case: Case, side: Sequence[str], layers: int, folder: Path, device: A
         made: Any = Tracer(parts, device)
         made.parameters = sum(each.numel() for each in parts.prepared.model.parameters())
     return made
+
+
+def layer(length: int) -> int:
+    """The measured peaks of one layer of attention, PyTorch's and in blocks; the exit code is 1 above a quarter."""
+    from torch.nn.functional import scaled_dot_product_attention
+
+    from hf_mps.step.attention.blockwise import attention
+    from hf_mps.step.attention.masks import Causal
+
+    worst = 0.0
+    print(f"\n1 x 12 heads x {length} x 64, float32: peak in MiB beside query, key and value")
+    for dropout in (0.0, 0.1):
+        for causal in (False, True):
+            stock = peak_of(length, scaled_dot_product_attention, dropout_p=dropout, is_causal=causal)
+            ours = peak_of(length, attention, mask=Causal() if causal else None, dropout=dropout)
+            worst = max(worst, ours / stock)
+            kind = f"{'causal' if causal else 'full'}, dropout {dropout}"
+            print(f"{kind:<20} {stock / 2**20:7.0f} {ours / 2**20:7.0f}   {ours / stock:.3f} of it", flush=True)
+    return int(worst > 0.25)
+
+
+def peak_of(length: int, function: Any, **settings: Any) -> int:
+    """Bytes that a forward and backward pass of one layer hold at most."""
+    import torch
+
+    from hf_mps import simulator
+
+    leaves = [torch.randn(1, 12, length, 64, device="mps", requires_grad=True) for _ in range(3)]
+    before = torch.mps.current_allocated_memory()
+    simulator.reset_peak_memory()
+    out = function(*leaves, **settings)
+    out.backward(torch.ones_like(out))
+    return simulator.peak_memory() - before
 
 
 def small(folder: Path, device: Any) -> int:

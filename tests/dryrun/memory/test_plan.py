@@ -20,7 +20,7 @@ from hf_mps.dryrun.modules import ModuleTracker
 from hf_mps.dryrun.render import render
 from hf_mps.dryrun.resolve import resolve_target
 from scripts.bench import check_plan
-from scripts.bench.check_plan import CHECKPOINTING, CLASSIFY, CONTINUE, LORA, Pair
+from scripts.bench.check_plan import BLOCKS, CHECKPOINTING, CLASSIFY, CONTINUE, LORA, Pair
 from tests import CHECKOUT
 
 GIB = 2**30
@@ -30,14 +30,20 @@ GIB = 2**30
 @pytest.mark.parametrize(
     "pair",
     [
-        Pair("bert", CLASSIFY, 8, 64),
+        Pair("bert", CLASSIFY, 8, 64, (BLOCKS,)),
         Pair("llama", CONTINUE, 2, 128, (LORA, CHECKPOINTING)),
         Pair("mixtral", CONTINUE, 2, 32),
         # Weights that outweigh all else: what a sentinel copies, or a gradient that is added to another, is seen.
         Pair("gpt2-wide", CONTINUE, 1, 16),
         Pair("gpt2-wide", CONTINUE, 1, 16, ("speedups=false",)),
     ],
-    ids=["encoder", "decoder, LoRA, checkpointing", "mixture of experts", "wide", "wide, two gradients of one weight"],
+    ids=[
+        "encoder, attention in blocks",
+        "decoder, LoRA, checkpointing",
+        "mixture of experts",
+        "wide",
+        "wide, two gradients of one weight",
+    ],
 )
 def test_the_planned_peak_is_the_one_that_the_device_measures(pair: Pair, tmp_path: Path) -> None:
     planned, measured = check_plan.both(pair, tmp_path, metal_device())
