@@ -301,7 +301,7 @@ def keep(given: argparse.Namespace, found: dict[str, Any], tuned: Tuned, rounds:
 
     name = signer(given.sign) if given.sign else None
     script = f"python scripts/bench/{Path(__file__).name}"
-    words = shlex.join(word for word in sys.argv[1:] if not Path(word).is_absolute())
+    words = " ".join("…" if Path(word).is_absolute() else shlex.quote(word) for word in sys.argv[1:])
     row = {"schema": SCHEMA, "kind": "peers", **provenance(f"{script} {words}", given.device), "sides": found}
     row |= {"rounds": rounds, "stock": {"words": [*GROUPED, *tuned.words], "rows_per_second": tuned.tried}}
     if given.out:
