@@ -1,7 +1,7 @@
 """Batches of few shapes: each batch is padded to one of a short list of lengths, chosen from the rows.
 
 Every new shape costs Metal a compiled graph and allocator blocks (pytorch#181485), and every padded token costs time on
-every device. A list of at most SHAPES lengths, laid where the rows are, keeps both low.
+every device. A list of at most SHAPES lengths, laid where the rows are, keeps both low. A CPU pays for tokens alone.
 
 A task cuts its rows to `limit`, counts them, and calls `decide`; `Lengths.collator` wraps any collator:
 
@@ -23,6 +23,7 @@ from pydantic import Field, model_validator
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.device import choose
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.text import buckets
@@ -38,8 +39,9 @@ DEFAULT = 128
 class Padded(schema.Recipe):
     """A recipe whose rows are tokens: the tokens that a row is cut to, and what a batch is padded to.
 
-    `padding`: `list` (the default) is the next of a short list of lengths chosen from the rows; `longest` the batch's
-    longest row, rounded up to `pad_to_multiple_of` where that is given; `max_length` the same length for every batch.
+    `padding`: `list` (the default on a GPU) is the next of a short list of lengths chosen from the rows; `longest` (the
+    default on a CPU) the batch's longest row, rounded up to `pad_to_multiple_of` where that is given; `max_length` the
+    same length for every batch.
     """
 
     max_length: int | None = Field(default=None, ge=3)
@@ -147,6 +149,9 @@ def decide(
     if recipe.padding == "longest" or (recipe.padding is None and not recipe.speedups):
         reason = "padding in the recipe" if recipe.padding else "speedups is false in the recipe"
         return Choice(Lengths(longest, "longest"), f"{reason}: each batch to its own longest row; {rows}")
+    if recipe.padding is None and choose().value == "cpu":
+        reason = "a CPU compiles nothing for a new shape, so each batch goes to its own longest row"
+        return Choice(Lengths(longest, "longest"), f"{reason}; {rows}")
     size = recipe.training.get("per_device_train_batch_size") or batch
     alike = buckets.grouped(buckets.decide(recipe, counts, size)) if grouped is None else grouped
     top = max([*counts, *others])

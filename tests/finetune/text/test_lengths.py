@@ -147,6 +147,17 @@ def test_the_recipes_word_decides(said: dict[str, Any], value: Lengths, reason: 
     assert choice.reason.startswith(reason)
 
 
+def test_a_cpu_which_compiles_nothing_pads_to_each_batchs_longest_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_MPS_DEVICE", "cpu")
+    choice = lengths.decide(recipe(), [5, 9, 12], 96)
+    assert choice.value == Lengths(96, "longest")
+    assert choice.reason == snapshot(
+        "a CPU compiles nothing for a new shape, so each batch goes to its own longest row; half of the rows within 9"
+        " tokens, the longest 12"
+    )
+    assert lengths.decide(recipe(padding="list"), [5, 9, 12], 96).value.padding == "list"
+
+
 def test_a_recipe_has_one_way_of_padding() -> None:
     for padding in ("list", "max_length"):
         with pytest.raises(
