@@ -38,6 +38,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import measured_on
+
 HERE = Path(__file__).resolve().parent
 GLUE = HERE.parent / "examples" / "run_glue.py"
 SIDES = {
@@ -76,6 +78,7 @@ def main() -> int:
         gc.collect()  # a trainer's loaders, whose workers Python would wait for when it ends
         print(json.dumps(said))
         return 0
+    print(measured_on.line("cuda"), flush=True)
     found: dict[str, dict[str, dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         given.work = Path(folder)

@@ -139,6 +139,20 @@ def test_a_script_that_asks_not_to_wait_has_its_own_copy() -> None:
     assert not guards.get("batch-waits").times
 
 
+def test_an_inference_s_batch_is_moved_without_a_wait_too(bert: Any) -> None:
+    with torch.inference_mode(), simulator.counted() as counts:
+        there = send(
+            {
+                "input_ids": torch.ones(2, 8, dtype=torch.long),
+                "attention_mask": torch.tensor([[1] * 8, [1] * 4 + [0] * 4]),
+            }
+        )
+    assert counts.waits == 0
+    with torch.inference_mode():
+        bert(**there)
+    assert not batch_waits.GUARD.broken
+
+
 def test_a_release_that_does_not_hold_sources_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hf_mps.guards.numerics.non_blocking.torch_release", lambda: (2, 12, 1))
     with simulator.counted() as counts:

@@ -86,7 +86,11 @@ class BatchWaits(Guard):
         self.acted("batches are moved to the device without a wait for what it has queued", aloud=False)
         for there, host in pairs:
             if host.dim() == 2 and not host.is_floating_point():
-                self._hosts[there] = host, there._version
+                self._keep(there, host)
+
+    def _keep(self, there: Any, host: Any) -> None:
+        if not there.is_inference():  # of such a one nobody counts the changes
+            self._hosts[there] = host, there._version
 
     def host(self, tensor: Any) -> Any:
         """The values of a tensor of a batch on the CPU, while nobody has changed it, or None."""
@@ -103,7 +107,7 @@ class BatchWaits(Guard):
             return stock(*args[:2], None, *args[3:], **kwargs)
         result = stock(*args, **kwargs)
         if host is not None and result[1] is not given and result[1].dtype == torch.bool:
-            self._hosts[result[1]] = host.bool(), result[1]._version
+            self._keep(result[1], host.bool())
         return result
 
     def _looked_at(self, stock: Stock, padding_mask: Any, *args: Any, **kwargs: Any) -> Any:
