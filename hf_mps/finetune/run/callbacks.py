@@ -64,19 +64,21 @@ class Stopwatch(TrainerCallback, ExportableState):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if control.should_evaluate or control.should_save or control.should_training_stop:
             finish(args.device)
-        now = time.perf_counter()
-        self.seconds += now - self._mark
-        self._mark = now
+        self._look()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         finish(args.device)
-        self.seconds += time.perf_counter() - self._mark
-        self._mark = time.perf_counter()
+        self._look()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._mark = time.perf_counter()
 
     on_save = on_evaluate
+
+    def _look(self) -> None:
+        now = time.perf_counter()
+        self.seconds += now - self._mark
+        self._mark = now
 
 
 class Epochs(TrainerCallback):  # type: ignore[misc]

@@ -55,12 +55,16 @@ def at_most(prepared: Prepared, recipe: Recipe) -> int | None:
 
 def _widths(model: Any) -> int:
     """Numbers for each token that layers make and keep, over all of them."""
+    import torch
+
     sizes = 0
     for module in model.modules():
         weight = getattr(module, "weight", None)
-        if weight is not None and weight.dim() == 2:  # of GPT-2's layers the first size is the input's
+        if not isinstance(weight, torch.Tensor):  # a parametrized layer's is a list of modules
+            continue
+        if weight.dim() == 2:  # of GPT-2's layers the first size is the input's
             sizes += sum(weight.shape) + 2 * max(weight.shape)
-        elif weight is not None and weight.dim() == 1:
+        elif weight.dim() == 1:
             sizes += 3 * weight.shape[0]
     return sizes
 

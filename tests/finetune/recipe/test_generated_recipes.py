@@ -69,6 +69,13 @@ def arguments_name(key: str) -> str:
     return f"training.{next(iter(training_section.installed({field: None})))}" if dot and section == "training" else key
 
 
+def numbered(column: Any) -> Any:
+    """The name of a column, which is its number where a file has no names."""
+    if isinstance(column, list):
+        return [numbered(one) for one in column]
+    return str(column) if type(column) is int else column
+
+
 def taken_or_refused(name: str, words: list[str]) -> None:
     try:
         resolved = load_recipe(name, words)
@@ -81,6 +88,8 @@ def taken_or_refused(name: str, words: list[str]) -> None:
         given, taken = at(said.values, key), at(resolved.recipe.model_dump(), arguments_name(key))
         if isinstance(given, dict) and isinstance(taken, dict):  # a section, whose other keys have their defaults
             taken = {name: value for name, value in taken.items() if name in given}
+        if key.startswith("data.columns."):
+            given = numbered(given)
         assert given is None or taken in (given, [given]) or given != given, (key, given, taken)
 
 
