@@ -36,12 +36,13 @@ def show(resolved: ResolvedRecipe, *, fresh: bool = False, as_json: bool = False
     source, run_dir = locate(resolved, fresh=fresh)
     from hf_mps.activation import activate
     from hf_mps.device import simulated
-    from hf_mps.dryrun.memory import room
     from hf_mps.finetune.run.logging import no_bars
     from hf_mps.finetune.run.train import training_arguments
 
     with status.shown("loading PyTorch, the rows and the model …"), no_bars():
         activate.activate()
+        from hf_mps.dryrun.memory import room  # which imports torch
+
         run = prepare_run(resolved, source, run_dir)
         device, prepared = run.device, run.prepared
         run = replace(run, room=room.foresee(run))
