@@ -14,10 +14,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PARTS := finetune others kernels
+PARTS := finetune others kernels samples
 tests-finetune := tests/finetune tests/dryrun/memory tests/scripts
-tests-kernels := tests/kernels
-tests-others := tests $(foreach part,finetune kernels,$(tests-$(part):%=--ignore %))
+tests-samples := tests/kernels/conformance tests/kernels/test_opinfo.py
+tests-kernels := tests/kernels $(tests-samples:%=--ignore %)
+tests-others := tests $(tests-finetune:%=--ignore %) --ignore tests/kernels
 READY := $(VENV)/.ready
 BUILDER := .venv-build
 NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "hf_mps needs Python 3.10 or newer: make PYTHON=python3.12")'
@@ -38,7 +39,7 @@ quickstart: $(READY)
 
 # Two parts at a time, with a thread each: most of a test's time is one core's. The long ones begin.
 test: $(READY)
-	$(MAKE) --jobs 2 --keep-going part-finetune check part-others part-kernels
+	$(MAKE) --jobs 2 --keep-going part-finetune check part-others part-kernels part-samples
 
 test-fast: $(READY)
 	$(MAKE) --jobs 2 --keep-going $(PARTS:%=part-%) CHOSEN='-m "not slow and not process"'
