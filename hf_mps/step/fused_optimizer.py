@@ -10,12 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from hf_mps.core.patching import Register
 from hf_mps.step import spans
 from hf_mps.step.base import Part
 
 FEW = 4
 """Counters that are added to one by one: to look where they lie would take as long."""
+WIDE = (torch.float32, torch.bfloat16)
+"""Dtypes of weights whose steps are fused: of float16 the squared gradients underflow there (docs/conformance.md)."""
 GROUPS = 16
 """Lists of counters that are remembered, one for each group of weights with a dtype."""
 
@@ -55,8 +59,6 @@ class FusedOptimizer(Part):
             self.failed(error)
 
     def _fuse(self, optimizer: Any) -> None:
-        import torch
-
         if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):
             return
         for group in optimizer.param_groups:
@@ -75,7 +77,7 @@ class FusedOptimizer(Part):
             return False
         gradients = [weight.grad for weight in group["params"] if weight.grad is not None]
         ordinary = all(spans.plain(each) and each.is_floating_point() for each in gradients)
-        there = all(weight.device.type in self.devices and weight.is_floating_point() for weight in group["params"])
+        there = all(weight.device.type in self.devices and weight.dtype in WIDE for weight in group["params"])
         return bool(gradients) and ordinary and there
 
     def _added(self, stock: Callable[..., Any], tensors: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
@@ -114,8 +116,6 @@ class FusedOptimizer(Part):
         return known[1]
 
     def _gathered(self, tensors: Any) -> list[Any] | None:
-        import torch
-
         scalars = all(type(each) is torch.Tensor and each.dim() == 0 and spans.plain(each) for each in tensors)
         there = {each.device.type for each in tensors} <= self.devices
         if not (scalars and there) or len(set(map(id, tensors))) < len(tensors):

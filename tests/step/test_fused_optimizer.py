@@ -71,6 +71,15 @@ def test_who_chose_a_way_keeps_it(script: None, said: dict[str, bool]) -> None:
     assert before.param_groups[0]["fused"] is chosen
 
 
+@pytest.mark.parametrize(("dtype", "fused"), [(torch.float16, None), (torch.bfloat16, True)])
+def test_float16_weights_step_as_stock_has_them(script: None, dtype: torch.dtype, fused: bool | None) -> None:
+    weight = torch.nn.Parameter(torch.ones(3, dtype=dtype, device="mps"))
+    optimizer = torch.optim.AdamW([weight])
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    assert optimizer.param_groups[0]["fused"] is fused
+
+
 def test_on_the_cpu_nothing_changes(script: None) -> None:
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.AdamW([weight])
