@@ -18,6 +18,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError
 from hf_mps.core.files import write_atomic
 from hf_mps.core.text import counted
+from hf_mps.device import memory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -155,7 +156,7 @@ def _timed(case: Case, devices: Sequence[Choice[str]], asked: Asked) -> list[dic
     for device in devices:
         name = device.value
         _tell(f"{case.name} on {name}: making the model …")
-        timing.release(name)
+        memory.release(name)
         with case.make(device) as work:
             size = {"batch": work.batch, "row": work.row, "parameters": work.parameters}
             for phase, steps in work.phases.items():
@@ -170,7 +171,7 @@ def _timed(case: Case, devices: Sequence[Choice[str]], asked: Asked) -> list[dic
                 row["devices"][name] = found
                 row["facts"][name] = dict(work.facts)
         del work, steps
-        timing.release(name)
+        memory.release(name)
     return list(rows.values())
 
 

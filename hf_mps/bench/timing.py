@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -114,12 +113,3 @@ def synchronize(device: str) -> None:
 
     if device != "cpu":
         getattr(torch, device).synchronize()
-
-
-def release(device: str) -> None:
-    """Give back what the last work held, before the next is made."""
-    import torch
-
-    gc.collect()
-    if device != "cpu":
-        getattr(torch, device).empty_cache()

@@ -75,11 +75,6 @@ def finetune(
 
     resolved = load_recipe(recipe, overrides or [])
 
-    def foresee(run: PreparedRun) -> Room:
-        from hf_mps.dryrun.memory import room
-
-        return room.foresee(run)
-
     if check_parity:
         from hf_mps.dryrun import parity
 
@@ -91,11 +86,18 @@ def finetune(
     elif sweep:
         from hf_mps.finetune.run.sweep import run_sweep
 
-        run_sweep(resolved, sweep, fresh=fresh, foresee=foresee)
+        run_sweep(resolved, sweep, fresh=fresh, foresee=_foresee)
     else:
         from hf_mps.finetune.run import runner
 
-        runner.run(resolved, fresh=fresh, smoke=smoke, foresee=foresee)
+        runner.run(resolved, fresh=fresh, smoke=smoke, foresee=_foresee)
+
+
+def _foresee(run: PreparedRun) -> Room:
+    """`hf_mps.dryrun.memory.room.foresee`, whose module imports torch."""
+    from hf_mps.dryrun.memory import room
+
+    return room.foresee(run)
 
 
 def swept(argv: list[str]) -> list[str]:

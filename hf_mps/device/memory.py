@@ -6,6 +6,7 @@ both are sampled; CUDA counts its own.
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from types import TracebackType
@@ -83,6 +84,15 @@ def _resident() -> int:
     import psutil
 
     return int(psutil.Process().memory_info().rss)
+
+
+def release(device: str) -> None:
+    """Give back what finished work held on `device`, before more is begun. Imports torch."""
+    import torch
+
+    gc.collect()
+    if device != "cpu":
+        getattr(torch, device).empty_cache()
 
 
 class Peak:

@@ -13,6 +13,8 @@ from operator import is_
 from types import GeneratorType, SimpleNamespace
 from typing import Any
 
+import torch
+
 from hf_mps.step import spans
 from hf_mps.step.base import Part
 
@@ -73,7 +75,7 @@ class FlatGradients(Part):
         error_if_nonfinite: bool = False,
         foreach: bool | None = None,
     ) -> Any:
-        given = [tensors] if _is_tensor(tensors) else list(tensors)
+        given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         # Of other orders than these the norm of norms is not the norm of all. What is no gradient stays where it is.
         if foreach is None and float(norm_type) > 0:
             known = self._known(given)
@@ -139,8 +141,6 @@ class FlatGradients(Part):
 
 def _norms(long: Sequence[Any], order: float) -> list[Any]:
     """Tensors, one for each dtype and device, whose norm is that of `long`: of these stock takes the norm."""
-    import torch
-
     kinds: dict[tuple[Any, Any], list[Any]] = {}
     with torch.no_grad():
         for each in long:
@@ -149,16 +149,10 @@ def _norms(long: Sequence[Any], order: float) -> list[Any]:
 
 
 def _gradients(parameters: Any) -> list[Any]:
-    parameters = [parameters] if _is_tensor(parameters) else parameters
+    parameters = [parameters] if isinstance(parameters, torch.Tensor) else parameters
     if not isinstance(parameters, list | tuple):
         return []
     return [each.grad for each in parameters if each.grad is not None]
-
-
-def _is_tensor(value: Any) -> bool:
-    import torch
-
-    return isinstance(value, torch.Tensor)
 
 
 PART = FlatGradients()

@@ -25,6 +25,7 @@ from transformers.trainer_callback import ExportableState
 from hf_mps.core.choice import Choice
 from hf_mps.finetune.capture import masks
 from hf_mps.finetune.capture.graphs import Graphs
+from hf_mps.finetune.run.callbacks import finish
 
 if TYPE_CHECKING:
     from hf_mps.finetune.tasks._base import Prepared
@@ -166,17 +167,12 @@ def _timed(work: Callable[[], Any], device: Any) -> float:
     """Return the mean ms of `work` once it is warm."""
     for _ in range(WARM[device.type]):
         work()
-    _finish(device)
+    finish(device)
     begun = time.perf_counter()
     for _ in range(TIMED[device.type]):
         work()
-    _finish(device)
+    finish(device)
     return (time.perf_counter() - begun) / TIMED[device.type] * 1000
-
-
-def _finish(device: Any) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import json
 import shlex
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.files import write_atomic, write_json
+from hf_mps.device import memory
 from hf_mps.device.machine import SIMULATED
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import predictions, screen
@@ -269,8 +269,7 @@ def _free_memory() -> None:
     """Give back one run's device memory before the next."""
     import torch
 
-    gc.collect()
     if torch.backends.mps.is_available():
-        torch.mps.empty_cache()
-    elif torch.cuda.is_available():
-        torch.cuda.empty_cache()
+        memory.release("mps")
+    else:
+        memory.release("cuda" if torch.cuda.is_available() else "cpu")
