@@ -22,7 +22,12 @@ SHOWN = 60
 
 
 class _OneLine(Exception):
-    """An error whose words are one line, whatever somebody's file or command line holds that they show."""
+    """An error whose words are one line, whatever somebody's file or command line holds that they show.
+
+    Where several processes end by one error, it is `quiet` in all but the one that prints it.
+    """
+
+    quiet = False
 
     def __str__(self) -> str:
         return "".join(ascii(letter)[1:-1] if category(letter) in BREAKING else letter for letter in super().__str__())
@@ -73,7 +78,8 @@ def run_command(command: Callable[[], None], *, debug: bool = False) -> int:
     except (UserError, RunError) as error:
         if debug:
             raise
-        print(f"hf-mps: {error}", file=sys.stderr)
+        if not error.quiet:
+            print(f"hf-mps: {error}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:  # `| head` has read what it wanted
         # Python flushes stdout once more at exit, and would fail there (docs.python.org, "Note on SIGPIPE").

@@ -7,10 +7,8 @@ from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.distributed.world import World
 from hf_mps.guards.base import Guard
-
-SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
-"""The variables by which accelerate/state.py knows how many processes a launcher started."""
 
 
 class OneDevice(Guard):
@@ -66,8 +64,10 @@ def _takes_metal() -> bool:
 
 
 def _processes() -> int:
-    counts = [int(os.environ[name]) for name in SIZES if os.environ.get(name, "").isdigit()]
-    return max(counts, default=1)
+    try:
+        return World.here().size
+    except UserError:  # a launcher's variable without a number: the library that reads it says so
+        return 1
 
 
 GUARD = OneDevice()

@@ -1,0 +1,1 @@
+"""Several processes: which of them this is, and what they share."""

@@ -1,0 +1,198 @@
+"""What the processes of one run tell each other outside the training: small objects, errors, and that all are there.
+
+They go through the key-value store that the launcher's processes meet in (torch.distributed's TCPStore), so that the
+ranks can speak before there is a process group, whatever its device will be, and however long one of them takes: a
+process group's own collectives would end after its timeout while the main process still reads the rows. Alone every
+method is a plain call, and torch is not imported.
+"""
+
+from __future__ import annotations
+
+import pickle
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from typing import Any, TypeVar
+
+from hf_mps.core.errors import RunError, UserError
+from hf_mps.core.text import first_line
+from hf_mps.distributed.world import World
+
+T = TypeVar("T")
+PREFIX = "hf_mps"
+TICK = timedelta(seconds=1)
+OPENING = timedelta(minutes=5)
+"""How long the processes of one run may take to start, the slowest after the fastest."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a rank could not do its part: a person's error with its kind, or any other exception in a line."""
+
+    rank: int
+    host: str
+    kind: type[UserError | RunError]
+    text: str
+
+    def error(self, *, named: bool) -> UserError | RunError:
+        """The same error for another rank; `named` says whose it is."""
+        return self.kind(f"rank {self.rank} on {self.host}: {self.text}" if named else self.text)
+
+
+class Ranks:
+    """The processes of `world`; every method but `here` is called by all of them, in the same order."""
+
+    def __init__(self, world: World, store: Any = None) -> None:
+        self.world = world
+        self._store = store
+        self._calls = 0
+
+    @classmethod
+    def here(cls) -> Ranks:
+        """The processes that this one was started with; one object, however often it is asked for."""
+        return _made(World.here())
+
+    @property
+    def store(self) -> Any:
+        """The store that all ranks reach, with keys of this package alone (torch.distributed.Store).
+
+        Raises UserError where the launcher's variables name none, RunError where it cannot be reached.
+        """
+        if self._store is None:
+            self._store = _open(self.world)
+        return self._store
+
+    def from_main(self, make: Callable[[], T]) -> T:
+        """What `make` returns on the main process, which alone calls it; its error on every rank.
+
+        The value is pickled. Other ranks' UserError and RunError are `quiet`: the main process says it.
+        """
+        if self.world.alone:
+            return make()
+        key = self._key()
+        if not self.world.main:
+            stored = self._get(key)
+            self._was_read(key, [key], self.world.size - 1)
+            value: T = self._outcome(stored)
+            return value
+        try:
+            value = make()
+            self.store.set(key, pickle.dumps((value, None)))
+        except BaseException as error:
+            self.store.set(key, pickle.dumps((None, self._failure(error))))
+            raise
+        return value
+
+    def alike(self, make: Callable[[], T]) -> T:
+        """What `make` returns here, once it has on every rank; where it raised on one of them, all raise.
+
+        Where all failed alike, or the main process did, its error is the one that is printed; else the main process
+        raises that of the lowest rank, which it names with its host.
+        """
+        if self.world.alone:
+            return make()
+        raised: BaseException | None = None
+        try:
+            value = make()
+        except BaseException as error:
+            raised = error
+        failed = [one for one in self.gather(None if raised is None else self._failure(raised)) if one is not None]
+        if not failed:
+            return value
+        first = failed[0]
+        if self.world.main and first.rank != 0:
+            raise first.error(named=True)
+        if raised is not None and (self.world.main or not isinstance(raised, UserError | RunError)):
+            raise raised
+        raise quiet(first.error(named=first.rank != 0)) from raised
+
+    def main_first(self, make: Callable[[], T]) -> T:
+        """What `make` returns here; the first process of each host calls it before the others, which find its files."""
+        if self.world.alone:
+            return make()
+        early = self.alike(lambda: make() if self.world.local_main else None)
+        value = self.alike(lambda: None if self.world.local_main else make())
+        return early if self.world.local_main else value  # type: ignore[return-value]
+
+    def gather(self, value: T) -> list[T]:
+        """The `value` of each rank, in their order, on every rank; pickled."""
+        if self.world.alone:
+            return [value]
+        key = self._key()
+        self.store.set(f"{key}/{self.world.rank}", pickle.dumps(value))
+        keys = [f"{key}/{rank}" for rank in range(self.world.size)]
+        values = [pickle.loads(self._get(one)) for one in keys]
+        self._was_read(key, keys, self.world.size)
+        return values
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        self.gather(None)
+
+    def _key(self) -> str:
+        self._calls += 1
+        return str(self._calls)
+
+    def _get(self, key: str) -> bytes:
+        """The value of a key once some rank has set it, however long that takes."""
+        from torch.distributed import DistError, DistStoreError
+
+        while True:
+            try:
+                self.store.wait([key], TICK)
+                return bytes(self.store.get(key))
+            except DistStoreError as error:  # nothing yet
+                if "timeout" not in str(error).lower():
+                    raise RunError(f"{self.world}: {first_line(error)}") from error
+            except DistError as error:
+                raise quiet(RunError(f"{self.world}: the main process went away ({first_line(error)})")) from error
+
+    def _was_read(self, key: str, keys: list[str], readers: int) -> None:
+        """Let the last of the `readers` of `keys` remove them from the store."""
+        if self.store.add(f"{key}/read", 1) == readers:
+            for one in (*keys, f"{key}/read"):
+                self.store.delete_key(one)
+
+    def _outcome(self, stored: bytes) -> Any:
+        value, failure = pickle.loads(stored)
+        if failure is not None:
+            raise quiet(failure.error(named=False))
+        return value
+
+    def _failure(self, error: BaseException) -> Failure:
+        if isinstance(error, UserError | RunError):
+            kind = UserError if isinstance(error, UserError) else RunError
+            return Failure(self.world.rank, platform.node(), kind, str(error))
+        words = f"{type(error).__name__}: {first_line(error)}"
+        return Failure(self.world.rank, platform.node(), RunError, words)
+
+
+def quiet(error: UserError | RunError) -> UserError | RunError:
+    """The error, which ends this process with its exit code and prints nothing: another rank says it."""
+    error.quiet = True
+    return error
+
+
+@cache
+def _made(world: World) -> Ranks:
+    return Ranks(world)
+
+
+def _open(world: World) -> Any:
+    """The store of torch.distributed's `env://` rendezvous, under this package's prefix."""
+    from torch.distributed import DistError
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    try:
+        url = f"env://?rank={world.rank}&world_size={world.size}"
+        store, *_ = next(rendezvous(url, timeout=OPENING))
+    except ValueError as error:  # MASTER_ADDR and MASTER_PORT
+        raise UserError(
+            f"{world}: {first_line(error)}; next: torchrun or accelerate launch, which say where the processes meet"
+        ) from error
+    except DistError as error:
+        raise RunError(f"{world}: the processes' meeting point cannot be reached: {first_line(error)}") from error
+    return PrefixStore(f"{PREFIX}/{world.restarts}", store)
