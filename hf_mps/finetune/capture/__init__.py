@@ -46,10 +46,8 @@ def measured(plan: Plan, prepared: Prepared, recipe: Recipe, checkpoint: Path | 
     """
     if plan.device.value == "mps" or not recipe.speedups:
         return None
-    import torch
-
+    from hf_mps.distributed.ranks import Ranks
     from hf_mps.finetune.capture import precision
-    from hf_mps.finetune.capture.graphs import Graphs, RecordingFailed
 
     if not precision.can_gain(plan.device.value):
         return None
@@ -63,20 +61,12 @@ def measured(plan: Plan, prepared: Prepared, recipe: Recipe, checkpoint: Path | 
     if found is None:
         if begun:  # it trained in the default
             return None
-        batch = precision.sample(prepared, plan.choices["batch"].value)
-        graphs = Graphs if KEY in plan.choices and plan.choices[KEY].value == ON else None
-        device = (
-            torch.device("cuda", torch.cuda.current_device()) if plan.device.value == "cuda" else torch.device("cpu")
-        )
-        prepared.model.to(device)
         clock = time.perf_counter()
-        try:
-            trials = precision.measure(prepared.model, batch, graphs=graphs, device=device)
-        except RecordingFailed as error:
-            plan.choices[KEY] = decide.refused(recipe.cuda_graphs, str(error))
-            trials = precision.measure(prepared.model, batch, graphs=None, device=device)
+        # One process measures: each on its own device could find another one faster.
+        found, without = Ranks.here().from_main(lambda: _tried(plan, prepared))
+        if without:
+            plan.choices[KEY] = decide.refused(recipe.cuda_graphs, without)
         seconds = time.perf_counter() - clock
-        found = precision.decide(trials, shape(batch))
     plan.choices["precision"] = found
     for setting in precision.SETTINGS.values():
         for key in setting:
@@ -87,6 +77,24 @@ def measured(plan: Plan, prepared: Prepared, recipe: Recipe, checkpoint: Path | 
     kept = precision.MeasuredPrecision(found.value, found.reason)
     kept.seconds = seconds
     return kept
+
+
+def _tried(plan: Plan, prepared: Prepared) -> tuple[Choice[str], str]:
+    """Return the faster precision, and why its steps cannot be recorded where that was tried and failed."""
+    import torch
+
+    from hf_mps.finetune.capture import precision
+    from hf_mps.finetune.capture.graphs import Graphs, RecordingFailed
+
+    batch = precision.sample(prepared, plan.choices["batch"].value)
+    graphs = Graphs if KEY in plan.choices and plan.choices[KEY].value == ON else None
+    device = torch.device("cuda", torch.cuda.current_device()) if plan.device.value == "cuda" else torch.device("cpu")
+    prepared.model.to(device)
+    try:
+        trials, without = precision.measure(prepared.model, batch, graphs=graphs, device=device), ""
+    except RecordingFailed as error:
+        trials, without = precision.measure(prepared.model, batch, graphs=None, device=device), str(error)
+    return precision.decide(trials, shape(batch)), without
 
 
 def shape(batch: Any) -> str:

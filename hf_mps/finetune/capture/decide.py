@@ -15,6 +15,7 @@ KEY = "cuda_graphs"
 ON, OFF = "on", "off"
 SAID = "the recipe says so"
 CHECKPOINTING = "checkpointed layers read the random state, which CUDA cannot record"
+FSDP = "FSDP gathers each block's weights and frees them again while a step runs, which a graph cannot"
 # Options of TrainingArguments under which a step does more than a graph can hold, and what.
 OBSTACLES = {
     "gradient_checkpointing": CHECKPOINTING,
@@ -24,6 +25,7 @@ OBSTACLES = {
     "torch_empty_cache_steps": "torch_empty_cache_steps frees memory in the middle of a step",
     "auto_find_batch_size": "auto_find_batch_size needs a step's memory back when it fails",
     "deepspeed": "DeepSpeed steps by itself",
+    "fsdp": FSDP,
 }
 
 
@@ -59,6 +61,8 @@ def obstacle(trainer: Any) -> str:
     from transformers import Trainer
 
     args, kind = trainer.args, type(trainer)
+    if trainer.is_fsdp_enabled:
+        return FSDP
     if args.n_gpu > 1:
         return "Trainer copies the model to every GPU (DataParallel)"
     if not hasattr(Trainer, "_get_grad_norm"):

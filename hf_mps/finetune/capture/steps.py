@@ -16,10 +16,12 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError
 from hf_mps.finetune.capture import masks
 from hf_mps.finetune.capture.graphs import MOST, Graphs, RecordingFailed
+from hf_mps.finetune.capture.reduction import Reduction, obstacle
 
 WHOLE = "whole steps"
 PASSES = "forward and backward passes"
 FIRST = "the first step, which loads kernels and makes the optimizer's state"
+SECOND = "the second step, in which the ranks first send each other the gradients themselves"
 ITEMS = "num_items_in_batch"
 PLAIN = (bool, int, float, str, type(None))
 
@@ -90,6 +92,7 @@ class StepCapture:
         self._graphs = graphs
         self._required = required
         self._whole: Choice[bool] | None = None
+        self._reduction: Reduction | None = None
         self._rates: list[Tensor] = []
         self._kept: list[tuple[Any, Tensor]] = []
         self._flos: dict[Any, int] = {}
@@ -107,16 +110,24 @@ class StepCapture:
         if self._whole is None:
             loss = self._eagerly(FIRST, stock, model, inputs, items)
             self._whole = self._decide(model)
+            self._share(model)
             return loss
+        if self._reduction is not None:
+            stock = self._reduction.around(stock)
+            self._reduction.share_buffers()
+            if SECOND not in self.eager:
+                return self._eagerly(SECOND, stock, model, inputs, items)
         key, tensors, others = self._key(model, inputs, items)
-        obstacle = self._failure or (key is None and others) or ""
-        if not obstacle and not self._graphs.takes(key):
-            obstacle = f"more than {MOST} shapes"
-        if obstacle:
-            return self._eagerly(obstacle, stock, model, inputs, items)
+        why = self._failure or (key is None and others) or ""
+        if not why and not self._graphs.takes(key):
+            why = f"more than {MOST} shapes"
+        if why:
+            return self._eagerly(why, stock, model, inputs, items)
         try:
             loss = self._by_graph(stock, model, key, tensors, others)
         except RecordingFailed as error:
+            if self._whole.value:  # as a step begins
+                model.zero_grad()
             self._failed(str(error))
             return self._eagerly(self._failure, stock, model, inputs, items)
         self.replayed += 1
@@ -147,6 +158,8 @@ class StepCapture:
         """Drop the graphs, whose memory what follows the training may need."""
         self._graphs.clear()
         self._kept.clear()
+        if self._reduction is not None:
+            self._reduction.close()
         self.stepped, self.norm = False, None
         vars(self._trainer.model_wrapped).pop("zero_grad", None)
 
@@ -155,11 +168,9 @@ class StepCapture:
         return stock(model, inputs, items)
 
     def _failed(self, why: str) -> None:
-        """Run eagerly from now on, with the gradients as a step begins with them."""
+        """Run eagerly from now on."""
         self._failure = why
         self._graphs.clear()
-        if self._whole is not None and self._whole.value:
-            self._trainer.model.zero_grad()
         if self._required:
             raise RunError(f"cuda_graphs is true, and {why}; next: the same recipe without it")
         notices.tell(f"no CUDA graphs: {why}; steps run one operator at a time")
@@ -189,6 +200,15 @@ class StepCapture:
 
         model.zero_grad = zero_grad
         return whole
+
+    def _share(self, model: Any) -> None:
+        """Average the gradients of several processes from now on where a graph can hold that."""
+        if model is self._trainer.model:
+            return
+        if why := obstacle(model):
+            self._failed(why)
+        else:
+            self._reduction = Reduction(model)
 
     def _holds_update(self) -> Choice[bool]:
         trainer = self._trainer
@@ -220,7 +240,8 @@ class StepCapture:
             (group["weight_decay"], group["betas"], group["eps"])
             for group in (self._trainer.optimizer.param_groups if self._rates else ())
         )
-        return (shapes, tuple(others.items()), scale, fixed), tensors, others
+        shared = getattr(model, "require_backward_grad_sync", True)
+        return (shapes, tuple(others.items()), scale, fixed, shared), tensors, others
 
     def _by_graph(
         self, stock: Callable[..., Tensor], model: Any, key: Any, tensors: dict[str, Tensor], others: dict[str, Any]

@@ -5,6 +5,7 @@ Needs an NVIDIA GPU; elsewhere these tests are skipped, and test_steps.py asks t
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 
 from hf_mps.finetune.capture import precision
 from hf_mps.finetune.capture.graphs import Graphs, RecordingFailed
+from tests.distributed.launching import launch
+from tests.finetune.capture import several
 from tests.finetune.capture.recorders import captured, history, model, trainer, weights
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -125,3 +128,15 @@ def test_a_trial_leaves_no_trace() -> None:
     assert torch.equal(torch.rand(3, device=device), expected)
     assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == flags
     torch.testing.assert_close(weights(type("Made", (), {"model": made})), before, rtol=0, atol=0)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
+def test_two_gpus_train_as_under_ddp(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[3]
+    module = ("-m", "tests.finetune.capture.several")
+    ended = launch(2, *module, tmp_path, "cuda", *several.CASES, cwd=root, env={"HF_MPS": "0", "HF_MPS_DEVICE": "cuda"})
+    assert ended.returncode == 0, ended.stderr
+    for rank in range(2):
+        for case, said in json.loads((tmp_path / f"rank{rank}.json").read_text(encoding="utf-8")).items():
+            assert said["replayed"] == 7, (case, said["eager"])
+            assert said["ours"]["loss"] == pytest.approx(said["plain"]["loss"], rel=1e-4), case

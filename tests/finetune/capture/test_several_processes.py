@@ -1,0 +1,45 @@
+"""Recorded steps of several processes: the gradients are averaged in the graph, and the numbers are DDP's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_mps.finetune.capture.steps import FIRST, SECOND
+from tests.distributed.launching import launch
+from tests.finetune.capture.several import CASES
+
+pytestmark = pytest.mark.process
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("several")
+    ended = launch(2, "-m", "tests.finetune.capture.several", folder, "cpu", *CASES, cwd=ROOT, env={"HF_MPS": "0"})
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads((folder / f"rank{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_training_as_under_ddp(ranks: list[dict[str, Any]], case: str) -> None:
+    for said in (rank[case] for rank in ranks):
+        for name, values in said["plain"].items():
+            assert said["ours"][name] == pytest.approx(values, rel=1e-5, abs=1e-6), name
+        assert said["apart"] < 1e-5
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_ranks_keep_the_same_weights(ranks: list[dict[str, Any]], case: str) -> None:
+    assert ranks[0][case]["sum"] == ranks[1][case]["sum"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_all_but_two_steps_are_replayed(ranks: list[dict[str, Any]], case: str) -> None:
+    for rank in ranks:
+        assert rank[case]["eager"] == {FIRST: 1, SECOND: 1}
+        assert rank[case]["replayed"] == 7  # of three epochs of three batches each
