@@ -5,6 +5,7 @@
     python scripts/bench/bench_cuda.py --only f1 --seeds 10 --minilm PATH/model
 
 One run, each training in a process of its own, one after the other; `f1` alone runs all at once, and times nothing.
+Before each side a short one of its own, not counted, so that the machine has read the side's libraries from its disk.
 Same model, rows, epochs and seed on every side; models of the published sizes with random weights, but for `f1`, which
 fine-tunes MiniLM. Rates are Trainer's own and the runner's, over the whole training: the trial of precisions and the
 recording of graphs count, evaluations do not. Memory is the most that CUDA's allocator held. `steady` is the median
@@ -52,6 +53,7 @@ UNIT = {"mrpc": "examples/s", "lora": "tokens/s", "vit": "images/s"}
 TARGETS = {("mrpc", "documented"): 6, ("mrpc", "stock"): 4, ("lora", "stock"): 3, ("vit", "stock"): 1.3}
 CLM_STEPS, CLM_ROWS = 120, 4
 IMAGES, PIXELS = 1600, 256
+SHORT = 40  # steps of the side's first training, which is not counted
 SHARES = 5  # processes of each side of f1
 QWEN = {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2}
 QWEN |= {"intermediate_size": 4864, "vocab_size": 151_936, "tie_word_embeddings": True}
@@ -71,6 +73,7 @@ def main() -> int:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--which", help=argparse.SUPPRESS)
+    parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
         case, side = given.child.split(":")
@@ -101,6 +104,7 @@ def run_case(given: argparse.Namespace, case: str) -> dict[str, dict[str, Any]]:
         }
     sides: dict[str, dict[str, Any]] = {}
     for side in SIDES[case]:
+        ended(start(given, case, side, steps=SHORT))
         rounds = [ended(start(given, case, side)) for _ in range(given.rounds)]
         sides[side] = sorted(rounds, key=lambda one: one["rate"])[given.rounds // 2]
         row = sides[side]
@@ -143,8 +147,10 @@ class Running:
     log: Path
 
 
-def start(given: argparse.Namespace, case: str, side: str, seeds: Iterable[int] = ()) -> Running:
-    """Start one, offline, with a cache of its own."""
+def start(
+    given: argparse.Namespace, case: str, side: str, seeds: Iterable[int] = (), steps: int | None = None
+) -> Running:
+    """Start one, offline, with a cache of its own; `steps` cuts it short."""
     which = ",".join(map(str, seeds))
     known = ("HF_MPS", "HF_MPS_DEVICE", "HF_MPS_SIMULATE")
     environment = {name: value for name, value in os.environ.items() if name not in known}
@@ -152,6 +158,7 @@ def start(given: argparse.Namespace, case: str, side: str, seeds: Iterable[int] 
     environment |= {"HF_MPS_DEVICE": "cuda"} if side == "ours" else {"HF_MPS": "0"}
     command = [sys.executable, __file__, "--child", f"{case}:{side}", "--work", str(given.work)]
     command += ["--data", str(given.data), "--minilm", str(given.minilm), "--which", which]
+    command += ["--steps", str(steps)] if steps else []
     log = given.work / f"{case}-{side}-{which}.log"
     with log.open("w", encoding="utf-8") as file:
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=file, text=True)
@@ -209,12 +216,14 @@ def make_models(given: argparse.Namespace) -> None:
 def mrpc(given: argparse.Namespace, side: str) -> dict[str, Any]:
     """BERT-base on MRPC, five epochs, as the table of transformers' examples has it."""
     if side == "ours":
-        return runner(given, "glue/mrpc", 1, *csv(given), f"model={given.work / 'bert'}", "training.num_train_epochs=5")
+        model = f"model={given.work / 'bert'}"
+        return runner(given, "glue/mrpc", 1, *csv(given), model, "training.num_train_epochs=5", *cut(given))
     folder = given.work / f"mrpc {side}"
     words = ["--do_train", "--max_seq_length", "128", "--report_to", "none", "--save_strategy", "no"]
     words += ["--model_name_or_path", str(given.work / "bert"), "--output_dir", str(folder), "--seed", "42"]
     words += ["--train_file", str(given.data / "train.csv"), "--validation_file", str(given.data / "dev.csv")]
     words += ["--learning_rate", "2e-5", "--per_device_train_batch_size", "32", "--num_train_epochs", "5"]
+    words += ["--max_steps", str(given.steps)] if given.steps else []
     if side == "documented":
         words += ["--pad_to_max_length", "true"]
     else:
@@ -236,7 +245,7 @@ def lora(given: argparse.Namespace, side: str) -> dict[str, Any]:
     words += [f"data.files.validation={given.work / 'dev.txt'}", "lora.r=16", "training.eval_on_start=false"]
     words += [
         f"training.per_device_train_batch_size={CLM_ROWS}",
-        f"training.max_steps={CLM_STEPS}",
+        f"training.max_steps={given.steps or CLM_STEPS}",
         "training.bf16=true",
     ]
     words += ["training.gradient_accumulation_steps=1", "training.learning_rate=2e-4", "training.logging_steps=10"]
@@ -250,7 +259,7 @@ def vit(given: argparse.Namespace, side: str) -> dict[str, Any]:
     """ViT-base on images from files."""
     words = [f"model={given.work / 'vit'}", f"data.folder={given.work / 'images'}", "data.columns.label=label"]
     words += ["training.per_device_train_batch_size=32", "training.num_train_epochs=6", "training.bf16=true"]
-    words += [f"training.{name}={str(value).lower()}" for name, value in WORKERS.items()]
+    words += [*(f"training.{name}={str(value).lower()}" for name, value in WORKERS.items()), *cut(given)]
     if side == "ours":
         return runner(given, "image-classification", 1, *words)
     return stock(given, "image-classification", 1, *words)
@@ -271,6 +280,11 @@ def f1(given: argparse.Namespace, side: str) -> dict[str, Any]:
         recipe = load_recipe("glue/mrpc", words).recipe
         runs.append({"seed": seed, **theirs.train(recipe, given.work / f"stock-{seed}", cuda=True)})
     return {"runs": runs}
+
+
+def cut(given: argparse.Namespace) -> list[str]:
+    """The recipe's words for a training that only warms the machine."""
+    return [f"training.max_steps={given.steps}"] if given.steps else []
 
 
 def csv(given: argparse.Namespace) -> tuple[str, ...]:

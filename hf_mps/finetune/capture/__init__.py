@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.finetune.capture import decide
+from hf_mps.finetune.capture import attention_kernels, decide
 
 if TYPE_CHECKING:
     from hf_mps.finetune.capture.steps import StepCapture
@@ -95,6 +95,12 @@ def _tried(plan: Plan, prepared: Prepared) -> tuple[Choice[str], str]:
     except RecordingFailed as error:
         trials, without = precision.measure(prepared.model, batch, graphs=None, device=device), str(error)
     return precision.decide(trials, shape(batch)), without
+
+
+def choose_kernels(plan: Plan, prepared: Prepared, recipe: Recipe) -> None:
+    """Add the kernels of attention to a plan's choices where there are several."""
+    if (found := attention_kernels.decide(plan, prepared, recipe)) is not None:
+        plan.choices[attention_kernels.KEY] = found
 
 
 def shape(batch: Any) -> str:

@@ -111,6 +111,7 @@ def _train(run: PreparedRun, run_dir: RunDir) -> RunRecord:
     recipe, prepared, watch = run.resolved.recipe, run.prepared, Stopwatch()
     plan = run.plan(Choice(run_dir.path, run_dir.reason))
     kept = capture.measured(plan, prepared, recipe, run_dir.checkpoint)
+    capture.choose_kernels(plan, prepared, recipe)
     trainer = make_trainer(plan, prepared, watch, recipe.early_stopping_patience)
     if kept is not None:
         trainer.add_callback(kept)

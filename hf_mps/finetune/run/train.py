@@ -12,6 +12,7 @@ from hf_mps import kernels
 from hf_mps.core import notices
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.text import first_line
+from hf_mps.finetune.capture import attention_kernels
 from hf_mps.finetune.models import attention
 from hf_mps.finetune.report import screen
 from hf_mps.finetune.run import optimization
@@ -72,7 +73,8 @@ def train_and_measure(
     start = str(checkpoint) if checkpoint is not None else trainer.args.resume_from_checkpoint
     stops = SENTINEL.stopping(lower_rate(trainer.args.learning_rate))
     fused = switch.running(plan.choices["fused_step"], plan.device.value)
-    with peak, lines.attach(trainer), interruption, notices.told(lines.note), stops, fused:
+    kernels_chosen = attention_kernels.chosen(plan.choices.get(attention_kernels.KEY))
+    with peak, lines.attach(trainer), interruption, notices.told(lines.note), stops, fused, kernels_chosen:
         trained = trainer.train(resume_from_checkpoint=start)
         if not math.isfinite(trained.training_loss):
             raise RunError(f"the training loss is {trained.training_loss}; next: a lower training.learning_rate")
