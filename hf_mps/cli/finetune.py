@@ -8,8 +8,11 @@ import typer
 
 from hf_mps.cli.options import Debug, RecipeName, Version, deferred
 from hf_mps.core.errors import UserError
+from hf_mps.distributed.ranks import Ranks
+from hf_mps.distributed.voice import one_voice
 
 if TYPE_CHECKING:
+    from hf_mps.finetune.recipe.resolve import ResolvedRecipe
     from hf_mps.finetune.run.prepare import PreparedRun
     from hf_mps.finetune.run.room import Room
 
@@ -73,8 +76,22 @@ def finetune(
         raise UserError(f"--check-parity belongs to a run, and {asked[0]} is another thing; leave one of them out")
     from hf_mps.finetune.recipe.resolve import load_recipe
 
-    resolved = load_recipe(recipe, overrides or [])
+    with one_voice():
+        resolved = Ranks.here().alike(lambda: load_recipe(recipe, overrides or []))
+        _act(resolved, fresh=fresh, smoke=smoke, plan=plan, sweep=sweep, check_parity=check_parity, as_json=as_json)
 
+
+def _act(
+    resolved: ResolvedRecipe,
+    *,
+    fresh: bool,
+    smoke: bool,
+    plan: bool,
+    sweep: list[str] | None,
+    check_parity: bool,
+    as_json: bool,
+) -> None:
+    """Do what was asked for."""
     if check_parity:
         from hf_mps.dryrun import parity
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pickle
 import platform
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,7 +23,8 @@ from hf_mps.distributed.world import World
 
 T = TypeVar("T")
 PREFIX = "hf_mps"
-TICK = timedelta(seconds=1)
+PAUSES = (0.001, 0.2)
+"""Seconds between two looks for what another rank is still at: the first, and the longest."""
 OPENING = timedelta(minutes=5)
 """How long the processes of one run may take to start, the slowest after the fastest."""
 
@@ -137,17 +139,16 @@ class Ranks:
 
     def _get(self, key: str) -> bytes:
         """The value of a key once some rank has set it, however long that takes."""
-        from torch.distributed import DistError, DistStoreError
+        from torch.distributed import DistError
 
-        while True:
-            try:
-                self.store.wait([key], TICK)
-                return bytes(self.store.get(key))
-            except DistStoreError as error:  # nothing yet
-                if "timeout" not in str(error).lower():
-                    raise RunError(f"{self.world}: {first_line(error)}") from error
-            except DistError as error:
-                raise quiet(RunError(f"{self.world}: the main process went away ({first_line(error)})")) from error
+        pause = PAUSES[0]
+        try:
+            while not self.store.check([key]):  # `wait` would tell of each second without it on stderr
+                time.sleep(pause)
+                pause = min(2 * pause, PAUSES[1])
+            return bytes(self.store.get(key))
+        except DistError as error:
+            raise quiet(RunError(f"{self.world}: the main process went away ({first_line(error)})")) from error
 
     def _was_read(self, key: str, keys: list[str], readers: int) -> None:
         """Let the last of the `readers` of `keys` remove them from the store."""

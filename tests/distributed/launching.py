@@ -39,7 +39,8 @@ def launch(
         out, err = process.communicate(timeout=timeout)
     finally:
         if process.poll() is None:
-            for one in (*psutil.Process(process.pid).children(recursive=True), process):
+            alive: list[psutil.Process] = psutil.Process(process.pid).children(recursive=True)
+            for one in (*alive, psutil.Process(process.pid)):
                 with suppress(psutil.NoSuchProcess):
                     one.kill()
             process.communicate()

@@ -22,6 +22,8 @@ def fix_accumulation_scaling(trainer: Any) -> bool:
     where `forward` takes keyword arguments. Many heads take that number and drop it (BERT's, RoBERTa's, BART's, T5's):
     their loss and gradients come out as many times too large as there are accumulation steps (transformers#47688). Two
     training rows tell whether the number makes a difference to this model. A trainer with its own loss is left alone.
+    With several processes it is the same: Trainer multiplies such a loss by their number, for the mean over them to be
+    over all of the step's labels.
     """
     has_own_loss = type(trainer).compute_loss is not Trainer.compute_loss or trainer.compute_loss_func is not None
     if has_own_loss or not trainer.model_accepts_loss_kwargs:

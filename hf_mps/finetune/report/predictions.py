@@ -47,6 +47,14 @@ def write(output: Path, prepared: Prepared, trainer: Any) -> Written:
     return Written(predictions, tuple(pictures))
 
 
+def take_part(prepared: Prepared, trainer: Any) -> None:
+    """Predict what falls to a process that is not the main one, which writes the answers of all."""
+    if prepared.predict is not None:
+        with failures.optional(FILE):
+            for _ in prepared.predict(trainer):
+                pass
+
+
 def text(rows: Iterable[Mapping[str, Any]]) -> str:
     """Return the rows as csv with a header of all their keys; lists and dicts as JSON, missing keys as gaps."""
     rows = list(rows)

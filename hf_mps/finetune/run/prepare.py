@@ -15,6 +15,7 @@ from pathlib import Path
 from hf_mps import metrics
 from hf_mps.core import status
 from hf_mps.core.choice import Choice
+from hf_mps.distributed.ranks import Ranks
 from hf_mps.finetune import tasks
 from hf_mps.finetune.data import load
 from hf_mps.finetune.data.rows import Rows
@@ -70,10 +71,14 @@ class PreparedRun:
 def locate(resolved: ResolvedRecipe, *, fresh: bool = False) -> tuple[Checkpoint, RunDir]:
     """Return the checkpoint that a run starts from, and the folder that it writes to; neither is touched.
 
+    Every rank has the checkpoint; the main one chooses the folder, for all of them.
+
     Raises UserError for missing files and folders, and for what `RunDir.choose` refuses. Imports no torch.
     """
-    load.check(resolved.recipe.data)
-    return checkpoint.resolve(resolved.recipe.model), RunDir.choose(resolved, fresh=fresh)
+    ranks = Ranks.here()
+    ranks.alike(lambda: load.check(resolved.recipe.data))
+    source = ranks.alike(lambda: checkpoint.resolve(resolved.recipe.model))
+    return source, ranks.from_main(lambda: RunDir.choose(resolved, fresh=fresh))
 
 
 def prepare_run(

@@ -16,6 +16,8 @@ from hf_mps.core import notices, settings, status
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import INTERRUPTED, RunError, UserError
 from hf_mps.core.notices import ignoring
+from hf_mps.distributed.ranks import Ranks
+from hf_mps.distributed.world import World
 from hf_mps.finetune import capture
 from hf_mps.finetune.recipe import expect, training_section
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
@@ -71,6 +73,7 @@ def train(
     resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True, foresee: Foresee | None = None
 ) -> dict[str, Any]:
     """Run a recipe as `run` does; without `keep` it is not stored, so that nothing resumes the run."""
+    ranks = Ranks.here()
     source, run_dir = locate(resolved, fresh=fresh)
     if run_dir.finished:
         return _finished(resolved, run_dir)
@@ -80,13 +83,14 @@ def train(
     with _loading(resolved), no_bars(), caffeinate.awake(), notices.told(screen.note), ExitStack() as held:
         activate.activate()
         with _failures_in_one_line(resolved, None):
-            prepared_run = prepare_run(resolved, source, run_dir)
+            prepared_run = ranks.main_first(lambda: prepare_run(resolved, source, run_dir))
             splits = prepared_run.splits if keep else {}
             if foresee is not None:
-                prepared_run = replace(prepared_run, room=foresee(prepared_run))
-        run_dir = held.enter_context(run_dir.lock())
+                room = ranks.from_main(lambda: foresee(prepared_run))
+                prepared_run = replace(prepared_run, room=room)
+        run_dir = ranks.from_main(lambda: held.enter_context(run_dir.lock()))
         with _failures_in_one_line(resolved, run_dir):
-            if keep:
+            if keep and ranks.world.main:
                 store(run_dir.path, resolved)
                 fingerprints.store(run_dir.path, resolved.recipe.data, splits)
             record = _train(prepared_run, run_dir)
@@ -109,10 +113,11 @@ def _train(run: PreparedRun, run_dir: RunDir) -> RunRecord:
     from hf_mps.finetune.run.train import make_trainer, train_and_measure
 
     recipe, prepared, watch = run.resolved.recipe, run.prepared, Stopwatch()
-    plan = run.plan(Choice(run_dir.path, run_dir.reason))
+    ranks = Ranks.here()
+    plan = ranks.alike(lambda: run.plan(Choice(run_dir.path, run_dir.reason)))
     kept = capture.measured(plan, prepared, recipe, run_dir.checkpoint)
     capture.choose_kernels(plan, prepared, recipe)
-    trainer = make_trainer(plan, prepared, watch, recipe.early_stopping_patience)
+    trainer = ranks.alike(lambda: make_trainer(plan, prepared, watch, recipe.early_stopping_patience))
     if kept is not None:
         trainer.add_callback(kept)
         watch.before = kept.seconds
@@ -121,10 +126,10 @@ def _train(run: PreparedRun, run_dir: RunDir) -> RunRecord:
 
     def keep() -> None:
         if prepared.save is not None:
-            prepared.save(trainer, run_dir.staging)
+            ranks.from_main(lambda: save(trainer, run_dir.staging) if (save := prepared.save) else None)
         else:
             trainer.save_model(str(run_dir.staging))
-        run_dir.publish()
+        ranks.from_main(run_dir.publish)
 
     with _expected_operators(recipe.fallback):
         trained = train_and_measure(plan, prepared, trainer, watch, run_dir.checkpoint, keep)
@@ -132,6 +137,9 @@ def _train(run: PreparedRun, run_dir: RunDir) -> RunRecord:
         plan.choices[capture.KEY] = captured.outcome()
         captured.close()
     record = make_record(run.resolved, plan, prepared, trained)
+    if not ranks.world.main:
+        predictions.take_part(prepared, trainer)
+        return record
     files = report.write(run_dir.path, record, lambda: predictions.write(run_dir.path, prepared, trainer))
     _table(run.resolved, record, [run_dir.path, *files])
     return record
@@ -244,8 +252,11 @@ def _failures_in_one_line(resolved: ResolvedRecipe, run_dir: RunDir | None) -> I
 
 
 def _kept_clause(run_dir: RunDir | None) -> str:
-    """Return a clause about what a failed run leaves, once its folder is clean; empty before it has one."""
-    if run_dir is None:
+    """Return a clause about what a failed run leaves, once its folder is clean; empty before it has one.
+
+    The folder is the main process's to clean.
+    """
+    if run_dir is None or not World.here().main:
         return ""
     whole = run_dir.clean()
     model = f"; the trained model is in {run_dir.path}" if run_dir.holds_model() else ""

@@ -115,7 +115,7 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int
     _evaluate_every_row(trainer)
     if plan.choices["sampling"].value == buckets.BUCKETED:
         buckets.install_sampler(trainer, prepared)
-    if args.gradient_accumulation_steps > 1:
+    if args.gradient_accumulation_steps > 1 or args.world_size > 1:
         accumulation.fix_accumulation_scaling(trainer)
     if args.device.type != plan.device.value:
         raise RuntimeError(f"Trainer took {args.device.type} where the plan says {plan.device.value}")
