@@ -55,11 +55,14 @@ class MetaCheckpoint(Checkpoint):
             return super().image_processor()
 
     def model(self, auto_class: Any, **settings: Any) -> tuple[Any, Choice[str]]:
-        """The architecture in float32 (or `dtype`). Raises UserError where transformers cannot build it."""
+        """The architecture in `dtype`, of the settings or the checkpoint's own.
+
+        Raises UserError where transformers cannot build it.
+        """
         import torch
 
         config = settings.get("config") or self.config()
-        dtype = settings.get("dtype", torch.float32)
+        dtype = settings.get("dtype", getattr(torch, self.dtype))
         kind = type(config).__name__
         if type(config) not in auto_class._model_mapping:
             raise UserError(f"model {self.name}: transformers has no {auto_class.__name__} for a {config.model_type}")

@@ -18,24 +18,38 @@ from hf_mps.dryrun.memory.trace import PARTS, Estimate, Tracer, largest
 from hf_mps.dryrun.render import Report
 from hf_mps.finetune.recipe import training_section
 from hf_mps.finetune.recipe.overrides import of_values
+from hf_mps.finetune.run import early_steps
 from hf_mps.operators.launch_class import CLASSES
 
 if TYPE_CHECKING:
     from hf_mps.dryrun.resolve import Target
 
 CHECKPOINTING = {f"training.{training_section.checkpointing()}": True}
+EARLY: dict[str, Any] = {early_steps.KEY: True}
 BF16 = {"training.bf16": True}
+ADAFACTOR: dict[str, Any] = {"training.optim": "adafactor"}
+HALVES: dict[str, Any] = {early_steps.WEIGHTS: early_steps.HALVES}
 LORA: dict[str, Any] = {"lora": {}}
 # From the least change to the greatest. What each costs: accumulation and checkpointing give the same gradients (but
-# for dropout's draws); checkpointing runs each forward pass twice; adapters train other weights than the recipe says.
+# for dropout's draws); checkpointing runs each forward pass twice; another optimizer and weights in halves take other
+# steps; adapters train other weights than the recipe says. State on the CPU is none: it is the same memory on a Mac.
 WAYS: tuple[tuple[dict[str, Any], str], ...] = (
     ({}, "the same gradients, in smaller pieces"),
     (CHECKPOINTING, "the same gradients; the forward pass runs twice, so a step takes about a third longer"),
     (BF16, "matrix products and what they keep in half precision; weights stay float32"),
     (CHECKPOINTING | BF16, "both: the forward pass runs twice, in half precision"),
+    (
+        ADAFACTOR | EARLY | CHECKPOINTING,
+        "another optimizer, which keeps sums of rows and columns in place of two moments; other losses than AdamW's",
+    ),
+    (HALVES | CHECKPOINTING, f"{early_steps.ROUNDED}; the forward pass in bfloat16"),
     (LORA, "adapters train in place of all weights: no gradients and moments for the others"),
     (LORA | CHECKPOINTING, "adapters train in place of all weights, and the forward pass runs twice"),
     (LORA | CHECKPOINTING | BF16, "adapters, a forward pass that runs twice, in half precision"),
+    (
+        LORA | CHECKPOINTING | HALVES,
+        "adapters in float32 over frozen weights in bfloat16, and the forward pass runs twice",
+    ),
 )
 BESIDE = f"live memory, of tensors alone: {DRIVER}; Python and PyTorch hold some hundred megabytes more"
 
@@ -78,7 +92,8 @@ def ranked(
 
     The run goes a part of the way itself: `made` are those overrides, which `target` has.
 
-    Each keeps the number of rows in an optimizer step, with accumulation where it must.
+    Each keeps the number of rows in an optimizer step, with accumulation where it must, which a step in the backward
+    pass cannot have.
     """
     tried: list[dict[str, Any]] = []
     for whole, reason in WAYS:
@@ -86,6 +101,8 @@ def ranked(
         if changes in tried or not changes_something(target, changes):
             continue
         tried.append(changes)
+        if EARLY.keys() <= made.keys() and not _steps_early(whole):
+            changes = changes | {early_steps.KEY: False}
         try:
             with prepare.weightless(target.varied(changes)) as parts:
                 option = _option(Tracer(parts, device, length), machine, changes, reason)
@@ -101,17 +118,26 @@ def _option(tracer: Tracer, machine: Machine, changes: dict[str, Any], reason: s
     if most == 0:
         return None
     if most >= asked:
-        return Option(_words(changes), reason, tracer(asked), most)
+        return Option(words(changes), reason, tracer(asked), most)
+    if _steps_early(changes):
+        return None
     rows = max(number for number in range(1, most + 1) if asked % number == 0)
     smaller = {
         "training.per_device_train_batch_size": rows,
         "training.gradient_accumulation_steps": tracer.accumulation * (asked // rows),
     }
-    return Option(_words(changes | smaller), reason, tracer(rows), most)
+    return Option(words(changes | smaller), reason, tracer(rows), most)
 
 
-def _words(changes: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(override.word for override in of_values(changes).values())
+def _steps_early(changes: Mapping[str, Any]) -> bool:
+    """Whether a step with them cannot accumulate."""
+    return any(changes.get(key) for key in EARLY | HALVES) and LORA.keys().isdisjoint(changes)
+
+
+def words(changes: dict[str, Any]) -> tuple[str, ...]:
+    """Overrides as a person writes them."""
+    made = of_values(changes).items()
+    return tuple(f"{key}={one.value}" if isinstance(one.value, str) else one.word for key, one in made)
 
 
 def changes_something(target: Target, changes: Mapping[str, Any]) -> bool:
@@ -122,6 +148,12 @@ def changes_something(target: Target, changes: Mapping[str, Any]) -> bool:
     if CHECKPOINTING.keys() <= changes.keys() and training.get(training_section.checkpointing()):
         return False
     if "attention" in changes and recipe.attention != "auto":
+        return False
+    if "training.optim" in changes and training.get("optim"):
+        return False
+    if changes.get(early_steps.KEY) and recipe.step_in_backward is not None:
+        return False
+    if early_steps.WEIGHTS in changes and recipe.weights == early_steps.HALVES:
         return False
     if "training.bf16" in changes and (training.get("bf16") or training.get("fp16")):
         return False

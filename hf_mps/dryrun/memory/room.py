@@ -1,21 +1,24 @@
-"""What a run changes so that its step fits the machine: attention in blocks, checkpointing, or both, and nothing else.
+"""What a run changes so that its step fits the machine: attention in blocks, checkpointing, steps in the backward pass.
 
-These give the same gradients, to rounding and dropout's draws. What changes more (smaller pieces, half precision,
-adapters) is the user's to choose: `fit.WAYS`.
+These give the same gradients, to rounding and dropout's draws. What changes more (smaller pieces, another optimizer,
+half precision, adapters) is the user's to choose: `fit.WAYS`; where a run needs one, it says which.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core import status
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.dryrun import prepare
-from hf_mps.dryrun.memory.fit import CHECKPOINTING, changes_something, gib
+from hf_mps.dryrun.memory import fit
+from hf_mps.dryrun.memory.fit import ADAFACTOR, CHECKPOINTING, EARLY, HALVES, LORA, changes_something, gib
 from hf_mps.dryrun.memory.machine import Machine, present
 from hf_mps.dryrun.memory.trace import Estimate, Tracer
 from hf_mps.dryrun.resolve import Target
+from hf_mps.finetune.run import early_steps
 from hf_mps.finetune.run.room import Room, at_most
 from hf_mps.step.attention import NAME
 
@@ -23,13 +26,23 @@ if TYPE_CHECKING:
     from hf_mps.finetune.run.prepare import PreparedRun
 
 ATTENTION: dict[str, Any] = {"attention": NAME}
-# From the least change to the greatest: blocks cost one product of attention more, checkpointing a whole forward pass.
-STEPS = (ATTENTION, CHECKPOINTING, ATTENTION | CHECKPOINTING)
+# From the least change to the greatest: blocks cost one product of attention more, checkpointing a whole forward pass,
+# an early step a forward and a backward pass, where gradients are clipped.
+STEPS = tuple(
+    early | layers | scores for early in ({}, EARLY) for layers in ({}, CHECKPOINTING) for scores in ({}, ATTENTION)
+)[1:]
 WORDS = {
     "attention": "attention in blocks keeps no scores, and computes them once more",
     "checkpointing": "layers keep their input alone; the forward pass runs twice, so a step takes about a third longer",
 }
-REFUSED_BY = {"attention": "attention=sdpa", "checkpointing": f"{next(iter(CHECKPOINTING))}=false"}
+REFUSED_BY = {
+    "attention": "attention=sdpa",
+    "checkpointing": f"{next(iter(CHECKPOINTING))}=false",
+    early_steps.KEY: f"{early_steps.KEY}=false",
+}
+# What the user may choose where that is not enough; the first one that fits is named.
+FURTHER = (ADAFACTOR, HALVES, LORA)
+MEMORY, PLAN = "memory", "hf-mps plan"
 WORTH = 0.9
 """Of what a step needed: where even the smallest is no smaller than that, nothing is changed."""
 
@@ -48,7 +61,9 @@ def foresee(run: PreparedRun) -> Room:
 
     status.now("tracing a training step: does it fit this machine? …")
     try:
-        return make(Target(run.resolved.name, run.resolved), machine, metal_device())
+        target, device = Target(run.resolved.name, run.resolved), metal_device()
+        made = make(target, machine, device)
+        return replace(made, choices=made.choices | proposed(target, machine, device, made))
     except Exception:  # whatever a step does that a trace cannot follow: it trains as it is
         return Room()
 
@@ -63,7 +78,7 @@ def make(
     """
     before = before or _estimate(target, device, length)
     if machine.verdict(before.bytes) == "fits":
-        return Room()
+        return Room(bytes=before.bytes)
     best: tuple[int, dict[str, Any]] = (int(WORTH * before.bytes), {})
     for changes in STEPS:
         if any(not changes_something(target, {key: value}) for key, value in changes.items()):
@@ -76,7 +91,36 @@ def make(
             best = (size, changes)
         if machine.verdict(size) == "fits":
             break
-    return Room(best[1], _choices(best[1], before.bytes, best[0], machine))
+    if not best[1]:
+        return Room(bytes=before.bytes)
+    clips = early_steps.words(target.resolved.recipe.training)
+    return Room(best[1], _choices(best[1], before.bytes, best[0], machine, WORDS | {early_steps.KEY: clips}), best[0])
+
+
+def proposed(target: Target, machine: Machine, device: Choice[str], made: Room) -> dict[str, Choice[Any]]:
+    """What the user could choose where `made` is not enough, in one line: what fits, or else needs least."""
+    if machine.verdict(made.bytes) == "fits":
+        return {}
+    found: list[tuple[int, dict[str, Any]]] = []
+    for further in FURTHER:
+        if not changes_something(target, further):
+            continue
+        changes = dict(made.overrides) | further
+        if further is LORA:
+            changes.pop(early_steps.KEY, None)
+        try:
+            found.append((_estimate(target.varied(changes), device, None).bytes, further))
+        except UserError:
+            continue
+        if machine.verdict(found[-1][0]) == "fits":
+            break
+    even_so = f"{gib(made.bytes)} of a step, even so" if made.overrides else f"{gib(made.bytes)} of a step"
+    if not found:
+        return {MEMORY: Choice(machine.verdict(made.bytes), f"{even_so}; next: {PLAN} {target.name}")}
+    least, further = min(found, key=lambda each: each[0])
+    words, verdict = " ".join(fit.words(further)), machine.verdict(least)
+    reason = f"{even_so}; {words} would need {gib(least)}, which {verdict}, and trains to other numbers; next: {PLAN}"
+    return {MEMORY: Choice(machine.verdict(made.bytes), f"{reason} {target.name}")}
 
 
 def _estimate(target: Target, device: Choice[str], length: int | None) -> Estimate:
@@ -84,12 +128,14 @@ def _estimate(target: Target, device: Choice[str], length: int | None) -> Estima
         return Tracer(parts, device, length)()
 
 
-def _choices(changes: dict[str, Any], before: int, after: int, machine: Machine) -> dict[str, Choice[Any]]:
+def _choices(
+    changes: dict[str, Any], before: int, after: int, machine: Machine, words: dict[str, str]
+) -> dict[str, Choice[Any]]:
     told = f"{gib(before)} of a step {machine.verdict(before)} on {machine.name}"
     ends = f"{gib(after)} {machine.verdict(after)}"
     found: dict[str, Choice[Any]] = {}
     for key, value in changes.items():
-        name = key if key in WORDS else "checkpointing"
-        both = " with both" if len(changes) > 1 else ""
-        found[name] = Choice(value, f"{told}, {ends}{both}: {WORDS[name]}; to refuse it: {REFUSED_BY[name]}")
+        name = key if key in words else "checkpointing"
+        together = ("", " with both", " with all three")[len(changes) - 1]
+        found[name] = Choice(value, f"{told}, {ends}{together}: {words[name]}; to refuse it: {REFUSED_BY[name]}")
     return found

@@ -99,15 +99,18 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def gradient(self, parameter: torch.Tensor) -> None:
         """A parameter's gradient is whole: count it as one, whatever made it."""
-        if parameter.grad is None:
-            return
-        key = id(parameter.grad.untyped_storage())
+        if parameter.grad is not None:
+            self.belongs(parameter.grad, GRADIENTS)
+
+    def belongs(self, tensor: torch.Tensor, part: str) -> None:
+        """Count a tensor that is there as of `part`."""
+        key = id(tensor.untyped_storage())
         if key in self._live:
             reference, size, before = self._live[key]
-            if before != GRADIENTS:
+            if before != part:
                 self._parts[before] -= size
-                self._parts[GRADIENTS] += size
-                self._live[key] = (reference, size, GRADIENTS)
+                self._parts[part] += size
+                self._live[key] = (reference, size, part)
 
     def _made(self, tensor: torch.Tensor, part: str | None = None) -> None:
         if tensor.device.type != self._device:
@@ -152,6 +155,9 @@ def peak(step: TrainingStep, *others: Any) -> Peak:
                 hooks.callback(parameter.register_post_accumulate_grad_hook(memory.gradient).remove)
 
         def begin_again(number: int) -> None:
+            for leaf in tree_leaves([*step.trainer.optimizer.state.values()]):
+                if isinstance(leaf, torch.Tensor):  # made in the backward pass, where weights step there
+                    memory.belongs(leaf, STATE)
             for other in others if number < STEPS else ():
                 other.forget()
 

@@ -41,10 +41,10 @@ def measured(plan: Plan, prepared: Prepared, recipe: Recipe, checkpoint: Path | 
     """Let `plan` train in the precision that its device, CUDA or the CPU, is faster in.
 
     Return the callback that keeps the choice, None where nothing is measured: on Metal, on CPUs without bfloat16, where
-    the user says a precision, for short runs. A run that goes on from `checkpoint` takes what was measured when it
-    began.
+    the user says a precision or halves, for short runs. A run that goes on from `checkpoint` takes what was measured
+    when it began.
     """
-    if plan.device.value == "mps" or not recipe.speedups:
+    if plan.device.value == "mps" or not recipe.speedups or recipe.weights != "float32":
         return None
     from hf_mps.distributed.ranks import Ranks
     from hf_mps.finetune.capture import precision

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,13 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.b
 @dataclass(frozen=True)
 class Checkpoint:
     """`name` is the recipe's `model`, `source` is what `from_pretrained` takes, and `local` tells a folder from a hub
-    id.
+    id. `dtype` is that of the weights in memory, whatever the file holds.
     """
 
     name: str
     source: str
     local: bool
+    dtype: str = field(default="float32", kw_only=True)
 
     def tokenizer(self, **settings: Any) -> Any:
         """Load the tokenizer with `from_pretrained`'s settings. Raises UserError where it cannot be read.
@@ -101,28 +102,30 @@ class Checkpoint:
             return self._load("feature extractor", AutoFeatureExtractor.from_pretrained)
 
     def model(self, auto_class: Any, **settings: Any) -> tuple[Any, Choice[str]]:
-        """Load the weights in float32 into `auto_class`; return the model and a choice that names its new weights.
+        """Load the weights in `dtype` into `auto_class`; return the model and a choice that names its new weights.
 
         Raises UserError where the checkpoint is missing, cannot be read, or holds another architecture's weights.
         """
         import torch
 
-        # float32 whatever the file holds: transformers 5 would keep a half-precision checkpoint's own dtype, in which
-        # small updates round to nothing. Mixed precision is Trainer's, over float32 weights.
-        settings = {"dtype": torch.float32, "ignore_mismatched_sizes": True, "output_loading_info": True} | settings
+        # transformers 5 would keep a half-precision checkpoint's own dtype, in which small updates round to nothing
+        # (step/in_backward.py rounds by chance). Mixed precision is Trainer's, over float32 weights.
+        dtype = getattr(torch, self.dtype)
+        settings = {"dtype": dtype, "ignore_mismatched_sizes": True, "output_loading_info": True} | settings
         with errors_only():
             model, loading_info = self._load("weights", auto_class.from_pretrained, **settings)
         return model, Choice(self.name, self._weights(model, loading_info))
 
     def sentence_transformer(self, device: str) -> Any:
-        """Load sentence-transformers' model in float32. Raises UserError where it is missing or cannot be read."""
+        """Load sentence-transformers' model in `dtype`. Raises UserError where it is missing or cannot be read."""
         import torch
         from sentence_transformers import SentenceTransformer
 
         if self.local and not any(map(_vocabularies, (Path(self.source), *Path(self.source).glob("*/")))):
             raise self._without_vocabulary()
         with errors_only():
-            return self._load("weights", SentenceTransformer, device=device, model_kwargs={"dtype": torch.float32})
+            settings = {"dtype": getattr(torch, self.dtype)}
+            return self._load("weights", SentenceTransformer, device=device, model_kwargs=settings)
 
     def _weights(self, model: Any, loading_info: dict[str, Any]) -> str:
         """Describe the number of parameters, and which of them the checkpoint did not bring."""

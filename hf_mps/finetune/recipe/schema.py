@@ -162,7 +162,9 @@ class Recipe(Section):
     false` trains as the plain Trainer does: no list of lengths, no batches of like length, no packing, no loss in
     chunks, no fused step, no CUDA graphs. `fused_step` alone says whether a step is to launch less; by default where
     that saves time. `cuda_graphs: false` leaves out those alone, `true` refuses a run that cannot have them.
-    `attention` is the model's own by default, and on Metal in blocks where a step would not fit the memory otherwise.
+    `attention` is the model's own by default, and on Metal in blocks where a step would not fit the memory otherwise;
+    likewise `step_in_backward`, by which each weight steps when its gradient is there, which is then let go. `weights`
+    in bfloat16 take half the memory, as do their gradients and moments; frozen ones beside LoRA's adapters alone.
     `training` holds fields of TrainingArguments under their own names. `expect` maps a metric to its least value or
     [low, high].
     """
@@ -177,6 +179,8 @@ class Recipe(Section):
     fused_step: bool | None = None
     cuda_graphs: bool | None = None
     attention: Literal["auto", "blockwise", "sdpa", "eager"] = "auto"
+    step_in_backward: bool | None = None
+    weights: Literal["float32", "bfloat16"] = "float32"
     expect: dict[str, float | list[float]] = Field(default_factory=dict)
     training: dict[str, Any] = Field(default_factory=dict)
     fallback: list[str] = Field(default_factory=list)

@@ -14,6 +14,7 @@ from hf_mps.finetune import capture
 from hf_mps.finetune.models import attention
 from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
+from hf_mps.finetune.run import early_steps
 from hf_mps.finetune.run.room import Room
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import buckets
@@ -70,7 +71,10 @@ def decide(
     training = prepared.arguments_defaults | room.training | said
     choices: dict[str, Choice[Any]] = dict(prepared.choices)
     choices["precision"], mixed = _precision(training, chosen.value)
+    early = early_steps.choose(recipe, training, prepared, chosen.value, room.choices.get(early_steps.KEY))
     if (graphs := capture.decide.decide(recipe, training, chosen.value)) is not None:
+        if early_steps.steps_early(early) and graphs.value == capture.ON:
+            graphs = capture.decide.refused(recipe.cuda_graphs, "weights step in the backward pass")
         choices[capture.KEY] = graphs
     size = "per_device_train_batch_size"
     own = "the task's own" if size in prepared.arguments_defaults else "the size that Hugging Face's GLUE examples use"
@@ -94,7 +98,7 @@ def decide(
     choices["optimizer"] = _optimizer(training)
     choices["fused_step"] = _fused_step(recipe, prepared.model, chosen.value)
     own_attention = attention.choose(recipe.attention, prepared, room.choices.get("attention"))
-    choices |= room.choices | ({"attention": own_attention} if own_attention is not None else {})
+    choices |= room.choices | early | ({"attention": own_attention} if own_attention is not None else {})
     choices["seed"] = Choice(recipe.seed, "the recipe's seed, for weights, order of the rows and dropout")
     ours = {"output_dir": str(output.value), "seed": recipe.seed, "disable_tqdm": True}
     ours["use_cpu"] = chosen.value == "cpu"

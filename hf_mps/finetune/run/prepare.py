@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -103,6 +103,7 @@ def prepare_run(
     rows = load.load(recipe.data, recipe.seed)
     if run_dir is not None:
         status.now("preparing the model and its features …")
+    source = replace(source, dtype=recipe.weights)
     with metrics.unmeasured() if run_dir is None else nullcontext():
         prepared = tasks.module(recipe.task).prepare(recipe, rows, source, device.value)
     run = PreparedRun(resolved, device, prepared, rows)

@@ -21,11 +21,12 @@ TRAINING = "training."
 class Room:
     """Keys of a recipe that are laid over it so that its steps fit, and the choices that say so; most runs need none.
 
-    None of them is a key that the user gave a value.
+    None of them is a key that the user gave a value. `bytes` is what a step then takes, 0 where that is not known.
     """
 
     overrides: Mapping[str, Any] = field(default_factory=dict)
     choices: dict[str, Choice[Any]] = field(default_factory=dict)
+    bytes: int = 0
 
     @property
     def training(self) -> dict[str, Any]:

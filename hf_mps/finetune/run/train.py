@@ -15,7 +15,7 @@ from hf_mps.core.text import first_line
 from hf_mps.finetune.capture import attention_kernels
 from hf_mps.finetune.models import attention
 from hf_mps.finetune.report import screen
-from hf_mps.finetune.run import optimization
+from hf_mps.finetune.run import early_steps, optimization
 from hf_mps.finetune.text import buckets
 from hf_mps.step import switch
 
@@ -117,6 +117,7 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int
         buckets.install_sampler(trainer, prepared)
     if args.gradient_accumulation_steps > 1 or args.world_size > 1:
         accumulation.fix_accumulation_scaling(trainer)
+    early_steps.install(trainer, plan.choices)
     if args.device.type != plan.device.value:
         raise RuntimeError(f"Trainer took {args.device.type} where the plan says {plan.device.value}")
     return trainer

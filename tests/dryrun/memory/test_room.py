@@ -23,8 +23,15 @@ MIB = 2**20
 (KEY,) = CHECKPOINTING
 
 
-# MiB of a step: as it is, with attention in blocks, with checkpointing, with both.
-PEAKS = {(): 327, ("attention",): 291, (KEY,): 252, ("attention", KEY): 215}
+# MiB that each takes from a step of 327.
+SAVED = {"attention": 36, KEY: 75, "step_in_backward": 30, "training.optim": 60, "weights": 80, "lora": 140}
+
+
+def estimated(target: Target, *_: Any) -> Estimate:
+    made = (
+        key for key, override in target.resolved.overrides.items() if override.value not in (False, "sdpa", "eager")
+    )
+    return Estimate(2, 512, 1, (327 - sum(SAVED[key] for key in made)) * MIB, {}, "")
 
 
 @pytest.fixture
@@ -45,38 +52,97 @@ def mac(size: int) -> Machine:
         (300, {}, room.ATTENTION),
         (300, {"attention": "sdpa"}, CHECKPOINTING),
         (230, {}, room.ATTENTION | CHECKPOINTING),
-        (100, {}, room.ATTENTION | CHECKPOINTING),  # too large still, and less
-        (230, {KEY: False}, room.ATTENTION),
-        (230, {"attention": "eager", KEY: False}, {}),
+        (190, {}, room.ATTENTION | CHECKPOINTING | room.EARLY),
+        (100, {}, room.ATTENTION | CHECKPOINTING | room.EARLY),  # too large still, and less
+        (190, {"step_in_backward": False}, room.ATTENTION | CHECKPOINTING),
+        (230, {KEY: False}, room.ATTENTION | room.EARLY),
+        (230, {"attention": "eager", KEY: False}, {}),  # less than a tenth is not worth it
     ],
 )
 def test_the_least_change_that_fits_and_none_that_was_refused(
     target: Target, monkeypatch: pytest.MonkeyPatch, size: int, refused: dict[str, Any], made: dict[str, Any]
 ) -> None:
-    def estimated(target: Target, *_: Any) -> Estimate:
-        keys = target.resolved.overrides.keys() - refused.keys()
-        return Estimate(2, 512, 1, PEAKS[tuple(sorted(keys))] * MIB, {}, "")
-
     monkeypatch.setattr(room, "_estimate", estimated)
     found = room.make(target.varied(refused) if refused else target, mac(size), Choice("mps", ""))
     assert dict(found.overrides) == made
-    assert set(found.choices) == {"attention" if name == "attention" else "checkpointing" for name in made}
+    assert set(found.choices) == {"checkpointing" if name == KEY else name for name in made}
+    assert found.bytes == estimated(target.varied(refused | made)).bytes
 
 
 def test_the_reason_has_both_peaks_and_the_word_that_refuses_it(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peaks = {frozenset(keys): size for keys, size in PEAKS.items()}
-
-    def estimated(target: Target, *_: Any) -> Estimate:
-        return Estimate(2, 512, 1, peaks[frozenset(target.resolved.overrides)] * MIB, {}, "")
-
     monkeypatch.setattr(room, "_estimate", estimated)
     found = room.make(target, mac(300), Choice("mps", "")).choices
     assert found["attention"].reason == snapshot(
         "0.32 GiB of a step swaps on a small Mac, 0.28 GiB fits: attention in blocks keeps no scores, and"
         " computes them once more; to refuse it: attention=sdpa"
     )
+
+
+@pytest.mark.parametrize(
+    ("size", "reason"),
+    [
+        (190, snapshot({})),
+        (
+            130,
+            snapshot(
+                {
+                    "memory": "0.18 GiB of a step, even so; training.optim=adafactor would need 0.12 GiB, which fits, and trains to"
+                    " other numbers; next: hf-mps plan RECIPE"
+                }
+            ),
+        ),
+        (
+            110,
+            snapshot(
+                {
+                    "memory": "0.18 GiB of a step, even so; weights=bfloat16 would need 0.10 GiB, which fits, and trains to other"
+                    " numbers; next: hf-mps plan RECIPE"
+                }
+            ),
+        ),
+        (
+            80,
+            snapshot(
+                {
+                    "memory": "0.18 GiB of a step, even so; lora={} would need 0.07 GiB, which fits, and trains to other numbers;"
+                    " next: hf-mps plan RECIPE"
+                }
+            ),
+        ),
+        (
+            40,
+            snapshot(
+                {
+                    "memory": "0.18 GiB of a step, even so; lora={} would need 0.07 GiB, which swaps, and trains to other numbers;"
+                    " next: hf-mps plan RECIPE"
+                }
+            ),
+        ),
+    ],
+)
+def test_what_trains_to_other_numbers_is_proposed_in_one_line_and_not_taken(
+    target: Target, monkeypatch: pytest.MonkeyPatch, size: int, reason: str | None
+) -> None:
+    monkeypatch.setattr(room, "_estimate", estimated)
+    metal = Choice("mps", "")
+    made = room.make(target, mac(size), metal)
+    assert made.overrides.keys() <= {"attention", KEY, "step_in_backward"}
+    found = room.proposed(target, mac(size), metal, made)
+    assert {name: choice.reason.replace(target.name, "RECIPE") for name, choice in found.items()} == reason
+
+
+def test_a_step_in_the_backward_pass_keeps_no_gradients_and_another_optimizer_no_moments(target: Target) -> None:
+    plain, early, adafactor, halves = (
+        estimate(target.varied(CHECKPOINTING | changes), length=16)
+        for changes in ({}, room.EARLY, room.EARLY | room.ADAFACTOR, room.HALVES)
+    )
+    assert early.bytes < plain.bytes - 0.8 * plain.parts["gradients"]
+    assert early.parts["optimizer"] == plain.parts["optimizer"]
+    assert adafactor.parts["optimizer"] < 0.05 * plain.parts["optimizer"]
+    assert halves.parts["weights"] == plain.parts["weights"] // 2
+    assert halves.parts["optimizer"] < 0.51 * plain.parts["optimizer"]
 
 
 @pytest.mark.parametrize(

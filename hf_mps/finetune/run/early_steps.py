@@ -1,0 +1,187 @@
+"""A run whose weights step in the backward pass, or lie in bfloat16: when it can, and how Trainer does it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.run.optimization import PLAIN
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.recipe.schema import Recipe
+    from hf_mps.finetune.tasks._base import Prepared
+
+KEY, WEIGHTS, HALVES = "step_in_backward", "weights", "bfloat16"
+ON, OFF = "on", "off"
+SAID = "the recipe says so"
+WHAT = "each weight steps when its gradient is there, which is then let go"
+TWICE = (
+    f"{WHAT}; clipping needs the norm of all gradients first, so forward and backward pass run twice"
+    " (training.max_grad_norm=0 saves that)"
+)
+ROUNDED = "weights, gradients and moments take half; a step is rounded up or down by chance, so that small ones count"
+
+
+def choose(
+    recipe: Recipe, training: Mapping[str, Any], prepared: Prepared, device: str, needed: Choice[bool] | None = None
+) -> dict[str, Choice[Any]]:
+    """The choices of a recipe with `step_in_backward` and `weights`; `needed` is what the machine's memory asks for.
+
+    Nothing where there is nothing to say. Raises UserError where the recipe asks for what the run cannot have.
+    """
+    found: dict[str, Choice[Any]] = {}
+    asked = recipe.step_in_backward
+    rounds = recipe.weights == HALVES and _trains_halves(prepared.model)
+    if recipe.weights == HALVES:
+        _refuse_halves(training, device, asked, rounds)
+        kept = "frozen weights take half the memory, adapters stay float32"
+        found[WEIGHTS] = Choice(HALVES, f"{SAID}: {ROUNDED if rounds else kept}")
+    if asked is False:
+        return found | {KEY: Choice(OFF, SAID)}
+    if not (asked or rounds or needed is not None):
+        return found
+    if why := obstacle(training, prepared.trainer):
+        word = f"{KEY} is true" if asked else f"{WEIGHTS} is {HALVES}, whose weights step in the backward pass"
+        raise UserError(f"{word}, and {why}; leave one of them out")
+    if not asked and needed is not None and not rounds:
+        return found | {KEY: Choice(ON, needed.reason)}
+    return found | {KEY: Choice(ON, f"{SAID if asked else f'{WEIGHTS} are {HALVES}'}: {words(training)}")}
+
+
+def words(training: Mapping[str, Any]) -> str:
+    """What it means for a run with these arguments."""
+    return TWICE if _clips(training) else WHAT
+
+
+def obstacle(training: Mapping[str, Any], kind: Any) -> str:
+    """Why a trainer of the class `kind` (None: Trainer) cannot step early, as a clause; empty where it can."""
+    from transformers import Trainer
+
+    if (training.get("gradient_accumulation_steps") or 1) > 1:
+        return "training.gradient_accumulation_steps adds gradients up, which then all have to stay"
+    if training.get("fp16"):
+        return "training.fp16 looks for overflows in all gradients before any weight steps"
+    if str(training.get("optim", PLAIN[0])) not in PLAIN:
+        return f"training.optim={training['optim']} is none of {', '.join(PLAIN)}"
+    kind = kind or Trainer
+    for method in ("training_step", *(("compute_loss",) if _clips(training) else ())):
+        if getattr(kind, method) is not getattr(Trainer, method):
+            return f"{kind.__name__} has a {method} of its own, which may do more than can be done twice"
+    return ""
+
+
+def steps_early(choices: Mapping[str, Choice[Any]]) -> bool:
+    """Whether that is what was chosen."""
+    return KEY in choices and choices[KEY].value == ON
+
+
+def install(trainer: Any, choices: Mapping[str, Choice[Any]]) -> None:
+    """Let `trainer` step in its backward passes where `choices` say so."""
+    if steps_early(choices):
+        EarlySteps(trainer).install()
+
+
+class EarlySteps:
+    """Takes the place of a trainer's training step, and tells it the norm of gradients that it never sees."""
+
+    def __init__(self, trainer: Any) -> None:
+        from hf_mps.step.in_backward import InBackward
+
+        self._trainer, self._stock = trainer, trainer.training_step
+        self._steps, self._attached = InBackward(), False
+
+    def install(self) -> None:
+        """From now on."""
+        self._trainer.training_step = self._step
+        self._trainer._clip_grad_norm = lambda model: self._norm
+        self._trainer._get_grad_norm = lambda model, grad_norm=None: self._norm
+
+    def _step(self, model: Any, inputs: Any, *items: Any, **further: Any) -> Any:
+        """One training step, whose weights have stepped when it ends; the optimizer finds no gradient after it."""
+        if not self._attached:
+            self._steps.attach(model.parameters())
+            self._attached = True
+        optimizer, limit, settle = self._trainer.optimizer, self._trainer.args.max_grad_norm, None
+        if limit is not None and limit > 0:
+            self._steps.begin(optimizer, measuring=True)
+            with _undone(model):
+                self._stock(model, inputs, *items, **further)
+            self._norm = self._steps.norm()
+            settle = self._clipped(limit)
+        self._steps.begin(optimizer, measuring=False, settle=settle)
+        loss = self._stock(model, inputs, *items, **further)
+        if settle is None:
+            self._norm = self._steps.norm()
+        return loss
+
+    def _clipped(self, limit: float) -> Callable[[Any], None]:
+        from torch.nn.utils import clip_grads_with_norm_
+
+        return lambda weight: clip_grads_with_norm_([weight], limit, self._norm)
+
+
+@contextmanager
+def _undone(model: Any) -> Iterator[None]:
+    """A pass that leaves nothing behind: random states and the statistics of batch norm are put back."""
+    import torch
+
+    put_back = _random_states(next(model.parameters()).device.type)
+    norms = (module for module in model.modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm))
+    kept = [(buffer, buffer.clone()) for module in norms for buffer in module.buffers()]
+    yield
+    put_back()
+    for buffer, before in kept:
+        buffer.copy_(before)
+
+
+def _random_states(device: str) -> Callable[[], None]:
+    """Return what sets every generator that a model may draw from to where it is now."""
+    import numpy
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    drawn = [torch, *([getattr(torch, device)] if device not in ("cpu", "meta") else [])]
+    python, array = random.getstate(), numpy.random.get_state()
+    with _disable_current_modes():  # in a trace of fake tensors a state is a real one
+        states = [each.get_rng_state() for each in drawn]
+
+    def put_back() -> None:
+        random.setstate(python)
+        numpy.random.set_state(array)
+        with _disable_current_modes():
+            for each, state in zip(drawn, states, strict=True):
+                each.set_rng_state(state)
+
+    return put_back
+
+
+def _clips(training: Mapping[str, Any]) -> bool:
+    limit = training.get("max_grad_norm", 1.0)
+    return limit is not None and limit > 0
+
+
+def _trains_halves(model: Any) -> bool:
+    """Whether weights in bfloat16 train; adapters over frozen ones stay float32."""
+    import torch
+
+    return any(each.requires_grad and each.dtype == torch.bfloat16 for each in model.parameters())
+
+
+def _refuse_halves(training: Mapping[str, Any], device: str, asked: bool | None, rounds: bool) -> None:
+    """Raise UserError for what does not go with weights in bfloat16."""
+    from hf_mps.device import precision
+
+    try:
+        precision.requested("bf16", device)
+    except UserError as error:
+        raise UserError(f"{WEIGHTS} is {HALVES}: {error}; leave it out") from error
+    if training.get("fp16"):
+        raise UserError(f"{WEIGHTS} is {HALVES}, and training.fp16 is another half; leave one of them out")
+    if rounds and asked is False:
+        raise UserError(f"{WEIGHTS} is {HALVES}, whose weights step in the backward pass; leave {KEY} out")
+    if rounds and str(training.get("optim", "")) == "adafactor":
+        raise UserError(f"{WEIGHTS} is {HALVES}, of which adafactor cannot step a part; leave one of them out")
