@@ -4,9 +4,11 @@
 
 Peaks are those of the memory plan (fake tensors, Trainer's own loop), against what Metal recommends for Macs of 8, 16
 and 64 GB; both sides in float32 with AdamW, rows of 512 tokens. The right side is what a run does by itself where its
-step would not fit: loss in chunks, attention in blocks, checkpointing. `--small` shows with a small decoder of the same
-architecture that the plan's largest batch is the one that really fits, and that the losses of 30 steps are stock's.
-`--layer 4096` measures one layer of attention, 12 heads of width 64, forward and backward, on the device.
+step would not fit: loss in chunks, attention in blocks, checkpointing, and for the largest model steps in the backward
+pass. Beside it stands what a recipe may say that trains to other numbers: Adafactor, weights in bfloat16. `--small`
+shows with a small decoder of the same architecture that the plan's largest batch is the one that really fits, and that
+the losses of 30 steps are stock's. `--layer 4096` measures one layer of attention, 12 heads of width 64, forward and
+backward, on the device.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ MEMORY = ("8gb", "16gb", "64gb")
 LENGTH = 512
 STOCK = ("speedups=false", "attention=sdpa", CHECKPOINTING.replace("true", "false"))
 OURS = ("attention=blockwise", CHECKPOINTING)
+EARLY, ADAFACTOR, HALVES = "step_in_backward=true", "training.optim=adafactor", "weights=bfloat16"
 DEPTHS = (12, 24, 36)
 """Layers of the models whose peaks a line is laid through; the third one says how near it comes."""
 BATCHES = (32, 64)
@@ -38,7 +41,10 @@ SMALL = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
 
 
 class Case(NamedTuple):
-    """A training: architecture and its size, the task, overrides of both sides, and the rows of the largest model."""
+    """A training: architecture and its size, the task, overrides of both sides, and the rows of the largest model.
+
+    `made` is what a run makes for that one beside OURS, `said` what a recipe may say.
+    """
 
     name: str
     architecture: str
@@ -47,13 +53,21 @@ class Case(NamedTuple):
     task: tuple[str, str]
     rows: int
     overrides: tuple[str, ...] = ()
+    made: tuple[str, ...] = (EARLY,)
+    said: tuple[str, ...] = (ADAFACTOR, HALVES)
+
+    @property
+    def sides(self) -> dict[str, tuple[str, ...]]:
+        """The ways to train the largest model, by their columns' names."""
+        ours = {word.partition("=")[2]: (*OURS, *self.made, word) for word in self.said}
+        return {"stock": STOCK, "hf_mps": (*OURS, *self.made), **ours}
 
 
 DECODER = {**QWEN2, "vocab_size": 151_936, "tie_word_embeddings": True}
 CASES = (
     Case("BERT-base", "bert", {}, 12, CLASSIFY, 8),
     Case("Qwen2-0.5B", "qwen2", DECODER, 24, CONTINUE, 1),
-    Case("Qwen2-0.5B LoRA", "qwen2", DECODER, 24, CONTINUE, 1, (LORA,)),
+    Case("Qwen2-0.5B LoRA", "qwen2", DECODER, 24, CONTINUE, 1, (LORA,), made=(), said=(HALVES,)),
 )
 TINY = Case("small Qwen2", "qwen2", {**SMALL, "vocab_size": 8000, "tie_word_embeddings": True}, 4, CONTINUE, 4)
 
@@ -87,19 +101,18 @@ def table(case: Case, folder: Path, device: Any) -> None:
 
     machines = [machine.named(name) for name in MEMORY]
     sides = [tracer(case, side, case.layers, folder, device) for side in (STOCK, OURS)]
-    lines = [depth_line(case, side, folder, device) for side in (STOCK, OURS)]
+    lines = [depth_line(case, side, folder, device) for side in case.sides.values()]
     print(f"\n{case.name}, rows of {LENGTH} tokens; the line through {DEPTHS[:2]} layers is off by", end=" ")
     print(f"{max(line.off for line in lines):.2%} at {DEPTHS[2]}")
-    print(f"{'':6} {'largest batch':>28}   {f'largest model, {case.rows} rows':>36}")
-    print(f"{'':6} {'stock':>8} {'hf_mps':>8} {'times':>10}   {'stock':>12} {'hf_mps':>12} {'times':>10}", flush=True)
+    print(f"{'':6} {'largest batch':>24}   largest model, {case.rows} row{'s' * (case.rows > 1)}")
+    columns = "".join(f"{name:>12}" for name in case.sides)
+    print(f"{'':6} {'stock':>8}{'hf_mps':>8}{'times':>8}   {columns}{'times':>8}", flush=True)
     for each in machines:
         rows = [most_rows(side, each.comfortable) for side in sides]
         sizes = [line.parameters(each.comfortable) for line in lines]
-        print(
-            f"{each.memory // GIB:>3} GB {rows[0]:>8} {rows[1]:>8} {times(rows):>10}   "
-            f"{millions(sizes[0]):>12} {millions(sizes[1]):>12} {times(sizes):>10}",
-            flush=True,
-        )
+        columns = "".join(f"{millions(size):>12}" for size in sizes)
+        batches = f"{rows[0]:>8}{rows[1]:>8}{times(rows):>8}"
+        print(f"{each.memory // GIB:>3} GB {batches}   {columns}{times(sizes):>8}", flush=True)
 
 
 def most_rows(side: Any, limit: int) -> int:

@@ -81,56 +81,25 @@ def test_the_reason_has_both_peaks_and_the_word_that_refuses_it(
 
 
 @pytest.mark.parametrize(
-    ("size", "reason"),
+    ("size", "proposal"),
     [
-        (190, snapshot({})),
-        (
-            130,
-            snapshot(
-                {
-                    "memory": "0.18 GiB of a step, even so; training.optim=adafactor would need 0.12 GiB, which fits, and trains to"
-                    " other numbers; next: hf-mps plan RECIPE"
-                }
-            ),
-        ),
-        (
-            110,
-            snapshot(
-                {
-                    "memory": "0.18 GiB of a step, even so; weights=bfloat16 would need 0.10 GiB, which fits, and trains to other"
-                    " numbers; next: hf-mps plan RECIPE"
-                }
-            ),
-        ),
-        (
-            80,
-            snapshot(
-                {
-                    "memory": "0.18 GiB of a step, even so; lora={} would need 0.07 GiB, which fits, and trains to other numbers;"
-                    " next: hf-mps plan RECIPE"
-                }
-            ),
-        ),
-        (
-            40,
-            snapshot(
-                {
-                    "memory": "0.18 GiB of a step, even so; lora={} would need 0.07 GiB, which swaps, and trains to other numbers;"
-                    " next: hf-mps plan RECIPE"
-                }
-            ),
-        ),
+        (190, ""),
+        (130, "training.optim=adafactor would need 0.12 GiB, which fits"),
+        (110, "weights=bfloat16 would need 0.10 GiB, which fits"),
+        (80, "lora={} would need 0.07 GiB, which fits"),
+        (40, "lora={} would need 0.07 GiB, which swaps"),
     ],
 )
 def test_what_trains_to_other_numbers_is_proposed_in_one_line_and_not_taken(
-    target: Target, monkeypatch: pytest.MonkeyPatch, size: int, reason: str | None
+    target: Target, monkeypatch: pytest.MonkeyPatch, size: int, proposal: str
 ) -> None:
     monkeypatch.setattr(room, "_estimate", estimated)
     metal = Choice("mps", "")
     made = room.make(target, mac(size), metal)
     assert made.overrides.keys() <= {"attention", KEY, "step_in_backward"}
     found = room.proposed(target, mac(size), metal, made)
-    assert {name: choice.reason.replace(target.name, "RECIPE") for name, choice in found.items()} == reason
+    line = f"0.18 GiB of a step, even so; {proposal}, and trains to other numbers; next: hf-mps plan {target.name}"
+    assert [choice.reason for choice in found.values()] == ([line] if proposal else [])
 
 
 def test_a_step_in_the_backward_pass_keeps_no_gradients_and_another_optimizer_no_moments(target: Target) -> None:
@@ -141,7 +110,7 @@ def test_a_step_in_the_backward_pass_keeps_no_gradients_and_another_optimizer_no
     assert early.bytes < plain.bytes - 0.8 * plain.parts["gradients"]
     assert early.parts["optimizer"] == plain.parts["optimizer"]
     assert adafactor.parts["optimizer"] < 0.05 * plain.parts["optimizer"]
-    assert halves.parts["weights"] == plain.parts["weights"] // 2
+    assert halves.parts["weights"] < 0.51 * plain.parts["weights"]
     assert halves.parts["optimizer"] < 0.51 * plain.parts["optimizer"]
 
 
