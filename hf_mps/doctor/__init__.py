@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from hf_mps.core.errors import RunError, UserError
+from hf_mps.core.errors import UserError
 
 if TYPE_CHECKING:
     from hf_mps.doctor.findings import Finding
@@ -53,7 +53,7 @@ def run(*, trials: bool = False, json: bool = False) -> None:
             outcomes = guards.try_all()
         sections["trials"] = guards.examine_trials(outcomes)
     findings.show(sections, {} if outcomes is None else {"trials": outcomes}, json=json)
-    _stop_at_problems(sections)
+    findings.stop_at_problems(sections)
 
 
 def run_upgrade(release: str, *, json: bool = False) -> None:
@@ -69,11 +69,4 @@ def run_upgrade(release: str, *, json: bool = False) -> None:
     found = upgrade.compared(release)
     sections = upgrade.sections(found)
     findings.show(sections, {"upgrade": found.values}, json=json)
-    _stop_at_problems(sections)
-
-
-def _stop_at_problems(sections: dict[str, list[Finding]]) -> None:
-    problems = [finding for section in sections.values() for finding in section if finding.state == "problem"]
-    if problems:
-        names = ", ".join(dict.fromkeys(finding.name for finding in problems))
-        raise RunError(f"doctor: {len(problems)} to mend: {names}; next: {problems[0].next}")
+    findings.stop_at_problems(sections)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import hf_mps
+from hf_mps.core.errors import RunError
 from hf_mps.core.files import plain
 from hf_mps.device import simulated
 
@@ -62,3 +63,11 @@ def show(sections: Mapping[str, Sequence[Finding]], also: Mapping[str, Any] | No
             print(f"{SIGNS[finding.state]} {finding.name:<{width}}  {finding.says}".rstrip())
             if finding.next:
                 print(f"  {'':<{width}}  next: {finding.next}")
+
+
+def stop_at_problems(sections: Mapping[str, Sequence[Finding]]) -> None:
+    """Raise RunError (exit 1), which counts and names the problems, where there is one."""
+    problems = [finding for section in sections.values() for finding in section if finding.state == "problem"]
+    if problems:
+        names = ", ".join(dict.fromkeys(finding.name for finding in problems))
+        raise RunError(f"doctor: {len(problems)} to mend: {names}; next: {problems[0].next}")

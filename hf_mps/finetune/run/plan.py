@@ -10,11 +10,12 @@ from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, nearest
+from hf_mps.distributed.world import World
 from hf_mps.finetune import capture
 from hf_mps.finetune.models import attention
 from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
-from hf_mps.finetune.run import early_steps
+from hf_mps.finetune.run import early_steps, links
 from hf_mps.finetune.run.room import Room
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import buckets
@@ -97,6 +98,7 @@ def decide(
     }
     choices["optimizer"] = _optimizer(training)
     choices["fused_step"] = _fused_step(recipe, prepared.model, chosen.value)
+    choices |= links.decide(recipe.link, training, prepared.model, World.here())
     own_attention = attention.choose(recipe.attention, prepared, room.choices.get("attention"))
     choices |= room.choices | early | ({"attention": own_attention} if own_attention is not None else {})
     choices["seed"] = Choice(recipe.seed, "the recipe's seed, for weights, order of the rows and dropout")

@@ -22,7 +22,7 @@ from hf_mps.finetune import capture
 from hf_mps.finetune.recipe import expect, training_section
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import screen
-from hf_mps.finetune.run import caffeinate, failures, fingerprints
+from hf_mps.finetune.run import caffeinate, failures, fingerprints, links
 from hf_mps.finetune.run.prepare import PreparedRun, locate, prepare_run
 from hf_mps.finetune.run.run_dir import RunDir, store
 
@@ -122,6 +122,7 @@ def _train(run: PreparedRun, run_dir: RunDir) -> RunRecord:
         trainer.add_callback(kept)
         watch.before = kept.seconds
     captured = capture.install(plan.choices, trainer, recipe.cuda_graphs)
+    links.measure(trainer, plan.choices)
     header(run.resolved, plan)
 
     def keep() -> None:

@@ -15,7 +15,7 @@ from hf_mps.core.text import first_line
 from hf_mps.finetune.capture import attention_kernels
 from hf_mps.finetune.models import attention
 from hf_mps.finetune.report import screen
-from hf_mps.finetune.run import early_steps, optimization
+from hf_mps.finetune.run import early_steps, links, optimization
 from hf_mps.finetune.text import buckets
 from hf_mps.step import switch
 
@@ -65,6 +65,7 @@ def train_and_measure(
     peak, interruption = Peak(plan.device.value), Interruption()
     interruption.trainer = trainer
     trainer.add_callback(interruption)
+    links.step_locally(trainer, plan.choices)
     lines = screen.StepLines(
         memory=lambda: (peak.sample(), peak.result.value),
         main_metric=prepared.metrics.main,
@@ -112,6 +113,7 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int
         )
     except REFUSALS as error:
         raise _refused(error) from error
+    links.compress(trainer, plan.choices)
     _evaluate_every_row(trainer)
     if plan.choices["sampling"].value == buckets.BUCKETED:
         buckets.install_sampler(trainer, prepared)

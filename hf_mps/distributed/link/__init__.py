@@ -1,0 +1,1 @@
+"""The links between the hosts of a run: which interface, how fast, and what a training step costs on them."""
