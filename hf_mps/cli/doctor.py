@@ -46,19 +46,19 @@ def doctor(
     run_upgrade(release, json=json)
 
 
-def _links(peers: bool, serve: bool, hosts: list[str], *, beside: bool, json: bool) -> None:
+def _links(asks: bool, serve: bool, hosts: list[str], *, beside: bool, json: bool) -> None:
     """Answer or ask the other machines of a run. Raises UserError for words that do not go together."""
-    from hf_mps.doctor import peers as links
+    from hf_mps.doctor import peers
 
     if beside:
         raise UserError("--peers and --serve look at links alone; leave --trials and --torch out")
     if serve:
-        if peers or hosts:
+        if asks or hosts:
             raise UserError("--serve answers, --peers asks; next, here: hf-mps doctor --serve, and --peers elsewhere")
-        links.serve()
-    elif not peers:
+        peers.serve()
+    elif not asks:
         raise UserError(f"doctor has '{hosts[0]}'; next, to measure the link to it: hf-mps doctor --peers {hosts[0]}")
     elif not hosts:
         raise UserError("--peers names no machine; next: hf-mps doctor --peers HOST, with --serve running there")
     else:
-        links.run(hosts, json=json)
+        peers.run(hosts, json=json)
