@@ -51,8 +51,8 @@ def collate(prepared: Prepared, trainer: Any, rows: int, wide: Width, first: int
 
     The batch is widened to `wide` afterwards, since collators pad to the lengths of the rows at hand.
     """
-    count = len(prepared.train)
-    chosen = [dict(prepared.train[(first + number) % count]) for number in range(rows)]
+    count = len(prepared.at_hand)
+    chosen = [dict(prepared.at_hand[(first + number) % count]) for number in range(rows)]
     return widened(dict(trainer.data_collator(chosen)), wide)
 
 

@@ -46,6 +46,15 @@ class Labels:
         """transformers' name for the problem."""
         return "single_label_classification" if self.names else "regression"
 
+    def known(self, raw: Any) -> bool:
+        """Whether `encode` takes a raw label."""
+        if self.names:
+            return key(raw) in self.keys
+        try:
+            return abs(float(raw)) <= LARGEST
+        except (TypeError, ValueError):
+            return False
+
     def encode(self, raw: Any) -> int | float:
         """Return the class id of a raw label, or its number for regression. The label must have passed `decide`."""
         return self.keys[key(raw)] if self.names else float(raw)

@@ -16,6 +16,7 @@ from hf_mps.core.errors import UserError, brief, nearest, neighbour
 from hf_mps.finetune.data import formats, sources
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe import schema
+from hf_mps.finetune.stream import streamed
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -32,6 +33,9 @@ TABLES = ("csv", "tsv", "xlsx")
 
 def check(data: schema.Data) -> None:
     """Refuse missing files and unknown formats before anything heavy is imported. Raises UserError."""
+    if data.streaming:
+        streamed.check(data)
+        return
     for split, name in (data.files or {}).items():
         path = Path(name).expanduser()
         kind = formats.kind(path)
@@ -78,6 +82,9 @@ def load(data: schema.Data, seed: int) -> dict[str, Rows]:
     names a key of a column of dicts. A csv is text throughout. Images and sound are not decoded, see `Rows.content`.
     Raises UserError for what cannot be read, a column that is not there (naming those that are), a split without rows.
     """
+    if data.streaming:
+        found = streamed.load(data, seed, READ, splits_to_read(data))
+        return {split: found[split] for split in (*SPLITS, *(other for other in found if other not in SPLITS))}
     columns = data.columns.roles()
     found = {split: _narrow(sources.read(data, split, seed), columns, data) for split in splits_to_read(data)}
     if data.hold_out:

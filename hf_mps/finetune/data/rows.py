@@ -11,6 +11,8 @@ from hf_mps.core.errors import UserError, brief
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from hf_mps.finetune.stream.streamed import Stream
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -18,7 +20,7 @@ class Rows:
 
     `where` names the split to a person; `textual` says that every value is text, as in a csv, whatever it stands for.
     Paths of images and sound are relative to `folder`, that of the rows' file. `notes` say what a person may want to
-    know of how the rows were read.
+    know of how the rows were read. Where the rows are streamed, `stream` reads them all and `dataset` holds the first.
     """
 
     dataset: Dataset
@@ -27,6 +29,7 @@ class Rows:
     numbers: tuple[int, ...] | None = None
     folder: Path | None = None
     notes: tuple[str, ...] = ()
+    stream: Stream | None = None
 
     @property
     def origin(self) -> str:

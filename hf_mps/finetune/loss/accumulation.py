@@ -28,10 +28,11 @@ def fix_accumulation_scaling(trainer: Any) -> bool:
     has_own_loss = type(trainer).compute_loss is not Trainer.compute_loss or trainer.compute_loss_func is not None
     if has_own_loss or not trainer.model_accepts_loss_kwargs:
         return False
-    model, rows = trainer.model, range(min(TRIAL_ROWS, len(trainer.train_dataset)))
+    dataset = getattr(trainer.train_dataset, "sample", trainer.train_dataset)  # of a stream its first rows
+    model, rows = trainer.model, range(min(TRIAL_ROWS, len(dataset)))
     training, rng_state = model.training, torch.get_rng_state()
     with torch.device("cpu"):  # whatever the default is
-        inputs = trainer.data_collator([trainer.train_dataset[row] for row in rows])
+        inputs = trainer.data_collator([dataset[row] for row in rows])
     on_meta = next(model.parameters()).is_meta  # `hf-mps plan`: there are no numbers to compare
     if not on_meta:
         inputs = trainer._prepare_inputs(inputs)

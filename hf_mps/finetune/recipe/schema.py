@@ -19,7 +19,11 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "files": ("field", "header"),
     "folder": ("splits",),
     "generated": (),
+    "sources": (),
 }
+# What only streamed rows have, and the sources that rows can be streamed from.
+STREAM_KEYS = ("sources", "shuffle_buffer", "broken_rows")
+STREAMED = ("hub", "files", "sources")
 SPLIT = re.compile(r"[a-z][a-z0-9_]*")
 # A file's or folder's name on APFS, ext4 and their kind.
 LONGEST = 255
@@ -35,7 +39,10 @@ class Section(BaseModel):
 
 
 class Rows(Section):
-    """How many rows of each split to use: a seeded sample of a file or hub data set, the first generated pairs."""
+    """How many rows of each split to use: a seeded sample of a file or hub data set, the first generated pairs.
+
+    Of streamed rows `train` is how many the run reads before it ends, `validation` how many are kept at most.
+    """
 
     train: int | None = Field(default=None, ge=1)
     validation: int | None = Field(default=None, ge=1)
@@ -64,16 +71,49 @@ class Columns(Section):
         return self
 
 
+class Source(Section):
+    """One of several sources of streamed training rows: `hub` with its `split`, or `files` (a path, pattern or URL).
+
+    A row is drawn from it with a probability in proportion to `weight`.
+    """
+
+    hub: str | None = None
+    config: str | None = None
+    revision: str | None = None
+    split: str = "train"
+    files: str | None = None
+    weight: float = Field(default=1.0, gt=0)
+
+    @model_validator(mode="after")
+    def _one(self) -> Source:
+        if (self.hub is None) == (self.files is None):
+            raise ValueError(
+                "names " + ("no source" if self.hub is None else "hub and files") + "; give one of the two"
+            )
+        if self.hub is None and (self.config or self.revision):
+            raise ValueError("has config or revision, which belong to hub; leave them out")
+        return self
+
+
 class Data(Section):
-    """Where the rows come from: exactly one of `hub`, `files`, `folder` and `generated`. A task has columns of its own.
+    """Where the rows come from: exactly one of `hub`, `files`, `folder`, `generated` and `sources`.
+
+    A task has columns of its own.
 
     `config`, `revision` and `splits` belong to `hub`; of a `folder`, `splits` names the folders inside it. `field`
     leads to the rows inside JSON files, through dicts and lists (`data.paragraphs.qas`). `header: false` is for a csv,
     tsv or xlsx whose first line is a row: its columns are named by number, from 0 on. Splits beside train and
     validation (test, mismatched, …) are measured once, after training. `hold_out` is the share of the training rows
     (0 to 1) that becomes the validation split where the data has none.
+
+    `streaming: true` never loads the training rows whole: they are read, tokenised and packed as the run goes on, from
+    `hub`, from `files` (a path, a pattern such as `web-*.jsonl` or a URL such as `hf://…`) or from several `sources`
+    with weights. `shuffle_buffer` is how many rows are mixed at a time, `broken_rows` the share of unreadable ones that
+    is skipped; with more the run ends.
     """
 
+    STREAMS: ClassVar[bool] = False
+    """Whether the task takes its training rows from a stream."""
     KEPT_TOGETHER: ClassVar[str | None] = None
     """The role of a column whose equal values never stand on both sides of `hold_out`."""
     TEXT: ClassVar[Literal["text", "conll"]] = "text"
@@ -88,6 +128,10 @@ class Data(Section):
     header: bool = True
     folder: str | None = None
     generated: Literal["pairs"] | None = None
+    sources: list[Source] | None = Field(default=None, min_length=1)
+    streaming: bool = False
+    shuffle_buffer: int = Field(default=10_000, ge=1)
+    broken_rows: float = Field(default=0.001, ge=0, lt=1)
     rows: Rows = Rows()
     hold_out: float | None = Field(default=None, gt=0, lt=1)
     columns: Columns = Columns()
@@ -100,6 +144,8 @@ class Data(Section):
     @property
     def has_validation(self) -> bool:
         """Whether the source names a validation split of its own."""
+        if self.sources:
+            return False
         named = self.files if self.files else self.splits
         if self.folder and named is None:
             return self.hold_out is None
@@ -120,6 +166,25 @@ class Data(Section):
             if is_set and named[0] not in sources:
                 belongs = f"{satellite}, which belongs to {' and '.join(sources)}"
                 raise ValueError(f"has {belongs}, beside {named[0]}; leave {satellite} out")
+        return self
+
+    @model_validator(mode="after")
+    def _a_stream(self) -> Data:
+        if not self.streaming:
+            defaults = {key: type(self).model_fields[key].default for key in STREAM_KEYS}
+            alone = [key for key in STREAM_KEYS if getattr(self, key) != defaults[key]]
+            if alone:
+                raise ValueError(f"has {alone[0]}, which is for streamed rows; next: data.streaming=true")
+            return self
+        if not self.STREAMS:
+            raise ValueError(
+                "has streaming: true, which this task does not take; allowed with causal-lm, masked-lm, sft and"
+                " text-classification"
+            )
+        if self.source not in STREAMED:
+            raise ValueError(f"has streaming beside {self.source}; allowed: {', '.join(STREAMED)}")
+        if self.field is not None:
+            raise ValueError("has field beside streaming: rows are streamed from JSON lines; leave it out")
         return self
 
     @model_validator(mode="after")
@@ -267,7 +332,11 @@ def map_paths(values: dict[str, Any], change: Callable[[str], Path]) -> None:
     put(values, "model", lambda said: folder if (folder := change(said)).is_dir() else said)
     if isinstance(data := values.get("data"), dict):
         put(data, "folder", change)
+        local = lambda said: said if "://" in said else change(said)  # noqa: E731
         for split in data["files"] if isinstance(data.get("files"), dict) else ():
-            put(data["files"], split, change)
+            put(data["files"], split, local)
+        for source in data["sources"] if isinstance(data.get("sources"), list) else ():
+            if isinstance(source, dict):
+                put(source, "files", local)
     if isinstance(training := values.get("training"), dict):
         put(training, "resume_from_checkpoint", change)

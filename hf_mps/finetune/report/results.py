@@ -78,6 +78,8 @@ class RunRecord:
     predictions: str | None = None
     """The name of the file of predictions, and of the task's pictures."""
     pictures: list[str] = field(default_factory=list)
+    stream: dict[str, Any] | None = None
+    """What the run got of streamed rows (`run.record.stream_figures`); None where the rows were loaded whole."""
     drawn: bool = True
     """Whether training.png is there for the card to show."""
 
@@ -123,7 +125,7 @@ def results(record: RunRecord) -> dict[str, Any]:
     - `fallback`: [object]; `unexpected_fallback`: [str]
     - `metal_kernels`: {"release": str, "launches": int, "kernels": int, "share": number, "missing": [{"operator": str,
       "reason": str, "launches": int}], "others": {str: int}} or null, of the process that ended the run
-    - `predictions`: str or null; `pictures`: [str], files beside this one
+    - `predictions`: str or null; `pictures`: [str], files beside this one; `stream`: object or null
     - `guards`: [{"name": str, "times": int, "lines": [str], "issue": str}]
     - `sentinels`: [{"name": str, "times": int, "lines": [str]}], what they warned of
     - `log_history`: [object], the Trainer's, one for each logging step or evaluation
@@ -149,7 +151,7 @@ def results(record: RunRecord) -> dict[str, Any]:
         "unexpected_fallback": record.unexpected_fallback,
         "metal_kernels": record.metal_kernels and record.metal_kernels.record(),
         "predictions": record.predictions,
-        "pictures": record.pictures,
+        **{"pictures": record.pictures, "stream": record.stream},
         "guards": record.guards,
         "sentinels": record.sentinels,
         "log_history": record.log_history,

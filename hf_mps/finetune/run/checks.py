@@ -58,6 +58,7 @@ def problems(name: str, words: Sequence[str] = ()) -> list[Problem]:
 def _of_recipe(recipe: Recipe, changed: Sequence[str]) -> dict[str, Callable[[], object]]:
     """Yield what can be refused without rows or a device, by the key to blame."""
     from hf_mps.finetune.data import load
+    from hf_mps.finetune.stream import pace
     from hf_mps.finetune.text import chat
 
     checks: dict[str, Callable[[], object]] = {
@@ -66,6 +67,7 @@ def _of_recipe(recipe: Recipe, changed: Sequence[str]) -> dict[str, Callable[[],
         "data": lambda: load.check(recipe.data),
         "expect": lambda: expect.refuse_unknown(recipe, changed),
         "training.metric_for_best_model": lambda: expect.refuse_unknown_best(recipe),
+        "data.streaming": lambda: pace.refuse_endless(recipe),
         "early_stopping_patience": lambda: refuse_early_stopping(recipe.training, recipe.early_stopping_patience),
     }
     if (template := getattr(recipe, "chat_template", None)) not in (None, PLAIN_TEMPLATE):

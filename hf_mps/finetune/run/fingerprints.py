@@ -28,10 +28,17 @@ Splits = Mapping[str, Mapping[str, Any]]
 def digest_rows(rows: Mapping[str, Rows]) -> dict[str, dict[str, Any]]:
     """Return the number of rows of each split, and a digest of their content in their order.
 
-    Takes about a second for 200,000 rows of text; images and sound are read, not decoded. Raises UserError for a file
+    Takes about a second for 200,000 rows of text; images and sound are read, not decoded. Of streamed rows it
+    is the names, sizes and stamps of their files. Raises UserError for a file
     that cannot be read, with its row.
     """
-    return {split: {"rows": len(one.dataset), "digest": _digest(one)} for split, one in rows.items()}
+    return {split: _of_split(one) for split, one in rows.items()}
+
+
+def _of_split(rows: Rows) -> dict[str, Any]:
+    if rows.stream is not None:
+        return {"bytes": rows.stream.bytes, "digest": rows.stream.digest}
+    return {"rows": len(rows.dataset), "digest": _digest(rows)}
 
 
 def store(output: Path, data: Data, splits: Splits) -> Path:
@@ -63,6 +70,8 @@ def _difference(split: str, before: Mapping[str, Any] | None, now: Mapping[str, 
     """Return how a split changed, as a clause; empty where it did not."""
     if before == now:
         return ""
+    if any("bytes" in one for one in (before, now) if one is not None):
+        return f"{split} (other files)"
     counts = [f"{one['rows']:,}" if one is not None else "no" for one in (before, now)]
     return f"{split} ({counts[0]} rows then, {counts[1]} now)" if counts[0] != counts[1] else f"{split} (other content)"
 
@@ -77,7 +86,9 @@ def _read(output: Path) -> dict[str, Any]:
 
 def _files(data: Data) -> dict[str, str]:
     """Return the digest of each local file, by its split."""
-    digests = {}
+    digests: dict[str, str] = {}
+    if data.streaming:
+        return digests
     for split, name in (data.files or {}).items():
         path = Path(name).expanduser()
         if path.is_file():

@@ -17,6 +17,7 @@ from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.run import early_steps, links
 from hf_mps.finetune.run.room import Room
+from hf_mps.finetune.stream import pace
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import buckets
 from hf_mps.metrics.table import LOWER_IS_BETTER
@@ -85,13 +86,18 @@ def decide(
     choices["batch"] = Choice(batch.value, batch.reason + whole)
     # A task whose trainer draws its batches itself says how.
     choices["sampling"] = choices.get("sampling") or buckets.decide(recipe, prepared.token_counts, batch.value)
-    steps = _steps(training, len(prepared.train), batch.value, accumulation)
+    stream = prepared.stream
+    if stream is not None:
+        choices["sampling"] = pace.sampling(recipe, stream, choices["sampling"])
+        steps = pace.steps(training, stream, recipe.data.rows.train, batch.value, accumulation)
+    else:
+        steps = _steps(training, len(prepared.train), batch.value, accumulation)
     choices["steps"] = steps
     defaults = {
         **mixed,
         "per_device_train_batch_size": batch.value,
         "per_device_eval_batch_size": max(batch.value, DEFAULT_BATCH),
-        **_cadence(training, steps.value, choices),
+        **_cadence(training, steps.value, choices, stream is not None),
         **_kept_model(training, prepared, recipe.early_stopping_patience, choices),
         **_device_settings(training, chosen.value, prepared, choices),
         "report_to": "none",
@@ -104,6 +110,8 @@ def decide(
     choices["seed"] = Choice(recipe.seed, "the recipe's seed, for weights, order of the rows and dropout")
     ours = {"output_dir": str(output.value), "seed": recipe.seed, "disable_tqdm": True}
     ours["use_cpu"] = chosen.value == "cpu"
+    if stream is not None:
+        ours |= {"max_steps": steps.value, "ignore_data_skip": True}  # no batch is made to be skipped
     choices["output"] = Choice(str(output.value), output.reason)
     return Plan(chosen, choices, defaults | training | ours)
 
@@ -149,16 +157,19 @@ def _steps(training: dict[str, Any], rows: int, batch: int, accumulation: int) -
     return Choice(math.ceil(epochs * each), f"{epochs:g} epoch{'s' * (epochs != 1)} of {each}, for {rows} rows")
 
 
-def _cadence(training: dict[str, Any], steps: int, choices: dict[str, Choice[Any]]) -> dict[str, Any]:
+def _cadence(training: dict[str, Any], steps: int, choices: dict[str, Choice[Any]], streamed: bool) -> dict[str, Any]:
     """Choose when to report, to evaluate and to keep a checkpoint."""
     every = next(n * 10**power for power in range(9) for n in (1, 2, 5) if n * 10**power * ROWS_SHOWN >= steps)
     settled = {"logging_steps": every, "eval_strategy": "epoch", "save_strategy": "epoch", "save_total_limit": 2}
+    reason = "the default: after each epoch"
+    if streamed:
+        often, reason = pace.cadence(steps)
+        settled |= often
     if "save_total_limit" not in training and training.get("save_strategy") == "no":
         del settled["save_total_limit"]
-    reason = "the default: after each epoch"
-    choices["evaluation"] = _setting(training, "eval_strategy", "epoch", reason)
+    choices["evaluation"] = _setting(training, "eval_strategy", settled["eval_strategy"], reason)
     reason += f", the newest {training.get('save_total_limit', 2)} kept"
-    choices["checkpoints"] = _setting(training, "save_strategy", "epoch", reason)
+    choices["checkpoints"] = _setting(training, "save_strategy", settled["save_strategy"], reason)
     # The filter replaces a NaN loss by the mean of the others, and waits for the device at every step to do so.
     settled["logging_nan_inf_filter"] = False
     reason = "a NaN loss stops the run, and no step waits for the device to look for one"
@@ -250,8 +261,11 @@ def _device_settings(
     reason = "the training process prepares its rows itself; training.dataloader_num_workers=2 has others do it ahead"
     if prepared.token_counts is not None:
         reason = "tokenised rows are read from memory-mapped files, faster than from another process"
-    choices["workers"] = _setting(training, "dataloader_num_workers", 0, reason)
-    settled: dict[str, Any] = {"dataloader_pin_memory": pinned, "dataloader_num_workers": 0}
+    workers = Choice(0, reason) if prepared.stream is None else pace.workers()
+    choices["workers"] = _setting(training, "dataloader_num_workers", workers.value, workers.reason)
+    if prepared.stream is not None:
+        choices["readers"] = pace.readers(prepared.stream, choices["workers"].value)
+    settled: dict[str, Any] = {"dataloader_pin_memory": pinned, "dataloader_num_workers": workers.value}
     # A copy that waits for the device ends what the processor has prepared ahead, batch by batch.
     return settled | ({"accelerator_config": {"non_blocking": True}} if pinned else {})
 

@@ -27,6 +27,7 @@ from hf_mps.finetune.run import caffeinate, checks, fingerprints
 from hf_mps.finetune.run.plan import Plan, choose_device, decide
 from hf_mps.finetune.run.room import Room
 from hf_mps.finetune.run.run_dir import RunDir
+from hf_mps.finetune.stream import pace
 from hf_mps.finetune.tasks._base import Prepared
 
 
@@ -95,6 +96,7 @@ def prepare_run(
     recipe, device = resolved.recipe, device or choose_device(resolved.recipe)
     checks.refuse_impossible(recipe.training, device.value)
     checks.refuse_early_stopping(recipe.training, recipe.early_stopping_patience)
+    pace.refuse_endless(recipe)
     checks.refuse_another_type(recipe.model_type, source)
     checks.refuse_caches()
     set_seed(recipe.seed)  # the new layers of the model are drawn while it is loaded
@@ -122,6 +124,6 @@ def _check_whole(run: PreparedRun, run_dir: RunDir) -> None:
     expect.refuse_unmeasured(recipe, run.resolved.changed, prepared.reported)
     if run_dir.checkpoint is not None:
         run_dir.refuse_other_rows(run.splits)
-    sizes = " + ".join(f"{len(one.dataset)}" for one in run.rows.values())
+    sizes = " + ".join(str(one.stream or len(one.dataset)) for one in run.rows.values())
     where = "; ".join(f"{split}: {one.origin}" for split, one in run.rows.items())
     prepared.choices = {"data": Choice(f"{sizes} rows", where), **tokens.unknown_tokens(prepared), **prepared.choices}

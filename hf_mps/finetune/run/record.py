@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hf_mps import guards
 from hf_mps.device import simulated
+from hf_mps.distributed.world import World
 from hf_mps.finetune.recipe import expect
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import RunRecord
@@ -25,11 +26,13 @@ def make_record(resolved: ResolvedRecipe, plan: Plan, prepared: Prepared, traine
     reported = sorted(metrics, key=lambda name: (name != prepared.metrics.main, name == "loss"))
     metrics = {name: metrics[name] for name in reported}
     recipe = resolved.recipe
+    stream = stream_figures(trainer, watch.seconds) if prepared.stream is not None else None
     fell_back = of_training(trainer)
     fallback = fell_back.as_dict()["operators"] if fell_back else []
     steps = trainer.state.global_step - watch.first_step
     # The last batch of an epoch may be short: rows seen are counted in epochs, and Trainer's epoch is a fraction.
     epochs = (trainer.state.epoch or 0.0) * steps / max(1, trainer.state.global_step)
+    samples = epochs * len(prepared.train) if stream is None else stream["samples"]
     return RunRecord(
         name=resolved.name,
         recipe=recipe.model_dump(exclude_none=True),
@@ -41,7 +44,8 @@ def make_record(resolved: ResolvedRecipe, plan: Plan, prepared: Prepared, traine
         greater_is_better=prepared.metrics.greater_is_better,
         log_history=trainer.state.log_history,
         train_seconds=watch.seconds,
-        samples_per_second=epochs * len(prepared.train) / watch.seconds if watch.seconds > 0 else 0.0,
+        samples_per_second=samples / watch.seconds if watch.seconds > 0 else 0.0,
+        stream=stream,
         baseline=prepared.baseline,
         peak_memory=_peak(trained),
         fallback=fallback,
@@ -59,6 +63,24 @@ def make_record(resolved: ResolvedRecipe, plan: Plan, prepared: Prepared, traine
         snippet=prepared.snippet,
         library=prepared.library,
     )
+
+
+def stream_figures(trainer: Any, seconds: float) -> dict[str, Any]:
+    """Return what the training processes got of streamed rows, and how long they waited for it.
+
+    Of several ranks, which get as much each, `samples` and `tokens` are all ranks' together, the others the main's own.
+    """
+    loader = trainer.get_train_dataloader()
+    size = World.here().size
+    return {
+        "samples": loader.rows * size,
+        "tokens": loader.tokens * size,
+        "rows_read": loader.read,
+        "rows_broken": loader.broken,
+        "waited_seconds": loader.waited,
+        "waited_share": loader.waited / seconds if seconds > 0 else 0.0,
+        "first_batch_seconds": loader.first_wait,
+    }
 
 
 def _peak(trained: Trained) -> int:

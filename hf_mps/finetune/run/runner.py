@@ -178,6 +178,10 @@ def header(resolved: ResolvedRecipe, plan: Plan, verb: str = "finetune") -> None
 def _table(resolved: ResolvedRecipe, record: RunRecord, files: Sequence[Path]) -> None:
     """Print how the run ended, its folder and the files in it, and the command that uploads it to the hub."""
     notes = [("device", "simulated: time and memory say nothing about a Mac")] if record.simulated else []
+    if (stream := record.stream) is not None:
+        waited = f"{stream['waited_seconds']:.1f} s, {stream['waited_share']:.1%} of the training"
+        broken = f"; {stream['rows_broken']:,} broken ones skipped" if stream["rows_broken"] else ""
+        notes.append(("waited", f"{waited}, for batches; {stream['rows_read']:,} rows were read{broken}"))
     if record.metal_kernels is not None:
         notes.append(("kernels", str(record.metal_kernels)))
         kernels.coverage_is_said()

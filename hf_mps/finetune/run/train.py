@@ -22,6 +22,7 @@ from hf_mps.step import switch
 if TYPE_CHECKING:
     from hf_mps.finetune.run.callbacks import Stopwatch
     from hf_mps.finetune.run.plan import Plan
+    from hf_mps.finetune.stream.dataset import Streamed
     from hf_mps.finetune.tasks._base import Prepared
     from hf_mps.kernels.coverage import Coverage
 
@@ -72,6 +73,8 @@ def train_and_measure(
         greater_is_better=prepared.metrics.greater_is_better,
     )
     start = str(checkpoint) if checkpoint is not None else trainer.args.resume_from_checkpoint
+    if prepared.stream is not None:
+        trainer.get_train_dataloader().begin(Path(start) if start is not None else None)
     stops = SENTINEL.stopping(lower_rate(trainer.args.learning_rate))
     fused = switch.running(plan.choices["fused_step"], plan.device.value)
     kernels_chosen = attention_kernels.chosen(plan.choices.get(attention_kernels.KEY))
@@ -115,7 +118,9 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int
         raise _refused(error) from error
     links.compress(trainer, plan.choices)
     _evaluate_every_row(trainer)
-    if plan.choices["sampling"].value == buckets.BUCKETED:
+    if prepared.stream is not None:
+        _stream(trainer, plan, prepared.stream, prepared)
+    elif plan.choices["sampling"].value == buckets.BUCKETED:
         buckets.install_sampler(trainer, prepared)
     if args.gradient_accumulation_steps > 1 or args.world_size > 1:
         accumulation.fix_accumulation_scaling(trainer)
@@ -123,6 +128,16 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int
     if args.device.type != plan.device.value:
         raise RuntimeError(f"Trainer took {args.device.type} where the plan says {plan.device.value}")
     return trainer
+
+
+def _stream(trainer: Any, plan: Plan, stream: Streamed, prepared: Prepared) -> None:
+    """Let the trainer take its batches from the stream, which puts rows of like length together where the plan says."""
+    from hf_mps.finetune.stream import loader
+    from hf_mps.finetune.stream.batches import Arranging
+
+    grouped = plan.choices["sampling"].value == buckets.BUCKETED
+    target = prepared.choices["lengths"].value.target
+    loader.install(trainer, stream, Arranging(trainer._train_batch_size, grouped, target, trainer.args.seed))
 
 
 def training_arguments(plan: Plan, prepared: Prepared) -> Any:

@@ -11,6 +11,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.finetune.data.load import SPLITS
 
 if TYPE_CHECKING:
+    from hf_mps.finetune.stream.dataset import Streamed
     from hf_mps.metrics import Baseline
 
 
@@ -73,6 +74,18 @@ class Prepared:
     def train(self) -> Any:
         """The rows that are trained on."""
         return self.splits["train"]
+
+    @property
+    def stream(self) -> Streamed | None:
+        """The rows that are trained on where they are streamed."""
+        from hf_mps.finetune.stream.dataset import Streamed
+
+        return self.train if isinstance(self.train, Streamed) else None
+
+    @property
+    def at_hand(self) -> Any:
+        """The rows that are trained on, or of streamed ones the first: for a step that is tried or looked at."""
+        return self.train if self.stream is None else self.stream.sample
 
     @property
     def validation(self) -> Any:

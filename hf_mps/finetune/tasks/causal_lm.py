@@ -41,7 +41,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     model = language.model(recipe, checkpoint, loaded)
     defaults, baseline = language.untrained(recipe)
     return Prepared(
-        splits=features,
+        splits=features | {"train": blocks.streamed(recipe.data, rows["train"], features["train"], loaded, around)},
         model=model,
         processing_class=loaded.tokenizer,
         collator=length.value.collator(language.Labelled(loaded.tokenizer), loaded.tokenizer),

@@ -72,7 +72,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     )
     defaults, baseline = language.untrained(recipe)
     return Prepared(
-        splits=features,
+        splits=features | {"train": blocks.streamed(recipe.data, rows["train"], features["train"], loaded, around)},
         model=model,
         processing_class=loaded.tokenizer,
         collator=length.value.collator(

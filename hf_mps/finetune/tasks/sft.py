@@ -32,6 +32,8 @@ ASK = "Say it in other words: "
 class Data(schema.Data):
     """Adds the columns of the conversations."""
 
+    STREAMS = True
+
     columns: conversations.Columns = conversations.Columns()
 
 
@@ -67,6 +69,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         train = packing.Packed(train, trained, loaded.longest, loaded.tokenizer.pad_token_id)
         trained = [loaded.longest] * len(train)
         defaults["per_device_train_batch_size"] = train.batch(training_section.DEFAULT_BATCH)
+    train = _streamed(rows["train"], train, loaded, packed=packed.value)
     others = [count for some in counts.values() for count in some]
     length = lengths.decide(
         recipe,
@@ -124,14 +127,11 @@ def _tokenised(rows: Rows, loaded: Loaded) -> Dataset:
         for place, index in enumerate(indices):
             row = {role: column[place] for role, column in batch.items()}
             try:
-                encoded = chat.encode(tokenizer, conversations.read(rows, row, index))
+                example = _encoded(tokenizer, longest, conversations.conversation(row))
             except chat.ConversationError as error:
                 raise conversations.row_error(rows, index, error) from error
-            ids, mask = encoded.input_ids[:longest], encoded.assistant_mask[:longest]
-            # Nothing precedes the first token, so nothing can predict it.
-            if any(mask[1:]):
-                usable["input_ids"].append(ids)
-                usable["labels"].append([one if said else IGNORED for one, said in zip(ids, mask, strict=True)])
+            for name, values in (example or {}).items():
+                usable[name].append(values)
         return usable
 
     key = ("sft", longest)
@@ -141,6 +141,42 @@ def _tokenised(rows: Rows, loaded: Loaded) -> Dataset:
             f"{rows.where}: no row holds a word of the assistant within max_length {longest}; give a longer one"
         )
     return features
+
+
+def _encoded(tokenizer: Any, longest: int, conversation: list[dict[str, str]]) -> dict[str, list[int]] | None:
+    """Return a conversation's tokens and labels; None where none of the assistant's words is within `longest`."""
+    encoded = chat.encode(tokenizer, conversation)
+    ids, mask = encoded.input_ids[:longest], encoded.assistant_mask[:longest]
+    # Nothing precedes the first token, so nothing can predict it.
+    if not any(mask[1:]):
+        return None
+    return {"input_ids": ids, "labels": [one if said else IGNORED for one, said in zip(ids, mask, strict=True)]}
+
+
+def _streamed(rows: Rows, sample: Any, loaded: Loaded, *, packed: bool) -> Any:
+    """Return the rows to train on: `sample`, or the stream of all rows where they have one, packed or not."""
+    from hf_mps.finetune.stream.batches import Encoded, Making
+    from hf_mps.finetune.stream.dataset import train
+    from hf_mps.finetune.stream.readers import Broken
+
+    tokenizer, longest = loaded.tokenizer, loaded.longest
+
+    def encode(some: Sequence[Mapping[str, Any]]) -> list[Encoded]:
+        made: list[Encoded] = []
+        for row in some:
+            try:
+                example = _encoded(tokenizer, longest, conversations.conversation(row))
+                made.append([example] if example else [])
+            except chat.ConversationError as error:
+                made.append(Broken(str(error)))
+        return made
+
+    def pack(examples: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+        fitted = packing.best_fit([len(one["input_ids"]) for one in examples], longest)
+        return [[examples[place] for place in row] for row in fitted]
+
+    filler = tokenizer.pad_token_id
+    return train(sample, rows, Making(encode, longest, pack=pack if packed else None, filler=filler))
 
 
 def _learned(rows: Mapping[str, Rows], features: Mapping[str, Dataset]) -> Choice[str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, model_validator
 
 from hf_mps import metrics
+from hf_mps.core.errors import UserError, brief
 from hf_mps.finetune.data import labels, load, synthetic
 from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
@@ -36,6 +37,8 @@ class Columns(schema.Columns):
 
 class Data(schema.Labelled):
     """Adds the columns, and `labels`: the class names in the order of their ids."""
+
+    STREAMS = True
 
     columns: Columns = Columns()
 
@@ -94,7 +97,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     length = lengths.decide(recipe, counts["train"], longest, others=itertools.chain(*counts.values()))
     model, weights = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
     return Prepared(
-        splits=features,
+        splits=features | {"train": _streamed(rows["train"], features["train"], tokenizer, longest, classes)},
         model=model,
         processing_class=tokenizer,
         collator=length.value.collator(transformers.DataCollatorWithPadding(tokenizer), tokenizer),
@@ -137,8 +140,7 @@ def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, classes: 
 
     def encode(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, Any]:
         texts = [tokens.texts(rows, role, batch, indices) for role in roles]
-        encoded = tokenizer(*texts, truncation=True, max_length=longest)
-        return {**encoded, "labels": [classes.encode(raw) for raw in batch["label"]]}
+        return _encoded(tokenizer, longest, classes, texts, batch["label"])
 
     # Features said outright, and a new column for the ids: a `map` that overwrites a text column with integers casts
     # them back to text, and Metal refuses the float64 that a plain Python float would become on the way.
@@ -150,6 +152,30 @@ def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, classes: 
         key=("text-classification", longest, roles, classes.names, classes.keys),
         features=Features({**{name: List(Value("int32")) for name in inputs}, "labels": label}),
     )
+
+
+def _encoded(
+    tokenizer: Any, longest: int, classes: labels.Labels, texts: Sequence[list[str]], raw_labels: Sequence[Any]
+) -> dict[str, Any]:
+    encoded = tokenizer(*texts, truncation=True, max_length=longest)
+    return {**encoded, "labels": [classes.encode(raw) for raw in raw_labels]}
+
+
+def _streamed(rows: Rows, sample: Dataset, tokenizer: Any, longest: int, classes: labels.Labels) -> Any:
+    """Return the features to train on: `sample`, or the stream of all rows where they have one."""
+    from hf_mps.finetune.stream.batches import Making
+    from hf_mps.finetune.stream.dataset import by_rows, train
+
+    roles = _texts(rows)
+
+    def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
+        if wrong := [raw for raw in batch["label"] if not classes.known(raw)]:
+            raise UserError(
+                f"its label is {brief(str(wrong[0]))}, which no row of the first ones has; next: data.labels"
+            )
+        return _encoded(tokenizer, longest, classes, [batch[role] for role in roles], batch["label"])
+
+    return train(sample, rows, Making(by_rows(encode), longest))
 
 
 def _texts(rows: Rows) -> list[str]:

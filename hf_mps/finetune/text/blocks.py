@@ -36,6 +36,8 @@ class Data(schema.Data):
     Without it rows are lines of one text, joined by line breaks.
     """
 
+    STREAMS = True
+
     columns: Columns = Columns()
     end_of_text: bool = False
 
@@ -59,17 +61,12 @@ def make(data: Data, rows: Rows, loaded: Loaded, special: SpecialTokens) -> Data
     """Return a split as `input_ids` of at most `longest` tokens. Raises UserError for rows without text or tokens."""
     tokens.refuse_other_than_text(rows, ["text"])
     tokenizer, longest = loaded.tokenizer, loaded.longest
-    if data.end_of_text and tokenizer.eos_token is None:
-        raise UserError("data.end_of_text: the model's tokenizer has no end token; leave it out")
-    separator = tokenizer.eos_token if data.end_of_text else "\n"
+    separator = _separator(data, tokenizer)
     size = longest - len(special.before) - len(special.after)
 
     def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
         texts = tokens.texts(rows, "text", batch, indices)
-        whole = [text if text.endswith(separator) else text + separator for text in texts]
-        # verbose=False: the tokenizer would warn of texts longer than the model's positions, and they are cut below.
-        encoded = tokenizer(whole, add_special_tokens=False, verbose=False)["input_ids"]
-        ids = [token for ids_of_text in encoded for token in ids_of_text]
+        ids = [token for ids_of_text in _ids(tokenizer, separator, texts) for token in ids_of_text]
         return {
             "input_ids": [[*special.before, *ids[at : at + size], *special.after] for at in range(0, len(ids), size)]
         }
@@ -89,6 +86,38 @@ def make(data: Data, rows: Rows, loaded: Loaded, special: SpecialTokens) -> Data
     return features
 
 
+def streamed(data: Data, rows: Rows, sample: Dataset, loaded: Loaded, special: SpecialTokens) -> Any:
+    """Return the blocks to train on: `sample`, made of the rows at hand, or the stream of all rows where they have one.
+
+    A stream's texts are joined on and on: only whole blocks are trained on, and none ends early.
+    """
+    from hf_mps.finetune.stream.batches import Making
+    from hf_mps.finetune.stream.dataset import train
+
+    tokenizer, separator = loaded.tokenizer, _separator(data, loaded.tokenizer)
+
+    def encode(some: Sequence[Mapping[str, Any]]) -> list[Any]:
+        return [[{"input_ids": ids}] for ids in _ids(tokenizer, separator, [row["text"] for row in some])]
+
+    making = Making(encode, loaded.longest, joined=True, before=special.before, after=special.after)
+    return train(sample, rows, making)
+
+
+def _separator(data: Data, tokenizer: Any) -> str:
+    """Return what stands between two rows. Raises UserError where the tokenizer has no end token to put there."""
+    if data.end_of_text and tokenizer.eos_token is None:
+        raise UserError("data.end_of_text: the model's tokenizer has no end token; leave it out")
+    return str(tokenizer.eos_token) if data.end_of_text else "\n"
+
+
+def _ids(tokenizer: Any, separator: str, texts: Sequence[str]) -> list[list[int]]:
+    """Return each text's tokens, the separator's behind them."""
+    whole = [text if text.endswith(separator) else text + separator for text in texts]
+    # verbose=False: the tokenizer would warn of texts longer than the model's positions, and they are cut later.
+    ids: list[list[int]] = tokenizer(whole, add_special_tokens=False, verbose=False)["input_ids"]
+    return ids
+
+
 def decide(
     recipe: lengths.Padded, data: Data, counts: Mapping[str, Sequence[int]], longest: int
 ) -> tuple[Choice[Lengths], Choice[str]]:
@@ -98,6 +127,11 @@ def decide(
     )
     shown = " + ".join(f"{len(lengths_of):,}" for lengths_of in counts.values())
     joined = "each row ended with the end token" if data.end_of_text else "rows joined by line breaks"
+    if data.streaming:
+        reason = (
+            f"{joined} as they are read, then cut every {longest} tokens; the first rows made {len(counts['train']):,}"
+        )
+        return length, Choice(f"streamed + {len(counts['validation']):,} blocks", reason)
     reason = (
         f"{joined}, then cut every {longest} tokens, {sum(counts['train']):,} of them to train on; nothing is dropped"
     )

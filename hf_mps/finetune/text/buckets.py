@@ -55,7 +55,7 @@ def padded_tokens(counts: Sequence[int], batch: int, target: Callable[[int], int
     `counts` are the rows' lengths, `batch` the rows in a batch, which is padded to `target(its longest row)`.
     """
     if alike:
-        full, rest = _full_batches([_bucket(target(count)) for count in counts], range(len(counts)), batch)
+        full, rest = full_batches([bucket(target(count)) for count in counts], range(len(counts)), batch)
         return sum(len(rows) * target(max(counts[row] for row in rows)) for rows in (*full, rest) if rows)
     whole, last = divmod(len(counts), batch)
     return sum(
@@ -75,7 +75,7 @@ def install_sampler(trainer: Any, prepared: Prepared) -> None:
     """
     length = prepared.choices["lengths"].value if "lengths" in prepared.choices else None
     target: Callable[[int], int] = getattr(length, "target", int)
-    keys = [_bucket(target(count)) for count in prepared.token_counts or ()]
+    keys = [bucket(target(count)) for count in prepared.token_counts or ()]
 
     def sampler(dataset: Any = None) -> BucketSampler:
         seed = trainer.args.seed if trainer.args.data_seed is None else trainer.args.data_seed
@@ -109,7 +109,7 @@ class BucketSampler:
         import torch
 
         generator = torch.Generator().manual_seed(self._seed + self._epoch)
-        batches, rest = _full_batches(
+        batches, rest = full_batches(
             self._lengths, torch.randperm(len(self._lengths), generator=generator).tolist(), self._batch
         )
         order = torch.randperm(len(batches), generator=generator).tolist()
@@ -124,11 +124,12 @@ class BucketSampler:
         return max(self._lengths[row] for row in rows)
 
 
-def _bucket(length: int) -> int:
+def bucket(length: int) -> int:
+    """Return the number of the bucket that rows padded to `length` tokens share."""
     return -(-length // STEP)
 
 
-def _full_batches(lengths: Sequence[int], rows: Iterable[int], batch: int) -> tuple[list[list[int]], list[int]]:
+def full_batches(lengths: Sequence[int], rows: Iterable[int], batch: int) -> tuple[list[list[int]], list[int]]:
     """Return the full batches, first those of one length each, then of mixed rest, and the rows of the last batch."""
     filling: dict[int, list[int]] = {}
     full = []

@@ -44,14 +44,19 @@ class Columns(schema.Columns):
 def read(rows: Rows, row: Mapping[str, Any], index: int) -> list[dict[str, str]]:
     """Return the conversation of one row. Raises UserError, naming the row, for a row that holds none."""
     try:
-        if "messages" in row:
-            return chat.messages(row["messages"])
-        for role in ("instruction", "output"):
-            if not isinstance(row[role], str):
-                raise chat.ConversationError(f"has no {role}; allowed: a text in every row")
-        return chat.instruction(row["instruction"], row.get("input"), row["output"], row.get("system"))
+        return conversation(row)
     except chat.ConversationError as error:
         raise row_error(rows, index, error) from error
+
+
+def conversation(row: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return the conversation in one row's columns. Raises chat.ConversationError for a row that holds none."""
+    if "messages" in row:
+        return chat.messages(row["messages"])
+    for role in ("instruction", "output"):
+        if not isinstance(row[role], str):
+            raise chat.ConversationError(f"has no {role}; allowed: a text in every row")
+    return chat.instruction(row["instruction"], row.get("input"), row["output"], row.get("system"))
 
 
 def row_error(rows: Rows, index: int, why: chat.ConversationError) -> UserError:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -56,21 +56,28 @@ class Packed:
         return len(self.rows)
 
     def __getitem__(self, number: int) -> dict[str, list[int]]:
-        examples = self._features[self.rows[number]]
-        row: dict[str, list[int]] = {"input_ids": [], "labels": [], "position_ids": []}
-        for ids, labels in zip(examples["input_ids"], examples.get("labels", examples["input_ids"]), strict=True):
-            row["input_ids"] += ids
-            row["labels"] += [IGNORED, *labels[1:]]
-            row["position_ids"] += range(len(ids))
-        rest = self._capacity - len(row["input_ids"])
-        row["input_ids"] += [self._filler] * rest
-        row["labels"] += [IGNORED] * rest
-        row["position_ids"] += range(rest)
-        return row
+        columns = self._features[self.rows[number]]
+        examples = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        return joined_row(examples, self._capacity, self._filler)
 
     def batch(self, examples: int) -> int:
         """Return how many rows hold about `examples` examples: the batch that keeps the examples of a step."""
         return max(1, round(examples / self.examples))
+
+
+def joined_row(examples: Sequence[Mapping[str, list[int]]], capacity: int, filler: int) -> dict[str, list[int]]:
+    """Return examples side by side as one row of `capacity` tokens, with positions that begin anew in each."""
+    row: dict[str, list[int]] = {"input_ids": [], "labels": [], "position_ids": []}
+    for example in examples:
+        ids = example["input_ids"]
+        row["input_ids"] += ids
+        row["labels"] += [IGNORED, *example.get("labels", ids)[1:]]
+        row["position_ids"] += range(len(ids))
+    rest = capacity - len(row["input_ids"])
+    row["input_ids"] += [filler] * rest
+    row["labels"] += [IGNORED] * rest
+    row["position_ids"] += range(rest)
+    return row
 
 
 def best_fit(counts: Sequence[int], capacity: int) -> list[list[int]]:

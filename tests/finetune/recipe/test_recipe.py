@@ -153,7 +153,10 @@ def test_a_section_that_the_command_line_began_is_its_own(tmp_path: Path) -> Non
 
 
 def test_the_short_names_of_ones_own_data_are_offered_where_they_are_taken(tmp_path: Path) -> None:
-    allowed = "hub, config, revision, splits, files, field, header, folder, generated, rows, hold_out, columns, labels"
+    allowed = (
+        "hub, config, revision, splits, files, field, header, folder, generated, sources, streaming, shuffle_buffer,"
+        " broken_rows, rows, hold_out, columns, labels"
+    )
     assert masked(refused(tmp_path, PLAIN, "data.txt=body"), allowed=allowed) == snapshot(
         "command line: data.txt is not a key here; allowed: <allowed>, train, validation, test, text,"
         " text_pair, label; did you mean 'text'?"
@@ -189,10 +192,10 @@ def test_a_malformed_recipe_is_refused(tmp_path: Path, content: str, line: str |
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        ({}, "data names no source; give exactly one of hub, files, folder, generated"),
+        ({}, "data names no source; give exactly one of hub, files, folder, generated, sources"),
         (
             {"hub": "a/b", "generated": "pairs"},
-            "data has hub and generated; give exactly one of hub, files, folder, generated",
+            "data has hub and generated; give exactly one of hub, files, folder, generated, sources",
         ),
         (
             {"generated": "pairs", "config": "x"},

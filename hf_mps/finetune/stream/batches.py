@@ -1,0 +1,225 @@
+"""From mixed rows to full batches: tokenised a group at a time, then by like length, packed or as blocks come."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from hf_mps.finetune.stream.lanes import Lane, Tally
+from hf_mps.finetune.stream.readers import Broken, Row
+from hf_mps.finetune.stream.windows import BYTES, Windows, letters
+from hf_mps.finetune.text import buckets, packing
+
+Example = dict[str, Any]
+"""The model's columns of one example, as Python numbers."""
+Encoded = list[Example] | Broken
+Pack = Callable[[list[Example]], list[list[Example]]]
+"""What a row becomes: an example, or none, or several, or why it cannot be used."""
+
+ALIKE, PACKED, PLAIN = 32, 16, 4
+"""Batches of a group: rows of like length, or that fill a packed row together, are sought among so many."""
+LETTERS = 4
+"""Letters of a token, about: how much text makes a group of long rows."""
+
+
+@dataclass(frozen=True)
+class Making:
+    """How a task makes examples of rows.
+
+    `encode` returns for each row what it becomes. `longest` is the most tokens of an example. `joined` says that the
+    texts are one long text: then `encode` gives each row's tokens, which are cut into blocks of `longest` between the
+    tokens `before` and `after`. `pack` groups examples into rows of at most `longest` tokens, which are filled up with
+    `filler`, see text/packing.py.
+    """
+
+    encode: Callable[[Sequence[Row]], list[Encoded]]
+    longest: int
+    joined: bool = False
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    pack: Pack | None = None
+    filler: int = 0
+
+
+@dataclass(frozen=True)
+class Arranging:
+    """How examples become batches of `size`; `target` is the length that a row is padded to, for `grouped` ones."""
+
+    size: int
+    grouped: bool = False
+    target: Callable[[int], int] = int
+    seed: int = 0
+
+
+@dataclass
+class Batch:
+    """The examples of a batch, and all that a checkpoint needs to go on behind it.
+
+    `state` is where the batch's group began, None where an earlier batch of the group brought it; `given` is the number
+    of this one in its group, from 1 on. `told` are broken rows to be shown.
+    """
+
+    examples: list[Example]
+    given: int
+    state: dict[str, Any] | None
+    tally: Tally
+    told: list[str] = field(default_factory=list)
+
+
+class Batches:
+    """The endless batches of one lane, from `state` on.
+
+    A group of rows is tokenised, put into full batches, and what is left goes into the next group. While a group's
+    batches are given the next group is tokenised, a part for each batch, so that none waits for a whole group. A state
+    is where the group began, with what was left of the one before, and how many of its batches were given.
+    """
+
+    def __init__(
+        self, windows: Windows, making: Making, arranging: Arranging, state: Mapping[str, Any] | None = None
+    ) -> None:
+        state = state or {}
+        self._windows = windows
+        self._making = making
+        self._arranging = arranging
+        self._left = _Left(state.get("examples", []), state.get("tokens", []))
+        self._number: int = state.get("group", 0)
+        self._refused: int = state.get("refused", 0)
+        self._skip: int = state.get("batch", 0)
+        self._size: int = state.get("size", arranging.size)
+        """Rows of a batch when the group was made: another number of processes may have others now."""
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            **self._windows.state(),
+            "examples": self._left.examples,
+            "tokens": self._left.tokens,
+            "group": self._number,
+            "refused": self._refused,
+            "size": self._size,
+        }
+
+    def __iter__(self) -> Iterator[Batch]:
+        rows, lane = iter(self._windows), self._windows.lane
+        state = self._state()
+        group = self._group()
+        self._take(group, rows, 1.0)
+        while True:
+            batches, self._left = self._assembled(group)
+            skipped, self._skip = min(self._skip, len(batches)), 0
+            if self._size != self._arranging.size:
+                # A run that goes on with batches of another size: what was left of the group comes first in the next.
+                again = [example for batch in batches[skipped:] for example in batch]
+                self._left = _Left(again + self._left.examples, self._left.tokens)
+                batches, self._size = [], self._arranging.size
+            self._number += 1
+            here: dict[str, Any] | None = state
+            state, group = self._state(), self._group()
+            for number, examples in enumerate(batches[skipped:], skipped + 1):
+                told, lane.told = lane.told, []
+                tally = Tally(lane.tally.rows, lane.tally.broken + self._refused)
+                yield Batch(examples, number, here, tally, told)
+                here = None
+                self._take(group, rows, number / len(batches))
+            self._take(group, rows, 1.0)
+
+    def _group(self) -> _Group:
+        """Return an empty group of the size that the way of making batches asks for."""
+        making, arranging = self._making, self._arranging
+        if making.joined or making.pack is not None:
+            batches = PLAIN if making.joined else PACKED
+            return _Group(BYTES, batches * self._size * making.longest * LETTERS)
+        return _Group((ALIKE if arranging.grouped else PLAIN) * self._size, BYTES)
+
+    def _take(self, group: _Group, rows: Iterator[Row], share: float) -> None:
+        """Tokenise rows into `group` until it is full to `share` of its size."""
+        some = []
+        while group.filled < share:
+            some.append(next(rows))
+            group.count(some[-1])
+        for row, made in zip(some, self._making.encode(some) if some else (), strict=True):
+            if isinstance(made, Broken):
+                lane = self._windows.lane
+                self._refused += 1
+                known = Tally(lane.tally.rows, lane.tally.broken + self._refused - 1)
+                said = partial(_said, lane, row, made)
+                lane.told += filter(None, [known.one_broken(lane.reading.broken, said)])
+            else:
+                group.examples += made
+
+    def _assembled(self, group: _Group) -> tuple[list[list[Example]], _Left]:
+        """Return the full batches of a group with what was left before, and what is left now."""
+        making, examples = self._making, group.examples
+        tokens: list[int] = self._left.tokens
+        if making.joined:
+            examples, tokens = blocks([*tokens, *(token for one in examples for token in one["input_ids"])], making)
+        examples = self._left.examples + examples
+        if making.pack is not None:
+            return self._packed(making.pack, examples)
+        if self._arranging.grouped:
+            return self._alike(examples)
+        cut = len(examples) // self._size * self._size
+        batches = [examples[at : at + self._size] for at in range(0, cut, self._size)]
+        return batches, _Left(examples[cut:], tokens)
+
+    def _alike(self, examples: list[Example]) -> tuple[list[list[Example]], _Left]:
+        keys = [buckets.bucket(self._arranging.target(len(one["input_ids"]))) for one in examples]
+        full, rest = buckets.full_batches(keys, range(len(examples)), self._size)
+        self._shuffle(full)
+        return [[examples[place] for place in batch] for batch in full], _Left([examples[place] for place in rest], [])
+
+    def _packed(self, pack: Pack, examples: list[Example]) -> tuple[list[list[Example]], _Left]:
+        """Pack the examples; those of the emptiest rows, which make no full batch, are left."""
+        rows = pack(examples)
+        rows.sort(key=lambda row: -sum(len(one["input_ids"]) for one in row))
+        cut = len(rows) // self._size * self._size
+        full = rows[:cut]
+        self._shuffle(full)
+        joined = [packing.joined_row(row, self._making.longest, self._making.filler) for row in full]
+        left = [one for row in rows[cut:] for one in row]
+        return [joined[at : at + self._size] for at in range(0, cut, self._size)], _Left(left, [])
+
+    def _shuffle(self, rows: list[Any]) -> None:
+        seed = f"{self._arranging.seed}/{self._windows.lane.number}/{self._number}"
+        random.Random(seed).shuffle(rows)
+
+
+@dataclass
+class _Left:
+    """What a group leaves to the next: examples that make no full batch, and the tokens behind the last block."""
+
+    examples: list[Example]
+    tokens: list[int]
+
+
+class _Group:
+    """The examples of up to `rows` rows, or of `letters` letters of text."""
+
+    def __init__(self, rows: int, letters: int) -> None:
+        self.examples: list[Example] = []
+        self._limits = rows, letters
+        self._counts = [0, 0]
+
+    @property
+    def filled(self) -> float:
+        """The share of its size that was taken, 1 and more where it is full."""
+        return max(count / limit for count, limit in zip(self._counts, self._limits, strict=True))
+
+    def count(self, row: Row) -> None:
+        """Count one more row."""
+        self._counts[0] += 1
+        self._counts[1] += letters(row)
+
+
+def blocks(tokens: list[int], making: Making) -> tuple[list[Example], list[int]]:
+    """Cut tokens into blocks of `longest`, special tokens around each; return them and the tokens left."""
+    size = making.longest - len(making.before) - len(making.after)
+    cut = len(tokens) // size * size
+    made = [{"input_ids": [*making.before, *tokens[at : at + size], *making.after]} for at in range(0, cut, size)]
+    return made, tokens[cut:]
+
+
+def _said(lane: Lane, row: Row, broken: Broken) -> str:
+    return f"{lane.where(row)} {broken.why}"

@@ -1,0 +1,162 @@
+"""The batches of one process or worker, for PyTorch's DataLoader: its lanes in turn, each batch with its place."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.data.rows import Rows
+from hf_mps.finetune.stream.batches import Arranging, Batches, Encoded, Making
+from hf_mps.finetune.stream.lanes import Lane, Reading, TooManyBroken
+from hf_mps.finetune.stream.readers import Broken, Row
+from hf_mps.finetune.stream.windows import Windows
+
+
+@dataclass
+class Message:
+    """What a worker hands over: a collated batch of a lane, or the line that ends the run in `error`.
+
+    `count` is the lane's after this batch, `given` the batch's number in its group, `state` where that group began
+    (None where an earlier message said so), `tally` the rows that the lane has read and the broken ones among them.
+    """
+
+    lane: str = ""
+    batch: dict[str, Any] = field(default_factory=dict)
+    rows: int = 0
+    tokens: int = 0
+    count: int = 0
+    given: int = 0
+    state: dict[str, Any] | None = None
+    tally: tuple[int, int] = (0, 0)
+    told: Sequence[str] = ()
+    error: str = ""
+
+    def pin_memory(self) -> Message:
+        """Return the message with its tensors in pinned memory, for a DataLoader's thread that does so."""
+        pinned = {name: one.pin_memory() if isinstance(one, torch.Tensor) else one for name, one in self.batch.items()}
+        return replace(self, batch=pinned)
+
+
+@dataclass
+class Assignment:
+    """A lane as one process has it: its name in checkpoints, its number of `lanes`, and where it goes on.
+
+    `parts` are (first, every, mine) of a lane that several took over from a run of fewer readers: of its batches from
+    number `first` on, each `every`-th is theirs, the one with remainder `mine`. `count` is how many batches it has
+    given so far, those of others among them.
+    """
+
+    name: str
+    number: int
+    lanes: int
+    count: int = 0
+    parts: tuple[tuple[int, int, int], ...] = ()
+    state: dict[str, Any] | None = None
+
+    def mine(self, count: int) -> bool:
+        """Whether batch number `count` of the lane is this reader's."""
+        return all((count - first) % every == mine for first, every, mine in self.parts)
+
+
+def train(sample: Any, rows: Rows, making: Making) -> Any:
+    """Return what a task trains on: features of its rows, or where `rows` are streamed, the stream of all of them.
+
+    `sample` are the features of the rows at hand.
+    """
+    stream = rows.stream
+    if stream is None:
+        return sample
+    return Streamed(stream.reading, making, stream.buffer, sample, len(rows.dataset))
+
+
+def by_rows(encode: Callable[..., Mapping[str, Sequence[Any]]]) -> Callable[[Sequence[Row]], list[Encoded]]:
+    """Return a task's `encode(columns, indices)` as a stream calls it; a row that it refuses is broken."""
+
+    def made(rows: Sequence[Row]) -> list[Encoded]:
+        try:
+            columns = encode({role: [row[role] for row in rows] for role in rows[0]}, range(len(rows)))
+        except UserError as error:
+            if len(rows) > 1:
+                return [one for row in rows for one in made([row])]
+            return [Broken(f"cannot be used: {error}")]
+        return [[dict(zip(columns, values, strict=True))] for values in zip(*columns.values(), strict=True)]
+
+    return made
+
+
+class Streamed(IterableDataset[Message]):
+    """The training rows of a run that streams them; `sample` are features of the first `sampled` rows, made like all.
+
+    It is iterated over by `stream.loader` alone, once `arrange` has said what a batch is and `assigned` who reads what.
+    Each worker of a DataLoader takes every so-manieth of the assigned lanes. Two streams with equal fields give equal
+    batches, random draws of the collator included.
+    """
+
+    def __init__(self, reading: Reading, making: Making, buffer: int, sample: Any, sampled: int = 1) -> None:
+        super().__init__()
+        self.reading = reading
+        self.making = making
+        self.buffer = buffer
+        self.sample = sample
+        self.sampled = sampled
+        self.arranging = Arranging(1)
+        self.collate: Callable[[list[Any]], Any] = dict
+        self.assigned: Sequence[Assignment] = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker needs no sample, and what it encodes with is often a function inside another.
+        from datasets.utils._dill import dumps
+
+        kept = {**self.__dict__, "sample": None}
+        return {"pickled": dumps(kept)}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        import dill
+
+        self.__dict__.update(dill.loads(state["pickled"]))
+
+    def __iter__(self) -> Iterator[Message]:
+        info = get_worker_info()
+        number, workers = (info.id, info.num_workers) if info is not None else (0, 1)
+        lanes = [self._messages(one) for one in self.assigned[number::workers]]
+        try:
+            while lanes:
+                for lane in lanes:
+                    yield next(lane)
+        except (TooManyBroken, UserError) as error:
+            # DataLoader would wrap an exception in its traceback, and a person wants the line.
+            yield Message(error=str(error))
+
+    def _messages(self, lane: Assignment) -> Iterator[Message]:
+        rows = Windows(Lane(self.reading, lane.number, lane.lanes), self.buffer, self.reading.seed, lane.state)
+        state: dict[str, Any] | None = None
+        for made in Batches(rows, self.making, self.arranging, lane.state):
+            state = made.state or state
+            number = lane.count
+            lane.count += 1
+            if not lane.mine(number):
+                continue
+            yield Message(
+                lane.name,
+                self._collated(made.examples, f"{self.reading.seed}/{lane.number}/{number}"),
+                len(made.examples),
+                sum(len(one["input_ids"]) for one in made.examples),
+                lane.count,
+                made.given,
+                state,
+                (made.tally.rows, made.tally.broken),
+                made.told,
+            )
+            state = None
+
+    def _collated(self, examples: list[Any], drawn_from: str) -> dict[str, Any]:
+        """Collate, with draws (masks) that depend on the lane and the batch's number alone."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(zlib.crc32(drawn_from.encode()))
+            return dict(self.collate(examples))

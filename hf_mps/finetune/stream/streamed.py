@@ -1,0 +1,196 @@
+"""A recipe's streamed rows: a first sample of the training rows, which all is decided from, and the validation rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.core.errors import UserError, brief, nearest
+from hf_mps.core.text import counted
+from hf_mps.finetune.data import formats
+from hf_mps.finetune.data.rows import Rows
+from hf_mps.finetune.recipe import schema
+from hf_mps.finetune.stream import files, lanes, readers
+from hf_mps.finetune.stream.lanes import Corpus, Reading
+from hf_mps.finetune.stream.readers import Broken, Row
+
+if TYPE_CHECKING:
+    from datasets import Dataset, Features
+
+SAMPLE = 1000
+"""Rows that lengths, labels and columns are decided from."""
+VALIDATION = 1000
+"""Validation rows that are kept where the recipe does not say."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Where the training rows come from, and how many are mixed at a time; `reading` chooses and names them."""
+
+    reading: Reading
+    buffer: int
+
+    @property
+    def digest(self) -> str:
+        """A digest of which files there are, and how rows are taken from them."""
+        every = [file for corpus in self.reading.corpora for file in corpus.files]
+        return files.fingerprint(every)
+
+    @property
+    def bytes(self) -> int:
+        """The size of all files."""
+        return sum(file.size for corpus in self.reading.corpora for file in corpus.files)
+
+    def __str__(self) -> str:
+        count = sum(len(corpus.files) for corpus in self.reading.corpora)
+        size = self.bytes / 1e9 if self.bytes >= 1e8 else self.bytes / 1e6
+        return f"{counted(count, 'file')}, {size:,.1f} {'GB' if self.bytes >= 1e8 else 'MB'}"
+
+
+def check(data: schema.Data) -> None:
+    """Refuse paths that lead to no file before anything heavy is imported. Raises UserError."""
+    named = {f"data.files.{split}": name for split, name in (data.files or {}).items()}
+    for number, source in enumerate(data.sources or ()):
+        if source.files is not None:
+            named[f"data.sources[{number}].files"] = source.files
+    for key, name in named.items():
+        files.check(name, key)
+        if not data.header and formats.kind(Path(name)) not in ("csv", "tsv"):
+            raise UserError(f"{key}: {name}: data.header is for tables; allowed: .csv, .tsv")
+
+
+def load(data: schema.Data, seed: int, texts: Sequence[str], splits: Sequence[str]) -> dict[str, Rows]:
+    """Return the rows of each of `splits`: of `train` a sample with its stream, of others at most `data.rows` says.
+
+    `texts` are the roles that hold text. Raises UserError for files that cannot be read, a column that is not there, a
+    split without rows.
+    """
+    columns = data.columns.roles()
+    corpora = {split: _corpora(data, split) for split in splits}
+    asked = tuple(role for role in columns if role in texts)
+    reading = Reading(corpora["train"], columns, asked, seed, data.hold_out, data.broken_rows)
+    sample = _sample(reading)
+    kinds = _kinds(reading, sample)
+    where = "; ".join(corpus.name for corpus in reading.corpora)
+    stream = Stream(reading, data.shuffle_buffer)
+    folder = Path(reading.corpora[0].files[0].url).parent
+    textual = all(file.kind in ("csv", "tsv") for corpus in reading.corpora for file in corpus.files)
+    found = {"train": Rows(_dataset(sample, kinds), where, textual, folder=folder, stream=stream)}
+    most = data.rows.validation or VALIDATION
+    for split, of in corpora.items():
+        if split != "train":
+            whole = Reading(of, columns, asked, seed)
+            rows = list(lanes.validation(whole, of, most, held=False))
+            name = "; ".join(corpus.name for corpus in of)
+            found[split] = _evaluated(rows, kinds, name, most, textual)
+    if data.hold_out is not None:
+        rows = list(lanes.validation(reading, reading.corpora, most, held=True))
+        found["validation"] = _evaluated(rows, kinds, f"{where} (held out by a hash of the row)", most, textual)
+    return found
+
+
+def _corpora(data: schema.Data, split: str) -> tuple[Corpus, ...]:
+    """Return the sources of a split with their files. Raises UserError where one has none."""
+    if data.sources:
+        sources = [(f"data.sources[{number}]", source) for number, source in enumerate(data.sources)]
+    elif data.files:
+        sources = [(f"data.files.{split}", schema.Source(files=data.files[split]))]
+    else:
+        there = (data.splits or {}).get(split, split)
+        sources = [("data.hub", schema.Source(hub=data.hub, config=data.config, revision=data.revision, split=there))]
+    corpora = []
+    for key, source in sources:
+        if source.files is not None:
+            found, name = files.of_pattern(source.files, key, header=data.header), source.files
+        else:
+            found, name = files.of_hub(source, key), " ".join(filter(None, (source.hub, source.config, source.split)))
+        found = tuple(file for file in found if file.size)
+        if not found:
+            raise UserError(f"{key}: {name}: every file is empty; allowed: at least one row")
+        corpora.append(Corpus(found, source.weight, name))
+    return tuple(corpora)
+
+
+def _sample(reading: Reading) -> list[Row]:
+    """Return the first rows to train on, as many of each source. Raises UserError where a column is missing."""
+    sample: list[Row] = []
+    most = -(-SAMPLE // len(reading.corpora))
+    for corpus in reading.corpora:
+        found = list(islice(_usable(reading, corpus), most))
+        if not found:
+            raise UserError(_unusable(reading, corpus))
+        sample += found
+    return sample
+
+
+def _usable(reading: Reading, corpus: Corpus) -> Iterator[Row]:
+    """Yield the rows of a source that are trained on, from SAMPLE rows behind each other at the most."""
+    wanted = tuple(reading.columns.values())
+    seen = 0
+    for unit in corpus.units:
+        for _, raw in readers.read(corpus.files[unit.file], unit, None, wanted):
+            row = reading.row(raw)
+            seen += isinstance(row, Broken)
+            if seen > SAMPLE:
+                return
+            if not isinstance(row, Broken) and not reading.held(row):
+                yield row
+
+
+def _unusable(reading: Reading, corpus: Corpus) -> str:
+    """Say why no row of a source can be used: a column that none has, or what is wrong with the first."""
+    unit = corpus.units[0]
+    file = corpus.files[unit.file]
+    rows = readers.first_rows(file, unit, _names(file) if file.kind == "parquet" else (), 1)
+    available = list(rows[0]) if rows else []
+    for role, column in reading.columns.items():
+        if rows and isinstance(readers.pick(rows[0], {role: column}), Broken):
+            known = ", ".join(map(brief, available))
+            way_on = nearest(column, available) or f"; next: name the one that it is with data.columns.{role}"
+            return (
+                f"{corpus.name}: there is no column '{column}' for data.columns.{role}; the columns are {known}{way_on}"
+            )
+    for behind, raw in readers.read(file, unit, None, tuple(reading.columns.values())):
+        row = reading.row(raw)
+        if isinstance(row, Broken):
+            return f"{readers.place_of(file, unit, behind)} {row.why}, and no row can be used"
+    return f"{corpus.name}: holds no rows; allowed: at least one"
+
+
+def _names(file: files.File) -> list[str]:
+    import pyarrow.parquet
+
+    with file.opened() as opened:
+        return list(pyarrow.parquet.read_schema(opened).names)
+
+
+def _kinds(reading: Reading, sample: Sequence[Row]) -> Features:
+    """Return the columns' types: those that Parquet states of a column (its class names), else of the sample."""
+    from datasets import Dataset, Features
+
+    kinds = dict(Dataset.from_list([dict(row) for row in sample]).features)
+    file = reading.corpora[0].files[0]
+    if file.kind == "parquet":
+        import pyarrow.parquet
+
+        with file.opened() as opened:
+            stated = Features.from_arrow_schema(pyarrow.parquet.read_schema(opened))
+        kinds |= {role: stated[column] for role, column in reading.columns.items() if column in stated}
+    return Features(kinds)
+
+
+def _dataset(rows: Sequence[Mapping[str, Any]], kinds: Features) -> Dataset:
+    from datasets import Dataset
+
+    return Dataset.from_list([dict(row) for row in rows], features=kinds)
+
+
+def _evaluated(rows: Sequence[Row], kinds: Features, where: str, most: int, textual: bool) -> Rows:
+    """Return the rows of a split that is measured. Raises UserError where there is none."""
+    if not rows:
+        raise UserError(f"{where}: holds no rows; allowed: at least one; next: a larger data.hold_out, or more rows")
+    notes = (f"the first {most:,}; data.rows.validation=N for another number",) if len(rows) == most else ()
+    return Rows(_dataset(rows, kinds), where, textual, notes=notes)

@@ -1,0 +1,126 @@
+"""Every row of every format is read once, from any place in its file, and a broken one is told apart."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inline_snapshot import snapshot
+
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.stream import files, readers, units
+from hf_mps.finetune.stream.readers import Broken
+from tests.finetune.stream import corpora
+
+KINDS = ("jsonl", "csv", "tsv", "txt", "parquet")
+
+
+def opened(path: Path) -> tuple[files.File, tuple[units.Unit, ...]]:
+    found = files.of_pattern(str(path), "data")
+    return found[0], units.cut(found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_piece_of_a_file_goes_on_from_behind_any_row(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(units, "SPAN", 100)  # a file of a few hundred bytes has several pieces
+    file, pieces = opened(corpora.write(tmp_path, "rows", range(30), kind))
+    assert len(pieces) > 1 or kind in ("csv", "tsv")
+    texts = []
+    for piece in pieces:
+        rows = list(readers.read(file, piece, None, ["text"]))
+        texts += [row["text"] for _, row in rows if not isinstance(row, Broken)]
+        for number, (place, _) in enumerate(rows):
+            assert list(readers.read(file, piece, place, ["text"])) == rows[number + 1 :]
+    assert texts == [f"row {number}" for number in range(30)]
+
+
+def test_lines_of_any_length_belong_to_one_piece(tmp_path: Path) -> None:
+    path = tmp_path / "rows.txt"
+    lines = ["a", "", "b" * 50, "c", "d" * 9, "no break at the end"]
+    path.write_bytes(b"\xef\xbb\xbf" + "\n".join(lines).encode())
+    file = files.of_pattern(str(path), "data")[0]
+    for size in range(1, file.size + 1):
+        edges = [*range(0, file.size, size), file.size]
+        pieces = [units.Unit(0, *edge) for edge in zip(edges, edges[1:], strict=False)]
+        read: list[Any] = [row for piece in pieces for _, row in readers.read(file, piece, None, ())]
+        assert [row["text"] for row in read] == lines
+
+
+def test_a_packed_file_is_one_piece(tmp_path: Path) -> None:
+    plain = corpora.write(tmp_path, "rows", range(5))
+    packed = tmp_path / "packed.jsonl.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    file, (piece,) = opened(packed)
+    rows = list(readers.read(file, piece, None, ()))
+    assert [row["n"] for _, row in rows if not isinstance(row, Broken)] == [0, 1, 2, 3, 4]
+    assert list(readers.read(file, piece, rows[2][0], ())) == rows[3:]
+
+
+def test_a_text_in_quotation_marks_may_have_lines(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text('text;n\n"a\nb; ""c""";1\nd;2\n', encoding="utf-8")
+    file, (piece,) = opened(path)
+    rows = list(readers.read(file, piece, None, ()))
+    assert [row for _, row in rows] == [{"text": 'a\nb; "c"', "n": "1"}, {"text": "d", "n": "2"}]
+    assert list(readers.read(file, piece, rows[0][0], ())) == rows[1:]
+
+
+def test_broken_rows_are_told_with_their_line(tmp_path: Path) -> None:
+    jsonl = tmp_path / "rows.jsonl"
+    jsonl.write_bytes(b'{"text": "a"}\n{"text": \n[1]\n\n"x"\n{"text": "\xff"}\n{"text": "b"}')
+    table = tmp_path / "rows.csv"
+    table.write_bytes(b"text,n\na,1\nb\n\xff,2\nc,3\n")
+    text = tmp_path / "rows.txt"
+    text.write_bytes(b"a\n\xff\nb\n")
+    told = []
+    for path in (jsonl, table, text):
+        file, (piece,) = opened(path)
+        for place, row in readers.read(file, piece, None, ()):
+            if isinstance(row, Broken):
+                told.append(f"{Path(readers.place_of(file, piece, place)).name} {row.why}")
+    assert told == snapshot(
+        [
+            "rows.jsonl: line 2 is no JSON (Expecting value)",
+            "rows.jsonl: line 3 is a JSON list and no object",
+            "rows.jsonl: line 5 is a JSON str and no object",
+            "rows.jsonl: line 6 is not UTF-8",
+            "rows.csv: line 3 has 1 fields where there are 2 columns",
+            "rows.csv: line 4 is not UTF-8",
+            "rows.txt: line 2 is not UTF-8",
+        ]
+    )
+
+
+def test_a_role_reaches_into_a_column_of_dicts() -> None:
+    row = {"translation": {"en": "a", "de": "b"}, "x.y": "c"}
+    assert readers.pick(row, {"source": "translation.en", "other": "x.y"}) == {"source": "a", "other": "c"}
+    assert readers.pick(row, {"source": "translation.fr"}) == Broken("has no translation.fr")
+
+
+def test_what_cannot_be_streamed_is_refused_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "list.json").write_text('[{"text": "a"}]', encoding="utf-8")
+    (tmp_path / "sheet.xlsx").write_text("x", encoding="utf-8")
+    (tmp_path / "wrong.parquet").write_text("PAR1 but no more", encoding="utf-8")
+    lines = []
+    for name in ("list.json", "none-*.jsonl", "sheet.xlsx"):
+        with pytest.raises(UserError) as refused:
+            files.check(str(tmp_path / name), "data.files.train")
+            files.of_pattern(str(tmp_path / name), "data.files.train")
+        lines.append(str(refused.value).replace(str(tmp_path), "."))
+    with pytest.raises(UserError) as refused:
+        list(readers.read(files.of_pattern(str(tmp_path / "wrong.parquet"), "data")[0], units.Unit(0, 0, -1), None, ()))
+    lines.append(str(refused.value).partition("wrong.parquet: ")[2].partition(":")[0])
+    assert lines == snapshot(
+        [
+            "data.files.train: ./list.json: one list of rows cannot be streamed; next: jq -c '.[]' ./list.json >"
+            " ./list.jsonl",
+            "data.files.train: ./none-*.jsonl: there is no such file",
+            "data.files.train: ./sheet.xlsx: rows are streamed from .csv, .tsv, .json, .jsonl, .parquet, .txt,"
+            " .tokens, those of text also as .gz",
+            "cannot be read as parquet",
+        ]
+    )
