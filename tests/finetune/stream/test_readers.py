@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def test_lines_of_any_length_belong_to_one_piece(tmp_path: Path) -> None:
     file = files.of_pattern(str(path), "data")[0]
     for size in range(1, file.size + 1):
         edges = [*range(0, file.size, size), file.size]
-        pieces = [units.Unit(0, *edge) for edge in zip(edges, edges[1:], strict=False)]
+        pieces = [units.Unit(0, *edge) for edge in pairwise(edges)]
         read: list[Any] = [row for piece in pieces for _, row in readers.read(file, piece, None, ())]
         assert [row["text"] for row in read] == lines
 
@@ -107,9 +108,9 @@ def test_what_cannot_be_streamed_is_refused_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "wrong.parquet").write_text("PAR1 but no more", encoding="utf-8")
     lines = []
     for name in ("list.json", "none-*.jsonl", "sheet.xlsx"):
+        look = files.of_pattern if name == "list.json" else files.check
         with pytest.raises(UserError) as refused:
-            files.check(str(tmp_path / name), "data.files.train")
-            files.of_pattern(str(tmp_path / name), "data.files.train")
+            look(str(tmp_path / name), "data.files.train")
         lines.append(str(refused.value).replace(str(tmp_path), "."))
     with pytest.raises(UserError) as refused:
         list(readers.read(files.of_pattern(str(tmp_path / "wrong.parquet"), "data")[0], units.Unit(0, 0, -1), None, ()))
