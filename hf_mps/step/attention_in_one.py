@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hf_mps.step import side_by_side
+
 Hidden = tuple[Tensor, Tensor | None]
-"""What is added to the scores, the least float32 where a key is hidden; and 0 for a query that sees nothing, else 1."""
+"""What is added to the scores, the least float32 where a key is hidden; and False for a query that sees nothing.
+
+The first has the dimensions of the scores; or three, the heads of all rows of the batch, or a one, as the first."""
 
 
 @dataclass(frozen=True)
@@ -21,15 +27,25 @@ class Call:
     hidden: Hidden | None
 
 
-def hidden(seen: Tensor) -> Hidden:
-    """The same for a mask of bools that is True where a query sees a key; both have its dimensions.
+def hidden(seen: Tensor, heads: int) -> Hidden:
+    """The same for a mask of bools that is True where a query sees a key.
 
     A score so low becomes 0 beside any other. Where all of a row are, the softmax would be even: stock makes zeros
-    (`_safe_softmax`), and the second tensor does.
+    (`_safe_softmax`), and the second tensor does. What all queries and heads see alike is made once for each head.
     """
-    added = torch.zeros(seen.shape, dtype=torch.float32, device=seen.device)
-    added.masked_fill_(seen.logical_not(), torch.finfo(torch.float32).min)
-    return added, seen.any(-1, keepdim=True).to(torch.float32)
+    seen = seen[(None,) * (4 - seen.dim())]
+    if seen.stride(2) == 0:
+        seen = seen.narrow(2, 0, 1)
+    alive, unseen = seen.any(-1, keepdim=True), seen.logical_not()
+    if seen.shape[1] == seen.shape[2] == 1:
+        return (unseen.expand(-1, heads, -1, -1) * _lowest(seen.device)).flatten(0, 1), alive
+    return unseen * _lowest(seen.device), alive
+
+
+@functools.cache
+def _lowest(device: torch.device) -> Tensor:
+    """A tensor, by which bools become float32 whatever the program's default is."""
+    return torch.full((), torch.finfo(torch.float32).min, dtype=torch.float32, device=device)
 
 
 class Attention(torch.autograd.Function):
@@ -41,12 +57,12 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
-        """(batch, heads, queries, width of value), contiguous, in the dtype of the query."""
+        """(batch, heads, queries, width of value) in the dtype of the query, a place's heads side by side."""
         with torch.autocast(query.device.type, enabled=False):
-            queries, keys, values = _scaled(query, call), _scaled(key, call), _dense(value)
-            chances = _chances(torch.bmm(queries, keys.transpose(1, 2)), query, call)
+            queries, keys, values = _prepared(query, key, value, call)
+            chances = _chances(queries, keys, query, call)
             used, kept = torch.native_dropout(chances, call.dropout, True) if call.dropout else (chances, None)
-            out = torch.bmm(used, values).view(*query.shape[:3], -1).to(query.dtype)
+            out = _by_place(torch.bmm(used, values).view(*query.shape[:3], -1), query.dtype, _alive(call))
         dropped = used if call.dropout else None
         ctx.save_for_backward(query, key, value, queries, keys, values, chances, dropped, kept)
         ctx.call = call
@@ -60,28 +76,81 @@ class Attention(torch.autograd.Function):
         with torch.autocast(upstream.device.type, enabled=False):
             if torch.is_grad_enabled():
                 return (*_differentiable(query, key, value, kept, call, upstream), None)
-            arriving = _dense(upstream)
-            of_value = torch.bmm((chances if dropped is None else dropped).transpose(1, 2), arriving)
+            arriving = _arriving(upstream, _alive(call))
+            of_value = (chances if dropped is None else dropped).transpose(1, 2), arriving
             by_score = torch.bmm(arriving, values.transpose(1, 2))
             if kept is not None:
                 by_score = torch.ops.aten.native_dropout_backward(by_score, kept, 1 / (1 - call.dropout))
             by_score = torch._softmax_backward_data(by_score, chances, -1, torch.float32)
-            of_query = _by_place(torch.bmm(by_score, keys), query, call)
-            of_key = _by_place(torch.bmm(by_score.transpose(1, 2), queries), key, call)
-        return of_query, of_key, of_value.view(value.shape).to(value.dtype), None
+            products = ((by_score, keys), (by_score.transpose(1, 2), queries), of_value)
+            return (*_gradients(products, (query, key, value), call), None)
 
 
-def _chances(scores: Tensor, query: Tensor, call: Call) -> Tensor:
-    """The softmax of scores (batch x heads, queries, keys), which are overwritten."""
+def _alive(call: Call) -> Tensor | None:
+    return None if call.hidden is None else call.hidden[1]
+
+
+def _chances(queries: Tensor, keys: Tensor, query: Tensor, call: Call) -> Tensor:
+    """The softmax of the scores (batch x heads, queries, keys)."""
+    turned = keys.transpose(1, 2)
     if call.hidden is None:
-        return torch.softmax(scores, -1)
-    added, alive = call.hidden
-    apart = scores.view(*query.shape[:3], -1)
-    apart.add_(added)
-    chances = torch.softmax(apart, -1)
-    if alive is not None:
-        chances.mul_(alive)
-    return chances.view(scores.shape)
+        return torch.softmax(torch.bmm(queries, turned), -1)
+    added = call.hidden[0]
+    if added.dim() == 3:
+        return torch.softmax(torch.baddbmm(added, queries, turned), -1)
+    scores = torch.bmm(queries, turned)
+    scores.view(*query.shape[:3], -1).add_(added)
+    return torch.softmax(scores, -1)
+
+
+def _alike(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    return query.shape == key.shape == value.shape
+
+
+@functools.cache
+def _factors(root: float, device: torch.device) -> Tensor:
+    """What queries, keys and values are multiplied by."""
+    found = torch.full((3, 1, 1, 1, 1), root, dtype=torch.float32, device=device)
+    found[2].fill_(1)
+    return found
+
+
+def _prepared(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, ...]:
+    """Queries and keys times the root of the scale, as stock has them, and values; each as `_dense` makes it.
+
+    Where one product made the three, one launch does.
+    """
+    whole = side_by_side.joined((query, key, value), 1) if _alike(query, key, value) else None
+    if whole is None or query.dtype != torch.float32:
+        return _scaled(query, call), _scaled(key, call), _dense(value)
+    batch, heads, places, width = query.shape
+    there = whole.view(batch, 3, heads, places, width).transpose(0, 1)
+    dense = torch.empty(3, batch, heads, places, width, dtype=torch.float32, device=query.device)
+    return torch.mul(there, _factors(call.root, query.device), out=dense).flatten(1, 2).unbind()
+
+
+def _gradients(
+    products: Sequence[tuple[Tensor, Tensor]], likes: tuple[Tensor, Tensor, Tensor], call: Call
+) -> list[Tensor]:
+    """Those of queries, keys and values, each by the product that its scaled form has; of one kind, side by side."""
+    query = likes[0]
+    if not _alike(*likes) or query.dtype != torch.float32:
+        found = [torch.bmm(*pair).view(like.shape) for pair, like in zip(products, likes, strict=True)]
+        return [
+            _by_place(each, query.dtype, factor)
+            for each, factor in zip(found, (call.root, call.root, None), strict=True)
+        ]
+    batch, heads, places, width = query.shape
+    scaled = torch.empty(3, batch * heads, places, width, dtype=torch.float32, device=query.device)
+    for pair, each in zip(products, scaled, strict=True):
+        torch.bmm(*pair, out=each)
+    whole = torch.empty(batch, places, 3, heads, width, dtype=torch.float32, device=query.device)
+    torch.mul(
+        scaled.view(3, batch, heads, places, width),
+        _factors(call.root, query.device),
+        out=whole.permute(2, 0, 3, 1, 4),
+    )
+    return [each.transpose(1, 2) for each in whole.unbind(2)]
 
 
 def _scaled(given: Tensor, call: Call) -> Tensor:
@@ -98,14 +167,24 @@ def _dense(tensor: Tensor) -> Tensor:
     return tensor.to(torch.float32).contiguous().flatten(0, 1)
 
 
-def _by_place(gradient: Tensor, like: Tensor, call: Call) -> Tensor:
-    """The gradient of queries or keys, by that of what was scaled: a place's heads side by side, as models use them.
+def _arriving(upstream: Tensor, alive: Tensor | None) -> Tensor:
+    """A gradient as `_dense` makes it, zero where a query sees nothing."""
+    if alive is None:
+        return _dense(upstream)
+    dense = torch.empty(upstream.shape, dtype=torch.float32, device=upstream.device)
+    return torch.mul(upstream, alive, out=dense).flatten(0, 1)
 
-    The gradient of the projection before is then a view of it.
+
+def _by_place(given: Tensor, dtype: torch.dtype, factor: Tensor | float | None) -> Tensor:
+    """The same times the factor, if any, with a place's heads side by side in memory, as models use them.
+
+    What a model's `transpose(1, 2).contiguous()` asks for then, and the gradient of a projection, is a view.
     """
-    batch, heads, places, width = like.shape
-    whole = torch.empty(batch, places, heads, width, dtype=torch.float32, device=like.device).transpose(1, 2)
-    return torch.mul(gradient.view(like.shape), call.root, out=whole).to(like.dtype)
+    batch, heads, places, width = given.shape
+    whole = torch.empty(batch, places, heads, width, dtype=dtype, device=given.device).transpose(1, 2)
+    if factor is None:
+        return whole.copy_(given)
+    return torch.mul(given, factor, out=whole) if dtype == given.dtype else whole.copy_(given * factor)
 
 
 def _differentiable(
@@ -114,6 +193,8 @@ def _differentiable(
     """The gradients as functions of everything, for gradients of gradients."""
     scores = torch.matmul(query.float() * call.root, (key.float() * call.root).transpose(-2, -1))
     added, alive = call.hidden or (None, None)
+    if added is not None and added.dim() == 3 and len(added) > 1:
+        added = added.view(*query.shape[:2], *added.shape[1:])
     chances = torch.softmax(scores if added is None else scores + added, -1)
     chances = chances if alive is None else chances * alive
     if kept is not None:

@@ -3,7 +3,9 @@
 What is known here is torch/nn/utils/clip_grad.py: `clip_grad_norm_` is `_get_total_norm`, then
 `_clip_grads_with_norm_`, which ask for a norm and a product of each gradient on devices without foreach kernels, Metal
 among them; and `zero_grad(set_to_none=False)`, which fills each. They are given the same elements in fewer tensors and
-do the rest, so that what they raise and return stays theirs. Accelerate, Trainer and Lightning clip through them.
+do the rest, so that what they raise and return stays theirs. The factor is what they make of a one, by which one kernel
+of GradScaler's then multiplies all long tensors (aten::_amp_foreach_non_finite_check_and_unscale_). Accelerate, Trainer
+and Lightning clip through them.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from hf_mps.step.base import Part
 
 CLIP = "torch.nn.utils.clip_grad"
 EXPORTED = "torch.nn.utils"
+FEW = 3
+"""Long tensors up to which each is scaled by itself: what stock makes of the norm and the maximum is a launch too."""
 
 
 class FlatGradients(Part):
@@ -86,7 +90,14 @@ class FlatGradients(Part):
     def _scale(
         self, stock: Callable[..., Any], parameters: Any, max_norm: float, total_norm: Any, foreach: bool | None = None
     ) -> Any:
-        return stock(self._carriers(parameters, foreach), max_norm, total_norm, foreach)
+        carriers = self._carriers(parameters, foreach)
+        long = [each.grad for each in carriers] if carriers is not parameters else []
+        if len(long) <= FEW or not _one_kernel_scales(long):
+            return stock(carriers, max_norm, total_norm, foreach)
+        factor = torch.ones(1, dtype=torch.float32, device=long[0].device)
+        stock([SimpleNamespace(grad=factor)], max_norm, total_norm, foreach)
+        torch._amp_foreach_non_finite_check_and_unscale_(long, torch.empty_like(factor), factor)
+        return None
 
     def _clip_value(
         self, stock: Callable[..., Any], parameters: Any, clip_value: float, foreach: bool | None = None
@@ -137,6 +148,12 @@ class FlatGradients(Part):
         if not several or not all(map(spans.plain, gradients)):
             return False
         return {each.device.type for each in gradients} <= self.devices
+
+
+def _one_kernel_scales(long: Sequence[Any]) -> bool:
+    """Whether GradScaler's kernel takes them all at once; one with gaps in memory would make it wait for the factor."""
+    kinds = {(each.dtype, each.device) for each in long}
+    return len(kinds) == 1 and long[0].dtype == torch.float32 and all(map(spans.dense, long))
 
 
 def _norms(long: Sequence[Any], order: float) -> list[Any]:

@@ -17,7 +17,8 @@ PARTS = Catalogue(
     "hf_mps.step",
     {
         "torch": ("flat-gradients", "fused-optimizer", "fused-dropout", "short-attention", "one-copy"),
-        "transformers.modeling_utils": ("decoder-pieces",),
+        "transformers.modeling_utils": ("joint-projections", "decoder-pieces"),
+        "transformers.masking_utils": ("padding-masks",),
     },
     lambda module: module.PART,
 )

@@ -98,7 +98,7 @@ class ShortAttention(Part):
         scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
         hidden: attention_in_one.Hidden | None = None
         if mask is not None:
-            hidden = self._of(mask)
+            hidden = self._of(mask, query.shape[1])
         elif causal:
             hidden = self._of_causal(query.shape[2], key.shape[2], query.device), None
         call = attention_in_one.Call(math.sqrt(scale), dropout, hidden)
@@ -107,16 +107,16 @@ class ShortAttention(Part):
         out: Tensor = stock.theirs(attention_in_one.Attention.apply, query, key, value, call)
         return out
 
-    def _of(self, mask: Tensor) -> attention_in_one.Hidden:
+    def _of(self, mask: Tensor, heads: int) -> attention_in_one.Hidden:
         """What is added to the scores, and which rows see anything; the same for each layer that is given the mask."""
         # Layers are given views of one mask, cut anew each time.
         base = mask if mask._base is None else mask._base
-        place = (mask.storage_offset(), mask.shape, mask.stride(), mask._version)
+        place = (mask.storage_offset(), mask.shape, mask.stride(), mask._version, heads)
         masks: Any = self._masks
         known = masks.setdefault(base, {})
         if place not in known:
             known.clear()
-            known[place] = attention_in_one.hidden(mask)
+            known[place] = attention_in_one.hidden(mask, heads)
         found: attention_in_one.Hidden = known[place]
         return found
 
@@ -125,7 +125,7 @@ class ShortAttention(Part):
         found = self._causal.get(place)
         if found is None:
             seen = torch.ones(queries, keys, dtype=torch.bool, device=device).tril_()
-            found, _ = attention_in_one.hidden(seen)
+            found = attention_in_one.hidden(seen, 1)[0][0]
             if len(self._causal) >= CAUSAL:
                 self._causal.clear()
             if found.numel() <= KEPT:

@@ -6,10 +6,12 @@ checkpoints and whoever holds it: only where its elements lie changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+
+from hf_mps.step import side_by_side
 
 SMALL = 2**20
 """Bytes of a tensor up to which it is brought together with others.
@@ -45,12 +47,12 @@ def spans(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     reached: tuple[int, int, Any] | None = None
     for storage, offset, number in sorted(_places(tensors)):
         tensor = tensors[number]
-        dense = _dense(tensor)
-        if not dense or reached != (storage, offset, tensor.dtype):
+        filled = dense(tensor)
+        if not filled or reached != (storage, offset, tensor.dtype):
             _join(neighbours, found)
             neighbours = []
         neighbours.append(tensor)
-        reached = (storage, offset + tensor.numel(), tensor.dtype) if dense else None
+        reached = (storage, offset + tensor.numel(), tensor.dtype) if filled else None
     _join(neighbours, found)
     return found
 
@@ -59,25 +61,28 @@ def gather(tensors: Sequence[torch.Tensor], small: int = SMALL, buffer: int = BU
     """Let small plain tensors lie side by side, and return all as few long ones, as `spans` does.
 
     Those of a dtype and a device get buffers of their own, of at most `buffer` bytes; `small` is the size in bytes up
-    to which a tensor is moved. One that shares its storage with anything else stays where it is: whoever looks through
-    the other one has to see what happens to it. Waits for nothing.
+    to which a tensor is moved, or several that fill a storage. What shares its storage with anything else stays where
+    it is: whoever looks through that has to see what happens to it. Waits for nothing.
     """
-    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    kinds: dict[tuple[torch.dtype, torch.device], list[list[torch.Tensor]]] = {}
     rest, found = [], []
-    for each in tensors:
-        if each.nbytes <= small and _alone(each):
-            kinds.setdefault((each.dtype, each.device), []).append(each)
+    for several in _by_storage(tensors):
+        if sum(each.nbytes for each in several) <= small and _fill(several):
+            kinds.setdefault((several[0].dtype, several[0].device), []).append(several)
         else:
-            rest.append(each)
+            rest += several
     for kind in kinds.values():
         for together in _pieces(kind, buffer):
-            found.append(_brought_together(together) if len(together) > 1 else together[0])
+            if len(together) > 1:
+                found.append(_brought_together([each for several in together for each in several]))
+            else:
+                rest += together[0]
     return found + spans(rest)
 
 
 def norms(tensor: torch.Tensor, order: float) -> torch.Tensor:
     """Norms of pieces of a plain tensor, one dimension, whose norm is the tensor's; a short one is its own pieces."""
-    if tensor.numel() <= ROW or not _dense(tensor):
+    if tensor.numel() <= ROW or not dense(tensor):
         return tensor.reshape(-1)
     last = tensor.shape[-1]
     whole = tensor.numel() // ROW * ROW
@@ -109,16 +114,41 @@ def _join(neighbours: list[torch.Tensor], found: list[torch.Tensor]) -> None:
     found.append(first.as_strided((size,), (1,), int(first.storage_offset())))
 
 
-def _pieces(tensors: list[torch.Tensor], most: int) -> Iterator[list[torch.Tensor]]:
-    """The tensors in lists of at most `most` bytes each, or of one."""
-    piece: list[torch.Tensor] = []
-    size = 0
+def _by_storage(tensors: Sequence[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
+    found: dict[int, list[torch.Tensor]] = {}
     for each in tensors:
-        if piece and size + each.nbytes > most:
+        found.setdefault(each.untyped_storage()._cdata, []).append(each)
+    return found.values()
+
+
+def _fill(tensors: list[torch.Tensor]) -> bool:
+    """Whether tensors of one storage fill it side by side in their order, and nothing else looks into it."""
+    if len(tensors) == 1:
+        return side_by_side.alone(tensors[0])
+    storage = tensors[0].untyped_storage()
+    if torch._C._storage_Use_Count(storage._cdata) != len(tensors) + 1:  # one is the object made for this question
+        return False
+    reached = 0
+    for each in tensors:
+        if not each.is_contiguous() or each.dtype != tensors[0].dtype:
+            return False
+        if each.storage_offset() * each.element_size() != reached:
+            return False
+        reached += each.nbytes
+    return reached == storage.nbytes()
+
+
+def _pieces(several: list[list[torch.Tensor]], most: int) -> Iterator[list[list[torch.Tensor]]]:
+    """The same in lists of at most `most` bytes each, or of one."""
+    piece: list[list[torch.Tensor]] = []
+    size = 0
+    for one in several:
+        bytes_of_one = sum(each.nbytes for each in one)
+        if piece and size + bytes_of_one > most:
             yield piece
             piece, size = [], 0
-        piece.append(each)
-        size += each.nbytes
+        piece.append(one)
+        size += bytes_of_one
     yield piece
 
 
@@ -139,7 +169,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((tensor.numel(),), (1,), int(tensor.storage_offset()))
 
 
-def _dense(tensor: torch.Tensor) -> bool:
+def dense(tensor: torch.Tensor) -> bool:
     """Whether its elements fill one piece of memory, in any order of the dimensions."""
     if tensor.is_contiguous():
         return True
@@ -149,11 +179,3 @@ def _dense(tensor: torch.Tensor) -> bool:
             return False
         size *= length
     return True
-
-
-def _alone(tensor: torch.Tensor) -> bool:
-    """Whether nothing else looks into its storage, and it fills that in order."""
-    storage = tensor.untyped_storage()
-    # Two: the tensor, and the object that was made for this question.
-    single = torch._C._storage_Use_Count(storage._cdata) == 2
-    return single and storage.nbytes() == tensor.nbytes and tensor.is_contiguous()

@@ -9,7 +9,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
 from hf_mps import simulator
-from hf_mps.step import spans
+from hf_mps.step import side_by_side, spans
 from hf_mps.step.flat_gradients import PART
 from tests.step.conftest import Fused
 
@@ -163,3 +163,31 @@ def test_what_is_said_of_foreach_and_empty_generators_is_stocks(fused: Fused) ->
             clip_grad_norm_(parameters(), 1.0, foreach=True)
         with pytest.warns(UserWarning, match="empty generator"):
             clip_grad_norm_((each for each in ()), 1.0)
+
+
+def test_large_gradients_are_scaled_in_one_kernel(fused: Fused) -> None:
+    def large() -> list[Any]:
+        made = [torch.nn.Parameter(torch.zeros(600, 500, device="mps")) for _ in range(6)]
+        for number, each in enumerate(made):
+            each.grad = torch.full_like(each, number + 1.0)
+        return made
+
+    stock, ours = large(), large()
+    norm = clip_grad_norm_(stock, 1.0)
+    with fused(), simulator.counted(operators=True) as counts:
+        found = clip_grad_norm_(ours, 1.0)
+    torch.testing.assert_close(found.cpu(), norm.cpu(), rtol=1e-6, atol=0)
+    for mine, theirs in zip(gradients(ours), gradients(stock), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=0)
+    assert counts.operators["aten::_amp_foreach_non_finite_check_and_unscale_"] == 1
+    assert counts.operators["aten::mul_.Tensor"] == 1, "the factor alone"
+
+
+def test_gradients_that_fill_a_storage_together_move_together() -> None:
+    whole, other = torch.ones(30, device="mps"), torch.ones(7, device="mps")
+    several = side_by_side.pieces(whole, (10, 20), 0)
+    looking = whole.view(5, 6)
+    del whole
+    assert [each.numel() for each in spans.gather([*several, other])] == [30, 7], "somebody looks into it"
+    del looking
+    assert [each.numel() for each in spans.gather([*several, other])] == [37]

@@ -54,7 +54,9 @@ def test_losses_are_the_plain_trainers(fused: Fused, tmp_path: Path, said: dict[
     expected = losses(tmp_path, **said)
     with fused():
         found = losses(tmp_path, **said)
-    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-5, atol=1e-5)
+    # Sums in half precision are rounded once where stock rounds three parts and their sum.
+    close = 1e-4 if "fp16" in said else 1e-5
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=close, atol=close)
 
 
 def test_losses_are_bit_equal_where_clipping_does_not_act(fused: Fused, tmp_path: Path) -> None:
