@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 from unicodedata import category
 
@@ -28,6 +28,8 @@ class _OneLine(Exception):
     """
 
     quiet = False
+    named = False
+    """Whether the words say already at which rank it came about."""
 
     def __str__(self) -> str:
         return "".join(ascii(letter)[1:-1] if category(letter) in BREAKING else letter for letter in super().__str__())
@@ -47,6 +49,16 @@ class RunError(_OneLine):
 
 class Notice(UserWarning):
     """Something that the layer says; an exception only where the user turned warnings into errors."""
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and its causes, innermost last, each once."""
+    seen: set[int] = set()
+    here: BaseException | None = error
+    while here is not None and id(here) not in seen:
+        seen.add(id(here))
+        yield here
+        here = here.__cause__ or here.__context__
 
 
 def brief(text: str) -> str:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import pickle
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -19,6 +20,7 @@ from typing import Any, TypeVar
 
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.text import first_line
+from hf_mps.distributed.watch import Watch
 from hf_mps.distributed.world import World
 
 T = TypeVar("T")
@@ -40,7 +42,9 @@ class Failure:
 
     def error(self, *, named: bool) -> UserError | RunError:
         """The same error for another rank; `named` says whose it is."""
-        return self.kind(f"rank {self.rank} on {self.host}: {self.text}" if named else self.text)
+        made = self.kind(f"rank {self.rank} on {self.host}: {self.text}" if named else self.text)
+        made.named = named
+        return made
 
 
 class Ranks:
@@ -50,6 +54,8 @@ class Ranks:
         self.world = world
         self._store = store
         self._calls = 0
+        self.watch: Watch | None = None
+        """This rank's look at the others, while it lasts."""
 
     @classmethod
     def here(cls) -> Ranks:
@@ -63,7 +69,7 @@ class Ranks:
         Raises UserError where the launcher's variables name none, RunError where it cannot be reached.
         """
         if self._store is None:
-            self._store = _open(self.world)
+            self._store = open_store(self.world)
         return self._store
 
     def from_main(self, make: Callable[[], T]) -> T:
@@ -133,6 +139,18 @@ class Ranks:
         """Wait until every rank is here."""
         self.gather(None)
 
+    @contextmanager
+    def watched(self) -> Iterator[Watch]:
+        """Let each rank watch the others while the context lasts, over a connection to the store of its own."""
+        from torch.distributed.distributed_c10d import PrefixStore
+
+        with Watch(self.world, PrefixStore("watch", open_store(self.world))) as watch:
+            self.watch = watch
+            try:
+                yield watch
+            finally:
+                self.watch = None
+
     def _key(self) -> str:
         self._calls += 1
         return str(self._calls)
@@ -144,11 +162,13 @@ class Ranks:
         pause = PAUSES[0]
         try:
             while not self.store.check([key]):  # `wait` would tell of each second without it on stderr
+                if self.watch is not None:
+                    self.watch.look()
                 time.sleep(pause)
                 pause = min(2 * pause, PAUSES[1])
             return bytes(self.store.get(key))
         except DistError as error:
-            raise quiet(RunError(f"{self.world}: the main process went away ({first_line(error)})")) from error
+            raise RunError(f"{self.world}: the main process went away ({first_line(error)})") from error
 
     def _was_read(self, key: str, keys: list[str], readers: int) -> None:
         """Let the last of the `readers` of `keys` remove them from the store."""
@@ -181,7 +201,7 @@ def _made(world: World) -> Ranks:
     return Ranks(world)
 
 
-def _open(world: World) -> Any:
+def open_store(world: World) -> Any:
     """The store of torch.distributed's `env://` rendezvous, under this package's prefix."""
     from torch.distributed import DistError
     from torch.distributed.distributed_c10d import PrefixStore

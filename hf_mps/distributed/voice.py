@@ -16,6 +16,7 @@ from typing import TextIO
 
 from hf_mps.core import status
 from hf_mps.distributed.ranks import Ranks
+from hf_mps.distributed.watch import Watch
 from hf_mps.distributed.world import World
 
 GRACE = 1.0
@@ -65,10 +66,16 @@ def one_voice() -> Iterator[None]:
     if world.alone:
         yield
         return
+    with Ranks.here().watched() as watch, _of_rank(world, watch):
+        yield
+
+
+@contextmanager
+def _of_rank(world: World, watch: Watch) -> Iterator[None]:
     lines: list[str] = []
     if world.main:
         own = _Kept(sys.stderr)
-        with redirect_stderr(own):
+        with redirect_stderr(own), watch.concluding():
             yield
         for rank, theirs in enumerate(Ranks.here().gather(lines)):
             for line in theirs:
@@ -81,11 +88,13 @@ def one_voice() -> Iterator[None]:
             nowhere = silent.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
             for each in (status.hidden(), redirect_stdout(nowhere), redirect_stderr(kept)):
                 silent.enter_context(each)
-            yield
+            with watch.concluding():
+                yield
     except BaseException as error:
-        for line in kept.lines:
-            print(f"[rank {world.rank}] {line}", file=stderr)
         if getattr(error, "quiet", False):  # torchrun ends the others when the first one ends
             time.sleep(GRACE)
+        else:
+            for line in kept.lines:
+                print(f"[rank {world.rank}] {line}", file=stderr)
         raise
     Ranks.here().gather(list(kept.lines))

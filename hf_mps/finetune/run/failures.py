@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from hf_mps.core.errors import chain
 from hf_mps.core.text import first_line, summary
 from hf_mps.device import memory
 
@@ -30,7 +31,7 @@ NO_KERNEL = re.compile(r"The operator '([\w:.]+)' is not currently implemented f
 
 def describe(error: BaseException) -> str | None:
     """Return a clause for a failure of the machine, or None for any other error."""
-    for cause in _chain(error):
+    for cause in chain(error):
         text = str(cause)
         if isinstance(cause, OSError) and cause.errno in FULL:
             return FULL[cause.errno] + (f": {cause.filename}" if cause.filename else "")
@@ -70,18 +71,8 @@ def place_of_cache(error: BaseException) -> str:
     """
     import datasets
 
-    if not any(isinstance(cause, OSError) and cause.errno in FULL for cause in _chain(error)):
+    if not any(isinstance(cause, OSError) and cause.errno in FULL for cause in chain(error)):
         return ""
     cache = Path(datasets.config.HF_DATASETS_CACHE)
-    named = any(getattr(cause, "filename", None) for cause in _chain(error))
+    named = any(getattr(cause, "filename", None) for cause in chain(error))
     return f"{'' if named else f': {cache}'}; next: room there, or HF_HOME=FOLDER on another disk"
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Return the error and its causes, innermost last, each once."""
-    seen: set[int] = set()
-    here: BaseException | None = error
-    while here is not None and id(here) not in seen:
-        seen.add(id(here))
-        yield here
-        here = here.__cause__ or here.__context__

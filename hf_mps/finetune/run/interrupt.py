@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
 from transformers import TrainerCallback
 
 from hf_mps.core.errors import INTERRUPTED
+from hf_mps.distributed.agreement import Agreement
+from hf_mps.distributed.ranks import Ranks
 
 WAITS = b"hf-mps: stopping after this evaluation, which tells the best weights; Ctrl-C again stops at once\n"
 SAID = b"\nhf-mps: stopping after this step, with a checkpoint; Ctrl-C again stops at once\n"
+ONE = 2.0
+"""Seconds within which several signals are one, where a launcher hands on what the terminal has sent too."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -32,13 +37,26 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
     leave the step half done, and Python drops one that is raised inside a destructor. An evaluation that picks the best
     weights is finished first, or the resumed run would keep others. A second signal ends the run at once. A handler
     that the user's program set is left alone, and so is a thread other than the main one.
+
+    Several processes act at the same step, whichever of them got the signal (hf_mps/distributed/agreement.py).
     """
 
     trainer: Any = None
     """Set once the trainer is made: it saves the checkpoint."""
 
     def __init__(self) -> None:
-        self._number: int | None = None
+        ranks = Ranks.here()
+        self._alone = ranks.world.alone
+        self._replaced: dict[int, list[Any]] = {
+            signal.SIGINT: [signal.default_int_handler],
+            signal.SIGTERM: [signal.SIG_DFL],
+        }
+        if ranks.watch is not None:
+            self._replaced[signal.SIGTERM].append(ranks.watch.on_sigterm)
+        self._agreement = Agreement(ranks.watch, _say if ranks.world.main else None)
+        self._asked = 0.0  # when the first signal came here
+        self._process = os.getpid()
+        self._number: int | None = None  # of the signal, once the step is there
         self._before: dict[int, Any] = {}
         self._training = False
         self._evaluated: int | None = None
@@ -46,43 +64,44 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
 
     def __enter__(self) -> Interruption:
         if threading.current_thread() is threading.main_thread():
-            for number, own in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
-                if signal.getsignal(number) is own:
+            for number, replaced in self._replaced.items():
+                if signal.getsignal(number) in replaced:
                     self._before[number] = signal.signal(number, self._remember)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._agreement.close()
         while self._before:
             signal.signal(*self._before.popitem())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._training = True
-        if self._number is not None:
+        if self._stops():
             control.should_save = True  # Trainer logs the step, saves, and calls on_save
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._number is not None:
+        if self._stops():
             control.should_save = True  # behind the evaluation, so that the checkpoint knows of it
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._evaluated = state.global_step
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._number is not None and not self._awaits_evaluation(args, state):
+        if self._stops() and not self._awaits_evaluation(args, state):
             self._end(state)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._training = False
-        if self._number is not None:
+        if self._stops():
             self._end(state)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._number is None:
+        if not self._stops():
             return
         if self._training and _decides(args):
-            if not self._waits:
+            if not self._waits and Ranks.here().world.main:
                 os.write(2, WAITS)
             self._waits = control.should_save = True
             return
@@ -101,12 +120,27 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
         assert number is not None
         raise Stopped(state.global_step, 128 + number if number != signal.SIGINT else INTERRUPTED)
 
+    def _stops(self) -> bool:
+        """Whether the run stops here: to be asked wherever it could, since ranks count these places."""
+        if self._number is None:
+            self._number = self._agreement.moment()
+        return self._number is not None
+
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        if self._number is not None:
+        if os.getpid() != self._process:  # a loader's worker, forked and signalled with the rest: it has to go on
+            return
+        now = time.monotonic()
+        if self._asked and (self._alone or now - self._asked > ONE):
             raise KeyboardInterrupt
-        self._number = number
-        if number == signal.SIGINT:
-            os.write(2, SAID)  # not print: the signal may have come in the middle of one
+        self._asked = self._asked or now
+        self._agreement.ask(number)
+        if self._alone:
+            _say(number)
+
+
+def _say(number: int) -> None:
+    if number == signal.SIGINT:
+        os.write(2, SAID)  # not print: the signal may have come in the middle of one
 
 
 def _decides(args: Any) -> bool:

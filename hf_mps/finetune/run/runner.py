@@ -24,7 +24,7 @@ from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import screen
 from hf_mps.finetune.run import caffeinate, failures, fingerprints, links
 from hf_mps.finetune.run.prepare import PreparedRun, locate, prepare_run
-from hf_mps.finetune.run.run_dir import RunDir, store
+from hf_mps.finetune.run.run_dir import RunDir, checkpoints, store
 
 if TYPE_CHECKING:
     from hf_mps.finetune.report import RunRecord
@@ -89,6 +89,8 @@ def train(
                 room = ranks.from_main(lambda: foresee(prepared_run))
                 prepared_run = replace(prepared_run, room=room)
         run_dir = ranks.from_main(lambda: held.enter_context(run_dir.lock()))
+        if ranks.watch is not None:
+            ranks.watch.left = lambda: _kept_clause(run_dir, clean=False)
         with _failures_in_one_line(resolved, run_dir):
             if keep and ranks.world.main:
                 store(run_dir.path, resolved)
@@ -256,14 +258,14 @@ def _failures_in_one_line(resolved: ResolvedRecipe, run_dir: RunDir | None) -> I
         raise RunError(f"{words}{failures.place_of_cache(error) if run_dir is None else kept_files}") from error
 
 
-def _kept_clause(run_dir: RunDir | None) -> str:
+def _kept_clause(run_dir: RunDir | None, *, clean: bool = True) -> str:
     """Return a clause about what a failed run leaves, once its folder is clean; empty before it has one.
 
-    The folder is the main process's to clean.
+    The folder is the main process's to clean, and no other rank's that may still write.
     """
-    if run_dir is None or not World.here().main:
+    if run_dir is None:
         return ""
-    whole = run_dir.clean()
+    whole = run_dir.clean() if clean and World.here().main else checkpoints(run_dir.path)
     model = f"; the trained model is in {run_dir.path}" if run_dir.holds_model() else ""
     if not whole:
         return model or "; no checkpoint was written yet"

@@ -129,7 +129,7 @@ class ResumeBatches(Guard):
             "active": None if replay is None else replay.store(),
             "generators": [None if each is None else each.get_state() for each in generators],
         }
-        rng_state.save(stored, folder / FILE)
+        rng_state.save(stored, rng_state.own(folder / FILE))
         self.acted(f"checkpoints also hold where the loader is in its epoch, in {FILE}", aloud=False)
 
 
@@ -140,7 +140,9 @@ def _number(loader: Any, loaders: list[Any]) -> int | None:
 def _read(folder: Path) -> dict[str, Any] | None:
     import torch
 
-    file = folder / FILE
+    from hf_mps.guards.resume import rng_state
+
+    file = rng_state.own(folder / FILE)
     return torch.load(file, weights_only=True, map_location="cpu") if file.is_file() else None
 
 

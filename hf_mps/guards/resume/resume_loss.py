@@ -57,16 +57,20 @@ class ResumeLoss(Guard):
         return stock(trainer, tr_loss, *args, **kwargs)
 
     def _saved(self, stock: Callable[..., None], trainer: Any, output_dir: str) -> None:
+        from hf_mps.guards.resume import rng_state
+
         stock(trainer, output_dir)
         since, unlogged = trainer._globalstep_last_logged, getattr(trainer, "_hf_mps_sum", None)
         if trainer.args.device.type == "mps" and unlogged is not None and since < trainer.state.global_step:
             rest = {"sum": float(unlogged), "logged": since}
-            write_atomic(Path(output_dir) / FILE, json.dumps(rest))
+            write_atomic(rng_state.own(Path(output_dir) / FILE), json.dumps(rest))
             self.acted(f"checkpoints also hold the loss since the last log entry, in {FILE}", aloud=False)
 
     def _loaded(self, stock: Callable[..., None], trainer: Any, checkpoint: str | None) -> None:
+        from hf_mps.guards.resume import rng_state
+
         stock(trainer, checkpoint)
-        file = Path(checkpoint or "") / FILE
+        file = rng_state.own(Path(checkpoint or "") / FILE)
         if checkpoint is None or trainer.args.device.type != "mps" or not file.is_file():
             return
         rest = json.loads(file.read_text(encoding="utf-8"))

@@ -78,16 +78,21 @@ class ResumeRng(Guard):
 
         from hf_mps.guards.resume import rng_state
 
-        rng_state.save(torch.mps.get_rng_state(), folder / FILE)
+        rng_state.save(torch.mps.get_rng_state(), rng_state.own(folder / FILE))
         self.acted(f"checkpoints also hold the device's random numbers, in {FILE}", aloud=False)
 
     def _load(self, folder: Path) -> None:
         import torch
 
-        if (folder / FILE).is_file():
-            torch.mps.set_rng_state(torch.load(folder / FILE, weights_only=True, map_location="cpu"))
+        from hf_mps.guards.resume import rng_state
+
+        file = rng_state.own(folder / FILE)
+        if file.is_file():
+            torch.mps.set_rng_state(torch.load(file, weights_only=True, map_location="cpu"))
         else:
-            self.acted(f"{folder} holds no {FILE}: the resumed run draws other random numbers than an unbroken one")
+            self.acted(
+                f"{folder} holds no {file.name}: the resumed run draws other random numbers than an unbroken one"
+            )
 
 
 GUARD = ResumeRng()

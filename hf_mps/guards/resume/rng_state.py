@@ -59,6 +59,14 @@ class States:
         return cls(on_cpu["torch"], python, of_numpy, on_cpu["mps"], on_cpu["generator"])
 
 
+def own(file: Path) -> Path:
+    """The file of this process: several have one each in a checkpoint, numbered as Trainer's rng_state_0.pth is."""
+    from accelerate.state import PartialState
+
+    state = PartialState()
+    return file if state.num_processes == 1 else file.with_name(f"{file.stem}_{state.process_index}{file.suffix}")
+
+
 def save(value: Any, file: Path) -> None:
     """torch.save, whole or not at all."""
     part = file.with_name(f"{file.name}.part")

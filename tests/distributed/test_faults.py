@@ -1,0 +1,121 @@
+"""What befalls one rank ends all of them within seconds, in one line; a signal stops all at one step."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import CHECKOUT
+from tests.distributed.launching import QUIET
+from tests.finetune import tiny
+
+pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="a forked process cannot use a Mac's own device")
+WORDS = ("my.yaml", "training.num_train_epochs=40", "training.save_strategy=steps", "training.save_steps=2")
+FAULTS = {
+    "killed": (2, "SIGKILL@step 4@1"),
+    "the main one killed": (3, "SIGKILL@step 4@0"),
+    "a full disk": (2, "FULL@step 4@1"),
+    "a bug": (2, "BUG@step 4@1"),
+    "a bug before the training": (2, "BUG@rows@1"),
+    "Ctrl-C at one": (2, "SIGINT@step 3@1"),
+    "SIGTERM at all": (3, "SIGTERM@step 3"),
+    "Ctrl-C in an evaluation": (2, "SIGINT@evaluation@0"),
+}
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """How each run ended, all of them from one process that forks their ranks."""
+    plan = {
+        name: [{"ranks": ranks, "fault": fault, "words": [*WORDS, f"output_dir={name.replace(' ', '-')}"]}]
+        for name, (ranks, fault) in FAULTS.items()
+    }
+    return {name: parts[0] for name, parts in carried_out(plan, tmp_path_factory.mktemp("faults")).items()}
+
+
+def carried_out(plan: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The plan's runs in a folder with a tiny model and rows; see agent.py."""
+    tiny.model(folder / "model")
+    tiny.write_csv(folder / "train.csv", tiny.rows(48))
+    tiny.write_csv(folder / "dev.csv", tiny.rows(32, 48))
+    (folder / "my.yaml").write_text(tiny.RECIPE, encoding="utf-8")
+    (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.distributed.agent", str(folder)],
+        cwd=folder,
+        env={**os.environ, **QUIET, "PYTHONPATH": str(CHECKOUT), "HF_DATASETS_CACHE": str(folder / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return {name: json.loads((folder / f"{name}.json").read_text()) for name in plan}
+
+
+def said(run: Any) -> list[str]:
+    """The lines about the end that the processes printed, all together, with the host's name masked."""
+    lines = [line for text in run["texts"] for line in text.splitlines() if line.startswith("hf-mps: ")]
+    return [re.sub(r"( on )\S+:", r"\1HOST:", line) for line in lines]
+
+
+@pytest.mark.parametrize("name", [name for name, (_, fault) in FAULTS.items() if "SIGINT" not in fault])
+def test_all_end_within_seconds(name: str, ended: dict[str, Any]) -> None:
+    assert ended[name]["seconds"] < 10
+    assert 0 not in ended[name]["codes"]
+
+
+@pytest.mark.parametrize(
+    ("name", "codes", "line"),
+    [
+        (
+            "killed",
+            [1, -9],
+            "rank 1 on HOST: the process was killed or crashed; the system kills one where memory is short; kept:"
+            " killed/checkpoint-2",
+        ),
+        (
+            "the main one killed",
+            [-9, 1, 1],
+            "rank 0 on HOST: the process was killed or crashed; the system kills one where memory is short; kept:"
+            " the-main-one-killed/checkpoint-2",
+        ),
+        (
+            "a full disk",
+            [1, 1],
+            "rank 1 on HOST: no space is left on the disk: runs/my/checkpoint-3/optimizer.pt; kept:"
+            " a-full-disk/checkpoint-2",
+        ),
+        ("a bug", [1, 1], "rank 1 on HOST: IndexError: index 7 is out of range"),
+        ("a bug before the training", [1, 1], "rank 1 on HOST: IndexError: index 7 is out of range"),
+    ],
+)
+def test_one_line_names_rank_host_and_cause(name: str, codes: list[int], line: str, ended: dict[str, Any]) -> None:
+    assert said(ended[name]) == [f"hf-mps: {line}"]
+    assert ended[name]["codes"] == codes
+
+
+def test_a_bug_shows_its_traceback_and_nothing_else_does(ended: dict[str, Any]) -> None:
+    shown = {name for name, run in ended.items() if "Traceback" in "".join(run["texts"])}
+    assert shown == {"a bug", "a bug before the training"}
+    assert "Traceback" not in ended["a bug"]["texts"][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "code"), [("Ctrl-C at one", 130), ("SIGTERM at all", 143), ("Ctrl-C in an evaluation", 130)]
+)
+def test_a_signal_stops_all_at_one_step_with_one_line(name: str, code: int, ended: dict[str, Any]) -> None:
+    assert set(ended[name]["codes"]) == {code}
+    stopping = "hf-mps: stopping after this step, with a checkpoint; Ctrl-C again stops at once"
+    *before, last = said(ended[name])
+    assert before == ([stopping] if code == 130 else [])
+    step = re.match(r"hf-mps: interrupted at step (\d+); kept: ", last)
+    assert step is not None, last
+    assert f"{name.replace(' ', '-')}/checkpoint-{step[1]}; to go on: " in last
