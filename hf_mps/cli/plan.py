@@ -8,6 +8,7 @@ import typer
 
 from hf_mps.cli.options import Debug, Json, Overrides, Target, Task, Torch, deferred
 from hf_mps.core import status
+from hf_mps.core.errors import UserError
 from hf_mps.dryrun import render
 
 
@@ -21,6 +22,9 @@ def plan(
     task: Task = None,
     length: Annotated[
         int | None, typer.Option("--length", min=1, help="Tokens of a row. Default: what the recipe cuts rows to.")
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", min=2, help="Under FSDP: what each of so many processes holds.")
     ] = None,
     release: Torch = None,
     json: Json = False,
@@ -36,8 +40,15 @@ def plan(
     from hf_mps.dryrun.resolve import resolve_target
 
     machine = named(memory) if memory is not None else None
+    if ranks is not None and release is not None:
+        raise UserError("--torch says what a Mac launches, and --ranks is of other devices; give one of them")
     with status.shown("tracing a training step …"):
-        result = plan_memory(resolve_target(target, overrides or [], task), machine, length=length, release=release)
+        if ranks is not None:
+            from hf_mps.dryrun.memory import sharded
+
+            result = sharded.plan(resolve_target(target, overrides or [], task), ranks, machine, length=length)
+        else:
+            result = plan_memory(resolve_target(target, overrides or [], task), machine, length=length, release=release)
     from hf_mps.dryrun.memory.fit import report
 
     render.show(report(result), render.form(json=json))

@@ -46,10 +46,13 @@ class Parts:
 
 
 @contextmanager
-def weightless(target: Target, device: str = "meta") -> Iterator[Parts]:
+def weightless(
+    target: Target, device: str = "meta", *, on: Choice[str] = METAL, training: Mapping[str, Any] | None = None
+) -> Iterator[Parts]:
     """The parts of `target` with its model in real size over made-up rows: on `meta` without weights, on `cpu` random.
 
-    Raises UserError where nothing tells the model's configuration, and what its task refuses.
+    The step is looked at as the device `on` would take it, with another `training` section where that is given. Raises
+    UserError where nothing tells the model's configuration, and what its task refuses.
     """
     from hf_mps.dryrun.meta_model import MetaCheckpoint
     from hf_mps.finetune.run.logging import errors_only, no_bars
@@ -57,9 +60,11 @@ def weightless(target: Target, device: str = "meta") -> Iterator[Parts]:
     whole = target.resolved.recipe
     with smoke_recipe(target.resolved, weights=whole.task in OF_A_FOLDER) as small, no_bars(), errors_only():
         size, told = known_configs.config(whole)
-        recipe = small.recipe.model_copy(update={"training": whole.training, **_framed(target, size)})
+        recipe = small.recipe.model_copy(
+            update={"training": whole.training if training is None else training, **_framed(target, size)}
+        )
         source = MetaCheckpoint(whole.model, small.recipe.model, local=True, size=size, device=device)
-        run = prepare_run(replace(small, recipe=recipe), source, device=METAL)
+        run = prepare_run(replace(small, recipe=recipe), source, device=on)
         count = sum(parameter.numel() for parameter in run.prepared.model.parameters())
         model = Choice(f"{told.value}, {count / 1e6:,.1f} M parameters", told.reason)
         yield Parts(run, {**target.facts, "model": model, "rows": MADE_UP})

@@ -190,7 +190,7 @@ def report(plan: MemoryPlan) -> Report:
         },
         table_facts={
             "batch": Choice(_shape(estimate, estimate.rows), step),
-            "machine": Choice(machine.name, f"{limits}; above {gib(machine.comfortable)} macOS begins to swap"),
+            "machine": Choice(machine.name, f"{limits}; above {gib(machine.comfortable)} {machine.beyond}"),
         },
         names=(*PARTS, *CLASSES),
         problem="" if plan.verdict == "fits" else f"{gib(estimate.bytes)} {plan.verdict} on {machine.name}",

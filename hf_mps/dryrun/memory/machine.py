@@ -14,11 +14,15 @@ _SIZE = re.compile(r"(\d+)\s*(gb|gib|g)?", re.I)
 
 @dataclass(frozen=True)
 class Machine:
-    """In bytes: `memory` in all, `recommended` is Metal's recommended maximum for one process."""
+    """In bytes: `memory` in all, `recommended` is Metal's recommended maximum for one process.
+
+    `beyond` says what happens above `comfortable`.
+    """
 
     name: str
     memory: int
     recommended: int
+    beyond: str = "macOS begins to swap"
 
     @property
     def comfortable(self) -> int:
@@ -55,3 +59,16 @@ def present() -> Machine:
 
     total = memory.total("mps")
     return Machine(machine.present().chip, total, memory.recommended("mps") or total)
+
+
+def of_ranks(ranks: int) -> Machine:
+    """What one of `ranks` may take: a GPU's memory where CUDA is there, else its share of the machine's."""
+    import torch
+
+    from hf_mps.device import machine, memory
+
+    if torch.cuda.is_available():
+        total = memory.total("cuda")
+        return Machine(torch.cuda.get_device_name(), total, total, "fragments and NCCL have little left")
+    total = memory.total("cpu") // ranks
+    return Machine(f"one of {ranks} parts of {machine.present().chip}", total, total, "it begins to swap")

@@ -6,8 +6,8 @@ Fake tensors hold nothing: a laptop's memory is enough to find the peak of a 7-b
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +26,14 @@ from hf_mps.operators.support import NO_OPERATORS
 if TYPE_CHECKING:
     from hf_mps.dryrun.step import TrainingStep
 
-WEIGHTS, GRADIENTS, STATE, ACTIVATIONS, LOGITS, WORKING = (
+WEIGHTS, GRADIENTS, STATE, ACTIVATIONS, LOGITS, WORKING, GATHERED = (
     "weights",
     "gradients",
     "optimizer",
     "activations",
     "logits",
     "working",
+    "gathered",
 )
 PARTS = {
     WEIGHTS: "parameters and buffers",
@@ -41,7 +42,10 @@ PARTS = {
     ACTIVATIONS: "what the forward pass makes, most of it kept for the backward pass",
     LOGITS: "tensors as wide as the vocabulary: the output layer's and the loss's",
     WORKING: "what the backward pass and clipping make on the way",
+    GATHERED: "under FSDP: the blocks' whole weights and gradients, and what ranks send each other",
 }
+SENDING = ("c10d", "fsdp")
+"""Namespaces of the operators between which weights are gathered and gradients scattered."""
 _OF_PHASE = {FORWARD: ACTIVATIONS, LOSS: ACTIVATIONS, BACKWARD: WORKING, CLIPPING: WORKING, OPTIMIZER: STATE}
 # At most so many steps: the first makes the optimizer's moments, so the second one is the highest.
 STEPS = 2
@@ -73,7 +77,11 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten.add.Tensor and not kwargs and (place := self._joined(*args)) is not None:
             return args[place].add_(args[1 - place])
         result = func(*args, **(kwargs or {}))
-        if not func.name().startswith(NO_OPERATORS):
+        if func.namespace in SENDING:
+            for leaf in tree_leaves((args, kwargs, result)):
+                if isinstance(leaf, torch.Tensor):
+                    self.sent(leaf)
+        elif not func.name().startswith(NO_OPERATORS):
             for leaf in tree_leaves(result):
                 if isinstance(leaf, torch.Tensor):
                     self._made(leaf)
@@ -104,28 +112,49 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def belongs(self, tensor: torch.Tensor, part: str) -> None:
         """Count a tensor that is there as of `part`."""
-        key = id(tensor.untyped_storage())
-        if key in self._live:
-            reference, size, before = self._live[key]
-            if before != part:
-                self._parts[before] -= size
-                self._parts[part] += size
-                self._live[key] = (reference, size, part)
+        self._is(local(tensor).untyped_storage(), part)
+
+    def sent(self, tensor: torch.Tensor) -> None:
+        """Ranks send each other a tensor: count it as gathered, but for what stays from step to step."""
+        self._made(tensor, GATHERED)
+        storage = local(tensor).untyped_storage()
+        if self._live.get(id(storage), (None, 0, WEIGHTS))[2] not in (WEIGHTS, STATE):
+            self._is(storage, GATHERED)
+
+    def resized(self, storage: torch.UntypedStorage, before: int) -> None:
+        """A storage that is known has another size now; FSDP frees and takes back a block's whole weights so."""
+        key = id(storage)
+        if key not in self._live:
+            return
+        self._is(storage, GATHERED)
+        reference, _, part = self._live[key]
+        self._live[key] = (reference, storage.nbytes(), part)
+        self._grow(storage.nbytes() - before, part)
+
+    def _is(self, storage: torch.UntypedStorage, part: str) -> None:
+        reference, size, before = self._live.get(id(storage), (None, 0, part))
+        if before != part:
+            self._parts[before] -= size
+            self._parts[part] += size
+            self._live[id(storage)] = (reference, size, part)
 
     def _made(self, tensor: torch.Tensor, part: str | None = None) -> None:
         if tensor.device.type != self._device:
             return
-        storage = tensor.untyped_storage()
+        storage = local(tensor).untyped_storage()
         key, size = id(storage), storage.nbytes()
         if key in self._live:
             return
         place = self._tracker.here()
         part = part or self._part(tensor, place[0])
         self._live[key] = (weakref.ref(storage, lambda _: self._freed(key)), size, part)
+        self._grow(size, part, place)
+
+    def _grow(self, size: int, part: str, place: tuple[str, str] | None = None) -> None:
         self._now += size
         self._parts[part] += size
         if self._now > self.peak.bytes:
-            self.peak = Peak(self._now, dict(self._parts), place)
+            self.peak = Peak(self._now, dict(self._parts), place or self._tracker.here())
 
     def _freed(self, key: int) -> None:
         _, size, part = self._live.pop(key)
@@ -145,11 +174,18 @@ def _alone(tensor: torch.Tensor) -> bool:
     return bool(count <= 2 and torch.ops.aten.is_non_overlapping_and_dense(tensor))
 
 
-def peak(step: TrainingStep, *others: Any) -> Peak:
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a sharded tensor that this rank holds; any other tensor as it is."""
+    part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
+
+
+def peak(step: TrainingStep, *others: Any, device: str = "mps") -> Peak:
     """Run a step twice and return its highest moment; the recorders `others` look on, and keep the second one's."""
-    memory = Memory(step.tracker, vocabulary=_vocabulary(step.model))
+    memory = Memory(step.tracker, device, vocabulary=_vocabulary(step.model))
     memory.hold([*step.model.parameters(), *step.model.buffers()])
     with ExitStack() as hooks:
+        hooks.enter_context(resizes(memory.resized))
         for parameter in step.model.parameters():
             if parameter.requires_grad:
                 hooks.callback(parameter.register_post_accumulate_grad_hook(memory.gradient).remove)
@@ -165,6 +201,24 @@ def peak(step: TrainingStep, *others: Any) -> Peak:
     highest = memory.peak
     phase, module = highest.where
     return Peak(highest.bytes, {part: size for part, size in highest.parts.items() if size}, (phase, family(module)))
+
+
+@contextmanager
+def resizes(told: Callable[[torch.UntypedStorage, int], None]) -> Iterator[None]:
+    """Call `told(storage, bytes before)` whenever a storage is given another size, which no operator does."""
+    stock = torch.UntypedStorage.resize_
+
+    def resize_(storage: Any, size: int) -> Any:
+        before = storage.nbytes()
+        result = stock(storage, size)
+        told(storage, before)
+        return result
+
+    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        torch.UntypedStorage.resize_ = stock  # type: ignore[method-assign]
 
 
 def _vocabulary(model: Any) -> int | None:
@@ -221,10 +275,8 @@ class Tracer:
     def _trace(self, rows: int) -> Estimate:
         # Of many micro-batches the second is like all that follow: gradients are there, and activations again.
         changes = {"gradient_accumulation_steps": min(self.accumulation, 2)}
-        step = prepare.step(self._parts, self._device, fake=True, changes=changes, rows=rows, wide=self.wide)
         try:
-            other = self._also(step) if self._also is not None else None
-            highest = peak(step, *([] if other is None else [other]))
+            step, highest = self._highest(changes, rows)
         except Exception as error:
             if not needs_numbers(error):
                 raise
@@ -241,6 +293,11 @@ class Tracer:
             str(self.wide),
             step.facts,
         )
+
+    def _highest(self, changes: dict[str, Any], rows: int) -> tuple[TrainingStep, Peak]:
+        step = prepare.step(self._parts, self._device, fake=True, changes=changes, rows=rows, wide=self.wide)
+        other = self._also(step) if self._also is not None else None
+        return step, peak(step, *([] if other is None else [other]))
 
     def _setting(self, name: str, default: int) -> int:
         settings = self._parts.prepared.arguments_defaults | dict(self._parts.recipe.training)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
+from hf_mps.finetune import sharding
 from hf_mps.finetune.capture import attention_kernels, decide
 
 if TYPE_CHECKING:
@@ -41,10 +42,11 @@ def measured(plan: Plan, prepared: Prepared, recipe: Recipe, checkpoint: Path | 
     """Let `plan` train in the precision that its device, CUDA or the CPU, is faster in.
 
     Return the callback that keeps the choice, None where nothing is measured: on Metal, on CPUs without bfloat16, where
-    the user says a precision or halves, for short runs. A run that goes on from `checkpoint` takes what was measured
-    when it began.
+    the user says a precision or halves, for short runs, under FSDP, whose model may be too large for one device. A run
+    that goes on from `checkpoint` takes what was measured when it began.
     """
-    if plan.device.value == "mps" or not recipe.speedups or recipe.weights != "float32":
+    said = recipe.weights != "float32" or not recipe.speedups
+    if plan.device.value == "mps" or said or sharding.KEY in plan.choices:
         return None
     from hf_mps.distributed.ranks import Ranks
     from hf_mps.finetune.capture import precision

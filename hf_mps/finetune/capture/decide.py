@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.distributed.world import World
+from hf_mps.finetune.sharding import settings
 
 if TYPE_CHECKING:
     from hf_mps.finetune.recipe.schema import Recipe
@@ -27,7 +28,6 @@ OBSTACLES = {
     "torch_empty_cache_steps": "torch_empty_cache_steps frees memory in the middle of a step",
     "auto_find_batch_size": "auto_find_batch_size needs a step's memory back when it fails",
     "deepspeed": "DeepSpeed steps by itself",
-    "fsdp": FSDP,
 }
 
 
@@ -45,6 +45,8 @@ def decide(recipe: Recipe, training: Mapping[str, Any], device: str) -> Choice[s
         return Choice(OFF, SAID)
     if asked is None and not recipe.speedups:
         return Choice(OFF, "speedups is false in the recipe")
+    if settings.asked(training):
+        return refused(asked, FSDP)
     for key, why in OBSTACLES.items():
         if training.get(key):
             return refused(asked, why)

@@ -9,6 +9,7 @@ from typing import Any
 from hf_mps.compat import removed_arguments
 from hf_mps.core.errors import nearest
 from hf_mps.finetune.recipe.fields import TRAINING_ARGUMENTS, Field, Source, fields
+from hf_mps.finetune.sharding import settings
 
 __all__ = ["Field", "Source", "fields"]
 
@@ -31,7 +32,8 @@ UPLOAD = "hf upload NAME {} . --exclude 'checkpoint-*' --exclude recipe.yaml"
 
 HUB = "it belongs to push_to_hub, which the runner leaves to: hf upload"
 ONE_PROCESS = "the runner trains in one process; leave it out"
-SEVERAL = "it needs several processes, and the runner is one; use accelerate launch with a script"
+SEVERAL = "the runner divides a model by FSDP alone: training.fsdp=true"
+FSDP = ("fsdp", "fsdp_config")
 # Names of TrainingArguments that a recipe says elsewhere, or that Trainer itself never reads.
 ELSEWHERE = {
     "output_dir": "it stands at the top level of a recipe: output_dir: PATH",
@@ -46,7 +48,7 @@ ELSEWHERE = {
     **dict.fromkeys(("local_rank", "log_on_each_node", "log_level_replica", "save_on_each_node"), ONE_PROCESS),
     **dict.fromkeys(("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers"), ONE_PROCESS),
     **dict.fromkeys(("ddp_static_graph", "ddp_backend", "ddp_timeout"), ONE_PROCESS),
-    **dict.fromkeys(("fsdp", "fsdp_config", "deepspeed", "parallelism_config"), SEVERAL),
+    **dict.fromkeys(("deepspeed", "parallelism_config"), SEVERAL),
     "average_tokens_across_devices": "the runner trains on one device; leave it out",
     "batch_eval_metrics": "metrics are computed over the whole split; leave it out",
     "prediction_loss_only": "it would leave out the metrics that a recipe is measured by; leave it out",
@@ -124,7 +126,7 @@ def problems(
             wrong.append((key, _unknown(key, [name for name in known if name not in elsewhere], source[1], task)))
         elif RENAMED.get(key) in training:
             wrong.append((key, f"is the newer name of {RENAMED[key]}, which is here too; give one of them"))
-        elif problem := _mismatch(known[name], value):
+        elif problem := settings.problem(key, value) if key in FSDP else _mismatch(known[name], value):
             wrong.append((key, problem))
     return wrong
 

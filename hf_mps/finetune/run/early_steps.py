@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.distributed.world import World
 from hf_mps.finetune.run.optimization import PLAIN
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ def obstacle(training: Mapping[str, Any], kind: Any) -> str:
     """Why a trainer of the class `kind` (None: Trainer) cannot step early, as a clause; empty where it can."""
     from transformers import Trainer
 
+    if not World.here().alone:
+        return "ranks average the gradients before any weight steps"
     if (training.get("gradient_accumulation_steps") or 1) > 1:
         return "training.gradient_accumulation_steps adds gradients up, which then all have to stay"
     if training.get("fp16"):

@@ -11,7 +11,7 @@ from typing import Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, nearest
 from hf_mps.distributed.world import World
-from hf_mps.finetune import capture
+from hf_mps.finetune import capture, sharding
 from hf_mps.finetune.models import attention
 from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
@@ -73,6 +73,9 @@ def decide(
     training = prepared.arguments_defaults | room.training | said
     choices: dict[str, Choice[Any]] = dict(prepared.choices)
     choices["precision"], mixed = _precision(training, chosen.value)
+    if (sharded := sharding.choose(recipe, training, prepared, chosen.value)) is not None:
+        choices[sharding.KEY] = sharded
+        training |= sharding.arguments(training, prepared.model)
     early = early_steps.choose(recipe, training, prepared, chosen.value, room.choices.get(early_steps.KEY))
     if (graphs := capture.decide.decide(recipe, training, chosen.value)) is not None:
         if early_steps.steps_early(early) and graphs.value == capture.ON:

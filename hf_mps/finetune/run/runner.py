@@ -113,6 +113,7 @@ def _train(run: PreparedRun, run_dir: RunDir) -> RunRecord:
     from hf_mps.finetune.run.callbacks import Stopwatch
     from hf_mps.finetune.run.record import make_record
     from hf_mps.finetune.run.train import make_trainer, train_and_measure
+    from hf_mps.finetune.sharding.engine import save_whole
 
     recipe, prepared, watch = run.resolved.recipe, run.prepared, Stopwatch()
     ranks = Ranks.here()
@@ -128,7 +129,9 @@ def _train(run: PreparedRun, run_dir: RunDir) -> RunRecord:
     header(run.resolved, plan)
 
     def keep() -> None:
-        if prepared.save is not None:
+        if trainer.is_fsdp_enabled:
+            save_whole(trainer, run_dir.staging)
+        elif prepared.save is not None:
             ranks.from_main(lambda: save(trainer, run_dir.staging) if (save := prepared.save) else None)
         else:
             trainer.save_model(str(run_dir.staging))

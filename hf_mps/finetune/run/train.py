@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,12 @@ from hf_mps import kernels
 from hf_mps.core import notices
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.text import first_line
+from hf_mps.finetune import sharding
 from hf_mps.finetune.capture import attention_kernels
 from hf_mps.finetune.models import attention
 from hf_mps.finetune.report import screen
 from hf_mps.finetune.run import early_steps, links, optimization
+from hf_mps.finetune.sharding import engine
 from hf_mps.finetune.text import buckets
 from hf_mps.step import switch
 
@@ -78,7 +81,8 @@ def train_and_measure(
     stops = SENTINEL.stopping(lower_rate(trainer.args.learning_rate))
     fused = switch.running(plan.choices["fused_step"], plan.device.value)
     kernels_chosen = attention_kernels.chosen(plan.choices.get(attention_kernels.KEY))
-    with peak, lines.attach(trainer), interruption, notices.told(lines.note), stops, fused, kernels_chosen:
+    quiet = engine.quiet() if trainer.is_fsdp_enabled else nullcontext()
+    with peak, lines.attach(trainer), interruption, notices.told(lines.note), stops, fused, kernels_chosen, quiet:
         trained = trainer.train(resume_from_checkpoint=start)
         if not math.isfinite(trained.training_loss):
             raise RunError(f"the training loss is {trained.training_loss}; next: a lower training.learning_rate")
@@ -102,18 +106,20 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int
     if patience is not None:
         callbacks.append(EarlyStoppingCallback(early_stopping_patience=patience))
     args = training_arguments(plan, prepared)
+    sharded = engine.ready(prepared.model, plan.device.value) if sharding.KEY in plan.choices else nullcontext()
     try:
-        trainer = (prepared.trainer or Trainer)(
-            model=prepared.model,
-            args=args,
-            train_dataset=prepared.train,
-            eval_dataset=prepared.validation,
-            data_collator=prepared.collator,
-            processing_class=prepared.processing_class,
-            compute_metrics=prepared.compute_metrics,
-            callbacks=callbacks,
-            **prepared.trainer_settings,
-        )
+        with sharded:
+            trainer = (prepared.trainer or Trainer)(
+                model=prepared.model,
+                args=args,
+                train_dataset=prepared.train,
+                eval_dataset=prepared.validation,
+                data_collator=prepared.collator,
+                processing_class=prepared.processing_class,
+                compute_metrics=prepared.compute_metrics,
+                callbacks=callbacks,
+                **prepared.trainer_settings,
+            )
     except REFUSALS as error:
         raise _refused(error) from error
     links.compress(trainer, plan.choices)
