@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["Counted", "counted", "load", "loaded", "peak_memory", "reset_peak_memory"]
 
 _profile: Profile | None = None
+_came_too_late: UserError | None = None
+"""What a first `load` ended with: the device has told PyTorch of itself by then, which ends a process at the second."""
 
 
 def load(profile: str | None = None) -> Profile:
@@ -48,6 +50,8 @@ def load(profile: str | None = None) -> Profile:
                 f"the simulated device {_profile.name} is loaded already; start a new process for {wanted.name}"
             )
         return _profile
+    if _came_too_late is not None:
+        raise _came_too_late
     _refuse_real_metal(torch)
     _refuse_other_accelerators(torch)
     kernels = requested()  # as little as a fault's name: a device that computes with others is not what was asked for
@@ -123,6 +127,7 @@ def _refuse_other_accelerators(torch: ModuleType) -> None:
 
 
 def _start(metal: ModuleType, profile: Profile) -> None:
+    global _came_too_late
     import torch
 
     from hf_mps.operators.table import ONLY_AN_ERROR, table
@@ -144,10 +149,11 @@ def _start(metal: ModuleType, profile: Profile) -> None:
         if "asked PyTorch for Metal before" not in str(error):
             raise
         # PyTorch looks a backend up once in a process and remembers that there was none.
-        raise UserError(
+        _came_too_late = UserError(
             f"the simulated device comes too late ({first_line(error)}): set HF_MPS_SIMULATE=1 before "
             "Python starts, or load it right after `import torch`"
-        ) from error
+        )
+        raise _came_too_late from error
     except ValueError as error:  # std::stoi, as PyTorch reads it
         raise UserError(
             f"PYTORCH_ENABLE_MPS_FALLBACK is no number, and PyTorch reads it as one ({error}); set it to 1 or 0"

@@ -19,6 +19,7 @@ import torch
 from hf_mps.core import cache
 from hf_mps.core.errors import UserError
 from hf_mps.simulator import build
+from tests.conftest import Run
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the simulator's compiler tests are written for Linux")
 pytestmark = [ON_LINUX, pytest.mark.process]
@@ -115,6 +116,7 @@ ELSEWHERE = """
 import torch
 from pathlib import Path
 from hf_mps.simulator import build
+from tests.conftest import Run
 assert torch.__file__.startswith({folder!r}), torch.__file__
 build.NATIVE = Path({native!r})
 print(build.build_name(), build.extension().answer())
@@ -282,3 +284,23 @@ def test_the_devices_own_sources_travel_with_the_package() -> None:
     package = importlib.import_module("hf_mps.simulator")
     folders = [Path(folder) / "native" for folder in package.__path__]
     assert any(list(folder.glob("*.cpp")) for folder in folders)
+
+
+def test_a_device_that_comes_too_late_says_so_each_time_and_the_process_goes_on(run_python: Run) -> None:
+    code = (
+        "import torch\n"
+        "from hf_mps import simulator\n"
+        "from hf_mps.core.errors import UserError\n"
+        "torch.ones(1, requires_grad=True).sum().backward(), torch.backends.mps.is_available()\n"
+        "for _ in range(2):\n"
+        "    try:\n"
+        "        simulator.load()\n"
+        "    except UserError as error:\n"
+        "        print(error)\n"
+        "print('went on')\n"
+    )
+    done = run_python("-c", code, env={"HF_MPS_SIMULATE": None, "HF_MPS": "0"})
+    first, second, last = done.stdout.splitlines()
+    assert first == second
+    assert first.startswith("the simulated device comes too late (")
+    assert (last, done.returncode) == ("went on", 0), done.stderr

@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from hf_mps.core.errors import UserError
+from hf_mps.core.text import summary
 from hf_mps.kernels.conformance import layouts, opinfo, samples
 from hf_mps.kernels.conformance.calls import Call, short
 
@@ -40,6 +42,8 @@ class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls: dict[tuple[str, str, str], dict[str, Call]] = defaultdict(dict)
         self.gradients: set[tuple[str, str]] = set()
         """Operators and dtypes of the backward calls since it was last emptied."""
+        self.refused = ""
+        """What the last sample that could not run ended with."""
 
     def lacks(self, size: str) -> bool:
         """Whether one of the last backward calls has no resized one yet."""
@@ -90,7 +94,8 @@ def _stored(value: Any) -> Any:
 def captured(wanted: Iterable[str]) -> list[Call]:
     """The calls of these overloads that PyTorch's samples make on the device.
 
-    Raises UserError, with the next command, where PyTorch's own test tools are not whole.
+    Raises UserError, with the next command, where PyTorch's own test tools are not whole, and where no sample at all
+    reached the device.
     """
     mode = Capture(wanted)
     for operator in opinfo.operators():
@@ -104,6 +109,12 @@ def captured(wanted: Iterable[str]) -> list[Call]:
     for name in torch.distributions.__all__:
         mode.origin = f"torch.distributions.{name}"
         _each(samples.of_distribution(getattr(torch.distributions, name), mode), mode)
+    if mode.wanted and not mode.calls:
+        why = f", the last one ended with: {mode.refused}" if mode.refused else ""
+        raise UserError(
+            f"none of PyTorch's samples called {', '.join(sorted(mode.wanted)[:3])} on the device mps{why}; next, where"
+            " there is no Metal: HF_MPS_SIMULATE=1"
+        )
     return [call for kept in mode.calls.values() for call in kept.values()]
 
 
@@ -116,5 +127,5 @@ def _each(runs: Iterator[Callable[[], None]], mode: Capture) -> None:
             mode.gradients.clear()
             with mode:
                 run()
-    except Exception:
-        return
+    except Exception as error:  # of whatever kind the operator raises
+        mode.refused = summary(error)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
 
-from hf_mps.kernels.conformance import samples
+from hf_mps.core.errors import UserError
+from hf_mps.kernels.conformance import capture, opinfo, samples
 from hf_mps.kernels.conformance.calls import Call
 from hf_mps.kernels.conformance.capture import Capture
 
@@ -42,6 +43,23 @@ def test_distributions_give_parameters_a_meaning() -> None:
     gradients = [call for call in found if call.operator == "_standard_gamma_grad"]
     assert {call.size for call in gradients} >= {"small", "large"}
     assert all((tensor > 0).all() for call in gradients for tensor in call.tensors)
+
+
+def test_without_a_device_there_is_one_line_and_not_no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_metal(*_: object) -> Iterator[Callable[[], None]]:
+        yield lambda: torch.ones(2, device="meta").sum().item()
+
+    operator = next(each for each in op_db if each.name == "mul")
+    monkeypatch.setattr(opinfo, "operators", lambda: [operator])
+    monkeypatch.setattr(opinfo, "optimizers", list)
+    monkeypatch.setattr(torch.distributions, "__all__", [])
+    monkeypatch.setattr(samples, "of_operator", without_metal)
+    with pytest.raises(UserError) as told:
+        capture.captured(["mul.Tensor"])
+    assert str(told.value).startswith(
+        "none of PyTorch's samples called mul.Tensor on the device mps, the last one ended"
+    )
+    assert str(told.value).endswith("next, where there is no Metal: HF_MPS_SIMULATE=1")
 
 
 @pytest.mark.usefixtures("mps")
