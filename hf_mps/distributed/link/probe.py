@@ -31,10 +31,10 @@ def measure(device: torch.device) -> Link:
 
 def _reduce(size: int, device: torch.device) -> float:
     """Return the least seconds that an all-reduce of `size` bytes takes here."""
-    tensor = torch.zeros(size // 4, device=device)
+    tensor, together = torch.zeros(size // 4, device=device), torch.zeros(1, device=device)
     took = []
     for _ in range(TRIALS):
-        distributed.barrier()
+        distributed.all_reduce(together)  # `barrier` would take the machine's accelerator, whatever `device` is
         _finish(device)
         began = time.perf_counter()
         distributed.all_reduce(tensor)

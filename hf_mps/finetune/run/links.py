@@ -100,11 +100,30 @@ def compress(trainer: Any, choices: Mapping[str, Choice[Any]]) -> None:
             f"link.compression={chosen} is for DistributedDataParallel, and accelerate trains under {kind}; next: "
             "link.compression=none"
         )
+    if chosen == cost.BF16 and trainer.args.device.type != "cuda":
+        trainer.accelerator.ddp_handler = _in_bfloat16(handler)
+        return
     names = {cost.POWERSGD: DDPCommunicationHookType.POWER_SGD}
     handler.comm_hook = names.get(chosen) or DDPCommunicationHookType(chosen)
     if chosen == cost.POWERSGD:
         first = max(FIRST_STEP, choices["steps"].value // WARM_UP_SHARE)
         handler.comm_state_option = {"matrix_approximation_rank": cost.RANK, "start_powerSGD_iter": first}
+
+
+def _in_bfloat16(handler: Any) -> Any:
+    """Return accelerate's handler with PyTorch's own bfloat16 hook.
+
+    By that hook's name DistributedDataParallel asks for NCCL (`_check_comm_hook`). What the hook needs is a backend
+    that adds bfloat16, as Gloo does.
+    """
+    from accelerate.utils import DistributedDataParallelKwargs
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    class InBfloat16(DistributedDataParallelKwargs):  # type: ignore[misc]
+        def register_comm_hook(self, model: Any) -> None:
+            model.register_comm_hook(None, lambda state, bucket: default_hooks.bf16_compress_hook(state, bucket))
+
+    return InBfloat16(**vars(handler))
 
 
 def step_locally(trainer: Any, choices: Mapping[str, Choice[Any]]) -> None:
