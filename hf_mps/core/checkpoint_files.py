@@ -95,26 +95,30 @@ def can_stage(target: Path) -> bool:
 
 
 @contextmanager
-def staged(target: Path, last: str, levels: int = 1) -> Iterator[Path]:
+def staged(target: Path, last: str, levels: int = 1, *, owner: int | None = None) -> Iterator[Path]:
     """Give a hidden folder for the files of `target`, which takes its name, on the disk, when the block has ended.
 
     It is called as the last `levels` parts of `target` are, inside one beside the highest of them. Where `target` is
     there and holds more than is written now, the files are moved into it one by one, `last` (a pattern) last of all.
-    An exception leaves `target` as it was. Raises OSError for a full disk or a folder that cannot be written.
+    An exception leaves `target` as it was. Several processes write into the folder of one of them, the `owner`, which
+    alone lets it take the name. Raises OSError for a full disk or a folder that cannot be written.
     """
     root = target.parents[levels - 1]
     root.mkdir(parents=True, exist_ok=True)
-    sweep(root)
-    outer = root / f".{target.name}.saving-{os.getpid()}"
+    owns = owner in (None, os.getpid())
+    if owns:
+        sweep(root)
+    outer = root / f".{target.name}.saving-{owner or os.getpid()}"
     stage = outer / target.relative_to(root)
     _active.add(outer)
     try:
         stage.parent.mkdir(parents=True, exist_ok=True)
         yield stage
-        if stage.is_dir():
+        if owns and stage.is_dir():
             _publish(stage, target, last)
     finally:
-        shutil.rmtree(outer, ignore_errors=True)
+        if owns:
+            shutil.rmtree(outer, ignore_errors=True)
         _active.discard(outer)
 
 

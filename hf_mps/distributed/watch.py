@@ -155,6 +155,7 @@ class Watch:
             yield
         except (Exception, KeyboardInterrupt) as error:
             if getattr(error, "quiet", False) and not isinstance(error, Ended):
+                self._wait(GRACE / 2)  # the rank that says it still speaks to this one
                 raise
             self._concluding = True
             end = self.explain(error)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import transformers.trainer  # noqa: F401  slow, and needed by every child
-from torch.distributed.distributed_c10d import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from hf_mps.finetune.run import runner, train  # noqa: F401  the same
 from tests.distributed import faulty

@@ -250,6 +250,8 @@ def _failures_in_one_line(resolved: ResolvedRecipe, run_dir: RunDir | None) -> I
             f"interrupted{f' at step {step}' if step is not None else ''}{kept_files}{way_on}", code
         ) from error
     except RunError as error:
+        if error.quiet:
+            raise
         raise RunError(f"{error}{_kept_clause(run_dir)}") from error
     except UserError:
         _kept_clause(run_dir)

@@ -64,7 +64,7 @@ def train_and_measure(
     from hf_mps.finetune.run.interrupt import Interruption
     from hf_mps.guards.sentinels.non_finite import SENTINEL
 
-    _ends_where_it_ended()
+    _goes_on_rightly()
     counting = kernels.counting() if plan.device.value == "mps" else None
     peak, interruption = Peak(plan.device.value), Interruption()
     interruption.trainer = trainer
@@ -188,13 +188,14 @@ def _undropped(args: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
     return loader
 
 
-def _ends_where_it_ended() -> None:
-    """Switch the guard `resume-end` on without Metal too: a recipe resumes rightly on every device."""
+def _goes_on_rightly() -> None:
+    """Switch guards on without Metal too: a recipe's checkpoints are whole, and resume rightly, on every device."""
     from transformers import trainer
 
-    from hf_mps.guards.resume.resume_end import GUARD
+    from hf_mps.guards.resume import atomic_checkpoint, resume_end
 
-    GUARD.install(trainer)
+    for guard in (resume_end.GUARD, atomic_checkpoint.GUARD):
+        guard.install(trainer)
 
 
 def _running(trainer: Any, watch: Stopwatch) -> Stopwatch:

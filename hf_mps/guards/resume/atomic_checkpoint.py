@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 
 from hf_mps.core import checkpoint_files
 from hf_mps.core.choice import Choice
+from hf_mps.core.errors import RunError
 from hf_mps.core.patching import Patch
 from hf_mps.core.stock import Stock
 from hf_mps.guards.base import Guard
@@ -35,8 +37,9 @@ class _Saving:
 class AtomicCheckpoint(Guard):
     """Lets the stock functions write into a hidden folder beside the checkpoint, which is renamed when all is on disk.
 
-    Whatever the device: files have none, and what was torn on the CPU is as torn on Metal. Runs of several processes,
-    which write one folder together, are left alone.
+    Whatever the device: files have none, and what was torn on the CPU is as torn on Metal. Several processes of Trainer
+    write into one hidden folder, renamed once all have written: stock, the file that makes a checkpoint look whole may
+    be there before another rank's random state. Sharded ones, and Accelerate's of several processes, are left alone.
     """
 
     name = "atomic-checkpoint"
@@ -74,11 +77,14 @@ class AtomicCheckpoint(Guard):
         return not self._found[library]
 
     def _trainer_saves(self, stock: Stock, trainer: Any, *args: Any, **kwargs: Any) -> Any:
-        arguments = trainer.args
-        alone = arguments.world_size == 1 and not (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled)
+        sharded = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
         folder = trainer._get_output_dir(trial=kwargs.get("trial", args[1] if len(args) > 1 else None))
         target = Path(folder) / f"checkpoint-{trainer.state.global_step}"
-        if not alone or self._saving is not None or not checkpoint_files.can_stage(target):
+        if sharded or self._saving is not None:
+            return stock(trainer, *args, **kwargs)
+        if trainer.args.world_size > 1:
+            return self._together(stock, trainer, folder, target, *args, **kwargs)
+        if not checkpoint_files.can_stage(target):
             return stock(trainer, *args, **kwargs)
         with checkpoint_files.staged(target, TRAINER_LAST) as stage:
             saving = self._saving = _Saving(folder, target, stage)
@@ -88,6 +94,34 @@ class AtomicCheckpoint(Guard):
             finally:
                 self._saving = None
         for step in saving.later:  # a push and the removal of older ones, once this one is there
+            stock.theirs(step)
+        self._note()
+        return saved
+
+    def _together(self, stock: Stock, trainer: Any, folder: str, target: Path, *args: Any, **kwargs: Any) -> Any:
+        """The same in each of several processes, of which one, or with save_on_each_node one of each host, renames."""
+        here = (platform.node(), os.getpid(), bool(trainer.args.should_save), checkpoint_files.can_stage(target))
+        # What they tell each other fails as the stock function's own collectives would.
+        ranks = stock.theirs(_gathered, here)
+        owners = [(host, process) for host, process, saves, _ in ranks if saves]
+        if not all(can for *_, can in ranks) or not owners:
+            return stock(trainer, *args, **kwargs)
+        owner = next((process for host, process in owners if host == here[0]), owners[0][1])
+        stage_owner = os.getpid() if trainer.args.should_save else owner
+        with checkpoint_files.staged(target, TRAINER_LAST, owner=stage_owner) as stage:
+            saving, wrote = _Saving(folder, target, stage), False
+            self._saving = saving
+            try:
+                saved = stock.part(trainer, *args, **kwargs)
+                wrote = True
+            finally:
+                self._saving = None
+                # The others' error is raised behind it, and this rank's own before.
+                written = all(stock.theirs(_gathered, wrote))
+            if not written:
+                raise _elsewhere(target)
+        stock.theirs(_gathered, True)  # nobody goes on before it is there
+        for step in saving.later:
             stock.theirs(step)
         self._note()
         return saved
@@ -146,6 +180,21 @@ class AtomicCheckpoint(Guard):
 
     def _note(self) -> None:
         self.acted("checkpoints appear under their names when they are whole and on the disk", aloud=False)
+
+
+def _gathered(value: Any) -> list[Any]:
+    """The value of each process."""
+    from accelerate.utils import gather_object
+
+    values: list[Any] = gather_object([value])
+    return values
+
+
+def _elsewhere(target: Path) -> RunError:
+    """What ends the ranks that wrote their part where another could not; that one says why."""
+    error = RunError(f"another rank could not write its part of {target}, which is left as it was")
+    error.quiet = True
+    return error
 
 
 def _in_project(folder: Path, stock: Callable[..., Any], accelerator: Any, *args: Any, **kwargs: Any) -> Any:
