@@ -134,20 +134,22 @@ class Give(Patch):
 class Register(Patch):
     """The target is a function that keeps what it is given; it is called with the owner's method, once.
 
-    Where it keeps a table, `under` is the name that the method gets there.
+    Where it keeps a table, `under` is the name that the method gets there; `keywords` are what else it is given.
     """
 
     way = "registered"
 
-    def __init__(self, method: Any, *given: Any, under: str = "", **settings: Any) -> None:
+    def __init__(
+        self, method: Any, *given: Any, under: str = "", keywords: Mapping[str, Any] | None = None, **settings: Any
+    ) -> None:
         super().__init__(method, *given, **settings)
-        self.under = under
+        self.under, self.keywords = under, dict(keywords or {})
 
     def arm(self, owner: Patcher, target: str, module: ModuleType | None) -> None:
         """Register it, unless that was done."""
         if target not in owner.registered:
             place, name = located(target, module)
-            getattr(place, name)(*filter(None, (self.under,)), self.ours(owner))
+            getattr(place, name)(*filter(None, (self.under,)), self.ours(owner), **self.keywords)
             owner.registered.add(target)
 
 

@@ -44,6 +44,7 @@ _AFTER: dict[str, tuple[str, ...]] = {
         "embedding-grad",
         "conv-batch",
         "conv3d-layout",
+        "process-group",
     ),
     "transformers.training_args": ("nan-hidden", "pin-memory", "half-precision", "fork-workers"),
     "transformers.trainer_utils": ("torn-checkpoint",),
@@ -136,6 +137,7 @@ _FOLDERS = {
         "one-device",
         "oom-text",
         "pin-memory",
+        "process-group",
         "shape-growth",
     ),
 }

@@ -1,8 +1,10 @@
-"""Accelerate (1.10 and up) follows HF_MPS_DEVICE; what is known here is accelerate/state.py.
+"""Accelerate (1.10 and up) follows HF_MPS_DEVICE, and trains over several Macs; what is known here is its state.py.
 
 Accelerator, AcceleratorState and notebook_launcher all reach their device through PartialState, which takes Metal where
 torch.backends.mps.is_available says so (availability answers that) and otherwise obeys `cpu=`, ACCELERATE_USE_CPU and
-ACCELERATE_TORCH_DEVICE, in ways that only this class knows.
+ACCELERATE_TORCH_DEVICE, in ways that only this class knows. Of several processes it knows a kind for each accelerator
+but mps, where each would train as if it were alone; with the kind MULTI_CPU, the one that says nothing of a GPU's
+streams, its DDP, gathering and seeds work on mps as they are (accelerator.py, prepare_model; utils/operations.py).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.core.notices import tell
 from hf_mps.core.patching import Put
 from hf_mps.device.choice import metal, switch
+from hf_mps.distributed.world import World
 from hf_mps.integrations import say_if_metal_fails
 
 REASON = "PartialState, Accelerator and notebooks follow HF_MPS_DEVICE; PYTORCH_ENABLE_MPS_FALLBACK stays the user's"
@@ -43,6 +46,21 @@ def _partial_state(stock: Callable[..., None], self: Any, cpu: bool = False, **k
 
         self.device = torch.device(device_type)
     return None
+
+
+def _prepare_backend(
+    stock: Callable[..., Any], self: Any, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None
+) -> Any:
+    chosen, kind = stock(self, cpu, sagemaker_dp, backend)
+    several = not World.here().alone
+    if not several or kind.name != "NO" or cpu or (self.device is not None and self.device.type != "mps"):
+        return chosen, kind
+    if not metal().value:
+        return chosen, kind
+    import torch
+
+    self.device = torch.device("mps")  # before its set_device, which would read it from the kind
+    return chosen or torch.distributed.get_default_backend_for_device("mps"), type(kind).MULTI_CPU
 
 
 def _say_if_too_late(wanted: str | None, device: Any) -> None:
@@ -86,6 +104,7 @@ def _leave_environment_alone(stock: Any) -> Any:
 
 patches = {
     "accelerate.state:PartialState.__init__": "_partial_state",
+    "accelerate.state:PartialState._prepare_backend": "_prepare_backend",
     "accelerate.state:AcceleratorState._check_initialized": "_check_initialized",
     "accelerate.state:PartialState.default_device": Put(_leave_environment_alone),
 }

@@ -19,7 +19,7 @@ class OneDevice(Guard):
         "under torchrun or --multi_gpu each process takes mps as if it were alone: many whole runs into one output_dir"
     )
     issue = "https://github.com/huggingface/accelerate/blob/main/src/accelerate/state.py (PartialState)"
-    until = "Accelerate refuses it, or trains over several Macs"
+    until = "Accelerate refuses it"
     patches = {
         # notebook_launcher starts processes itself.
         "accelerate.launchers:notebook_launcher": "_launch",
@@ -27,10 +27,12 @@ class OneDevice(Guard):
     }
 
     def applies(self) -> Choice[bool]:
-        """Whether this process is one of several."""
-        several = _processes()
-        if several > 1:
-            return Choice(True, f"{several} processes were started")
+        """Whether this process is one of several on its host."""
+        world = _world()
+        if world.local_size > 1:
+            return Choice(True, f"{world.local_size} processes were started on this host")
+        if not world.alone:
+            return Choice(False, f"{world.size} processes were started, one on each host")
         return Choice(False, "this process is alone")
 
     def _launch(
@@ -46,12 +48,14 @@ class OneDevice(Guard):
         return stock(function, args, num_processes, *more, **kwargs)
 
     def _state_made(self, stock: Any, state: Any, cpu: bool = False, **kwargs: Any) -> None:
-        several = _processes()
+        world = _world()
+        several = world.local_size
         if several > 1 and not cpu and not state._shared_state and _takes_metal():
             self.acted("several processes on one Metal device were refused", aloud=False)
+            hosts = f"torchrun --nnodes {world.hosts} --nproc_per_node 1 on each host" if world.hosts > 1 else ""
             raise UserError(
-                f"{several} processes were started and there is one Metal device: each would train the whole run "
-                f"into the same output_dir; next: python script.py without torchrun or --multi_gpu, "
+                f"{several} processes were started on this host and there is one Metal device: each would train the "
+                f"whole run into the same output_dir; next: {hosts or 'python script.py without torchrun'}, "
                 f"or HF_MPS_DEVICE=cpu for {several} processes on the CPU"
             )
         stock(state, cpu, **kwargs)
@@ -63,11 +67,11 @@ def _takes_metal() -> bool:
     return os.environ.get("ACCELERATE_TORCH_DEVICE", "mps").partition(":")[0] == "mps" and metal().value
 
 
-def _processes() -> int:
+def _world() -> World:
     try:
-        return World.here().size
+        return World.here()
     except UserError:  # a launcher's variable without a number: the library that reads it says so
-        return 1
+        return World()
 
 
 GUARD = OneDevice()

@@ -1,0 +1,1 @@
+"""The torch.distributed backend `metal`: Gloo over the CPU's view of the memory that the CPU and Metal share."""

@@ -1,0 +1,93 @@
+"""The backend's name, its choice before others, and the Gloo behind it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from hf_mps.core.choice import Choice
+
+NAME = "metal"
+DEVICES = ("mps", "cpu")
+GLOOS = ("gloo", "")
+"""Backends that PyTorch names for mps and that take no tensors of it (pytorch#160732)."""
+
+
+def choice(asked: str) -> Choice[str]:
+    """Return the backend for a process group that was asked for as `asked`, and why.
+
+    A default, which PyTorch calls "undefined", becomes `metal` where the accelerator is mps and PyTorch has no backend
+    of its own for it, and PyTorch's own where it has. What a script names stays. Imports torch.
+    """
+    import torch
+    from torch.distributed import Backend
+
+    if str(asked) != Backend.UNDEFINED:
+        return Choice(str(asked), "the script asks for it")
+    if torch._C._get_accelerator().type != "mps":
+        return Choice(str(asked), "the accelerator is not mps")
+    own = pytorchs()
+    if own.value:
+        return own
+    return Choice(NAME, own.reason)
+
+
+def pytorchs() -> Choice[str]:
+    """Return the backend that PyTorch, or another package, offers for mps, or "" with the reason. Imports torch."""
+    import torch
+    from torch.distributed import Backend
+
+    from hf_mps.distributed.metal import operators
+
+    if operators.pytorch_has_them():
+        default = Backend.default_device_backend_map.get("mps", "")
+        able = [name for name, devices in Backend.backend_capability.items() if "mps" in devices]
+        named = [name for name in (default, *able) if name not in (*GLOOS, NAME)]
+        if named:
+            return Choice(named[0], f"PyTorch {torch.__version__} runs collectives on mps by itself, by {named[0]}")
+    return Choice(
+        "", f"PyTorch {torch.__version__} has no backend for mps (pytorch#160732): Gloo gets the CPU's view of its memory"
+    )
+
+
+def create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """Return what does the work of a `metal` group: Gloo, on the interface by which this host reaches the main process.
+
+    GLOO_SOCKET_IFNAME names another one. PyTorch's own way takes the address of this host's name, which on a Mac may be
+    the loopback's or Wi-Fi's while a Thunderbolt bridge is there (ProcessGroupGloo.cpp, createDefaultDevice).
+    """
+    from torch.distributed import ProcessGroupGloo
+
+    address = "" if os.environ.get("GLOO_SOCKET_IFNAME") else own_address(os.environ.get("MASTER_ADDR", ""))
+    if not address:
+        return ProcessGroupGloo(store, rank, size, timeout=timeout)
+    options = ProcessGroupGloo._Options()
+    options._timeout = timeout
+    options._devices = [ProcessGroupGloo.create_device(hostname=address)]
+    return ProcessGroupGloo(store, rank, size, options)
+
+
+def own_address(main: str) -> str:
+    """The address of this host by which it reaches the host `main`, or "" where that is not known; sends nothing."""
+    if not main:
+        return ""
+    with suppress(OSError):
+        family, kind, protocol, _, place = socket.getaddrinfo(main, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(place)  # of a datagram socket: chooses the route
+            return str(probe.getsockname()[0])
+    return ""
+
+
+def join_cpu(group: Any) -> None:
+    """Let a group that was made for mps alone ("mps:metal") take CPU tensors too: it is Gloo that works for both."""
+    import torch
+    from torch.distributed import ProcessGroup
+
+    devices = {device.type for device in group._device_types}
+    if devices == {"mps"}:
+        own = group._get_backend(torch.device("mps"))
+        group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, own)

@@ -1,0 +1,103 @@
+"""Collectives on the CPU as Gloo has them, and three things that it has not: more dtypes, odd sizes, one-line refusals.
+
+Gloo works on float64, float32, float16, bfloat16, int64, int32, int8, uint8 and bool and says "Invalid scalar type" for
+the rest (ProcessGroupGloo.cpp, GENERATE_ALL_TYPES). To move bytes no arithmetic is needed: there the others go as
+uint8. Its all-gather and reduce-scatter of lists want equal sizes, where NCCL's send one broadcast or reduction a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import ProcessGroup, Work
+
+from hf_mps.distributed.metal.host import tensors_in
+
+GLOOS = frozenset(
+    (
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    )
+)
+"""The dtypes that Gloo reduces; those of torch 2.13."""
+
+
+@dataclass
+class Started:
+    """Works of Gloo's that together are one collective, and what is to be done when they are through."""
+
+    works: list[Any]
+    end: Callable[[], object] = field(default=lambda: None)
+
+
+def start(name: str, operator: Any, arguments: dict[str, Any]) -> Started:
+    """Start the c10d operator `name` on CPU tensors, given by its arguments' names.
+
+    Raises torch.distributed.DistBackendError for a reduction of a dtype that Gloo has no arithmetic for, and what the
+    operator raises.
+    """
+    if "reduce" in name:
+        _refuse_dtype(name, arguments)
+    else:
+        arguments = {key: _as_bytes(value) for key, value in arguments.items()}
+    if name == "allgather_" and _uneven(arguments["output_tensors"][0]):
+        return _gather_uneven(arguments)
+    if name == "reduce_scatter_" and _uneven(arguments["input_tensors"][0]):
+        return _scatter_uneven(arguments)
+    return Started([_work(operator(*arguments.values()))])
+
+
+def _work(result: Any) -> Any:
+    """The work that an operator of c10d returns, alone or last of a tuple."""
+    return Work.unbox(result[-1] if isinstance(result, tuple) else result)
+
+
+def _refuse_dtype(name: str, arguments: dict[str, Any]) -> None:
+    for tensor in (each for value in arguments.values() for each in tensors_in(value)):
+        if tensor.dtype not in GLOOS and not tensor.is_complex():
+            known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in GLOOS - {torch.float64}))
+            raise torch.distributed.DistBackendError(
+                f"{name.strip('_')} of {str(tensor.dtype).removeprefix('torch.')} tensors: Gloo, which the backend "
+                f"metal hands them to, reduces {known}; next: tensor.to() one of these"
+            )
+
+
+def _as_bytes(value: Any) -> Any:
+    """Tensors of other dtypes than Gloo's as bytes over the same memory, with one dimension more."""
+    if isinstance(value, Tensor):
+        return value if value.dtype in GLOOS else value.unsqueeze(-1).view(torch.uint8)
+    return [_as_bytes(each) for each in value] if isinstance(value, list) else value
+
+
+def _uneven(tensors: list[Tensor]) -> bool:
+    return len({tensor.shape for tensor in tensors}) > 1
+
+
+def _gather_uneven(arguments: dict[str, Any]) -> Started:
+    """An all-gather in which each rank's tensor has a size of its own: one broadcast from each."""
+    (outputs,), (mine,), group = (arguments[key] for key in ("output_tensors", "input_tensors", "process_group"))
+    outputs[ProcessGroup.unbox(group).rank()].copy_(mine)
+    send = torch.ops.c10d.broadcast_.default
+    return Started([_work(send([output], group, root, 0)) for root, output in enumerate(outputs)])
+
+
+def _scatter_uneven(arguments: dict[str, Any]) -> Started:
+    """A reduce-scatter in which each rank's part has a size of its own: one reduction to each."""
+    names = ("output_tensors", "input_tensors", "process_group", "reduce_op")
+    (output,), (inputs,), group, how = (arguments[key] for key in names)
+    parts = [part.clone() for part in inputs]  # Gloo adds up in the tensors that it is given
+    add = torch.ops.c10d.reduce_.default
+    works = [_work(add([part], group, how, root, 0)) for root, part in enumerate(parts)]
+    mine = parts[ProcessGroup.unbox(group).rank()]
+    return Started(works, lambda: output.copy_(mine))

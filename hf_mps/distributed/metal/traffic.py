@@ -1,0 +1,52 @@
+"""What the collectives on mps have moved in this process: calls, bytes that Gloo was given, bytes that were copied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Counts since the process began; take two and subtract for a step's."""
+
+    calls: int = 0
+    """Collectives, sends and receives."""
+    payload: int = 0
+    """Bytes of the tensors that Gloo read or wrote, in place ones once."""
+    copied: int = 0
+    """Bytes that were copied between a tensor and what Gloo worked on: 0 where it works on the tensor's own memory."""
+    waits: int = 0
+    """How often the program waited for the device on behalf of a collective."""
+
+    def __sub__(self, earlier: Traffic) -> Traffic:
+        return Traffic(
+            self.calls - earlier.calls,
+            self.payload - earlier.payload,
+            self.copied - earlier.copied,
+            self.waits - earlier.waits,
+        )
+
+    def per(self, steps: int) -> Traffic:
+        """The same of one of `steps` steps, rounded down to whole bytes; itself where there was none."""
+        if steps < 1:
+            return self
+        return Traffic(self.calls // steps, self.payload // steps, self.copied // steps, self.waits // steps)
+
+
+class Counter:
+    """Adds up; written under Python's lock alone, as every call comes through a Python function."""
+
+    def __init__(self) -> None:
+        self.calls = self.payload = self.copied = self.waits = 0
+
+    def now(self) -> Traffic:
+        """The counts so far."""
+        return Traffic(self.calls, self.payload, self.copied, self.waits)
+
+
+COUNTER = Counter()
+
+
+def traffic() -> Traffic:
+    """Return what this process has moved so far; all zero where no collective ran on mps."""
+    return COUNTER.now()

@@ -1,0 +1,105 @@
+"""process-group: process groups take tensors on mps, by the backend `metal` where PyTorch has none."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.patching import Put, Register
+from hf_mps.core.stock import Stock
+from hf_mps.distributed.metal import backend
+from hf_mps.guards.base import Guard
+
+C10D = "torch.distributed.distributed_c10d"
+
+
+class ProcessGroup(Guard):
+    """Names the backend when torch is imported; what it does comes with the first process group."""
+
+    name = "process-group"
+    what = "PyTorch's process groups take no tensors on mps: DDP and every collective over several Macs end in an error"
+    issue = "https://github.com/pytorch/pytorch/issues/160732"
+    until = "PyTorch has a backend of its own for mps (pytorch#189856), which is taken where it is there"
+    patches = {
+        f"{C10D}:Backend.register_backend": Register(
+            "_create", under=backend.NAME, keywords={"devices": list(backend.DEVICES)}
+        ),
+        f"{C10D}:Backend.default_device_backend_map": Put("_defaults"),
+        f"{C10D}:Backend.backend_capability": Put("_capabilities"),
+        f"{C10D}:_new_process_group_helper": "_group_made",
+        "torch.nn.parallel.distributed:DistributedDataParallel.register_comm_hook": "_hook",
+        "torch.nn.parallel.distributed:DistributedDataParallel._register_builtin_comm_hook": "_builtin_hook",
+    }
+
+    def concerns(self, module: Any) -> bool:
+        """Whether this torch has torch.distributed."""
+        return bool(module.distributed.is_available())
+
+    def applies(self) -> Choice[bool]:
+        """Whether PyTorch lacks kernels of collectives for mps."""
+        own = backend.pytorchs()
+        return Choice(not own.value, own.reason)
+
+    def _create(self, store: Any, rank: int, size: int, timeout: Any) -> Any:
+        return backend.create(store, rank, size, timeout)
+
+    def _defaults(self, stock: dict[str, str]) -> dict[str, str]:
+        """A device's backend where the script names none."""
+        return {**stock, "mps": backend.pytorchs().value or backend.NAME}
+
+    def _capabilities(self, stock: dict[str, list[str]]) -> dict[str, list[str]]:
+        """A script that names Gloo, and Lightning, which does, can use it for mps (pytorch#160733 wanted the same)."""
+        if backend.pytorchs().value or "gloo" not in stock:
+            return stock
+        return {**stock, "gloo": [*stock["gloo"], "mps"]}
+
+    def _group_made(
+        self, stock: Stock, size: int, rank: int, ranks: Any, asked: str, *more: Any, **kwargs: Any
+    ) -> tuple[Any, Any]:
+        chosen = backend.choice(asked)
+        if chosen.value != str(asked):
+            self.acted(f"process groups of tensors on mps are {chosen.value}'s: {chosen.reason}", aloud=False)
+        if not backend.pytorchs().value:
+            from hf_mps.distributed.metal import operators  # asks the dispatcher for its names: a program's that needs it
+
+            operators.register()
+        made: tuple[Any, Any] = stock(size, rank, ranks, _as_asked(asked, chosen.value), *more, **kwargs)
+        if made[0] is not None and backend.NAME in chosen.value:
+            backend.join_cpu(made[0])
+        return made
+
+    def _hook(self, stock: Stock, model: Any, state: object, hook: Any) -> Any:
+        """What a hook does when its collective is through, it does in the thread that runs the backward pass."""
+        if not _on_metal(model):
+            return stock(model, state, hook)
+        from hf_mps.distributed.metal import works
+
+        @functools.wraps(hook)
+        def complete(state: object, bucket: Any) -> Any:
+            with works.complete():
+                return hook(state, bucket)
+
+        return stock(model, state, complete)
+
+    def _builtin_hook(self, stock: Stock, model: Any, kind: Any) -> Any:
+        """The same for those of PyTorch's in C++, which no wrapper reaches."""
+        if _on_metal(model):
+            from hf_mps.distributed.metal import works
+
+            works.complete_always()
+        return stock(model, kind)
+
+
+def _as_asked(asked: Any, chosen: str) -> Any:
+    """The choice as PyTorch has it: its own object where that is what was asked for."""
+    from torch.distributed import Backend
+
+    return asked if chosen == str(asked) else Backend(chosen)
+
+
+def _on_metal(model: Any) -> bool:
+    return getattr(model, "device_type", "") == "mps"
+
+
+GUARD = ProcessGroup()
