@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hf_mps.core.errors import UserError
-from hf_mps.core.notices import tell
+from hf_mps.core.notices import ignoring, tell
 from hf_mps.core.patching import Put
 from hf_mps.device.choice import metal, switch
 from hf_mps.distributed.world import World
@@ -25,6 +25,8 @@ REASON = "PartialState, Accelerator and notebooks follow HF_MPS_DEVICE; PYTORCH_
 
 def _partial_state(stock: Callable[..., None], self: Any, cpu: bool = False, **kwargs: Any) -> None:
     device_type = switch()
+    if not World.here().alone:
+        stock = _with_all_threads(stock)
     if self._shared_state:  # one state for the whole process: it was decided before
         _say_if_too_late(device_type, self._shared_state.get("device"))
         return stock(self, cpu, **kwargs)
@@ -46,6 +48,24 @@ def _partial_state(stock: Callable[..., None], self: Any, cpu: bool = False, **k
 
         self.device = torch.device(device_type)
     return None
+
+
+def _with_all_threads(stock: Callable[..., None]) -> Callable[..., None]:
+    """The same, with as many threads of the CPU afterwards as before where it trains on mps.
+
+    With the kind MULTI_CPU it sets their number for a training on the CPU, and warns that it does.
+    """
+
+    def state_made(self: Any, cpu: bool = False, **kwargs: Any) -> None:
+        import torch
+
+        threads = torch.get_num_threads()
+        with ignoring(UserWarning, "OMP_NUM_THREADS/MKL_NUM_THREADS unset"):
+            stock(self, cpu, **kwargs)
+        if self.device.type == "mps" and torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+
+    return state_made
 
 
 def _prepare_backend(

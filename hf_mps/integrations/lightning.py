@@ -2,7 +2,8 @@
 
 What is known here: MPSAccelerator.is_available also asks platform.processor() for "arm", which a Mac with an AMD GPU
 does not answer, so the probe takes its place; and the connectors of Trainer and Fabric, which read `accelerator=` and
-`devices=`.
+`devices=`. They refuse DDP on mps, which has one device; over several hosts, `num_nodes=`, it trains by the backend of
+hf_mps.distributed.metal, once the strategy asks for no stream of CUDA's around DDP.
 """
 
 from __future__ import annotations
@@ -20,8 +21,14 @@ from hf_mps.integrations import say_if_metal_fails
 REASON = "Trainer and Fabric follow HF_MPS_DEVICE; the probe, not platform.processor(), says whether Metal is there"
 
 
+_hosts_unknown = False
+"""While a connector looks at a strategy, of which it refuses DDP on mps, before it knows of how many hosts."""
+
+
 def _is_available() -> bool:
     """Whether Metal passed its probe; DISABLE_MPS=1, Lightning's own switch, holds where HF_MPS_DEVICE is unset."""
+    if _hosts_unknown:
+        return False
     disabled = os.environ.get("DISABLE_MPS", "0") == "1" and settings.device() is None
     return not disabled and metal().value
 
@@ -37,16 +44,46 @@ def _accelerator(stock: Callable[..., None], self: Any, *args: Any, accelerator:
         say_if_metal_fails()
     elif device_type is None and asked == "mps" and not metal().value:
         tell(f"accelerator='mps': {metal().reason}")  # Lightning refuses it below, without a reason
-    stock(self, *args, accelerator=accelerator if device_type is None else device_type, **kwargs)
+    kwargs["accelerator"] = accelerator if device_type is None else device_type
+    self._hf_mps_refusal = None
+    try:
+        stock(self, *args, **kwargs)
+    except ValueError as refusal:
+        if "DDP family" not in str(refusal):
+            raise
+        self._hf_mps_refusal = refusal
+        _over_hosts(stock, self, *args, **kwargs)
 
 
-def _devices(stock: Callable[..., None], self: Any, *args: Any, devices: Any = "auto", **kwargs: Any) -> None:
+def _over_hosts(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    """The same call with a strategy that is for several hosts, if there are several: `_devices` sees that."""
+    global _hosts_unknown
+    _hosts_unknown = True
+    try:
+        stock(self, *args, **kwargs)
+    finally:
+        _hosts_unknown = False
+
+
+def _devices(stock: Any, self: Any, *args: Any, devices: Any = "auto", **kwargs: Any) -> None:
+    refusal = getattr(self, "_hf_mps_refusal", None)
+    if refusal is not None and kwargs.get("num_nodes", 1) in (1, "1"):
+        stock.theirs(_refuse, refusal)
     wanted = switch()
     if wanted == "cpu":
         devices = _processes(devices)
     elif wanted == "mps" and self._hf_mps_overruled:
         devices = _one(devices)
     stock(self, *args, devices=devices, **kwargs)
+
+
+def _refuse(refusal: ValueError) -> None:
+    raise refusal
+
+
+def _no_stream(stock: Callable[..., Any], self: Any) -> Any:
+    """DDP's `device_ids`: none on mps, where they would have CUDA asked for a stream."""
+    return None if self.root_device.type == "mps" else stock(self)
 
 
 def _name(accelerator: Any) -> str:
@@ -82,7 +119,14 @@ _CONNECTORS = (
     "lightning.pytorch.trainer.connectors.accelerator_connector:_AcceleratorConnector",
     "pytorch_lightning.trainer.connectors.accelerator_connector:_AcceleratorConnector",
 )
+_STRATEGIES = {
+    "lightning.fabric.strategies.ddp:DDPStrategy": "_determine_ddp_device_ids",
+    "lightning_fabric.strategies.ddp:DDPStrategy": "_determine_ddp_device_ids",
+    "lightning.pytorch.strategies.ddp:DDPStrategy": "determine_ddp_device_ids",
+    "pytorch_lightning.strategies.ddp:DDPStrategy": "determine_ddp_device_ids",
+}
 patches = {
+    **{f"{strategy}.{method}": "_no_stream" for strategy, method in _STRATEGIES.items()},
     **{
         f"{package}.accelerators.mps:MPSAccelerator.is_available": Put(lambda stock: staticmethod(_is_available))
         for package in ("lightning.fabric", "lightning_fabric")
