@@ -46,6 +46,7 @@ _AFTER: dict[str, tuple[str, ...]] = {
         "conv3d-layout",
         "process-group",
     ),
+    "torch.distributed.fsdp._fully_shard._fsdp_param": ("process-group",),
     "transformers.training_args": ("nan-hidden", "pin-memory", "half-precision", "fork-workers"),
     "transformers.trainer_utils": ("torn-checkpoint",),
     "transformers.trainer": (

@@ -60,7 +60,7 @@ class HostSide:
             host = alias.contiguous() if read else _empty(tensor)
             if written:
                 self._on_host.append(lambda: alias.copy_(host))
-        COUNTER.copied += _nbytes(host) * (read + written)
+        COUNTER.copied += nbytes(host) * (read + written)
         return host
 
     def _alias(self, tensor: Tensor) -> Tensor | None:
@@ -77,7 +77,8 @@ def _empty(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
-def _nbytes(tensor: Tensor) -> int:
+def nbytes(tensor: Tensor) -> int:
+    """The bytes of a tensor, of a sparse one those of its values."""
     return tensor._values().nbytes if tensor.is_sparse else tensor.nbytes
 
 

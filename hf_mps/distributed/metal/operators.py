@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import ProcessGroup
 from hf_mps.core.errors import UserError
 from hf_mps.distributed.metal import works
 from hf_mps.distributed.metal.collectives import start
-from hf_mps.distributed.metal.host import HostSide, tensors_in
+from hf_mps.distributed.metal.host import HostSide, nbytes, tensors_in
 from hf_mps.distributed.metal.traffic import COUNTER
 from hf_mps.distributed.world import World
 
@@ -36,14 +36,17 @@ def register() -> None:
     """Register a kernel for mps under each operator of c10d that has one for the CPU; once in a process."""
     if _registered or pytorch_has_them():
         return
-    library = torch.library.Library("c10d", "IMPL", "MPS")
+    library = torch.library.Library("c10d", "IMPL")
     for full in sorted(torch._C._dispatch_get_all_op_names()):
         name, _, overload = full.removeprefix("c10d::").partition(".")
         if not full.startswith("c10d::") or not torch._C._dispatch_has_kernel_for_dispatch_key(full, "CPU"):
             continue
         operator = getattr(getattr(torch.ops.c10d, name), overload or "default")
         if any("ProcessGroup" in str(argument.type) for argument in operator._schema.arguments):
-            library.impl(name, _Kernel(name, operator), "MPS")
+            kernel = _Kernel(name, operator)
+            library.impl(name, kernel, "MPS")
+            if torch._C._dispatch_has_kernel_for_dispatch_key(full, "SparseCPU"):
+                library.impl(name, kernel, "SparseMPS")
     _registered.append(library)
 
 
@@ -62,7 +65,7 @@ class _Kernel:
         side = HostSide()
         on_host = {name: side.of(value, **self._use(name)) for name, value in arguments.items()}
         COUNTER.calls += 1
-        COUNTER.payload += sum(each.nbytes for value in on_host.values() for each in tensors_in(value))
+        COUNTER.payload += sum(nbytes(each) for value in on_host.values() for each in tensors_in(value))
         what = f"{self._name.strip('_')} on rank {ProcessGroup.unbox(arguments['process_group']).rank()}"
         try:
             started = start(self._name, self._operator, on_host)

@@ -44,16 +44,7 @@ def complete() -> Iterator[None]:
 
 def completing() -> bool:
     """Whether this thread is in a block of `complete`."""
-    return bool(getattr(_mode, "complete", False)) or _always
-
-
-_always = False
-
-
-def complete_always() -> None:
-    """Have every collective of this process end before it returns, from now on."""
-    global _always
-    _always = True
+    return bool(getattr(_mode, "complete", False))
 
 
 def wait_for_device() -> None:

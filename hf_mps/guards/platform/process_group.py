@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.patching import Put, Register
+from hf_mps.core.patching import Patch, Put, Register
 from hf_mps.core.stock import Stock
 from hf_mps.distributed.metal import backend
 from hf_mps.guards.base import Guard
 
 C10D = "torch.distributed.distributed_c10d"
+PARAMETER = "torch.distributed.fsdp._fully_shard._fsdp_param"
 
 
 class ProcessGroup(Guard):
@@ -28,13 +30,15 @@ class ProcessGroup(Guard):
         f"{C10D}:Backend.default_device_backend_map": Put("_defaults"),
         f"{C10D}:Backend.backend_capability": Put("_capabilities"),
         f"{C10D}:_new_process_group_helper": "_group_made",
+        "torch.distributed.device_mesh:_get_device_handle": "_handle",
+        f"{PARAMETER}:free_storage": Patch("_freed", after=PARAMETER),
         "torch.nn.parallel.distributed:DistributedDataParallel.register_comm_hook": "_hook",
         "torch.nn.parallel.distributed:DistributedDataParallel._register_builtin_comm_hook": "_builtin_hook",
     }
 
     def concerns(self, module: Any) -> bool:
         """Whether this torch has torch.distributed."""
-        return bool(module.distributed.is_available())
+        return bool(sys.modules["torch"].distributed.is_available())
 
     def applies(self) -> Choice[bool]:
         """Whether PyTorch lacks kernels of collectives for mps."""
@@ -83,12 +87,31 @@ class ProcessGroup(Guard):
         return stock(model, state, complete)
 
     def _builtin_hook(self, stock: Stock, model: Any, kind: Any) -> Any:
-        """The same for those of PyTorch's in C++, which no wrapper reaches."""
-        if _on_metal(model):
-            from hf_mps.distributed.metal import works
+        """Of PyTorch's two in C++ the one that compresses uses the device from Gloo's threads: its twin in Python."""
+        if not _on_metal(model) or kind.name != "FP16_COMPRESS":
+            return stock(model, kind)
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
-            works.complete_always()
-        return stock(model, kind)
+        self.acted("DDP's FP16_COMPRESS is fp16_compress_hook, which does the same in the training's own thread", aloud=False)
+        return stock.theirs(model.register_comm_hook, None, fp16_compress_hook)
+
+    def _handle(self, stock: Stock, device_type: str = "cuda") -> Any:
+        """What a mesh takes for the module of a device."""
+        if device_type != "mps":
+            return stock(device_type)
+        from hf_mps.distributed.metal import sharding
+
+        return sharding.handle()
+
+    def _freed(self, stock: Stock, tensor: Any) -> None:
+        """PyTorch cannot take the memory from a storage on mps (Resize.cpp, resize_bytes_nocuda): it stays."""
+        if tensor.device.type != "mps":
+            stock(tensor)
+            return
+        self.acted(
+            "FSDP2 keeps gathered parameters on mps, where PyTorch cannot free a storage: gradients and the optimizer's "
+            "states are sharded, parameters are not"
+        )
 
 
 def _as_asked(asked: Any, chosen: str) -> Any:
