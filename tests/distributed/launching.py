@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -27,21 +28,50 @@ def launch(
     has a session of its own, so that no signal to a group reaches them all.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--standalone"]
-    process = subprocess.Popen(
-        [*command, *map(str, words)],
-        cwd=cwd,
-        env={**os.environ, **QUIET, **(env or {})},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    return ended([started([*command, *map(str, words)], cwd, {**QUIET, **(env or {})})], timeout)[0]
+
+
+def launch_hosts(
+    hosts: int,
+    *words: str | Path,
+    cwd: Path | None = None,
+    env: dict[str, str] | None = None,
+    timeout: float = 120,
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run `torchrun --nnodes hosts --nproc_per_node 1 *words` as on each of several Macs, and return them ended.
+
+    Each host's process has a simulated Metal device of its own.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(hosts), "--nproc_per_node", "1"]
+    meeting = ["--master_addr", "127.0.0.1", "--master_port", str(port), "--node_rank"]
+    variables = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **(env or {})}
+    return ended(
+        [started([*command, *meeting, str(host), *map(str, words)], cwd, variables) for host in range(hosts)], timeout
     )
+
+
+def started(command: list[str], cwd: Path | None, env: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command, cwd=cwd, env={**os.environ, **env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def ended(processes: list[subprocess.Popen[str]], timeout: float) -> list[subprocess.CompletedProcess[str]]:
+    """Wait for each and return it with its text; kill what is left of all of them with their own processes."""
+    done = []
     try:
-        out, err = process.communicate(timeout=timeout)
+        for process in processes:
+            out, err = process.communicate(timeout=timeout)
+            done.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
     finally:
-        if process.poll() is None:
-            alive: list[psutil.Process] = psutil.Process(process.pid).children(recursive=True)
-            for one in (*alive, psutil.Process(process.pid)):
-                with suppress(psutil.NoSuchProcess):
-                    one.kill()
-            process.communicate()
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        for process in processes:
+            if process.poll() is None:
+                alive: list[psutil.Process] = psutil.Process(process.pid).children(recursive=True)
+                for one in (*alive, psutil.Process(process.pid)):
+                    with suppress(psutil.NoSuchProcess):
+                        one.kill()
+                process.communicate()
+    return done

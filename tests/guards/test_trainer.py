@@ -124,10 +124,10 @@ print("went on")
 
 @pytest.mark.parametrize("way", ["trainer", "accelerate"])
 def test_several_processes_on_the_one_device_are_refused(way: str, run_python: Any) -> None:
-    launched: dict[str, str | None] = {"WORLD_SIZE": "2", "RANK": "0"}
+    launched: dict[str, str | None] = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "0"}
     done = run_python("-c", SEVERAL, way, env=launched)
     assert done.returncode != 0
-    assert "2 processes were started and there is one Metal device" in done.stderr.splitlines()[-1]
+    assert "2 processes were started on this host and there is one Metal device" in done.stderr.splitlines()[-1]
 
 
 def test_a_notebook_s_launcher_starts_one_process_and_not_several() -> None:

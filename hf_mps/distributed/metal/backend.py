@@ -49,7 +49,8 @@ def pytorchs() -> Choice[str]:
         if named:
             return Choice(named[0], f"PyTorch {torch.__version__} runs collectives on mps by itself, by {named[0]}")
     return Choice(
-        "", f"PyTorch {torch.__version__} has no backend for mps (pytorch#160732): Gloo gets the CPU's view of its memory"
+        "",
+        f"PyTorch {torch.__version__} has no backend for mps (pytorch#160732): Gloo gets the CPU's view of its memory",
     )
 
 
@@ -59,15 +60,16 @@ def create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     GLOO_SOCKET_IFNAME names another one. PyTorch's own way takes the address of this host's name, which on a Mac may be
     the loopback's or Wi-Fi's while a Thunderbolt bridge is there (ProcessGroupGloo.cpp, createDefaultDevice).
     """
-    from torch.distributed import ProcessGroupGloo
+    import torch
 
+    gloo: Any = torch.distributed.ProcessGroupGloo
     address = "" if os.environ.get("GLOO_SOCKET_IFNAME") else own_address(os.environ.get("MASTER_ADDR", ""))
     if not address:
-        return ProcessGroupGloo(store, rank, size, timeout=timeout)
-    options = ProcessGroupGloo._Options()
+        return gloo(store, rank, size, timeout=timeout)
+    options = gloo._Options()
     options._timeout = timeout
-    options._devices = [ProcessGroupGloo.create_device(hostname=address)]
-    return ProcessGroupGloo(store, rank, size, options)
+    options._devices = [gloo.create_device(hostname=address)]
+    return gloo(store, rank, size, options)
 
 
 def own_address(main: str) -> str:
@@ -87,7 +89,8 @@ def join_cpu(group: Any) -> None:
     import torch
     from torch.distributed import ProcessGroup
 
-    devices = {device.type for device in group._device_types}
-    if devices == {"mps"}:
+    if not isinstance(group, ProcessGroup):  # what a rank gets that is not in the group
+        return
+    if {device.type for device in group._device_types} == {"mps"}:
         own = group._get_backend(torch.device("mps"))
         group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, own)

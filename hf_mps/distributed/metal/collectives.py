@@ -2,7 +2,7 @@
 
 Gloo works on float64, float32, float16, bfloat16, int64, int32, int8, uint8 and bool and says "Invalid scalar type" for
 the rest (ProcessGroupGloo.cpp, GENERATE_ALL_TYPES). To move bytes no arithmetic is needed: there the others go as
-uint8. Its all-gather and reduce-scatter of lists want equal sizes, where NCCL's send one broadcast or reduction a rank.
+uint8. Its all-gather, reduce-scatter and all-to-all of lists want equal sizes, and NCCL's do not.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroup, Work
 
 from hf_mps.distributed.metal.host import tensors_in
+from hf_mps.distributed.metal.traffic import COUNTER
 
 GLOOS = frozenset(
     (
@@ -55,6 +56,8 @@ def start(name: str, operator: Any, arguments: dict[str, Any]) -> Started:
         return _gather_uneven(arguments)
     if name == "reduce_scatter_" and _uneven(arguments["input_tensors"][0]):
         return _scatter_uneven(arguments)
+    if name == "alltoall_":
+        return _exchange(arguments)
     return Started([_work(operator(*arguments.values()))])
 
 
@@ -97,7 +100,27 @@ def _scatter_uneven(arguments: dict[str, Any]) -> Started:
     names = ("output_tensors", "input_tensors", "process_group", "reduce_op")
     (output,), (inputs,), group, how = (arguments[key] for key in names)
     parts = [part.clone() for part in inputs]  # Gloo adds up in the tensors that it is given
+    COUNTER.copied += sum(part.nbytes for part in parts)
     add = torch.ops.c10d.reduce_.default
     works = [_work(add([part], group, how, root, 0)) for root, part in enumerate(parts)]
     mine = parts[ProcessGroup.unbox(group).rank()]
     return Started(works, lambda: output.copy_(mine))
+
+
+def _exchange(arguments: dict[str, Any]) -> Started:
+    """An all-to-all of lists whose tensors may have sizes of their own: one of a row, cut by their sizes.
+
+    No rank can know whether the others' sizes are equal, so it is always this one.
+    """
+    outputs, inputs, group = (arguments[key] for key in ("output_tensors", "input_tensors", "process_group"))
+    row = torch.cat([part.reshape(-1) for part in inputs])
+    sizes = [output.numel() for output in outputs]
+    arrived = row.new_empty(sum(sizes))
+    COUNTER.copied += row.nbytes + arrived.nbytes
+
+    def cut() -> None:
+        for output, part in zip(outputs, torch.split(arrived, sizes), strict=True):
+            output.copy_(part.view(output.shape))
+
+    send = torch.ops.c10d.alltoall_base_.default
+    return Started([_work(send(arrived, row, group, sizes, [part.numel() for part in inputs]))], cut)

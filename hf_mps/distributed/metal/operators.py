@@ -36,7 +36,7 @@ def register() -> None:
     """Register a kernel for mps under each operator of c10d that has one for the CPU; once in a process."""
     if _registered or pytorch_has_them():
         return
-    library = torch.library.Library("c10d", "IMPL")
+    library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
     for full in sorted(torch._C._dispatch_get_all_op_names()):
         name, _, overload = full.removeprefix("c10d::").partition(".")
         if not full.startswith("c10d::") or not torch._C._dispatch_has_kernel_for_dispatch_key(full, "CPU"):
@@ -48,6 +48,12 @@ def register() -> None:
             if torch._C._dispatch_has_kernel_for_dispatch_key(full, "SparseCPU"):
                 library.impl(name, kernel, "SparseMPS")
     _registered.append(library)
+
+
+def unregister() -> None:
+    """Take the kernels away again."""
+    while _registered:
+        _registered.pop()._destroy()
 
 
 class _Kernel:
@@ -71,7 +77,7 @@ class _Kernel:
             started = start(self._name, self._operator, on_host)
         except RuntimeError as error:
             raise works.failed(what, error) from None
-        written = next((arguments[name] for name in arguments if self._use(name)["written"]), [])
+        written: Any = next((arguments[name] for name in arguments if self._use(name)["written"]), [])
         finish = works.completed if self._ends_here(arguments) else works.MetalWork
         work = finish(what, started, side, _as_value(written)).boxed()
         return (written, work) if self._returns_tensors else work

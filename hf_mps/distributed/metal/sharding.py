@@ -49,7 +49,7 @@ def handle() -> Handle:
     """Return the module of mps as a mesh needs it; FSDP2's operators are there from then on, where it was imported."""
     collectives = sys.modules.get(COLLECTIVES)
     if collectives is not None and not _registered:
-        _registered.append(torch.library.Library("fsdp", "IMPL"))
+        _registered.append(torch.library.Library("fsdp", "IMPL"))  # type: ignore[no-untyped-call]
         for operator, function in FUNCTIONS.items():
             known = torch._C._dispatch_has_kernel_for_dispatch_key(f"fsdp::{operator}", "MPS")
             if not known and hasattr(collectives, function):

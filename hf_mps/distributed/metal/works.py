@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import Work, _create_work_from_future
+from torch._C._distributed_c10d import Work, _create_work_from_future  # type: ignore[attr-defined]
 
 from hf_mps.core.text import first_line
 from hf_mps.distributed.metal.collectives import Started
@@ -191,4 +191,3 @@ def _forget_unclaimed() -> None:
         for key, work in list(_alive.items()):
             if work.unclaimed(now):
                 _alive.pop(key, None)
-

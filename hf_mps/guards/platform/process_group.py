@@ -13,6 +13,7 @@ from hf_mps.distributed.metal import backend
 from hf_mps.guards.base import Guard
 
 C10D = "torch.distributed.distributed_c10d"
+DEFAULTS, CAPABILITIES = "default_device_backend_map", "backend_capability"
 PARAMETER = "torch.distributed.fsdp._fully_shard._fsdp_param"
 
 
@@ -27,14 +28,30 @@ class ProcessGroup(Guard):
         f"{C10D}:Backend.register_backend": Register(
             "_create", under=backend.NAME, keywords={"devices": list(backend.DEVICES)}
         ),
-        f"{C10D}:Backend.default_device_backend_map": Put("_defaults"),
-        f"{C10D}:Backend.backend_capability": Put("_capabilities"),
+        f"{C10D}:Backend.{DEFAULTS}": Put("_defaults"),
+        f"{C10D}:Backend.{CAPABILITIES}": Put("_capabilities"),
         f"{C10D}:_new_process_group_helper": "_group_made",
         "torch.distributed.device_mesh:_get_device_handle": "_handle",
         f"{PARAMETER}:free_storage": Patch("_freed", after=PARAMETER),
         "torch.nn.parallel.distributed:DistributedDataParallel.register_comm_hook": "_hook",
         "torch.nn.parallel.distributed:DistributedDataParallel._register_builtin_comm_hook": "_builtin_hook",
     }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stock: dict[str, Any] = {}  # PyTorch's own tables of backends, by their names
+
+    def switched(self, on: bool) -> None:
+        """Also leave PyTorch's tables and operators as they are without it, or as they are with it."""
+        from torch.distributed import Backend
+
+        from hf_mps.distributed.metal import operators
+
+        for name, stock in self._stock.items():
+            made = self._defaults if name == DEFAULTS else self._capabilities
+            setattr(Backend, name, made(stock) if on else stock)
+        if not on:
+            operators.unregister()
 
     def concerns(self, module: Any) -> bool:
         """Whether this torch has torch.distributed."""
@@ -50,10 +67,12 @@ class ProcessGroup(Guard):
 
     def _defaults(self, stock: dict[str, str]) -> dict[str, str]:
         """A device's backend where the script names none."""
+        self._stock[DEFAULTS] = stock
         return {**stock, "mps": backend.pytorchs().value or backend.NAME}
 
     def _capabilities(self, stock: dict[str, list[str]]) -> dict[str, list[str]]:
         """A script that names Gloo, and Lightning, which does, can use it for mps (pytorch#160733 wanted the same)."""
+        self._stock[CAPABILITIES] = stock
         if backend.pytorchs().value or "gloo" not in stock:
             return stock
         return {**stock, "gloo": [*stock["gloo"], "mps"]}
@@ -63,13 +82,18 @@ class ProcessGroup(Guard):
     ) -> tuple[Any, Any]:
         chosen = backend.choice(asked)
         if chosen.value != str(asked):
-            self.acted(f"process groups of tensors on mps are {chosen.value}'s: {chosen.reason}", aloud=False)
-        if not backend.pytorchs().value:
-            from hf_mps.distributed.metal import operators  # asks the dispatcher for its names: a program's that needs it
+            self.acted(f"the process group is {chosen.value}: {chosen.reason}", aloud=False)
+        own = backend.pytorchs()
+        if not own.value:
+            if chosen.value == "gloo":
+                self.acted(f"the process group gloo takes tensors on mps: {own.reason}", aloud=False)
+            from hf_mps.distributed.metal import (
+                operators,
+            )  # asks the dispatcher for its names: a program's that needs it
 
             operators.register()
         made: tuple[Any, Any] = stock(size, rank, ranks, _as_asked(asked, chosen.value), *more, **kwargs)
-        if made[0] is not None and backend.NAME in chosen.value:
+        if backend.NAME in chosen.value:
             backend.join_cpu(made[0])
         return made
 
@@ -84,6 +108,8 @@ class ProcessGroup(Guard):
             with works.complete():
                 return hook(state, bucket)
 
+        # DDP refuses bfloat16's hooks by their names where the GPU is not CUDA's (distributed.py, _check_comm_hook).
+        complete.__name__ = f"{hook.__name__}_on_metal"
         return stock(model, state, complete)
 
     def _builtin_hook(self, stock: Stock, model: Any, kind: Any) -> Any:
@@ -92,7 +118,9 @@ class ProcessGroup(Guard):
             return stock(model, kind)
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
-        self.acted("DDP's FP16_COMPRESS is fp16_compress_hook, which does the same in the training's own thread", aloud=False)
+        self.acted(
+            "DDP's FP16_COMPRESS is fp16_compress_hook, which does the same in the training's own thread", aloud=False
+        )
         return stock.theirs(model.register_comm_hook, None, fp16_compress_hook)
 
     def _handle(self, stock: Stock, device_type: str = "cuda") -> Any:
@@ -109,8 +137,8 @@ class ProcessGroup(Guard):
             stock(tensor)
             return
         self.acted(
-            "FSDP2 keeps gathered parameters on mps, where PyTorch cannot free a storage: gradients and the optimizer's "
-            "states are sharded, parameters are not"
+            "FSDP2 keeps gathered parameters on mps, where PyTorch cannot free a storage: gradients and states of the "
+            "optimizer are sharded, parameters are not"
         )
 
 

@@ -206,7 +206,8 @@ def _verdicts(settings: Any, picked: Any) -> tuple[list[bool], list[bool]]:
 
 
 def _sample(tensor: Any) -> Any:
-    flat = tensor.detach().reshape(-1)
+    part = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # of a weight that FSDP2 shards
+    flat = part.detach().reshape(-1)
     return flat[:: flat.numel() // SAMPLE + 1]
 
 

@@ -18,6 +18,7 @@ from tests.guards.experiments import (
     products,
     results,
     resumed,
+    several,
     shapes,
     silent,
     sizes,
@@ -122,5 +123,6 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     "float64-columns": (failures.float64_trainer, failures.float64_accelerator, failures.float64_lightning),
     "nan-hidden": (failures.shown_loss,),
     "pin-memory": (failures.quiet_loaders,),
+    "process-group": (several.by_default, several.by_gloo_s_name),
     "batch-waits": (waits.batches_of_trainer, waits.batches_of_accelerate, waits.batches_of_lightning),
 }
