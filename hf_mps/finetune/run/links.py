@@ -48,6 +48,9 @@ def decide(said: LinkSection, training: Mapping[str, Any], model: Any, world: Wo
         what = f"each rank trains by itself, and weights are averaged every {said.local_steps} steps, before an "
         what += "evaluation and before a checkpoint: not the numbers of one process"
         choices[LOCAL_STEPS] = Choice(said.local_steps, (alone if world.alone else "") + what)
+    if said.batches != "equal":
+        what = "a step's rows are dealt by the speed of each rank, and the mean of the loss is over all of them"
+        choices["batches"] = Choice(said.batches, (alone if world.alone else "") + what)
     if said.bandwidth is not None and said.latency is not None:
         link = Link(1e9 * said.bandwidth, 1e-3 * said.latency)
         choices |= _weighed(link, "the recipe says so", model, world, said.local_steps)
@@ -59,6 +62,11 @@ def _refuse(said: LinkSection, training: Mapping[str, Any]) -> None:
         raise UserError(
             f"link.compression={said.compression} and link.local_steps={said.local_steps}: local steps send weights "
             "whole and no gradients; give one of them"
+        )
+    if said.batches != "equal" and said.local_steps > 1:
+        raise UserError(
+            f"link.batches deals the rows of a common step, and link.local_steps={said.local_steps} has none; give one"
+            " of them"
         )
     if (said.bandwidth is None) != (said.latency is None):
         raise UserError(

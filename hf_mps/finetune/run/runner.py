@@ -126,6 +126,10 @@ def _train(run: PreparedRun, run_dir: RunDir) -> RunRecord:
         watch.before = kept.seconds
     captured = capture.install(plan.choices, trainer, recipe.cuda_graphs)
     links.measure(trainer, plan.choices)
+    if "batches" in plan.choices:
+        from hf_mps.finetune.run import shares
+
+        shares.install(trainer, prepared, plan.choices, run_dir.checkpoint)
     header(run.resolved, plan)
 
     def keep() -> None:

@@ -1,7 +1,7 @@
 """What each rank of `torchrun` trains in tests/finetune/run/test_links.py, and prints as JSON on the main one.
 
-Each way of a recipe's `link` section trains the same small model on the same rows; what is printed is the weights' mean
-distance from those of plain DistributedDataParallel, and by how much the ranks differ at the end and in between.
+Each way of a recipe's `link` section trains the same small model on the same rows; what is printed is by how much its
+weights differ from those of one process that saw the same steps, and by how much the ranks' differ after each step.
 """
 
 from __future__ import annotations
@@ -9,30 +9,60 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import distributed
-from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator, set_seed
 
 from hf_mps.core.choice import Choice
 from hf_mps.finetune.recipe.schema import LinkSection
-from hf_mps.finetune.run import links
+from hf_mps.finetune.run import links, shares
 
-STEPS = 12
+STEPS, RATE = 12, 0.05
 
 
 class Net(torch.nn.Module):
-    """Two layers, whose loss is the mean over the rows of a batch; the first bias is frozen."""
+    """Two layers, whose loss is the mean over the labels of a batch: one a row, or some for each; a bias is frozen."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: bool) -> None:
         super().__init__()
-        self.first, self.second = torch.nn.Linear(24, 32), torch.nn.Linear(32, 1)
+        self.first, self.second = torch.nn.Linear(24, 32), torch.nn.Linear(32, 5)
         self.first.bias.requires_grad_(False)
+        self.tokens = tokens
+        self.seen: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        out = self.second(torch.tanh(self.first(x))).squeeze(-1)
-        return {"loss": torch.nn.functional.mse_loss(out, labels), "logits": out}
+        self.seen.append((x, labels))
+        out = self.second(torch.tanh(self.first(x)))
+        return {"loss": torch.nn.functional.cross_entropy(out.flatten(0, -2), labels.flatten()), "logits": out}
+
+
+def rows(tokens: bool) -> list[dict[str, torch.Tensor]]:
+    """Rows of a vector and its class, or of six with a class for some of them."""
+    draw = torch.Generator().manual_seed(3)
+    many = []
+    for at in range(96):
+        x, labels = torch.randn(6, 24, generator=draw), torch.randint(0, 5, (6,), generator=draw)
+        labels[1 + at % 5 :] = -100
+        many.append({"x": x, "labels": labels} if tokens else {"x": x[0], "labels": labels[0]})
+    return many
+
+
+def replayed(model: Net) -> torch.Tensor:
+    """The weights that one process has after the steps that the ranks' models saw, each with the rows of all ranks."""
+    every: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(every, model.seen[-STEPS:])
+    set_seed(1)
+    alone = Net(model.tokens)
+    optimizer = torch.optim.SGD(alone.parameters(), lr=RATE)
+    for parts in zip(*every, strict=True):
+        x, labels = (torch.cat([part[at] for part in parts]) for at in (0, 1))
+        alone(x, labels)["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return flat(alone)
 
 
 class Watch(TrainerCallback):
@@ -64,39 +94,48 @@ def apart(model: Any) -> float:
     return float(gap) if float(gap) > 1e-7 else 0.0
 
 
-def train(folder: Path, **said: Any) -> tuple[torch.Tensor, Watch, Any]:
+def train(folder: Path, tokens: bool = False, **said: Any) -> dict[str, Any]:
+    """Train one way, and return what is to be known of it."""
     set_seed(1)
-    draw = torch.Generator().manual_seed(3)
-    rows = [{"x": torch.randn(24, generator=draw), "labels": torch.randn((), generator=draw)} for _ in range(96)]
     args = TrainingArguments(
-        str(folder), max_steps=STEPS, per_device_train_batch_size=4, learning_rate=1e-2, save_strategy="steps",
+        str(folder), max_steps=STEPS, per_device_train_batch_size=4, learning_rate=RATE, save_strategy="steps",
         save_steps=5, report_to="none", disable_tqdm=True, use_cpu=True, logging_steps=100, optim="sgd",
+        lr_scheduler_type="constant", max_grad_norm=0,
     )  # fmt: skip
-    model = Net()
-    choices: dict[str, Choice[Any]] = {"steps": Choice(STEPS, "")}
+    model, data, watch = Net(tokens), rows(tokens), Watch()
+    choices: dict[str, Choice[Any]] = {"steps": Choice(STEPS, ""), "batch": Choice(4, "")}
     choices |= links.decide(LinkSection(**said), {}, model, links.World.here())
-    watch = Watch()
-    trainer = Trainer(model, args, train_dataset=rows)
+    trainer = Trainer(model, args, train_dataset=data)
     links.compress(trainer, choices)
+    prepared: Any = SimpleNamespace(token_counts=None, at_hand=data, collator=default_data_collator)
+    shares.install(trainer, prepared, choices, None)
     links.step_locally(trainer, choices)
     trainer.add_callback(watch)
     trainer.train()
     links.measure(trainer, choices)
-    return flat(model), watch, choices
+    weights = flat(model)
+    kept = (folder / f"checkpoint-{STEPS - 2}").exists()
+    return {
+        "off": float((weights - replayed(model)).abs().max()),
+        "apart": watch.apart,
+        "places": len(watch.places),
+        "sizes": choices[shares.KEY].value if shares.KEY in choices else None,
+        "stored": shares._stored(folder / f"checkpoint-{STEPS - 2}", 2, 8) if kept else None,
+    }
 
 
 def main(folder: Path) -> None:
-    plain, _, _ = train(folder / "plain")
-    found = {}
-    for name, said in {
+    ways: dict[str, dict[str, Any]] = {
+        "plain": {},
         "fp16": {"compression": "fp16"},
         "bf16": {"compression": "bf16"},
         "powersgd": {"compression": "powersgd"},
         "local": {"local_steps": 4},
-    }.items():
-        weights, watch, _ = train(folder / name, **said)
-        off = float((weights - plain).norm() / plain.norm())
-        found[name] = {"off": off, "apart": watch.apart, "places": len(watch.places)}
+        "shares": {"batches": [6, 2]},
+        "shares of tokens": {"batches": [6, 2], "tokens": True},
+        "measured": {"batches": "measured"},
+    }
+    found = {name: train(folder / name, **said) for name, said in ways.items()}
     if distributed.get_rank() == 0:
         print(json.dumps(found))
 

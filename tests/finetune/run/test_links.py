@@ -13,7 +13,7 @@ import torch
 from hf_mps.core.errors import UserError
 from hf_mps.distributed.world import World
 from hf_mps.finetune.recipe.schema import LinkSection
-from hf_mps.finetune.run import links
+from hf_mps.finetune.run import links, shares
 from tests.distributed.launching import launch
 
 WORKER = Path(__file__).with_name("over_links.py")
@@ -57,6 +57,7 @@ def test_a_link_that_is_given_is_weighed_for_the_ranks_there_are_or_might_be() -
     ("said", "training", "words"),
     [
         ({"compression": "fp16", "local_steps": 2}, {}, "local steps send weights whole and no gradients"),
+        ({"batches": "measured", "local_steps": 2}, {}, "link.batches deals the rows of a common step"),
         ({"bandwidth": 1.0}, {}, "link.bandwidth and link.latency belong together; next: hf-mps doctor --peers"),
         ({"compression": "bf16"}, {"fsdp": "full_shard"}, "link.compression is for copies of a whole model"),
         ({"local_steps": 2}, {"fsdp": "full_shard"}, "link.local_steps is for copies of a whole model"),
@@ -67,15 +68,53 @@ def test_keys_that_do_not_go_together_are_refused(said: dict[str, Any], training
         decide(training=training, **said)
 
 
-def test_two_ranks_train_each_way(tmp_path: Path) -> None:
-    ended = launch(2, WORKER, tmp_path, cwd=tmp_path, env={"HF_MPS": "0"})
+def test_rows_are_dealt_by_speed_and_everybody_gets_one() -> None:
+    assert shares.dealt(32, [100.0, 100.0]) == [16, 16]
+    assert shares.dealt(32, [300.0, 100.0]) == [24, 8]
+    assert shares.dealt(10, [1.0, 1.0, 1.0]) == [4, 3, 3]
+    assert shares.dealt(8, [1000.0, 1.0]) == [7, 1]
+    assert all(sum(shares.dealt(32, [1.0, speed, 7.0])) == 32 for speed in (0.01, 0.5, 3.3, 900.0))
+
+
+def test_an_epoch_in_shares_holds_every_row_once_and_fills_its_last_step() -> None:
+    made = list(shares.Shares(range(20), [5, 3], drop_last=False))
+    assert [len(one) for one in made] == [5, 3] * 3
+    assert [row for one in made for row in one] == [*range(20), 0, 1, 2, 3]
+    assert len(shares.Shares(range(20), [5, 3], drop_last=False)) == 6
+    assert len(list(shares.Shares(range(20), [5, 3], drop_last=True))) == 4
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Each way, trained by two ranks."""
+    folder = tmp_path_factory.mktemp("links")
+    ended = launch(2, WORKER, folder, cwd=folder, env={"HF_MPS": "0"})
     assert ended.returncode == 0, ended.stderr
-    found = json.loads(ended.stdout.splitlines()[-1])
-    assert all(sum(found[name]["apart"]) == 0 for name in ("fp16", "bf16", "powersgd"))
-    # Rounded gradients train almost the same weights, and not quite: the hook was there. PowerSGD of rank 1 drops more.
-    assert 0 < found["fp16"]["off"] < found["bf16"]["off"] < 1e-3
-    assert found["bf16"]["off"] < found["powersgd"]["off"] < 0.5
-    # Alike after steps 4, 8 and 12, and at 5 and 10, where checkpoints are; the weights stay where they lie.
+    return dict(json.loads(ended.stdout.splitlines()[-1]))
+
+
+def test_compressed_gradients_train_almost_the_same_weights_on_all_ranks(found: dict[str, Any]) -> None:
+    ways = ("plain", "fp16", "bf16", "powersgd")
+    assert all(sum(found[name]["apart"]) == 0 for name in ways)
+    off = [found[name]["off"] for name in ways]
+    assert off[0] < 1e-6 < off[1] < off[2] < 1e-3  # rounded to 11 and to 8 bits: the hook was there
+    assert off[2] < off[3] < 0.1  # PowerSGD of rank 1 drops more
+
+
+def test_local_steps_are_averaged_on_time_and_before_a_checkpoint(found: dict[str, Any]) -> None:
     alike = [step for step, gap in enumerate(found["local"]["apart"], start=1) if gap == 0]
-    assert alike == [4, 5, 8, 10, 12]
-    assert found["local"]["places"] == 1
+    assert alike == [4, 5, 8, 10, 12]  # and at 5 and 10, where checkpoints are
+    assert found["local"]["places"] == 1  # the weights stay where they lie
+
+
+def test_the_loss_of_unequal_batches_is_the_mean_over_all_of_their_labels(found: dict[str, Any]) -> None:
+    assert found["shares"]["off"] < 1e-6
+    assert found["shares of tokens"]["off"] < 1e-6
+
+
+def test_measured_shares_are_kept_for_a_run_that_goes_on(found: dict[str, Any]) -> None:
+    sizes = found["measured"]["sizes"]
+    assert sum(sizes) == 8
+    assert min(sizes) >= 1
+    assert found["measured"]["stored"] == sizes
+    assert found["measured"]["off"] < 1e-6
