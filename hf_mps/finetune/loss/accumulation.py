@@ -23,7 +23,8 @@ def fix_accumulation_scaling(trainer: Any) -> bool:
     their loss and gradients come out as many times too large as there are accumulation steps (transformers#47688). Two
     training rows tell whether the number makes a difference to this model. A trainer with its own loss is left alone.
     With several processes it is the same: Trainer multiplies such a loss by their number, for the mean over them to be
-    over all of the step's labels.
+    over all of the step's labels. There a loss that is the mean over a batch's tokens is replaced by that over the
+    step's (`over_all_labels`), or processes whose rows have fewer labels would count too much.
     """
     has_own_loss = type(trainer).compute_loss is not Trainer.compute_loss or trainer.compute_loss_func is not None
     if has_own_loss or not trainer.model_accepts_loss_kwargs:
@@ -40,11 +41,27 @@ def fix_accumulation_scaling(trainer: Any) -> bool:
     model.eval()
     try:
         reads_count = _reads_count(model, inputs) if on_meta else _loss_depends_on_count(model, inputs)
+        shared = not reads_count and not on_meta and trainer.args.world_size > 1 and trainer.label_smoother is None
+        by_tokens = shared and _is_mean_over_tokens(model, inputs)
     finally:
         model.train(training)
     if not reads_count:
         trainer.model_accepts_loss_kwargs = False
+    if by_tokens:
+        trainer.compute_loss_func = over_all_labels
     return not reads_count
+
+
+def over_all_labels(outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the cross-entropy of the labels, shape (rows, tokens), over the number of those of the whole step.
+
+    It is Trainer's `compute_loss_func`; without a number (an evaluation) it is the mean.
+    """
+    from transformers.loss.loss_utils import fixed_cross_entropy
+
+    logits = outputs["logits"].flatten(0, 1).float()
+    loss: torch.Tensor = fixed_cross_entropy(logits, labels.to(logits.device).flatten(), num_items_in_batch)
+    return loss
 
 
 def _loss_depends_on_count(model: Any, inputs: Mapping[str, Any]) -> bool:
@@ -52,6 +69,23 @@ def _loss_depends_on_count(model: Any, inputs: Mapping[str, Any]) -> bool:
     with torch.no_grad(), torch.device(next(model.parameters()).device):
         few, many = (model(**inputs, num_items_in_batch=torch.tensor(count)).loss for count in ITEM_COUNTS)
     return not torch.equal(few, many)
+
+
+def _is_mean_over_tokens(model: Any, inputs: Mapping[str, Any]) -> bool:
+    """Whether the model's loss is the mean of the cross-entropy over its labels, one for each token."""
+    labels = inputs.get("labels")
+    if labels is None or labels.dim() != 2:
+        return False
+    given = {name: value for name, value in inputs.items() if name != "labels"}
+    with torch.no_grad(), torch.device(next(model.parameters()).device):
+        own = model(**inputs).loss
+        try:
+            outputs = model(**given)
+        except (ValueError, TypeError, RuntimeError):  # a decoder that makes its inputs of the labels
+            return False
+        if outputs.get("logits") is None or outputs["logits"].shape[:-1] != labels.shape:
+            return False
+        return torch.allclose(own.float(), over_all_labels(outputs, labels), rtol=1e-4)
 
 
 def _reads_count(model: Any, inputs: Mapping[str, Any]) -> bool:

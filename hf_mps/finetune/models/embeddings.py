@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core import extras
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.distributed.ranks import Ranks
+from hf_mps.distributed.world import World
+from hf_mps.finetune.models import in_batch
 from hf_mps.finetune.text.lengths import Lengths
 from hf_mps.finetune.text.padding import PadToBucket, pad_values
 from hf_mps.metrics import Baseline, Metrics
@@ -87,12 +90,30 @@ def trainer(evaluator: EmbeddingEvaluator) -> Callable[..., Any]:
             ignore_keys: list[str] | None = None,
             metric_key_prefix: str = "eval",
         ) -> Any:
-            output = super().evaluation_loop(
-                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
-            )
+            with in_batch.within_a_process(self.loss):
+                output = super().evaluation_loop(
+                    dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+                )
             measured = evaluator.measure(self.model)
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in measured.items()})
             return output
+
+        def get_train_dataloader(self) -> Any:
+            self._trains = True
+            try:
+                return super().get_train_dataloader()
+            finally:
+                self._trains = False
+
+        def get_batch_sampler(self, dataset: Any, batch_size: int, *arguments: Any, **settings: Any) -> Any:
+            size = self.args.world_size if getattr(self, "_trains", False) else 1
+            made = super().get_batch_sampler(dataset, batch_size * size, *arguments, **settings)
+            return in_batch.Parts(made, size) if size > 1 else made
+
+        def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+            """Save on the main process: every process comes here, and sentence-transformers lets each write."""
+            if self.args.should_save:
+                super()._save(output_dir, state_dict)
 
         def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
             """Do nothing: the callback would ask the hub about model and data when the trainer is made."""
@@ -179,23 +200,30 @@ class EmbeddingEvaluator:
         return ranks, nearest
 
     def _embedded(self, model: Any, texts: list[str], column: str) -> Any:
-        """Return unit vectors, float32 of shape (texts, dimensions); texts of like length share a batch."""
+        """Return unit vectors, float32 of shape (texts, dimensions); texts of like length share a batch.
+
+        Where there are several processes each embeds a batch of every so many, and all get all.
+        """
         import numpy
         import torch
 
         order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
         embedded: list[Any] = [None] * len(texts)
+        world = World.here()
         was_training = model.training
         model.eval()
         with torch.no_grad():
-            for begin in range(0, len(order), BATCH):
-                numbers = order[begin : begin + BATCH]
+            for begin in range(0, len(order), BATCH * world.size):
+                dealt = [order[begin + BATCH * rank :][:BATCH] for rank in range(world.size)]
+                numbers = dealt[world.rank] or dealt[0]  # every process takes part in each pass
                 batch = self._collator.texts([texts[number] for number in numbers], column)
                 batch = {
                     name: value.to(model.device) if hasattr(value, "to") else value for name, value in batch.items()
                 }
                 vectors = torch.nn.functional.normalize(model(batch)["sentence_embedding"].float(), dim=-1)
-                for number, vector in zip(numbers, vectors.cpu().numpy(), strict=True):
-                    embedded[number] = vector
+                found = Ranks.here().exchange(vectors.cpu().numpy())
+                for theirs, made in zip(dealt, found, strict=True):
+                    for number, vector in zip(theirs, made, strict=False):
+                        embedded[number] = vector
         model.train(was_training)
         return numpy.stack(embedded)

@@ -17,7 +17,7 @@ from hf_mps.finetune import sharding
 from hf_mps.finetune.capture import attention_kernels
 from hf_mps.finetune.models import attention
 from hf_mps.finetune.report import screen
-from hf_mps.finetune.run import early_steps, links, optimization
+from hf_mps.finetune.run import early_steps, evaluation, links, optimization
 from hf_mps.finetune.sharding import engine
 from hf_mps.finetune.text import buckets
 from hf_mps.step import switch
@@ -123,7 +123,7 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int
     except REFUSALS as error:
         raise _refused(error) from error
     links.compress(trainer, plan.choices)
-    _evaluate_every_row(trainer)
+    evaluation.every_row(trainer)
     if prepared.stream is not None:
         _stream(trainer, plan, prepared.stream, prepared)
     elif plan.choices["sampling"].value == buckets.BUCKETED:
@@ -160,32 +160,6 @@ def training_arguments(plan: Plan, prepared: Prepared) -> Any:
 
 def _refused(error: Exception) -> UserError:
     return UserError(f"training: transformers refuses it: {first_line(error)}")
-
-
-def _evaluate_every_row(trainer: Any) -> None:
-    """Apply `dataloader_drop_last` and `train_sampling_strategy` to training alone: evaluations see every row in order.
-
-    An evaluation without some rows would score another split; one sorted by length would give its answers to other rows
-    than predictions.csv and the metrics of whole answers expect.
-    """
-    from torch.utils.data import SequentialSampler
-
-    if getattr(trainer.args, buckets.KEY, buckets.RANDOM) == "group_by_length":
-        trainer._get_eval_sampler = SequentialSampler
-    if trainer.args.dataloader_drop_last:
-        for name in ("get_eval_dataloader", "get_test_dataloader"):
-            setattr(trainer, name, _undropped(trainer.args, getattr(trainer, name)))
-
-
-def _undropped(args: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
-    def loader(*arguments: Any, **settings: Any) -> Any:
-        args.dataloader_drop_last = False
-        try:
-            return stock(*arguments, **settings)
-        finally:
-            args.dataloader_drop_last = True
-
-    return loader
 
 
 def _goes_on_rightly() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
+from hf_mps.distributed.world import World
 from hf_mps.finetune.text import shapes
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ STEP = 2
 def decide(recipe: Recipe, counts: Sequence[int] | None, batch: int) -> Choice[str]:
     """Choose how batches of `batch` rows are drawn, from the rows' lengths `counts` (None: rows have no length).
 
+    Where several processes train, `batch` is one's, and the batches of a step are drawn together.
     The recipe's `training.train_sampling_strategy` wins.
     """
     if strategy := recipe.training.get(KEY):
@@ -40,7 +42,7 @@ def decide(recipe: Recipe, counts: Sequence[int] | None, batch: int) -> Choice[s
         return Choice(RANDOM, "every batch is padded to one length")
     if not counts or min(counts) == max(counts):
         return Choice(RANDOM, "every row is of one length")
-    if len(counts) < MIN_BATCHES * batch:
+    if len(counts) < MIN_BATCHES * batch * World.here().size:
         return Choice(RANDOM, f"{len(counts)} rows are too few to draw batches of one length from")
     return Choice(BUCKETED, "a batch holds rows of one length of the list, drawn at random: less padding")
 

@@ -1,0 +1,85 @@
+"""Losses over a batch's other rows, where several processes have a part of the batch each.
+
+A pair's negatives are the other pairs of the whole step, so that two processes with half a batch each learn what one
+learns from the whole: sentence-transformers gathers the embeddings with their gradients for the losses that say so
+(`gather_across_devices`); CoSENTLoss, which compares all pairs' scores, is given the embeddings of all here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hf_mps.distributed.world import World
+
+ACROSS = "gather_across_devices"
+COMPARES_PAIRS = "CoSENTLoss"
+
+
+def make(losses: Any, name: str, model: Any) -> Any:
+    """Return the loss `name` of sentence-transformers' module `losses` for `model`, over all processes' rows."""
+    loss = getattr(losses, name)
+    if World.here().alone:
+        return loss(model)
+    if name == COMPARES_PAIRS:
+        return _gathering(loss)(model)
+    made = loss(model)
+    if hasattr(made, ACROSS):
+        made.gather_across_devices = True
+    return made
+
+
+@contextmanager
+def within_a_process(loss: Any) -> Iterator[None]:
+    """Let `loss` look at its own process's rows alone: in an evaluation batches may be of different size."""
+    before = getattr(loss, ACROSS, None)
+    if not before:
+        yield
+        return
+    loss.gather_across_devices = False
+    try:
+        yield
+    finally:
+        loss.gather_across_devices = before
+
+
+def _gathering(loss: Any) -> Any:
+    """Return a class of `loss` that computes on all processes the loss of all rows.
+
+    The gradient of each process's embeddings is the sum over all processes' equal losses, of which DDP takes the mean.
+    """
+    from sentence_transformers.util import all_gather, all_gather_with_grad
+
+    class Gathering(loss):  # type: ignore[misc]
+        gather_across_devices = True
+
+        def compute_loss_from_embeddings(self, embeddings: list[Any], labels: Any) -> Any:
+            if self.gather_across_devices:
+                embeddings, labels = [all_gather_with_grad(one) for one in embeddings], all_gather(labels)
+            return super().compute_loss_from_embeddings(embeddings, labels)
+
+    Gathering.__name__ = loss.__name__
+    return Gathering
+
+
+class Parts:
+    """A batch sampler that draws the batches of a whole step from `batches` and gives one process's part at a time.
+
+    What sentence-transformers' samplers promise of a batch (no text twice) then holds over all processes.
+    """
+
+    def __init__(self, batches: Any, size: int) -> None:
+        self.sampler = batches
+        """accelerate sets the epoch of a sampler of this name, in several processes of no other (data_loader.py)."""
+        self.batch_size = batches.batch_size // size
+        self.drop_last = batches.drop_last
+        self._size = size
+
+    def __len__(self) -> int:
+        return len(self.sampler) * self._size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in self.sampler:
+            for place in range(self._size):
+                yield batch[place * self.batch_size : (place + 1) * self.batch_size]
