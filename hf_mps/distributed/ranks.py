@@ -27,6 +27,8 @@ T = TypeVar("T")
 PREFIX = "hf_mps"
 PAUSES = (0.001, 0.2)
 """Seconds between two looks for what another rank is still at: the first, and the longest."""
+LEAVING = 10
+"""Seconds that the main process waits for the others when all is done."""
 OPENING = timedelta(minutes=5)
 """How long the processes of one run may take to start, the slowest after the fastest."""
 
@@ -144,6 +146,18 @@ class Ranks:
         values: list[Any] = [None] * self.world.size
         all_gather_object(values, value)
         return values
+
+    def leave(self) -> None:
+        """Say that this process asks for nothing more; the main one, which may hold the store, waits for the others."""
+        if self.world.alone or self._store is None:
+            return
+        key = f"left/{self._key()}"
+        if not self.world.main:
+            self.store.add(key, 1)
+            return
+        deadline = time.monotonic() + LEAVING
+        while self.store.add(key, 0) < self.world.size - 1 and time.monotonic() < deadline:
+            time.sleep(PAUSES[0])
 
     def barrier(self) -> None:
         """Wait until every rank is here."""

@@ -81,6 +81,7 @@ def _of_rank(world: World, watch: Watch) -> Iterator[None]:
             for line in theirs:
                 if line not in own.lines:
                     print(f"[rank {rank}] {line}", file=sys.stderr)
+        Ranks.here().leave()
         return
     kept, stderr = _Kept(), sys.stderr
     try:
@@ -98,3 +99,4 @@ def _of_rank(world: World, watch: Watch) -> Iterator[None]:
                 print(f"[rank {world.rank}] {line}", file=stderr)
         raise
     Ranks.here().gather(list(kept.lines))
+    Ranks.here().leave()

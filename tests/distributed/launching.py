@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 # Two processes share this machine's cores: with a pool of threads each they would wait for each other.
-QUIET = {"OMP_NUM_THREADS": "1", "HF_MPS_DEVICE": "cpu", "TOKENIZERS_PARALLELISM": "false"}
+QUIET = {"OMP_NUM_THREADS": "1", "HF_MPS_DEVICE": "cpu", "HF_MPS_SIMULATE": "0", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def launch(
@@ -29,6 +29,13 @@ def launch(
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--standalone"]
     return ended([started([*command, *map(str, words)], cwd, {**QUIET, **(env or {})})], timeout)[0]
+
+
+def python(
+    *words: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None, timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Run `python *words` as `launch` runs torchrun."""
+    return ended([started([sys.executable, *map(str, words)], cwd, {**QUIET, **(env or {})})], timeout)[0]
 
 
 def launch_hosts(

@@ -1,16 +1,21 @@
 """Recipes that one, two and four processes train: tiny models without dropout, rows that none of them divides evenly.
 
-Run as a program by torchrun in a folder that `write` made, it trains them one after the other: `several.py TASK…`.
+Run as a program in a folder that `write` made, it trains them all in worlds of one, two and four processes, each forked
+from one that has imported everything: a start of Python for each would take longer than all trainings.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
+import socket
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
+WORLDS = (1, 2, 4)
 TRAIN, VALIDATION, GLOBAL_BATCH, EVALUATED = 40, 17, 8, 4
 WORDS = (
     "the",
@@ -104,13 +109,51 @@ def words_of(name: str, processes: int) -> list[str]:
     return [f"{name}.yaml", f"output_dir={name}-{processes}", *(f"training.{key}={v}" for key, v in settings.items())]
 
 
-def main(processes: int, names: list[str]) -> int:
-    """Train each of the recipes; the exit code of the first that fails."""
-    from hf_mps.cli.main import main as command
+def world(size: int, port: int) -> int:
+    """Train every recipe in a world of `size` processes; the number of those that failed."""
+    children = []
+    for rank in range(size):
+        child = os.fork()
+        if not child:
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_PORT": str(port)}
+            os.environ |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
+            os._exit(_train(size))
+        children.append(child)
+    return sum(os.waitpid(child, 0)[1] != 0 for child in children)
 
-    codes = (command(["finetune", *words_of(name, processes)]) for name in names)
-    return next((code for code in codes if code), 0)
+
+def _train(processes: int) -> int:
+    from hf_mps.cli.main import main
+
+    try:
+        codes = [main(["finetune", *words_of(name, processes)]) for name in RECIPES]
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return max(codes)
+
+
+def main() -> int:
+    """Train in every world, smallest first; exit code 1 where a process failed."""
+    import sentence_transformers  # noqa: F401
+    import transformers  # noqa: F401
+
+    from hf_mps.finetune import tasks
+    from hf_mps.finetune.run import prepare  # noqa: F401
+
+    for values in RECIPES.values():
+        tasks.module(values["task"])
+    for size in WORLDS:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        if world(size, port):
+            return 1
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
+    sys.exit(main())

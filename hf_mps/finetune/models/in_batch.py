@@ -30,6 +30,16 @@ def make(losses: Any, name: str, model: Any) -> Any:
     return made
 
 
+def arguments(*, ranked: bool) -> dict[str, Any]:
+    """Return the training arguments that suit the losses: with `ranked` pairs no text comes twice in a step.
+
+    Where there are several processes, sentence-transformers drops the last rows of an epoch that do not fill the
+    batches of all (its training_args.py says so, and does it whatever it is told).
+    """
+    drawn = {"batch_sampler": "no_duplicates"} if ranked else {}
+    return drawn if World.here().alone else {**drawn, "dataloader_drop_last": True}
+
+
 @contextmanager
 def within_a_process(loss: Any) -> Iterator[None]:
     """Let `loss` look at its own process's rows alone: in an evaluation batches may be of different size."""

@@ -15,8 +15,10 @@ KNOWN_ADVICE = (
     "`loss_type=None` was set in the config",  # by no one: GPT-2's class name alone tells transformers no loss
     "mtime may not be reliable on this filesystem",  # checkpoints are told apart by their numbers instead
 )
-# What a library says of another's use of a name: peft and TRL still ask models for `is_gradient_checkpointing`.
-DEPRECATED = r"`.*gradient_checkpointing\w*`.* deprecated"
+# What a library says of another's use of a name: peft and TRL still ask models for `is_gradient_checkpointing`,
+# accelerate 1.15 gives DistributedDataParallel `broadcast_buffers`, sentence-transformers 6 gathers by a function that
+# PyTorch 2.13 calls old.
+DEPRECATED = r"`.*gradient_checkpointing\w*`.* deprecated|`broadcast_buffers` is deprecated|.*all_gather is deprecated"
 
 
 class _NoAdvice(logging.Filter):

@@ -16,7 +16,6 @@ from pydantic import Field, model_validator
 from hf_mps import metrics
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, brief
-from hf_mps.distributed.world import World
 from hf_mps.finetune.data.load import SPLITS
 from hf_mps.finetune.models import embeddings, in_batch
 from hf_mps.finetune.recipe import schema
@@ -136,9 +135,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         choices=choices,
         trainer=embeddings.trainer(evaluator),
         arguments=library.SentenceTransformerTrainingArguments,
-        # sentence-transformers drops the last rows of an epoch that do not fill the batches of all processes.
-        arguments_defaults=({} if scored else {"batch_sampler": "no_duplicates"})
-        | ({} if World.here().alone else {"dataloader_drop_last": True}),
+        arguments_defaults=in_batch.arguments(ranked=not scored),
         trainer_settings={"loss": in_batch.make(library.sentence_transformer.losses, loss_name, model)},
         token_counts=[max(row) for row in counts["train"]],
         predict=lambda trainer: evaluator.rows(trainer.model),
