@@ -68,6 +68,7 @@ def one_voice() -> Iterator[None]:
         return
     with Ranks.here().watched() as watch, _of_rank(world, watch):
         yield
+    Ranks.here().leave()
 
 
 @contextmanager
@@ -81,7 +82,6 @@ def _of_rank(world: World, watch: Watch) -> Iterator[None]:
             for line in theirs:
                 if line not in own.lines:
                     print(f"[rank {rank}] {line}", file=sys.stderr)
-        Ranks.here().leave()
         return
     kept, stderr = _Kept(), sys.stderr
     try:
@@ -99,4 +99,3 @@ def _of_rank(world: World, watch: Watch) -> Iterator[None]:
                 print(f"[rank {world.rank}] {line}", file=stderr)
         raise
     Ranks.here().gather(list(kept.lines))
-    Ranks.here().leave()

@@ -20,7 +20,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which each of the recipes was trained by one, two and four processes."""
     folder = tmp_path_factory.mktemp("several")
     several.write(folder)
-    ended = python(WORKER, cwd=folder, env={"HF_HOME": str(folder / "cache")})
+    ended = python(WORKER, cwd=folder, env={"HF_HOME": str(folder / "cache")}, timeout=600)
     assert ended.returncode == 0, ended.stderr
     return folder
 
