@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,18 +14,17 @@ from hf_mps.finetune import capture, sharding
 from hf_mps.finetune.models import attention
 from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
-from hf_mps.finetune.run import early_steps, links
+from hf_mps.finetune.run import batches, early_steps, links
+from hf_mps.finetune.run.batches import SAID
 from hf_mps.finetune.run.room import Room
 from hf_mps.finetune.stream import pace
 from hf_mps.finetune.tasks._base import Prepared
-from hf_mps.finetune.text import buckets
 from hf_mps.metrics.table import LOWER_IS_BETTER
 
-SAID = "the recipe says so"
 LOSS = "loss"
 ROWS_SHOWN = 50
 # The rows that a person reads first.
-FIRST = ("smoke", "model", "data", "device", "precision", "batch", "lengths", "steps")
+FIRST = ("smoke", "model", "data", "device", "processes", "precision", "batch", "lengths", "steps")
 
 
 @dataclass(frozen=True)
@@ -81,25 +79,12 @@ def decide(
         if early_steps.steps_early(early) and graphs.value == capture.ON:
             graphs = capture.decide.refused(recipe.cuda_graphs, "weights step in the backward pass")
         choices[capture.KEY] = graphs
-    size = "per_device_train_batch_size"
-    own = "the task's own" if size in prepared.arguments_defaults else "the size that Hugging Face's GLUE examples use"
-    batch = Choice(training.get(size, DEFAULT_BATCH), SAID if size in recipe.training else own)
-    accumulation = training.get("gradient_accumulation_steps", 1)
-    whole = f"; {accumulation} of them make a step of {batch.value * accumulation} rows" if accumulation > 1 else ""
-    choices["batch"] = Choice(batch.value, batch.reason + whole)
-    # A task whose trainer draws its batches itself says how.
-    choices["sampling"] = choices.get("sampling") or buckets.decide(recipe, prepared.token_counts, batch.value)
-    stream = prepared.stream
-    if stream is not None:
-        choices["sampling"] = pace.sampling(recipe, stream, choices["sampling"])
-        steps = pace.steps(training, stream, recipe.data.rows.train, batch.value, accumulation)
-    else:
-        steps = _steps(training, len(prepared.train), batch.value, accumulation)
-    choices["steps"] = steps
+    choices |= batches.choose(recipe, training, prepared)
+    steps, stream = choices["steps"], prepared.stream
     defaults = {
         **mixed,
-        "per_device_train_batch_size": batch.value,
-        "per_device_eval_batch_size": max(batch.value, DEFAULT_BATCH),
+        batches.SIZE: choices["batch"].value,
+        "per_device_eval_batch_size": max(choices["batch"].value, DEFAULT_BATCH),
         **_cadence(training, steps.value, choices, stream is not None),
         **_kept_model(training, prepared, recipe.early_stopping_patience, choices),
         **_device_settings(training, chosen.value, prepared, choices),
@@ -143,21 +128,6 @@ def _precision(training: dict[str, Any], device_type: str) -> tuple[Choice[str],
         return Choice("fp32", SAID), {}
     default = precision.default(device_type)
     return default, {default.value: True} if default.value != "fp32" else {}
-
-
-def _steps(training: dict[str, Any], rows: int, batch: int, accumulation: int) -> Choice[int]:
-    """Return the number of optimizer steps, as Trainer counts them. Raises UserError where no batch is left."""
-    if training.get("dataloader_drop_last") and rows < batch:
-        raise UserError(
-            f"training.dataloader_drop_last leaves nothing to train on: {rows} rows make no batch of {batch}; leave it"
-            " out, or give a smaller training.per_device_train_batch_size"
-        )
-    if training.get("max_steps", -1) > 0:
-        return Choice(training["max_steps"], "max_steps in the recipe")
-    epochs = training.get("num_train_epochs", 3)
-    batches = rows // batch if training.get("dataloader_drop_last") else math.ceil(rows / batch)
-    each = max(1, math.ceil(batches / accumulation))
-    return Choice(math.ceil(epochs * each), f"{epochs:g} epoch{'s' * (epochs != 1)} of {each}, for {rows} rows")
 
 
 def _cadence(training: dict[str, Any], steps: int, choices: dict[str, Choice[Any]], streamed: bool) -> dict[str, Any]:

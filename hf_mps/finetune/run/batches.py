@@ -1,0 +1,81 @@
+"""How many rows a step has, how they are drawn, and how many steps there are: of all processes together."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.core.text import counted
+from hf_mps.distributed.world import World
+from hf_mps.finetune.recipe.schema import Recipe
+from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
+from hf_mps.finetune.stream import pace
+from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.text import buckets
+
+SAID = "the recipe says so"
+SIZE = "per_device_train_batch_size"
+
+
+def choose(recipe: Recipe, training: dict[str, Any], prepared: Prepared) -> dict[str, Choice[Any]]:
+    """Choose `batch` (the rows of one process at a time), `sampling` and `steps`, and name the `processes` of several.
+
+    Raises UserError where no batch is left.
+    """
+    world, stream = World.here(), prepared.stream
+    own = "the task's own" if SIZE in prepared.arguments_defaults else "the size that Hugging Face's GLUE examples use"
+    batch = Choice(training.get(SIZE, DEFAULT_BATCH), SAID if SIZE in recipe.training else own)
+    accumulation = training.get("gradient_accumulation_steps", 1)
+    choices: dict[str, Choice[Any]] = {} if world.alone else {"processes": _processes(world)}
+    choices["batch"] = Choice(batch.value, batch.reason + _whole(batch.value, accumulation, world.size))
+    # A task whose trainer draws its batches itself says how.
+    drawn = prepared.choices.get("sampling") or buckets.decide(recipe, prepared.token_counts, batch.value)
+    choices["sampling"] = drawn if stream is None else pace.sampling(recipe, stream, drawn)
+    if stream is None:
+        choices["steps"] = steps(training, len(prepared.train), batch.value, accumulation, world.size)
+    else:
+        choices["steps"] = pace.steps(training, stream, recipe.data.rows.train, batch.value, accumulation)
+    return choices
+
+
+def steps(training: dict[str, Any], rows: int, batch: int, accumulation: int, processes: int = 1) -> Choice[int]:
+    """Return the number of optimizer steps, as Trainer counts them. Raises UserError where no batch is left.
+
+    Each of several processes has as many batches: the last ones are dropped, or filled up with rows from the beginning
+    (accelerate's BatchSamplerShard).
+    """
+    dropped = training.get("dataloader_drop_last")
+    if dropped and rows < batch * processes:
+        each = f"batches of {batch} for {processes} processes" if processes > 1 else f"batch of {batch}"
+        raise UserError(
+            f"training.dataloader_drop_last leaves nothing to train on: {rows} rows make no {each}; leave it"
+            f" out, or give a smaller training.{SIZE}"
+        )
+    if training.get("max_steps", -1) > 0:
+        return Choice(training["max_steps"], "max_steps in the recipe")
+    epochs = training.get("num_train_epochs", 3)
+    batches = rows // batch // processes if dropped else math.ceil(math.ceil(rows / batch) / processes)
+    each_epoch = max(1, math.ceil(batches / accumulation))
+    twice = 0 if dropped or processes == 1 else batches * batch * processes - rows
+    filled = f"; each epoch ends with {counted(twice, 'row')} of its beginning, for full batches" if twice else ""
+    words = f"{epochs:g} epoch{'s' * (epochs != 1)} of {each_epoch}, for {rows} rows{filled}"
+    return Choice(math.ceil(epochs * each_epoch), words)
+
+
+def _whole(batch: int, accumulation: int, processes: int) -> str:
+    """Say how many of one process's batches make a step, where it is more than one."""
+    if accumulation == processes == 1:
+        return ""
+    of = f"{accumulation} of them" if accumulation > 1 else "one of them"
+    by = f" on each of {processes} processes" if processes > 1 else ""
+    made = "make" if accumulation > 1 else "makes"
+    return f"; {of}{by} {made} a step of {batch * accumulation * processes} rows"
+
+
+def _processes(world: World) -> Choice[int]:
+    where = "on this host" if world.hosts == 1 else f"on {world.hosts} hosts, {world.local_size} on each"
+    return Choice(
+        world.size, f"the launcher started them, {where}; each step's gradients are the mean over all of them"
+    )
