@@ -142,7 +142,8 @@ def train(given: argparse.Namespace, case: str, side: str, processes: int) -> di
     code = run(given, name, [*(start if processes > 1 else [sys.executable]), *again(given, f"{case}:{side}:{name}")])
     said = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(given.work.glob(f"{name}.rank*.json"))]
     if code or len(said) != processes:
-        print(f"{name}: ended with {code}, see {given.out / name}.log", flush=True)
+        log = given.out / f"{name}.log"
+        print(f"{name}: ended with {code}, see {log}: {last_words(log)}", flush=True)
         return None
     unit, scale = ("examples/s", 1) if case == "bert" else ("tokens/s", length(given, case))
     rate = sum(rank["rate"] for rank in said) * scale
@@ -150,6 +151,13 @@ def train(given: argparse.Namespace, case: str, side: str, processes: int) -> di
     took = f"{time.perf_counter() - begun:.0f} s in all"
     print(f"{name:<20}{rate:12.0f} {unit}  peak by rank {peaks} GiB  {said[0]['said']}; {took}", flush=True)
     return {"rate": rate, "unit": unit, "ranks": said}
+
+
+def last_words(log: Path) -> str:
+    """What a training said of its failure: the lines of errors, without the launcher's own."""
+    lines = log.read_text(encoding="utf-8").splitlines()
+    told = [line for line in lines if "Error" in line or line.startswith("hf-mps")]
+    return " | ".join(line.strip()[:300] for line in dict.fromkeys(told) if "ChildFailedError" not in line)
 
 
 def plan(given: argparse.Namespace) -> dict[str, Any] | None:

@@ -66,11 +66,9 @@ def obstacle(trainer: Any) -> str:
     """Return why the steps of `trainer` cannot be recorded, as a clause; empty where they can."""
     from transformers import Trainer
 
-    args, kind = trainer.args, type(trainer)
+    kind = type(trainer)
     if trainer.is_fsdp_enabled:
         return FSDP
-    if args.n_gpu > 1:
-        return "Trainer copies the model to every GPU (DataParallel)"
     if not hasattr(Trainer, "_get_grad_norm"):
         return "this release of transformers has another loop"
     for method in ("compute_loss", "training_step"):

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from hf_mps.core.choice import Choice
-from hf_mps.distributed.world import World
 from hf_mps.finetune.loss import chunked
 from hf_mps.finetune.loss.tied_embedding import TiedEmbedding, TiedGradient, is_tied
 from hf_mps.finetune.run.logging import errors_only
@@ -97,8 +96,6 @@ def decide(recipe: Recipe, model: Any, *, logits_in_evaluation: bool = False) ->
     ):
         if training.get(key):
             return Choice(PLAIN, why)
-    if World.here().alone and torch.cuda.device_count() > 1:
-        return Choice(PLAIN, "Trainer copies the model to every GPU (DataParallel), and this loss belongs to one")
     return install(model, logits_in_evaluation=logits_in_evaluation)
 
 

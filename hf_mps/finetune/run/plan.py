@@ -92,7 +92,7 @@ def decide(
     }
     choices["optimizer"] = _optimizer(training)
     choices["fused_step"] = _fused_step(recipe, prepared.model, chosen.value)
-    choices |= links.decide(recipe.link, training, prepared.model, World.here())
+    choices |= gpus(chosen.value) | links.decide(recipe.link, training, prepared.model, World.here())
     own_attention = attention.choose(recipe.attention, prepared, room.choices.get("attention"))
     choices |= room.choices | early | ({"attention": own_attention} if own_attention is not None else {})
     choices["seed"] = Choice(recipe.seed, "the recipe's seed, for weights, order of the rows and dropout")
@@ -102,6 +102,20 @@ def decide(
         ours |= {"max_steps": steps.value, "ignore_data_skip": True}  # no batch is made to be skipped
     choices["output"] = Choice(str(output.value), output.reason)
     return Plan(chosen, choices, defaults | training | ours)
+
+
+def gpus(device_type: str) -> dict[str, Choice[str]]:
+    """Return which of several GPUs a process by itself trains on; nothing where there is one for each process.
+
+    Trainer's own way, DataParallel, would copy the model to all of them at every step and multiply the batch.
+    """
+    import torch
+
+    count = torch.cuda.device_count() if device_type == "cuda" and World.here().alone else 1
+    if count < 2:
+        return {}
+    every = f"torchrun --nproc_per_node {count} -m hf_mps.finetune … trains on all"
+    return {"gpus": Choice(f"1 of {count}", f"the first, CUDA_VISIBLE_DEVICES names another; {every}")}
 
 
 def _setting(training: Mapping[str, Any], key: str, default: Any, reason: str) -> Choice[Any]:

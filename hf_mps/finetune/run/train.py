@@ -155,6 +155,8 @@ def training_arguments(plan: Plan, prepared: Prepared) -> Any:
     except REFUSALS as error:
         raise _refused(error) from error
     optimization.refuse_unusable(made, prepared.model, plan.choices["steps"].value, plan.arguments)
+    if made.n_gpu > 1:  # one process, one GPU, as the choice `gpus` says; Trainer reads what it found once
+        made._n_gpu = 1
     return made
 
 

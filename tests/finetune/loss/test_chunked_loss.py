@@ -228,15 +228,6 @@ def test_the_recipe_can_keep_the_models_own_loss(said: dict[str, Any], reason: s
     assert type(model.lm_head) is torch.nn.Linear
 
 
-def test_several_gpus_keep_the_models_own_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    choice = deferred_head.decide(recipe(), made("llama"))
-    assert choice.value == deferred_head.PLAIN
-    assert choice.reason == snapshot(
-        "Trainer copies the model to every GPU (DataParallel), and this loss belongs to one"
-    )
-
-
 def test_the_reason_says_how_many_tokens_are_taken_at_a_time() -> None:
     choice = deferred_head.decide(recipe(), made("llama"))
     assert choice.value == "cross-entropy in chunks"

@@ -228,3 +228,21 @@ def test_evaluation_sees_every_row_in_its_order_however_training_draws(
     assert [(row["text"], row["label"]) for row in answers] == [(row["first"], str(row["label"])) for row in rows]
     right = [row["label"] == row["prediction"] for row in answers]
     assert results(desk / "runs/my")["metrics"]["accuracy"] == sum(right) / 16
+
+
+def test_a_process_by_itself_trains_on_one_of_several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from hf_mps.finetune.run.plan import gpus
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert {name: str(choice) for name, choice in gpus("cuda").items()} == snapshot(
+        {
+            "gpus": "1 of 2 (the first, CUDA_VISIBLE_DEVICES names another; torchrun --nproc_per_node 2 -m"
+            " hf_mps.finetune … trains on all)"
+        }
+    )
+    assert gpus("mps") == {}
+    for name, value in (("WORLD_SIZE", "2"), ("RANK", "0"), ("LOCAL_RANK", "0")):
+        monkeypatch.setenv(name, value)
+    assert gpus("cuda") == {}
