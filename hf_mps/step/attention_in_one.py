@@ -118,15 +118,24 @@ def _factors(root: float, device: torch.device) -> Tensor:
 def _prepared(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, ...]:
     """Queries and keys times the root of the scale, as stock has them, and values; each as `_dense` makes it.
 
-    Where one product made the three, one launch does.
+    Where one product made the three, one launch does; where keys and queries were rotated together, two.
     """
-    whole = side_by_side.joined((query, key, value), 1) if _alike(query, key, value) else None
-    if whole is None or query.dtype != torch.float32:
-        return _scaled(query, call), _scaled(key, call), _dense(value)
-    batch, heads, places, width = query.shape
-    there = whole.view(batch, 3, heads, places, width).transpose(0, 1)
-    dense = torch.empty(3, batch, heads, places, width, dtype=torch.float32, device=query.device)
-    return torch.mul(there, _factors(call.root, query.device), out=dense).flatten(1, 2).unbind()
+    if query.dtype == torch.float32 and _alike(query, key, value):
+        for several in ((query, key, value), (query, key)):
+            whole = side_by_side.joined(several, 1)
+            if whole is not None:
+                factors = _factors(call.root, query.device) if len(several) == 3 else call.root
+                found = _dense_parts(whole, len(several), factors)
+                return found if len(several) == 3 else (*found, _dense(value))
+    return _scaled(query, call), _scaled(key, call), _dense(value)
+
+
+def _dense_parts(whole: Tensor, count: int, factors: Tensor | float) -> tuple[Tensor, ...]:
+    """The parts of (batch, parts x heads, places, width) times their factors, each as `_dense` makes it."""
+    batch, heads, places, width = whole.shape[0], whole.shape[1] // count, *whole.shape[2:]
+    there = whole.view(batch, count, heads, places, width).transpose(0, 1)
+    dense = torch.empty(there.shape, dtype=torch.float32, device=whole.device)
+    return torch.mul(there, factors, out=dense).flatten(1, 2).unbind()
 
 
 def _gradients(

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hf_mps.core.stock import Stock
+from hf_mps.step import side_by_side
 from hf_mps.step.autograd_kernels import runs
 from hf_mps.step.model_code import MODELS, ModelCode
 
@@ -18,7 +19,8 @@ NORMS = ("llama.modeling_llama:LlamaRMSNorm.forward", "t5.modeling_t5:T5LayerNor
 
 
 class DecoderPieces(ModelCode):
-    """Llama's RMSNorm launches 11 operators in place of 18 where its weight is frozen, and its rotation 16 of 28.
+    """Llama's RMSNorm launches 11 operators in place of 18 where its weight is frozen, and its rotation 16 of 28,
+    or 8 where one product makes queries and keys.
 
     PyTorch has one Metal kernel for RMSNorm's forward pass and none for its gradient (aten::_fused_rms_norm_backward),
     and that kernel does not give out what the gradient needs.
@@ -85,7 +87,7 @@ class _Norm(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
             whole = hidden.to(torch.float32)
-            inverse = whole.pow(2).mean(-1, keepdim=True).add_(epsilon).rsqrt_()
+            inverse = (whole * whole).mean(-1, keepdim=True).add_(epsilon).rsqrt_()
             normed = whole * inverse
             result = weight * normed.to(hidden.dtype)
         ctx.save_for_backward(hidden, weight, normed, inverse)
@@ -118,12 +120,21 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, cos: Tensor, signed: Tensor, back: Tensor) -> Pair:
         ctx.save_for_backward(cos, back)
-        return _turned(query, cos, signed), _turned(key, cos, signed)
+        return _both_turned(query, key, cos, signed)
 
     @staticmethod
     def backward(ctx: Any, of_query: Tensor, of_key: Tensor) -> Any:
         cos, back = ctx.saved_tensors
-        return _turned(of_query, cos, back), _turned(of_key, cos, back), None, None, None
+        return *_both_turned(of_query, of_key, cos, back), None, None, None
+
+
+def _both_turned(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> Pair:
+    """Queries and keys, at once where one product made them: the heads of both lie side by side in each place."""
+    whole = None if torch.is_grad_enabled() else side_by_side.joined((query, key), 1)
+    if whole is None:
+        return _turned(query, cos, sin), _turned(key, cos, sin)
+    first, second = side_by_side.pieces(_turned(whole, cos, sin), (query.shape[1], key.shape[1]), 1)
+    return first, second
 
 
 def _turned(given: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -23,8 +23,8 @@ class JointLinear(torch.autograd.Function):
         """`learned` are `count` weights and then as many biases or none; `dtype` is the one to compute in."""
         weights, biases = learned[:count], learned[count:]
         with torch.autocast(given.device.type, enabled=False):
-            rows, weight = given.to(dtype), _as_one(weights).to(dtype)
-            bias = _as_one(biases).to(dtype) if biases else None
+            rows, weight = given.to(dtype), as_one(weights).to(dtype)
+            bias = as_one(biases).to(dtype) if biases else None
             out = torch.nn.functional.linear(rows, weight, bias)
         ctx.save_for_backward(given, rows, weight, *learned)
         ctx.count = count
@@ -40,7 +40,7 @@ class JointLinear(torch.autograd.Function):
             if torch.is_grad_enabled():
                 return _differentiable(given, rows.dtype, learned, ctx.count, upstream)
             sizes = [len(each) for each in learned[: ctx.count]]
-            arriving = _together(upstream, sizes, rows)
+            arriving = together(upstream, sizes, rows)
             of_rows, of_weight, of_bias = torch.ops.aten.linear_backward(rows, arriving, weight, asked)
             grads: list[Any] = [of_rows.to(given.dtype) if asked[0] else None, None, None]
             kinds = [(of_weight, asked[1])] + [(of_bias, asked[2])] * (len(learned) > ctx.count)
@@ -54,13 +54,14 @@ def _biases(ctx: Any) -> Any:
     return ctx.needs_input_grad[3 + ctx.count :]
 
 
-def _as_one(parameters: Sequence[Tensor]) -> Tensor:
+def as_one(parameters: Sequence[Tensor]) -> Tensor:
+    """The rows of several parameters, as they lie."""
     found = side_by_side.joined(parameters, 0)
     # They were brought together before; a hook of the program's may hand on copies.
     return torch.cat([each.detach() for each in parameters]) if found is None else found
 
 
-def _together(upstream: Sequence[Tensor | None], sizes: Sequence[int], rows: Tensor) -> Tensor:
+def together(upstream: Sequence[Tensor | None], sizes: Sequence[int], rows: Tensor) -> Tensor:
     """The gradients of all results as one tensor."""
     there = [each for each in upstream if each is not None]
     if len(there) == len(sizes):
@@ -77,14 +78,20 @@ def _differentiable(
 ) -> Any:
     """The gradients as functions of everything, for gradients of gradients."""
     biases: Sequence[Tensor | None] = learned[count:] or [None] * count
-    pairs = zip(learned[:count], biases, upstream, strict=True)
-    outs, arriving = [], []
-    for weight, bias, each in pairs:
-        if each is not None:
-            shift = None if bias is None else bias.to(dtype)
-            outs.append(torch.nn.functional.linear(given.to(dtype), weight.to(dtype), shift))
-            arriving.append(each)
+    outs = []
+    for weight, bias in zip(learned[:count], biases, strict=True):
+        shift = None if bias is None else bias.to(dtype)
+        outs.append(torch.nn.functional.linear(given.to(dtype), weight.to(dtype), shift))
+    return differentiated(given, 3, learned, outs, upstream)
+
+
+def differentiated(
+    given: Tensor, start: int, learned: Sequence[Tensor], outs: Sequence[Tensor], upstream: Sequence[Tensor | None]
+) -> Any:
+    """What a Function's backward returns, by autograd: of its input, and of what it learns from argument `start` on."""
+    pairs = [(out, each) for out, each in zip(outs, upstream, strict=True) if each is not None]
     wanted = [each for each in (given, *learned) if each.requires_grad]
-    grads = iter(torch.autograd.grad(outs, wanted, arriving, create_graph=True, allow_unused=True))
+    ours, theirs = [out for out, _ in pairs], [each for _, each in pairs]
+    grads = iter(torch.autograd.grad(ours, wanted, theirs, create_graph=True, allow_unused=True))
     found = [next(grads) if each.requires_grad else None for each in (given, *learned)]
-    return (found[0], None, None, *found[1:])
+    return (found[0], *[None] * (start - 1), *found[1:])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hf_mps.core.stock import Stock
 from hf_mps.operators import dispatcher
-from hf_mps.step import joint_linear, side_by_side
+from hf_mps.step import joint_adapters, joint_linear, side_by_side
 from hf_mps.step.autograd_kernels import runs
 from hf_mps.step.model_code import MODELS, ModelCode
 
@@ -27,7 +27,8 @@ class JointProjections(ModelCode):
     """Which layers belong together is read in the source of transformers' modules: `self.query(hidden_states)`.
 
     The weights and biases of such layers move into one piece of memory, in which each stays the parameter that it was;
-    so do layers that PEFT has put something around. Whatever is not as it should be, a hook that took a layer's place
+    so do layers that PEFT has put something around, and LoRA without
+    dropout is computed with them. Whatever is not as it should be, a hook that took a layer's place
     or weights that lie elsewhere too, leaves the layers alone. Results differ by the rounding of a wider product.
     """
 
@@ -45,7 +46,8 @@ class JointProjections(ModelCode):
 
     def words(self, model: Any, device_type: str) -> str:
         """Nothing for a model without such layers."""
-        return self.what if any(_layers(each, names) for each, names in self._owners(model)) else ""
+        layers = (_layers([getattr(each, name, None) for name in names]) for each, names in self._owners(model))
+        return self.what if any(layers) else ""
 
     def _owners(self, model: Any) -> Iterator[tuple[Any, tuple[str, ...]]]:
         for each in model.modules():
@@ -74,25 +76,34 @@ class JointProjections(ModelCode):
             first = next(iter(groups))  # the only positional argument that is looked at is the first
             for name, names in groups.items():
                 given = kwargs.get(name, args[0] if args and name == first else None)
-                ready += self._computed(stock, given, _layers(module, names))
+                ready += self._computed(stock, given, [getattr(module, each, None) for each in names])
         try:
             return stock(module, *args, **kwargs)
         finally:
             for layer in ready:
                 vars(layer).pop("forward", None)
 
-    def _computed(self, stock: Stock, given: Any, layers: list[Any]) -> list[Any]:
-        """Those of the layers that have their results."""
+    def _computed(self, stock: Stock, given: Any, asked: list[Any]) -> list[Any]:
+        """Those layers that have their results, or PEFT's around them."""
+        layers = _layers(asked)
         if not (layers and runs(given) and self._fits(given, layers)):
             return []
-        learned = [each.weight for each in layers] + [each.bias for each in layers if each.bias is not None]
-        kinds = learned[: len(layers)], learned[len(layers) :]
-        if any(kind and side_by_side.brought_together(kind) is None for kind in kinds):
+        weights, biases = [each.weight for each in layers], [each.bias for each in layers if each.bias is not None]
+        if any(kind and side_by_side.brought_together(kind) is None for kind in (weights, biases)):
             return []
         device = given.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else given.dtype
         self.acts()
-        outs = stock.theirs(joint_linear.JointLinear.apply, given, dtype, len(layers), *learned)
+        adapters = _adapters(asked, [*weights, *biases], given)
+        if adapters:
+            downs, ups = [each[0] for each in adapters.values()], [each[1] for each in adapters.values()]
+            scales = tuple(each[2] for each in adapters.values())
+            plan = joint_adapters.Plan(tuple(adapters), scales, dtype, len(layers))
+            learned = (*weights, *biases, *downs, *ups)
+            outs = stock.theirs(joint_adapters.JointAdapters.apply, given, plan, *learned)
+            layers = [asked[place] if place in adapters else layer for place, layer in enumerate(layers)]
+        else:
+            outs = stock.theirs(joint_linear.JointLinear.apply, given, dtype, len(layers), *weights, *biases)
         for layer, out in zip(layers, outs, strict=True):
             layer.forward = functools.partial(_handed, layer, given, out)
         return layers
@@ -122,13 +133,28 @@ def _handed(layer: Any, given: Tensor, out: Tensor, asked: Any, *args: Any, **kw
     return out if asked is given and not args and not kwargs else layer.forward(asked, *args, **kwargs)
 
 
-def _layers(module: Any, names: tuple[str, ...]) -> list[Any]:
-    """The linear layers of those names, or none: PEFT's have the model's own layer inside."""
-    found: list[Any] = [getattr(module, name, None) for name in names]
-    found = [getattr(each, "base_layer", each) if type(each).__module__.startswith("peft.") else each for each in found]
+def _layers(asked: list[Any]) -> list[Any]:
+    """The linear layers among a module's, or none: PEFT's have the model's own layer inside."""
+    peft = (type(each).__module__.startswith("peft.") for each in asked)
+    found: list[Any] = [
+        getattr(each, "base_layer", each) if its else each for each, its in zip(asked, peft, strict=True)
+    ]
     plain = all(type(each) is nn.Linear and "forward" not in vars(each) for each in found)
     ordinary = plain and all(type(each) is nn.Parameter for layer in found for each in layer.parameters())
     return found if ordinary and len(set(map(id, found))) == len(found) else []
+
+
+def _adapters(asked: list[Any], frozen: list[Tensor], given: Tensor) -> dict[int, tuple[Tensor, Tensor, float]]:
+    """Which of the layers have adapters that can be computed with them, by their places."""
+    if any(each.requires_grad for each in frozen):
+        return {}
+    simple = {place: joint_adapters.simple(each) for place, each in enumerate(asked)}
+    found = {place: each for place, each in simple.items() if each is not None}
+    kinds = {(each.dtype, each.device) for down, up, _ in found.values() for each in (down, up)}
+    downs = [down for down, _, _ in found.values()]
+    if kinds != {(given.dtype, given.device)} or side_by_side.brought_together(downs) is None:
+        return {}
+    return found
 
 
 def _of_file(module: ModuleType) -> Iterator[tuple[str, Groups]]:
