@@ -167,7 +167,12 @@ class Batches:
     def _alike(self, examples: list[Example]) -> tuple[list[list[Example]], _Left]:
         keys = [buckets.bucket(self._arranging.target(len(one["input_ids"]))) for one in examples]
         full, rest = buckets.full_batches(keys, range(len(examples)), self._size)
-        self._shuffle(full)
+        full.sort(key=lambda batch: max(keys[place] for place in batch))
+        # In the same order of lengths on every rank, or each step would wait for the rank with the longest batch.
+        slots = list(range(ALIKE))
+        random.Random(f"{self._arranging.seed}/{self._number}").shuffle(slots)
+        order = sorted(range(len(full)), key=lambda place: slots[place * ALIKE // len(full)])
+        full = [full[place] for place in order]
         return [[examples[place] for place in batch] for batch in full], _Left([examples[place] for place in rest], [])
 
     def _packed(self, pack: Pack, examples: list[Example]) -> tuple[list[list[Example]], _Left]:

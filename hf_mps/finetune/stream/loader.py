@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import data_loader
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback
@@ -65,9 +66,13 @@ class StreamLoader:
 
     def begin(self, checkpoint: Path | None) -> None:
         """Deal the lanes over ranks and workers, as `checkpoint` left them where there is one. Raises UserError."""
-        lanes, counts = _stored(checkpoint, self._world, self._workers) if checkpoint is not None else ([], {})
+        readers = max(1, self._workers)
+        if checkpoint is not None:
+            lanes, counts = _stored(checkpoint, self._world, readers)
+        else:
+            lanes, counts = deal([], self._world, readers), {}
         self.waited, self.rows, self.tokens = (counts.get(name, 0) for name in ("waited", "rows", "tokens"))
-        self._lanes = {lane.name: lane for lane in deal(lanes, self._world, max(1, self._workers))}
+        self._lanes = {lane.name: lane for lane in lanes}
 
     def __iter__(self) -> Iterator[Any]:
         args = self._trainer.args
@@ -86,6 +91,8 @@ class StreamLoader:
             collate_fn=_as_it_is,
             num_workers=self._workers,
             pin_memory=pinned,
+            # An iterator draws a seed for its workers; a resumed run's own numbers are restored by then.
+            generator=torch.Generator(),
             **settings,
         )
         messages = iter(loader)
@@ -121,7 +128,7 @@ class StreamLoader:
     def save(self, folder: str) -> None:
         """Write where this rank's lanes are into a checkpoint."""
         counts = {"waited": self.waited, "rows": self.rows, "tokens": self.tokens}
-        readers = [self._world.size, self._workers]
+        readers = [self._world.size, max(1, self._workers)]
         lanes = list(self._lanes.values())
         write_json(Path(folder) / FILE.format(self._world.rank), {"readers": readers, **counts, "lanes": lanes})
 
@@ -150,9 +157,9 @@ def install(trainer: Any, stream: Streamed, arranging: Arranging) -> StreamLoade
 def deal(lanes: Sequence[Assignment], world: World, workers: int) -> list[Assignment]:
     """Return the lanes of this rank, in the order in which its workers take them.
 
-    `lanes` are those of a run that goes on, of all ranks unless as many readers take them up again; none for a new run,
-    which has one for each worker of each rank. Fewer readers take several lanes each; of more readers several share a
-    lane, each with every second, third, … batch of what is left of it.
+    `lanes` are those of all ranks of a run that goes on; none for a new run, which has one for each worker of each
+    rank. Fewer readers take several lanes each; of more readers several share a lane, each with every second, third, …
+    batch of what is left of it.
     """
     readers = world.size * workers
     mine = range(world.rank * workers, (world.rank + 1) * workers)
@@ -171,19 +178,20 @@ def deal(lanes: Sequence[Assignment], world: World, workers: int) -> list[Assign
 
 
 def _stored(checkpoint: Path, world: World, workers: int) -> tuple[list[Assignment], dict[str, Any]]:
-    """Return the lanes in a checkpoint and this rank's counts: its own lanes where there are as many readers as then,
-    else those of all ranks. Raises UserError where a file is missing.
+    """Return this rank's lanes and counts as a checkpoint has them; all ranks' lanes are dealt anew to other readers.
+
+    Raises UserError where a file is missing.
     """
     own = _file(checkpoint, world.rank if (checkpoint / FILE.format(world.rank)).is_file() else 0)
     size, before = own["readers"]
-    if (size, max(1, before)) == (world.size, max(1, workers)):
+    if (size, before) == (world.size, workers):
         return [_assignment(one) for one in own["lanes"]], own
     every = [_assignment(one) for rank in range(size) for one in _file(checkpoint, rank)["lanes"]]
-    now, then = world.size * max(1, workers), size * max(1, before)
+    now, then = world.size * workers, size * before
     if world.main:
         left = "each has several of them" if now < then else "several share one"
         notices.say(f"{counted(then, 'reader')} dealt the streamed rows before, {now} now: the same are left, {left}")
-    return every, own
+    return deal(every, world, workers), own
 
 
 def _file(checkpoint: Path, rank: int) -> dict[str, Any]:

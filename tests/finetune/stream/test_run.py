@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from inline_snapshot import snapshot
 
+from tests.distributed.launching import launch
 from tests.finetune import builders, tiny
 from tests.finetune.run_files import results
 from tests.finetune.tiny import Command
@@ -90,7 +92,7 @@ def stop(monkeypatch: pytest.MonkeyPatch) -> Any:
     "words",
     [
         ("clm.yaml",),
-        ("pairs.yaml", "training.gradient_accumulation_steps=2"),
+        ("pairs.yaml", "training.gradient_accumulation_steps=2", "training.use_cpu=true"),
         pytest.param(("clm.yaml", "training.dataloader_num_workers=2"), marks=pytest.mark.slow),
     ],
     ids=["blocks", "classes", "two-workers"],
@@ -240,3 +242,29 @@ def test_changed_files_are_other_rows(place: Path, finetune: Command, stop: Any)
         "hf-mps: runs/clm holds an unfinished run on other rows: train (other files), validation (41 rows"
         " then, 29 now); next: the rows as they were, or --fresh, which trains beside it in runs/clm-2\n"
     )
+
+
+@pytest.mark.slow
+def test_two_ranks_read_other_rows_and_go_on_from_their_own_places(place: Path, finetune: Command) -> None:
+    import torch
+
+    words = ("-m", "hf_mps.finetune", "clm.yaml", "training.max_steps=8", "training.save_steps=4", "output_dir=run")
+    whole = launch(2, *words, cwd=place)
+    assert whole.returncode == 0, whole.stderr
+    run = place / "run"
+    assert results(run)["stream"]["samples"] == 8 * 4 * 2
+    before, losses_before = weights(run), losses(run)
+    lanes = [json.loads((run / f"checkpoint-4/stream_{rank}.json").read_text())["lanes"] for rank in range(2)]
+    assert [[lane["number"], lane["lanes"]] for (lane,) in lanes] == [[0, 2], [1, 2]]
+
+    for name in ("results.json", "model.safetensors", "config.json"):
+        (run / name).unlink()
+    shutil.rmtree(run / "checkpoint-8")
+    shutil.copytree(run, place / "alone")
+    again = launch(2, *words, cwd=place)
+    assert again.returncode == 0, again.stderr
+    assert losses(run) == losses_before
+    assert all(torch.equal(before[name], after) for name, after in weights(run).items())
+
+    ended = finetune("clm.yaml", "training.max_steps=8", "training.save_steps=4", "output_dir=alone")
+    assert (ended.code, "2 readers dealt the streamed rows before, 1 now" in ended.out) == (0, True)
