@@ -36,6 +36,9 @@ def torn(folder: Path, last: str) -> str | None:
             wrong = f"it cannot be read ({str(error).strip() or type(error).__name__})"
         if wrong:
             return f"{file.name}: {wrong}"
+    for part in sorted(folder.glob("*/*.distcp")):  # torch.distributed.checkpoint writes .metadata after every rank
+        if not (part.parent / ".metadata").is_file():
+            return f"{part.parent.name}: .metadata is missing"
     return None
 
 

@@ -20,7 +20,7 @@ from hf_mps.core.text import first_line
 from hf_mps.dryrun import prepare
 from hf_mps.dryrun.memory.machine import Machine, of_ranks
 from hf_mps.dryrun.memory.trace import Peak, Tracer, largest, peak
-from hf_mps.finetune.sharding import settings
+from hf_mps.finetune.sharding import engine, settings
 
 if TYPE_CHECKING:
     from hf_mps.dryrun.memory.fit import MemoryPlan
@@ -54,7 +54,8 @@ class ShardedTracer(Tracer):
             step = prepare.step(self._parts, self._device, fake=True, changes=changes, rows=rows, wide=self.wide)
             with step.fake:
                 shard(step.model, mesh, settings.plugin(self._training, step.model), precision)
-            return step, peak(step, device=DEVICE.value)
+            with engine.quiet():
+                return step, peak(step, device=DEVICE.value)
 
 
 def plan(target: Target, ranks: int, machine: Machine | None = None, *, length: int | None = None) -> MemoryPlan:
@@ -127,11 +128,12 @@ def shard(model: Any, mesh: Any, plugin: Mapping[str, Any], precision: str) -> A
     from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 
     try:
-        settings = FullyShardedDataParallelPlugin(**plugin)
+        with settings.nothing_written():
+            made = FullyShardedDataParallelPlugin(**plugin)
         if precision != "no":
-            settings.set_mixed_precision(precision)
+            made.set_mixed_precision(precision)
         accelerator = SimpleNamespace(
-            state=SimpleNamespace(fsdp_plugin=settings),
+            state=SimpleNamespace(fsdp_plugin=made),
             torch_device_mesh=mesh,
             parallelism_config=SimpleNamespace(fsdp_dim_names=(DIMENSION,)),
             mixed_precision=precision,

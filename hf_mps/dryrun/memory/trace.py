@@ -206,7 +206,7 @@ def peak(step: TrainingStep, *others: Any, device: str = "mps") -> Peak:
 @contextmanager
 def resizes(told: Callable[[torch.UntypedStorage, int], None]) -> Iterator[None]:
     """Call `told(storage, bytes before)` whenever a storage is given another size, which no operator does."""
-    stock = torch.UntypedStorage.resize_
+    stock, inherited = torch.UntypedStorage.resize_, "resize_" not in vars(torch.UntypedStorage)
 
     def resize_(storage: Any, size: int) -> Any:
         before = storage.nbytes()
@@ -218,7 +218,10 @@ def resizes(told: Callable[[torch.UntypedStorage, int], None]) -> Iterator[None]
     try:
         yield
     finally:
-        torch.UntypedStorage.resize_ = stock  # type: ignore[method-assign]
+        if inherited:
+            del torch.UntypedStorage.resize_
+        else:
+            torch.UntypedStorage.resize_ = stock  # type: ignore[method-assign]
 
 
 def _vocabulary(model: Any) -> int | None:

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 KEY = "sharding"
 WITHOUT = "next: the same recipe without training.fsdp, which trains a whole model on each rank"
+GENERATES = "answers are generated between steps, token by token, and ranks would wait for each other's weights"
 # Tasks whose trainer does more with the model than forward and backward passes, and what.
 TASKS = {
     "dpo": "its reference model would stay whole on every rank",
     "sentence-embeddings": "sentence-transformers' trainer calls the parts of a model by themselves",
+    **dict.fromkeys(("speech-recognition", "summarization", "translation"), GENERATES),
 }
-GENERATES = "answers are generated between steps, token by token, and ranks would wait for each other's weights"
 # Optimizers whose state PyTorch makes of the weights' parts; others look at a weight's rows and columns, or pack it.
 OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
 
@@ -69,8 +70,6 @@ def arguments(training: Mapping[str, Any], model: Any) -> dict[str, Any]:
 def _obstacle(recipe: Recipe, training: Mapping[str, Any]) -> str:
     if recipe.task in TASKS:
         return f"of task {recipe.task}: {TASKS[recipe.task]}"
-    if training.get("predict_with_generate"):
-        return GENERATES
     if recipe.link.reshapes:
         return "link changes the gradients that DDP sends, and FSDP sends parts of them"
     for key, value in (("step_in_backward", recipe.step_in_backward or False), ("weights", recipe.weights)):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from hf_mps.core.errors import UserError, nearest
 
 ASKED = "ACCELERATE_USE_FSDP"
 VERSION = "FSDP_VERSION"
+LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"
 BY_BLOCKS = "TRANSFORMER_BASED_WRAP"
 SHARDED, FULL = "SHARDED_STATE_DICT", "FULL_STATE_DICT"
 SAID, BY_FILE = "training.fsdp in the recipe", "accelerate's configuration file"
@@ -67,8 +69,21 @@ def plugin(training: Mapping[str, Any], model: Any) -> dict[str, Any]:
     from transformers import TrainingArguments
 
     given = config(training, model)
-    known: dict[str, Any] = TrainingArguments._process_fsdp_args(_Arguments(given))
+    with nothing_written():
+        known: dict[str, Any] = TrainingArguments._process_fsdp_args(_Arguments(given))
     return known
+
+
+@contextmanager
+def nothing_written() -> Iterator[None]:
+    """Leave the variable as it was in which transformers and accelerate tell a model that is still to be loaded."""
+    before = os.environ.get(LOADING)
+    try:
+        yield
+    finally:
+        os.environ.pop(LOADING, None)
+        if before is not None:
+            os.environ[LOADING] = before
 
 
 class _Arguments:
