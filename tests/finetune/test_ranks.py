@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import platform
 from pathlib import Path
+
+import pytest
 
 from tests.distributed.launching import launch
 
@@ -20,6 +23,15 @@ def test_two_processes_train_one_run_and_one_of_them_speaks(tmp_path: Path) -> N
     assert (tmp_path / "run" / "model.safetensors").is_file()
     assert len((tmp_path / "run" / "predictions.csv").read_text().splitlines()) == 1 + 16
     assert results["metrics"]["accuracy"] >= 0
+    world = results["world"]
+    assert (world["processes"], world["strategy"], world["backend"]) == (2, "MULTI_CPU", "gloo")
+    assert world["hosts"] == [platform.node()]
+    assert [one["rank"] for one in world["ranks"]] == [0, 1]
+    assert world["samples_per_second"] == pytest.approx(results["samples_per_second"])
+    assert sum(one["samples_per_second"] for one in world["ranks"]) == pytest.approx(
+        world["samples_per_second"], rel=0.5
+    )  # each by its own clock
+    assert 0 <= world["efficiency"] <= 1
     again = launch(2, *FINETUNE, "glue/mrpc", "nosuchkey=1", cwd=tmp_path)
     assert again.stderr.count("hf-mps: ") == 1
     assert "nosuchkey" in again.stderr

@@ -55,6 +55,8 @@ class RunRecord:
     """What ran with a release's own Metal kernels (HF_MPS_KERNELS), in this process; None where none were asked for."""
     guards: list[Any] = field(default_factory=list)
     sentinels: list[Any] = field(default_factory=list)
+    world: dict[str, Any] | None = None
+    """The processes that trained together, `ranks_record.of_all`; None for one alone."""
     versions: dict[str, str] = field(default_factory=lambda: versions())
     expectation: Expectation | None = None
     model: str | None = None
@@ -128,6 +130,7 @@ def results(record: RunRecord) -> dict[str, Any]:
     - `predictions`: str or null; `pictures`: [str], files beside this one; `stream`: object or null
     - `guards`: [{"name": str, "times": int, "lines": [str], "issue": str}]
     - `sentinels`: [{"name": str, "times": int, "lines": [str]}], what they warned of
+    - `world`: object or null, of a run of several processes (its keys: `finetune/run/ranks_record.py`)
     - `log_history`: [object], the Trainer's, one for each logging step or evaluation
     - `versions`: {name: str}
     """
@@ -151,7 +154,7 @@ def results(record: RunRecord) -> dict[str, Any]:
         "unexpected_fallback": record.unexpected_fallback,
         "metal_kernels": record.metal_kernels and record.metal_kernels.record(),
         "predictions": record.predictions,
-        **{"pictures": record.pictures, "stream": record.stream},
+        **{"pictures": record.pictures, "stream": record.stream, "world": record.world},
         "guards": record.guards,
         "sentinels": record.sentinels,
         "log_history": record.log_history,

@@ -10,6 +10,7 @@ from hf_mps.distributed.world import World
 from hf_mps.finetune.recipe import expect
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import RunRecord
+from hf_mps.finetune.run import ranks_record
 from hf_mps.integrations.trainer_logs import of_training
 from hf_mps.metrics.selection import is_metric
 
@@ -53,6 +54,7 @@ def make_record(resolved: ResolvedRecipe, plan: Plan, prepared: Prepared, traine
         metal_kernels=trained.metal_kernels,
         guards=guards.acted(),
         sentinels=guards.found(),
+        world=ranks_record.of_all(trained, samples),
         expectation=expect.judge(recipe, resolved.changed, metrics),
         model=resolved.smoke.value if resolved.smoke else recipe.model,
         dataset=recipe.data.hub,

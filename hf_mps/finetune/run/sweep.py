@@ -16,6 +16,8 @@ from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.files import write_atomic, write_json
 from hf_mps.device import memory
 from hf_mps.device.machine import SIMULATED
+from hf_mps.distributed.ranks import Ranks
+from hf_mps.distributed.world import World
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import predictions, screen
 from hf_mps.finetune.run import failures, runner
@@ -80,7 +82,7 @@ def run_sweep(
     One run's failure does not stop the others. Raises UserError, before the first run, for impossible axes and recipes;
     RunError at the end where a run failed.
     """
-    sweep = plan_sweep(resolved, axes, fresh=fresh)
+    sweep = Ranks.here().from_main(lambda: plan_sweep(resolved, axes, fresh=fresh))
     for number, one in enumerate(sweep.runs, start=1):
         print(f"run {number} of {len(sweep.runs)}: {one.words}")
         with _noted(sweep, one):
@@ -88,10 +90,14 @@ def run_sweep(
         write(sweep)
         _free_memory()
     _table(sweep)
+    Ranks.here().alike(lambda: _refuse_failed(sweep))
+    return sweep
+
+
+def _refuse_failed(sweep: Sweep) -> None:
     failed = [one for one in sweep.runs if one.error]
     if failed:
         raise RunError(f"{len(failed)} of {len(sweep.runs)} runs failed, first {failed[0].words}: {failed[0].error}")
-    return sweep
 
 
 def plan_sweep(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = False) -> Sweep:
@@ -148,7 +154,12 @@ def _swept(path: Path) -> list[dict[str, str]]:
 
 
 def write(sweep: Sweep) -> list[Path]:
-    """Write sweep.csv, a row for each run, and sweep.json, which has the means over seeds too; return their paths."""
+    """Write sweep.csv, a row for each run, and sweep.json, which has the means over seeds too; return their paths.
+
+    The main process writes for all.
+    """
+    if not World.here().main:
+        return []
     rows = [
         {**run.values, "state": _state(run), **run.metrics, "train_seconds": run.seconds}
         | {"simulated": run.simulated, "error": run.error}

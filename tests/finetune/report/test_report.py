@@ -82,6 +82,8 @@ def test_results_json_has_its_schema_and_every_number_of_the_run(tmp_path: Path)
         "metal_kernels": None,
         "predictions": None,
         "pictures": [],
+        "stream": None,
+        "world": None,
         "guards": [GUARD],
         "sentinels": [],
     }
