@@ -1,8 +1,8 @@
 """What a command line asks to run: a script or module, alone or behind torchrun or accelerate launch.
 
 On Metal there is one device, so one process: this one. There a launcher's script runs without the launcher, with the
-settings that accelerate launch passes in the environment, and several processes are refused. On other devices the
-launcher itself takes over, and autoload switches its processes.
+settings that accelerate launch passes in the environment, and several processes are refused. For one process on each of
+several hosts, and on other devices, the launcher itself takes over, and autoload switches its processes.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def is_launcher(argv: Sequence[str]) -> bool:
 
 
 def launched(argv: Sequence[str]) -> Target:
-    """Return the script behind a launcher and set accelerate's variables; off Metal, become the launcher.
+    """Return the script behind a launcher and set accelerate's variables; off Metal, or for hosts, become the launcher.
 
     Raises UserError for several processes on one Metal device and for what the launcher itself refuses.
     """
@@ -71,7 +71,8 @@ def launched(argv: Sequence[str]) -> Target:
     parse = _torchrun if name == "torchrun" else _accelerate
     device = choose()
     if device.value != "mps" or (name == "accelerate" and "--cpu" in arguments):
-        _become(name, arguments, "--cpu" if device.value == "mps" else str(device))
+        why = "--cpu" if device.value == "mps" else str(device)
+        _become(name, arguments, f"the device is not Metal: {why}")
     return parse(arguments)
 
 
@@ -105,7 +106,8 @@ def _torchrun(arguments: list[str]) -> Target:
     processes = int(words) if words.isdigit() else 1  # "gpu" and "auto" are one here
     nodes = str(asked.nnodes).rpartition(":")[2]
     _one_process("torchrun", f"--nproc_per_node={processes}", processes)
-    _one_process("torchrun", f"--nnodes={nodes}", int(nodes) if nodes.isdigit() else 1)
+    if nodes.isdigit() and int(nodes) > 1:
+        _become("torchrun", arguments, f"there are {asked.nnodes} hosts with a Metal device each")
     # LOCAL_RANK and its kin stay unset: with them Accelerate opens a process group, which Trainer then warns about.
     return _found("torchrun", asked)
 
@@ -115,17 +117,33 @@ def _accelerate(arguments: list[str]) -> Target:
     from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
     options = launch.launch_command_parser().parse_args(arguments)
-    if (options.num_processes or 1) > 1:
-        _one_process("accelerate launch", f"--num_processes={options.num_processes}", options.num_processes)
+    given = options.num_processes
     try:
         options, *_ = launch._validate_launch_command(options)
-        _one_process("accelerate launch", f"num_processes: {options.num_processes}", options.num_processes or 1)
+        _on_hosts(options, arguments)
+        words = f"--num_processes={given}" if given else f"num_processes: {options.num_processes}"
+        _one_process("accelerate launch", words, options.num_processes or 1)
         _, environment = prepare_simple_launcher_cmd_env(options)
     except (ValueError, AssertionError) as error:
         raise UserError(f"accelerate launch: {first_line(error)}") from error
     environment.pop("OMP_NUM_THREADS", None)  # one thread by default: operators that run on the CPU want them all
     os.environ.update(environment)
     return _found("accelerate launch", options)
+
+
+def _on_hosts(options: Any, arguments: list[str]) -> None:
+    """Become accelerate launch where it starts one process on each of several hosts; UserError for more on one."""
+    hosts, processes = options.num_machines or 1, options.num_processes or 1
+    if hosts < 2:
+        return
+    if processes != hosts:
+        raise UserError(
+            f"accelerate launch: {processes} processes on {hosts} machines: there is one Metal device on each, and "
+            f"every process would train the whole model on it; next: --num_processes {hosts}"
+        )
+    # Without it, or a file that says MULTI_GPU, accelerate starts one process that trains alone (launch_command).
+    several = [] if options.multi_gpu or options.use_fsdp else ["--multi_gpu"]
+    _become("accelerate", [*several, *arguments], f"there are {hosts} hosts with a Metal device each")
 
 
 def _found(launcher: str, asked: Any) -> Target:
@@ -152,6 +170,6 @@ def _become(launcher: str, arguments: list[str], why: str) -> None:
     from hf_mps.core.notices import tell
 
     module = "torch.distributed.run" if launcher == "torchrun" else "accelerate.commands.launch"
-    tell(f"{launcher} itself starts the script, as the device is not Metal: {why}")
+    tell(f"{launcher} itself starts the script, as {why}")
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])

@@ -135,6 +135,32 @@ def test_launchers_are_known_by_command_and_by_module(tmp_path: Path) -> None:
         launch.is_launcher(["accelerate", "config"])
 
 
+@pytest.mark.parametrize(
+    ("argv", "started"),
+    [
+        (["torchrun", "--nnodes", "1:2", "x.py"], ["--nnodes", "1:2", "x.py"]),
+        (
+            ["accelerate", "launch", "--num_machines", "2", "--num_processes", "2", "x.py"],
+            ["--multi_gpu", "--num_machines", "2", "--num_processes", "2", "x.py"],
+        ),
+    ],
+)
+def test_one_process_on_each_of_several_hosts_is_the_launcher_s_own(
+    argv: list[str], started: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    became: list[list[str]] = []
+
+    def execv(_: str, words: list[str]) -> None:
+        became.append(words)
+        raise SystemExit
+
+    monkeypatch.setattr("os.execv", execv)
+    with pytest.raises(SystemExit):
+        launch.launched(argv)
+    assert [words[3:] for words in became] == [started]
+    assert "hosts with a Metal device each" in capsys.readouterr().err
+
+
 def test_torchrun_with_one_process_is_this_process(capsys: pytest.CaptureFixture[str]) -> None:
     found = launch.launched(["torchrun", "--nproc-per-node=1", "--standalone", "train.py", "--nproc_per_node", "4"])
     assert found == launch.Target("train.py", ("--nproc_per_node", "4"))
@@ -147,7 +173,11 @@ def test_torchrun_with_one_process_is_this_process(capsys: pytest.CaptureFixture
     ("argv", "said"),
     [
         (["torchrun", "--nproc_per_node", "4", "x.py"], "torchrun --nproc_per_node=4: there is one Metal device"),
-        (["torchrun", "--nnodes", "1:2", "x.py"], "torchrun --nnodes=2: there is one Metal device"),
+        (["torchrun", "--nnodes", "2", "--nproc_per_node", "2", "x.py"], "torchrun --nproc_per_node=2: there is one"),
+        (
+            ["accelerate", "launch", "--num_machines", "2", "--num_processes", "4", "x.py"],
+            "accelerate launch: 4 processes on 2 machines: there is one Metal device on each",
+        ),
         (["torchrun", "--no-python", "x.sh"], "torchrun --no_python starts a program that is no Python script"),
         (["accelerate", "launch", "--num_processes", "2", "x.py"], "accelerate launch --num_processes=2: there is one"),
         (["accelerate", "launch", "--multi_gpu", "--num_processes", "1", "x.py"], "accelerate launch: You need to use"),
