@@ -19,16 +19,28 @@ def config(
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing: take every default.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Change nothing; exit 1 where a repair is due.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Ask nothing and print one JSON object.")] = False,
+    num_machines: Annotated[int | None, typer.Option("--num_machines", help="How many Macs train together.")] = None,
+    machine_rank: Annotated[
+        int | None, typer.Option("--machine_rank", help="Which of them this is; 0 is the main one.")
+    ] = None,
+    main_process_ip: Annotated[
+        str | None, typer.Option("--main_process_ip", metavar="ADDRESS", help="Where the others reach the main one.")
+    ] = None,
+    main_process_port: Annotated[
+        int | None, typer.Option("--main_process_port", metavar="PORT", help="The port there. Default: 29500.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
-    """Write or repair Accelerate's configuration for this Mac.
+    """Write or repair Accelerate's configuration for this Mac, or for each of several.
 
     Shows what changes and why, and keeps a backup; a file that it does not understand stays as it is.
     """
     from hf_mps.doctor.accelerate_config import file, wizard
+    from hf_mps.doctor.accelerate_config.machines import Machines
 
     path = Path(config_file).expanduser() if config_file else file.default_place()
     if check:
         wizard.check(path, json=json)
     else:
-        wizard.run(path, yes=yes or json, json=json)
+        said = Machines(num_machines, machine_rank, main_process_ip, main_process_port)
+        wizard.run(path, yes=yes or json, json=json, said=said)

@@ -43,6 +43,61 @@ def test_without_a_question_it_writes_what_accelerate_reads(place: Path, capsys:
     assert f"next: accelerate test --config_file {place}, then accelerate launch --config_file {place} script.py" in out
 
 
+MACHINES = ("--num_machines", "2", "--main_process_ip", "10.0.0.1")
+
+
+def test_each_of_several_macs_gets_a_file_with_a_number_of_its_own(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert config("--yes", "--config_file", str(place), *MACHINES, "--machine_rank", "1") == 0
+    read = load_config_from_file(str(place))
+    assert (read.num_machines, read.num_processes, read.machine_rank) == (2, 2, 1)
+    assert (read.main_process_ip, read.main_process_port, read.use_cpu) == ("10.0.0.1", 29500, False)
+    assert read.distributed_type.value == "MULTI_GPU", "accelerate launch would start one process that trains alone"
+    other = "hf-mps config --num_machines 2 --machine_rank 0 --main_process_ip 10.0.0.1 --main_process_port 29500"
+    assert other in capsys.readouterr().out
+    assert config("--check", "--config_file", str(place)) == 0
+
+
+def test_a_file_of_several_macs_that_would_train_alone_is_repaired(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place.parent.mkdir()
+    place.write_text("distributed_type: 'NO'\nnum_machines: 2\nnum_processes: 4\nmain_process_ip: 10.0.0.1\n")
+    assert config("--check", "--config_file", str(place)) == 1
+    line = capsys.readouterr().err
+    assert "distributed_type: NO -> MULTI_GPU: accelerate launch starts one process, which trains alone" in line
+    assert "num_processes: 4 -> 2: one Metal device on each of 2 Macs" in line
+    assert config("--yes", "--config_file", str(place)) == 0
+    read = load_config_from_file(str(place))
+    assert (read.num_processes, read.distributed_type.value, read.machine_rank) == (2, "MULTI_GPU", 0)
+
+
+def test_a_file_of_several_macs_becomes_one_of_this_mac_alone(place: Path) -> None:
+    config("--yes", "--config_file", str(place), *MACHINES, "--machine_rank", "1")
+    assert config("--yes", "--config_file", str(place), "--num_machines", "1") == 0
+    read = load_config_from_file(str(place))
+    assert (read.num_machines, read.num_processes, read.distributed_type.value) == (1, 1, "NO")
+    assert "main_process_ip" not in yaml.safe_load(place.read_text())
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--num_machines", "2"), "2 Macs meet at the main one, and there is no address; next: --main_process_ip"),
+        ((*MACHINES, "--machine_rank", "2"), "--machine_rank 2 is none of 2 Macs; allowed: 0 to 1"),
+        ((*MACHINES, "--main_process_port", "70000"), "--main_process_port 70000: allowed: 1 to 65535"),
+        (("--main_process_ip", "10.0.0.1"), "--main_process_ip 10.0.0.1 is for several Macs; next: hf-mps config"),
+    ],
+)
+def test_what_several_macs_cannot_have_is_refused(
+    words: tuple[str, ...], line: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert config("--yes", "--config_file", str(place), *words) == 2
+    assert line in capsys.readouterr().err
+    assert not place.exists()
+
+
 def test_by_default_it_writes_where_accelerate_launch_looks() -> None:
     assert file.default_place() == Path(default_config_file)
 
@@ -102,7 +157,8 @@ def test_a_backup_never_replaces_another(place: Path) -> None:
     [
         ("distributed_type: MULTI_GPU\nnum_processes: 8\n", "is for other machines (distributed_type MULTI_GPU)"),
         ("compute_environment: AMAZON_SAGEMAKER\n", "is for other machines (compute_environment AMAZON_SAGEMAKER)"),
-        ("distributed_type: 'NO'\nnum_machines: 4\n", "is for other machines (num_machines 4)"),
+        ("distributed_type: MULTI_NPU\nnum_machines: 4\n", "is for other machines (distributed_type MULTI_NPU)"),
+        ("distributed_type: 'NO'\nmain_process_ip: 10.0.0.1\n", "is for other machines (main_process_ip)"),
         ("distributed_type: 'NO'\nfsdp_config: {fsdp_version: 2}\n", "is for other machines (fsdp_config)"),
         ("distributed_type: 'NO'\nsparkle: true\n", "has keys that the installed accelerate does not know (sparkle)"),
         ("- one\n- two\n", "holds a list, not keys"),
@@ -130,13 +186,14 @@ def test_a_bare_no_is_the_word_and_not_false(place: Path) -> None:
     assert (read.distributed_type.value, read.mixed_precision) == ("NO", "no")
 
 
-def test_it_asks_two_questions(
+def test_it_asks_three_questions(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import typer
 
     asked: list[str] = []
     answers = {"Train on the Metal GPU (no: on the CPU)?": True, "Write it?": True, "Mixed precision": "bf16"}
+    answers |= {"How many Macs train together": 1}
 
     def answer(question: str, **_: object) -> object:
         asked.append(question)
@@ -146,9 +203,31 @@ def test_it_asks_two_questions(
     monkeypatch.setattr(typer, "prompt", answer)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     assert config("--config_file", str(place)) == 0
-    assert asked == ["Train on the Metal GPU (no: on the CPU)?", "Mixed precision", "Write it?"]
+    assert asked == [
+        "Train on the Metal GPU (no: on the CPU)?",
+        "Mixed precision",
+        "How many Macs train together",
+        "Write it?",
+    ]
     assert load_config_from_file(str(place)).mixed_precision == "bf16"
     assert "Precision: no, bf16, fp16. no is proposed: this chip emulates bf16" in capsys.readouterr().out
+
+
+def test_of_several_macs_it_asks_which_this_is_and_where_they_meet(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import typer
+
+    answers: dict[str, object] = {"How many Macs train together": 3, "Port there": 29600}
+    answers |= {"Which of them is this (0 to 2, 0 is the main one)": 2}
+    answers |= {"Address of the main one, as the others reach it": "mini.local"}
+    monkeypatch.setattr(typer, "confirm", lambda question, **_: True)
+    monkeypatch.setattr(typer, "prompt", lambda question, default: answers.get(question, default))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    assert config("--config_file", str(place)) == 0
+    read = load_config_from_file(str(place))
+    assert (read.num_machines, read.num_processes, read.machine_rank) == (3, 3, 2)
+    assert (read.main_process_ip, read.main_process_port) == ("mini.local", 29600)
 
 
 def test_a_refused_file_is_not_written(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

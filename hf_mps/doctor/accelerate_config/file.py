@@ -18,7 +18,7 @@ Values = dict[str, Any]
 # process_config) and refuses the others as unknown.
 OLDER = ("fp16", "dynamo_backend", "use_mps_device", "mps")
 
-# What belongs to a configuration for other machines: this wizard knows one process on one Mac.
+# What belongs to a configuration for other machines: this wizard knows one process on each Mac.
 FOR_OTHERS = (
     "deepspeed_config",
     "fsdp_config",
@@ -30,10 +30,12 @@ FOR_OTHERS = (
     "tpu_zone",
     "tpu_vm",
     "tpu_env",
-    "main_process_ip",
-    "main_process_port",
 )
+OF_SEVERAL = ("main_process_ip", "main_process_port")
+"""Keys that mean nothing for one machine."""
 ONE_PROCESS = ("NO", "MPS")
+SEVERAL = (*ONE_PROCESS, "MULTI_GPU", "MULTI_CPU")
+"""The kinds that a file for several Macs may say; `accelerate config` writes MULTI_GPU for several machines."""
 
 
 def default_place() -> Path:
@@ -103,13 +105,15 @@ def _refuse_foreign(path: Path, values: Values) -> None:
     where = values.get("compute_environment", "LOCAL_MACHINE")
     kind = values.get("distributed_type", "NO")
     kind = "NO" if kind is False else kind  # YAML 1.1 reads a bare NO as false
-    others = [key for key in FOR_OTHERS if values.get(key)]
+    machines = values.get("num_machines", 1)
+    several = isinstance(machines, int) and machines > 1
+    others = [key for key in (*FOR_OTHERS, *(() if several else OF_SEVERAL)) if values.get(key)]
     words = ""
     if where != "LOCAL_MACHINE":
         words = f"compute_environment {where}"
-    elif kind not in ONE_PROCESS:
+    elif kind not in (SEVERAL if several else ONE_PROCESS):
         words = f"distributed_type {kind}"
-    elif (machines := values.get("num_machines", 1)) != 1:
+    elif machines != 1 and not several:
         words = f"num_machines {machines}"
     elif others:
         words = others[0]

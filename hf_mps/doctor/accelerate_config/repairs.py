@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_mps.doctor.accelerate_config.file import Values
+from hf_mps.doctor.accelerate_config.machines import KIND
 
 # YAML 1.1 reads a bare NO as false.
 BARE_NO = {"distributed_type": "NO", "mixed_precision": "no"}
@@ -34,7 +35,12 @@ def find(values: Values, *, on_metal: bool = True) -> list[Repair]:
     needed = []
     if values.get("use_cpu") and on_metal:
         needed.append(Repair("use_cpu", values["use_cpu"], False, ON_THE_CPU))
-    if values.get("distributed_type") == "MPS":
+    machines = values.get("num_machines") or 1
+    kind = values.get("distributed_type")
+    if machines > 1 and kind != KIND:
+        reason = "accelerate launch starts one process, which trains alone, for any other kind without a GPU of CUDA"
+        needed.append(Repair("distributed_type", BARE_NO["distributed_type"] if kind is False else kind, KIND, reason))
+    elif kind == "MPS":
         reason = "accelerate retired the type; mps is taken by itself without one"
         needed.append(Repair("distributed_type", "MPS", "NO", reason))
     for key in ("use_mps_device", "mps"):
@@ -42,7 +48,10 @@ def find(values: Values, *, on_metal: bool = True) -> list[Repair]:
             needed.append(Repair(key, values[key], None, "accelerate knows no such key any more; mps is the default"))
     needed += _older(values)
     processes = values.get("num_processes")
-    if processes not in (None, 1, -1):
+    if machines > 1 and processes != machines:
+        reason = f"one Metal device on each of {machines} Macs"
+        needed.append(Repair("num_processes", processes, machines, reason))
+    elif machines == 1 and processes not in (None, 1, -1):
         reason = "there is one Metal device, and each process would train the whole model"
         needed.append(Repair("num_processes", processes, 1, reason))
     return needed + _precision(values, on_metal)

@@ -13,8 +13,9 @@ import typer
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.files import plain
-from hf_mps.doctor.accelerate_config import file, repairs
+from hf_mps.doctor.accelerate_config import file, machines, repairs
 from hf_mps.doctor.accelerate_config.file import Values
+from hf_mps.doctor.accelerate_config.machines import Machines
 from hf_mps.doctor.accelerate_config.repairs import Repair
 
 PRECISIONS = ("no", "bf16", "fp16")
@@ -54,6 +55,9 @@ class Outcome:
         else:
             print(f"{self.path}: nothing to repair")
         where = "" if self.path == file.default_place() else f" --config_file {self.path}"
+        if others := machines.next_words(self.choices):
+            print(f"{others}{where} script.py")
+            return
         print(f"next: accelerate test{where}, then accelerate launch{where} script.py")
 
 
@@ -74,11 +78,11 @@ def check(path: Path, *, json: bool = False) -> None:
         raise RunError(f"{path}: {repairs.reasons(needed)}; next: hf-mps config --config_file {path}")
 
 
-def run(path: Path, *, yes: bool, json: bool = False) -> None:
+def run(path: Path, *, yes: bool, json: bool = False, said: Machines | None = None) -> None:
     """Settle every key, show what changes, write the file and say what to type next; `yes` takes every default.
 
-    Raises UserError where there is no Metal to configure for, where the file is not understood, and where a question
-    would have to be asked of nobody.
+    `said` is what the command line says of several Macs. Raises UserError where there is no Metal to configure for,
+    where the file is not understood, and where a question would have to be asked of nobody.
     """
     facts = _metal_or_refuse()
     existing = file.read(path)
@@ -86,7 +90,7 @@ def run(path: Path, *, yes: bool, json: bool = False) -> None:
         raise UserError("config asks its questions on a terminal, and stdin is none; next: hf-mps config --yes")
     if not json:
         print(*facts, sep="\n")
-    choices = _settle(existing, yes=yes)
+    choices = _settle(existing, said or Machines(), yes=yes)
     values, needed = _values(existing, choices)
     outcome = Outcome(path, existing, needed)
     if existing is None or values != repairs.apply(existing, []) or needed:
@@ -109,7 +113,7 @@ def _metal_or_refuse() -> list[str]:
     return facts.facts("mps").lines()[:3]
 
 
-def _settle(existing: Values | None, *, yes: bool) -> dict[str, Choice[Any]]:
+def _settle(existing: Values | None, said: Machines, *, yes: bool) -> dict[str, Choice[Any]]:
     """Each answer with its reason: a file's own where it has one that holds, then the user's."""
     from hf_mps.device import precision
 
@@ -123,12 +127,11 @@ def _settle(existing: Values | None, *, yes: bool) -> dict[str, Choice[Any]]:
         chosen = Choice(before["mixed_precision"] or "no", "the file says so")
     if not yes:
         chosen = _ask_precision(chosen)
-    return {
-        "use_cpu": metal,
-        "mixed_precision": chosen,
-        "num_processes": Choice(1, "there is one Metal device"),
-        "distributed_type": Choice("NO", "one process; accelerate takes mps by itself"),
-    }
+    of_file = Machines.of(existing or {})
+    several = said.over(of_file)
+    if not yes and said == Machines():
+        several = several.asked()
+    return {"use_cpu": metal, "mixed_precision": chosen, **several.choices(of_file)}
 
 
 def _ask_precision(default: Choice[str]) -> Choice[str]:
@@ -150,7 +153,8 @@ def _values(existing: Values | None, choices: dict[str, Choice[Any]]) -> tuple[V
     answered = {key: choice.value for key, choice in choices.items()}
     before = existing or {}
     needed = repairs.find(before, on_metal=not answered["use_cpu"])
-    return repairs.apply(before, needed) | answered, needed
+    values = repairs.apply(before, needed) | answered
+    return {key: value for key, value in values.items() if key not in answered or value is not None}, needed
 
 
 def _show(
