@@ -34,6 +34,16 @@ GLOOS = frozenset(
 """The dtypes that Gloo reduces; those of torch 2.13."""
 
 
+IN_A_ROW = (
+    "_allgather_base_",
+    "_reduce_scatter_base_",
+    "allgather_into_tensor_coalesced_",
+    "reduce_scatter_tensor_coalesced_",
+)
+"""Those of one tensor for all ranks' parts. Only how many elements it has matters to NCCL, and so to Accelerate, which
+gives a flat one; Gloo compares shapes."""
+
+
 @dataclass
 class Started:
     """Works of Gloo's that together are one collective, and what is to be done when they are through."""
@@ -56,6 +66,8 @@ def start(name: str, operator: Any, arguments: dict[str, Any]) -> Started:
         return _gather_uneven(arguments)
     if name == "reduce_scatter_" and _uneven(arguments["input_tensors"][0]):
         return _scatter_uneven(arguments)
+    if name in IN_A_ROW:
+        arguments = {key: _flat(value) for key, value in arguments.items()}
     if name == "alltoall_":
         return _exchange(arguments)
     return Started([_work(operator(*arguments.values()))])
@@ -81,6 +93,13 @@ def _as_bytes(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value if value.dtype in GLOOS else value.unsqueeze(-1).view(torch.uint8)
     return [_as_bytes(each) for each in value] if isinstance(value, list) else value
+
+
+def _flat(value: Any) -> Any:
+    """Contiguous tensors as one row of the same elements."""
+    if isinstance(value, Tensor):
+        return value.view(-1)
+    return [_flat(each) for each in value] if isinstance(value, list) else value
 
 
 def _uneven(tensors: list[Tensor]) -> bool:

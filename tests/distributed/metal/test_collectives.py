@@ -35,6 +35,7 @@ def test_every_collective_is_gloo_s_to_the_bit_for_every_dtype(hosts: int) -> No
     assert said["bytes of a slice"] == 64
     assert said["uneven gather"] == [[rank] * (rank + 1) for rank in range(hosts)]
     assert said["uneven scatter"] == [hosts]
+    assert said["row"] == [rank for rank in range(hosts) for _ in range(6)]
     assert said["uneven exchange"] == [[rank] for rank in range(hosts)]
     assert said["future"] == [[hosts, hosts]]
     assert said["wait"] == [True, True]

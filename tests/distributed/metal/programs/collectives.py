@@ -188,6 +188,9 @@ def special() -> dict[str, Any]:
     part = torch.zeros(RANK + 1, device="mps")
     dist.reduce_scatter(part, [torch.ones(rank + 1, device="mps") for rank in range(SIZE)])
     found["uneven scatter"] = part.tolist()
+    row = torch.zeros(SIZE * 6, device="mps")
+    dist.all_gather_into_tensor(row, torch.full((2, 3), float(RANK), device="mps"))
+    found["row"] = row.tolist()
     arrived = [torch.zeros(RANK + 1, device="mps") for _ in range(SIZE)]
     dist.all_to_all(arrived, [torch.full((rank + 1,), float(RANK), device="mps") for rank in range(SIZE)])
     found["uneven exchange"] = [each.tolist() for each in arrived]
