@@ -11,6 +11,8 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.files import plain
 from hf_mps.core.text import first_line, summary
+from hf_mps.distributed.world import World
+from hf_mps.finetune import sharding
 from hf_mps.finetune.run import runner
 from hf_mps.finetune.run.prepare import locate, prepare_run
 from hf_mps.step import switch
@@ -51,6 +53,8 @@ def show(resolved: ResolvedRecipe, *, fresh: bool = False, as_json: bool = False
         trainable, frozen = _parameters(prepared.model)
         as_made = resolved.with_overrides(run.room.overrides)
         plan.choices.update(_foreseen(as_made, prepared, device.value, (trainable, frozen)))
+        if sharding.KEY in plan.choices:
+            plan.choices["memory"] = _of_each_rank(resolved)
         plan.choices["launches"] = _unfused(plan.choices["launches"], plan.choices["fused_step"])
     content = {
         "name": resolved.name,
@@ -109,6 +113,20 @@ def _memory(resolved: ResolvedRecipe, device: str) -> Choice[Any]:
         share = f"{estimate.bytes / machine.comfortable:.0%} of what {machine.name} may use"
         return Choice(f"{gib(estimate.bytes)} live at peak: {machine.verdict(estimate.bytes)}", f"{share}; {reason}")
     return Choice(f"{gib(estimate.bytes)} live at peak", reason)
+
+
+def _of_each_rank(resolved: ResolvedRecipe) -> Choice[Any]:
+    """The peak of a training step on each rank, as `hf-mps plan --ranks` tells it in a process without a launcher."""
+    from hf_mps.dryrun.memory import sharded
+    from hf_mps.dryrun.memory.fit import gib
+
+    ranks = World.here().size
+    try:
+        estimate = sharded.told_apart(resolved, ranks)
+    except RunError as error:
+        return _not_known(error)
+    reason = f"of each rank; what it is made of: {resolved.command('plan', '--ranks', str(ranks))}"
+    return Choice(f"{gib(estimate['bytes'])} live at peak", reason)
 
 
 def _unfused(launches: Choice[Any], fused_step: Choice[str]) -> Choice[Any]:

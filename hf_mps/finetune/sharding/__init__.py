@@ -45,8 +45,8 @@ def choose(recipe: Recipe, training: Mapping[str, Any], prepared: Prepared, devi
     world = World.here()
     if device == "mps":
         raise UserError(
-            "FSDP gathers weights on streams beside the training's, and PyTorch's mps device has none; next: LoRA, or"
-            " training.gradient_checkpointing=true, which make room in one Mac"
+            "recipes have FSDP on CUDA and the CPU: on mps PyTorch cannot free a storage, and gathered weights would"
+            " stay; next: LoRA, or training.gradient_checkpointing=true, which make room in one Mac"
         )
     if world.alone:
         raise UserError(
