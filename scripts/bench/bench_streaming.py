@@ -139,13 +139,14 @@ def _recipe(
 ) -> list[str]:
     """Write a recipe and return the command that runs it."""
     files = str(folder / ("part" if part else "all") / "*.jsonl")
-    data: dict[str, Any] = {"streaming": True, "files": {"train": files}, "hold_out": 0.001, "rows": {"validation": 20}}
+    data: dict[str, Any] = {"streaming": True, "files": {"train": files}, "rows": {"validation": 20}}
     workers = given.workers
     if not streaming:
         joined = folder / "whole.jsonl"
         if not joined.exists():
             joined.write_bytes(b"".join(path.read_bytes() for path in sorted((folder / "part").iterdir())))
-        data, workers = {"files": {"train": str(joined)}, "hold_out": 0.001, "rows": {"validation": 20}}, 0
+        data, workers = {"files": {"train": str(joined)}, "rows": {"validation": 20}}, 0
+    data["hold_out"] = 0.05 if part else 0.001
     training = {"max_steps": steps, "per_device_train_batch_size": given.batch, "dataloader_num_workers": workers}
     training |= {"logging_steps": max(1, steps // 10), "save_strategy": "no", "eval_strategy": "no"}
     recipe = {"task": "causal-lm", "model": str(folder / "model"), "max_length": given.length, "data": data}

@@ -205,6 +205,20 @@ def test_a_run_without_a_length_is_refused_with_the_next_command(place: Path, fi
     )
 
 
+def test_what_cannot_be_streamed_says_so(place: Path, finetune: Command) -> None:
+    text = (place / "clm.yaml").read_text(encoding="utf-8")
+    (place / "tags.yaml").write_text(text.replace("causal-lm", "token-classification"), encoding="utf-8")
+    assert [
+        finetune(name, *words).err for name, *words in (("tags.yaml",), ("clm.yaml", "data.field=rows"))
+    ] == snapshot(
+        [
+            "hf-mps: tags.yaml:4: data has streaming: true, which this task does not take; allowed with"
+            " causal-lm, masked-lm, sft and text-classification\n",
+            "hf-mps: clm.yaml:4: data has field beside streaming: rows are streamed from JSON lines; leave it out\n",
+        ]
+    )
+
+
 def test_a_number_of_rows_says_how_many_steps(place: Path, finetune: Command) -> None:
     ended = finetune("pairs.yaml", "training.max_steps=-1", "data.rows.train=24", "--plan")
     assert ended.code == 0
