@@ -92,6 +92,16 @@ def test_a_shard_or_the_last_file_that_is_not_there_is_named(tmp_path: Path) -> 
     assert checkpoint_files.torn(folder, ACCELERATE_LAST) == "random_states_0.pkl is missing"
 
 
+def test_the_parts_of_several_ranks_without_their_index_are_named(tmp_path: Path) -> None:
+    from torch.distributed import checkpoint
+
+    folder = whole(tmp_path / "checkpoint-1")
+    checkpoint.save({"weight": torch.ones(3)}, checkpoint_id=folder / "pytorch_model_fsdp_0", no_dist=True)
+    assert checkpoint_files.torn(folder, TRAINER_LAST) is None
+    (folder / "pytorch_model_fsdp_0/.metadata").unlink()
+    assert checkpoint_files.torn(folder, TRAINER_LAST) == "pytorch_model_fsdp_0: .metadata is missing"
+
+
 def test_the_last_whole_checkpoint_is_taken_and_one_line_says_so(tmp_path: Path) -> None:
     for step in (9, 10, 100, 110):
         whole(tmp_path / f"checkpoint-{step}")

@@ -12,7 +12,7 @@ from hf_mps.finetune.capture.steps import FIRST, SECOND
 from tests.distributed.launching import launch
 from tests.finetune.capture.several import CASES
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[3]
 
