@@ -38,8 +38,9 @@ def weights(run: Path) -> dict[str, Any]:
     ids=["clipped", "not clipped", "clipped hard", "adafactor"],
 )
 def test_the_numbers_are_those_of_any_other_run(desk: Path, finetune: Command, words: tuple[str, ...]) -> None:
-    words = ("my.yaml", *STEPS, *words)
-    assert finetune(*words, "fused_step=false", "output_dir=stock").code == 0
+    # A fused step's rounding, which Adam makes a weight's in places, is not what is asked here.
+    words = ("my.yaml", *STEPS, "fused_step=false", *words)
+    assert finetune(*words, "output_dir=stock").code == 0
     assert finetune(*words, "step_in_backward=true", "output_dir=early").code == 0
     torch.testing.assert_close(history(desk / "early"), history(desk / "stock"), rtol=1e-6, atol=0)
     torch.testing.assert_close(weights(desk / "early"), weights(desk / "stock"), rtol=1e-5, atol=1e-7)
