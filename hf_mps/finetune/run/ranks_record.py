@@ -6,6 +6,7 @@ import platform
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from hf_mps.distributed.metal.traffic import traffic
 from hf_mps.distributed.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -35,7 +36,9 @@ def of_all(trained: Trained, samples: float) -> dict[str, Any] | None:
 
     Its keys: `processes`, `hosts` (their names), `strategy` and `backend` (accelerate's and torch.distributed's words),
     `samples_per_second` of all, `efficiency` (the mean share of the time in which they did not wait for each other, or
-    None), and for each of `ranks` a RankRecord's fields. Called by all processes.
+    None), over several Macs `metal_bytes` and `metal_bytes_copied` (what the main process gave to collectives in a step
+    and what of it had to be copied, evaluation included), and for each of `ranks` a RankRecord's fields. Called by all
+    processes.
     """
     ranks = Ranks.here()
     if ranks.world.alone:
@@ -51,6 +54,8 @@ def of_all(trained: Trained, samples: float) -> dict[str, Any] | None:
     every = ranks.gather((own, seconds))
     shares = [1 - one.waited_seconds / total for one, total in every if one.waited_seconds is not None and total > 0]
     state = trainer.accelerator.state
+    moved = traffic().per(trainer.state.global_step - trained.watch.first_step)
+    of_metal = {"metal_bytes": moved.payload, "metal_bytes_copied": moved.copied} if moved.calls else {}
     return {
         "processes": ranks.world.size,
         "hosts": list(dict.fromkeys(one.host for one, _ in every)),
@@ -58,6 +63,7 @@ def of_all(trained: Trained, samples: float) -> dict[str, Any] | None:
         "backend": state.backend,
         "samples_per_second": samples / seconds if seconds > 0 else 0.0,
         "efficiency": max(0.0, sum(shares) / len(shares)) if len(shares) == len(every) else None,
+        **of_metal,
         "ranks": [asdict(one) for one, _ in every],
     }
 

@@ -16,9 +16,9 @@ HOSTS = [2, pytest.param(4, marks=pytest.mark.slow)]
 
 def lines_of_main(hosts: int, program: str, *words: str, **kwargs: Any) -> list[dict[str, Any]]:
     """The JSON lines that rank 0 of a program prints; every process of it must have ended well."""
-    done = launch_hosts(hosts, PROGRAMS / program, *words, **kwargs)
+    done = launch_hosts(hosts, PROGRAMS / program, *words, timeout=300, **kwargs)
     assert [each.returncode for each in done] == [0] * hosts, "\n".join(each.stderr[-2000:] for each in done)
-    return [json.loads(line) for line in done[0].stdout.splitlines() if line.startswith("{")]
+    return [json.loads(line) for line in done[0].stdout.splitlines() if line.startswith('{"')]
 
 
 @pytest.mark.process

@@ -20,7 +20,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32
 MOVED_ONLY = (torch.int16, torch.float8_e4m3fn)
 OPS = (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT)
 
-dist.init_process_group(timeout=timedelta(seconds=30))
+dist.init_process_group(timeout=timedelta(seconds=120))
 RANK, SIZE = dist.get_rank(), dist.get_world_size()
 LEFT, RIGHT = (RANK - 1) % SIZE, (RANK + 1) % SIZE
 
