@@ -9,6 +9,7 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
+from hf_mps.distributed.metal.traffic import Traffic, traffic
 from hf_mps.guards.sentinels.non_finite import refuse
 
 
@@ -47,6 +48,8 @@ class Stopwatch(TrainerCallback, ExportableState):  # type: ignore[misc]
         self.first_step = 0
         self.before = 0.0
         """Seconds of what a run tries out before its first step; they count."""
+        self.sent_before: tuple[int, Traffic] = (0, Traffic())
+        """The step at which this part of the run began, and what collectives on mps had moved by then."""
         self._mark = 0.0
 
     def state(self) -> dict[str, Any]:
@@ -59,6 +62,7 @@ class Stopwatch(TrainerCallback, ExportableState):  # type: ignore[misc]
         before = stored["attributes"] if stored else {"seconds": self.before, "first_step": state.global_step}
         self.seconds, self.first_step = before["seconds"], before["first_step"]
         state.stateful_callbacks.setdefault(name, self.state())  # Trainer saves those alone that stand there
+        self.sent_before = (state.global_step, traffic())
         self._mark = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

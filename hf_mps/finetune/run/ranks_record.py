@@ -54,7 +54,8 @@ def of_all(trained: Trained, samples: float) -> dict[str, Any] | None:
     every = ranks.gather((own, seconds))
     shares = [1 - one.waited_seconds / total for one, total in every if one.waited_seconds is not None and total > 0]
     state = trainer.accelerator.state
-    moved = traffic().per(trainer.state.global_step - trained.watch.first_step)
+    first, before = trained.watch.sent_before
+    moved = (traffic() - before).per(trainer.state.global_step - first)
     of_metal = {"metal_bytes": moved.payload, "metal_bytes_copied": moved.copied} if moved.calls else {}
     return {
         "processes": ranks.world.size,

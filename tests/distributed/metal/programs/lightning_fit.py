@@ -26,10 +26,14 @@ class Module(pl.LightningModule):
 pl.seed_everything(0)
 x = torch.randn(32, 8)
 data = torch.utils.data.TensorDataset(x, (x.sum(1) > 0).long())
-loader = torch.utils.data.DataLoader(data, batch_size=16 // hosts)
+# In the rows' order, as one process takes them; Lightning's own sampler for several would shuffle.
+rank = int(os.environ.get("RANK", "0"))
+sampler = torch.utils.data.DistributedSampler(data, hosts, rank, shuffle=False)
+loader = torch.utils.data.DataLoader(data, batch_size=16 // hosts, sampler=sampler)
 asked = {"strategy": "ddp"} if hosts > 1 else {}
 trainer = pl.Trainer(
     num_nodes=hosts,
+    use_distributed_sampler=False,
     max_epochs=2,
     logger=False,
     enable_checkpointing=False,
