@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import pickle
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
+from functools import cache, wraps
 from typing import Any, TypeVar
 
 from hf_mps.core.errors import RunError, UserError
@@ -168,6 +169,8 @@ class Ranks:
         """Let each rank watch the others while the context lasts, over a connection to the store of its own."""
         from torch.distributed.distributed_c10d import PrefixStore
 
+        if self.world.restarts:
+            _keys_of_this_start(self.world.restarts)
         with Watch(self.world, PrefixStore("watch", open_store(self.world))) as watch:
             self.watch = watch
             try:
@@ -223,6 +226,25 @@ def quiet(error: UserError | RunError) -> UserError | RunError:
 @cache
 def _made(world: World) -> Ranks:
     return Ranks(world)
+
+
+def _keys_of_this_start(restarts: int) -> None:
+    """Let the process group of ranks that torchrun has started again meet under names of its own.
+
+    torchrun's agent keeps one store over all starts (torch 2.13, dynamic_rendezvous.py, `_shared_tcp_store_server`),
+    and torch.distributed's `env://` writes there without a prefix, as if it were new (rendezvous.py): Gloo would wait
+    for the addresses of the processes that died, half an hour.
+    """
+    module: Any = sys.modules["torch.distributed.rendezvous"]
+    stock = module._create_c10d_store
+
+    def create(*args: Any, **kwargs: Any) -> Any:
+        from torch.distributed.distributed_c10d import PrefixStore
+
+        return PrefixStore(f"start_{restarts}", stock(*args, **kwargs))
+
+    if not hasattr(stock, "__wrapped__"):
+        module._create_c10d_store = wraps(stock)(create)
 
 
 def open_store(world: World) -> Any:

@@ -66,6 +66,9 @@ def one_voice() -> Iterator[None]:
     if world.alone:
         yield
         return
+    # PyTorch's C++ says on each rank's stderr, past Python's, that a store went away, in a page, and what DDP found of
+    # parameters that a step did not use; errors stay. It is read where torch is imported.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with Ranks.here().watched() as watch, _of_rank(world, watch):
         yield
     Ranks.here().leave()

@@ -154,10 +154,10 @@ class Watch:
         try:
             yield
         except (Exception, KeyboardInterrupt) as error:
+            self._concluding = True
             if getattr(error, "quiet", False) and not isinstance(error, Ended):
                 self._wait(GRACE / 2)  # the rank that says it still speaks to this one
                 raise
-            self._concluding = True
             end = self.explain(error)
             ours = end is None
             if end is None:
@@ -204,8 +204,11 @@ class Watch:
             try:
                 self._turn(looks)
             except Exception as error:
-                # The store is in the launcher's process, or in that of rank 0, and went away with it.
-                self._learn(_gone(0, platform.node(), f"the ranks lost their store ({first_line(error)})"))
+                # The store is in the launcher's process, or in that of rank 0, and went away with it: a moment earlier
+                # than the process itself.
+                time.sleep(LOOK)
+                lost = _gone(0, platform.node(), f"the ranks lost their store ({first_line(error)})")
+                self._learn(_orphan() if self._beside.orphaned() else lost)
             if time.monotonic() > self._deadline and self.end is not None:
                 self._force(self.end)
                 return
@@ -214,7 +217,7 @@ class Watch:
     def _turn(self, looks: int) -> None:
         # First: what is written to a store that has gone makes PyTorch print a page.
         if self._beside.orphaned():
-            self._learn(replace(_gone(0, platform.node(), neighbours.ORPHANED), named=False))
+            self._learn(_orphan())
         if self.end is not None:
             return
         for turn in self.turns:
@@ -287,6 +290,10 @@ class Watch:
 
 def _gone(rank: int, host: str, words: str) -> End:
     return End(rank, host, words, at=time.time(), whole=False)
+
+
+def _orphan() -> End:
+    return replace(_gone(0, platform.node(), neighbours.ORPHANED), named=False)
 
 
 def torchruns_table(end: End, line: str) -> None:

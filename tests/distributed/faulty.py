@@ -2,9 +2,9 @@
 
     torchrun … -m tests.distributed.faulty WHAT@MOMENT[@RANK] RECIPE [key=value …]
 
-WHAT is a signal's name, `FULL` (a full disk) or `BUG`; before the signal's name, `launcher:` sends it to torchrun.
-MOMENT is `step N`, in the middle of that step, `evaluation`, `write N`, the N-th thing that this rank writes of
-checkpoints, `rows`, before a rank reads them, or `never`. Without RANK it befalls every rank.
+WHAT is a signal's name, `FULL` (a full disk) or `BUG`; before the signal's name, `launcher:` sends it to torchrun. It
+befalls a group that torchrun has started again no more. MOMENT is `step N`, in the middle of that step, `evaluation`,
+`write N`, the N-th thing that this rank writes of checkpoints, or `never`. Without RANK it befalls every rank.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any
 def main(fault: str, words: list[str]) -> int:
     """Run the command with the fault in it; its exit code."""
     what, moment, *ranks = fault.split("@")
-    if not ranks or os.environ["RANK"] in ranks:
+    first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+    if first and (not ranks or os.environ["RANK"] in ranks):
         place, _, number = moment.partition(" ")
         PLACES[place](lambda: befall(what), int(number or 0))
     from hf_mps.cli.main import main as command
@@ -76,24 +77,10 @@ def in_write(act: Callable[[], None], number: int) -> None:
     killing.Killer(("write", number)).watch_writes()
 
 
-def before_rows(act: Callable[[], None], number: int) -> None:
-    """Act before a rank reads its rows."""
-    from hf_mps.finetune.run import prepare
-
-    stock = prepare.load.load  # type: ignore[attr-defined]
-
-    def load(*arguments: Any, **settings: Any) -> Any:
-        act()
-        return stock(*arguments, **settings)
-
-    prepare.load.load = load  # type: ignore[attr-defined]
-
-
 PLACES: dict[str, Callable[[Callable[[], None], int], None]] = {
     "step": in_step,
     "evaluation": in_evaluation,
     "write": in_write,
-    "rows": before_rows,
     "never": lambda act, number: None,
 }
 

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inline_snapshot import snapshot
 from safetensors.numpy import load_file
 
 from hf_mps.core import checkpoint_files
 from hf_mps.finetune.run.run_dir import STATE
+from tests import CHECKOUT
+from tests.distributed.launching import launch
 from tests.distributed.test_faults import carried_out, said
 from tests.finetune.run_files import results
 
@@ -24,11 +27,12 @@ TWO = (*WORDS, "training.num_train_epochs=3")
 KILLS = {
     "a rank in a step": "SIGKILL@step 6@1",
     "the main rank as it writes": "SIGKILL@write 6@0",
-    "the main rank as it renames": "SIGKILL@write 14@0",
     "a rank as it writes": "SIGKILL@write 2@1",
-    "all in a step": "SIGKILL@step 7",
     "a full disk at one": "FULL@write 1@1",
 }
+
+WORLDS = {"two become one": (2, 1), "one becomes two": (1, 2), "two become three": (2, 3)}
+"""How many processes a run begins in, with 16 rows in a step, and goes on in."""
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +41,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("going-on")
     plan: dict[str, Any] = {"whole": parts("whole", ["none@never"])}
     plan |= {name: parts(name, [fault, "none@never"]) for name, fault in KILLS.items()}
-    carried_out(plan, folder)
+    still = (*WORDS, "model=still", "training.num_train_epochs=3")
+    plan["without dropout"] = parts("without dropout", ["none@never"], words=still)
+    for name, (first, second) in WORLDS.items():
+        batch = f"training.per_device_train_batch_size={16 // first}"
+        begun = parts(name, ["SIGKILL@step 6@0"], first, (*still, batch))
+        plan[name] = [*begun, *parts(name, ["none@never"], second, (*still, batch))]
+    carried_out(plan, folder, still=True)
     return folder
 
 
@@ -70,6 +80,60 @@ def test_no_checkpoint_is_torn_and_nothing_is_left(name: str, place: Path) -> No
         assert checkpoint_files.torn(folder, STATE) is None
         assert {file.name for file in folder.glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}
     assert not list(run.glob(".*"))
+
+
+@pytest.mark.parametrize("name", [name for name, (_, after) in WORLDS.items() if after != 3])
+def test_another_number_of_processes_goes_on_with_the_rows_that_are_left(name: str, place: Path) -> None:
+    first, second = json.loads((place / f"{name}.json").read_text())
+    assert -9 in first["codes"]
+    assert set(second["codes"]) == {0}, second["texts"]
+    whole, changed = (end(place / run)[1] for run in ("without-dropout", name.replace(" ", "-")))
+    assert len(whole) == len(changed)
+    for one, other in zip(whole, changed, strict=True):  # without dropout all numbers hang on the rows of the steps
+        assert other == pytest.approx(one, abs=1e-5)
+
+
+def test_what_changed_is_said(place: Path) -> None:
+    texts = {name: json.loads((place / f"{name}.json").read_text())[1]["texts"][0] for name in WORLDS}
+    said = {name: [line for line in text.splitlines() if " the run began in " in line] for name, text in texts.items()}
+    assert {name: line.split(maxsplit=2)[1:] for name, (line,) in said.items()} == snapshot(
+        {
+            "two become one": [
+                "1",
+                "the run began in 2 processes, with 16 rows in a step; each has 2 batches of 8 now, so that the same"
+                " rows are left; random draws (dropout) are others",
+            ],
+            "one becomes two": [
+                "2",
+                "the run began in 1 process, with 16 rows in a step; each has a batch of 8 now, so that the same rows"
+                " are left; random draws (dropout) are others",
+            ],
+            "two become three": [
+                "two-become-three:",
+                "the run began in 2 processes, with 16 rows in a step, which 3 processes cannot share; allowed: 1, 2,"
+                " 4, 8, 16 processes; next: one of these numbers, or --fresh",
+            ],
+        }
+    )
+
+
+def test_torchrun_starts_the_ranks_again_where_one_was_killed(place: Path) -> None:
+    fault = ("-m", "tests.distributed.faulty", "SIGKILL@step 6@1", *TWO, "output_dir=again")
+    env = {"PYTHONPATH": str(CHECKOUT), "HF_DATASETS_CACHE": str(place / "cache")}
+    ended = launch(2, "--max-restarts", "1", *fault, cwd=place, env=env, timeout=400)
+    assert ended.returncode == 0, ended.stderr
+    assert "this recipe's run goes on from checkpoint-4" in ended.stdout
+    assert end(place / "again") == end(place / "whole")
+
+
+def test_the_ranks_of_a_torchrun_that_was_killed_end_too(place: Path) -> None:
+    fault = ("-m", "tests.distributed.faulty", "launcher:SIGKILL@step 6@1", "my.yaml", "output_dir=orphaned")
+    env = {"PYTHONPATH": str(CHECKOUT), "HF_DATASETS_CACHE": str(place / "cache")}
+    ended = launch(2, *fault, "training.num_train_epochs=2000", cwd=place, env=env, timeout=300)
+    assert ended.returncode == -9
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("hf-mps: ")]
+    assert line.startswith("hf-mps: the launcher of the processes was killed; ")
+    assert "Traceback" not in ended.stderr
 
 
 def test_the_rank_that_could_not_write_is_named(place: Path) -> None:

@@ -76,6 +76,10 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
         while self._before:
             signal.signal(*self._before.popitem())
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
+        if args.dataloader_num_workers > 0 and train_dataloader is not None:
+            outlive(getattr(train_dataloader, "base_dataloader", train_dataloader))
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._training = True
         if self._stops():
@@ -136,6 +140,28 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
         self._agreement.ask(number)
         if self._alone:
             _say(number)
+
+
+class _Outlives:
+    """A loader's `worker_init_fn`, behind which its worker pays no heed to a signal; it ends with the main process."""
+
+    def __init__(self, stock: Any) -> None:
+        self.stock = stock
+
+    def __call__(self, worker: int) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        if self.stock is not None:
+            self.stock(worker)
+
+
+def outlive(loader: Any) -> None:
+    """Let the workers that `loader` starts from now on outlive a signal to the whole group of processes.
+
+    A terminal sends Ctrl-C to all of them, torchrun SIGTERM: without its workers the run could not finish its step.
+    """
+    if not isinstance(loader.worker_init_fn, _Outlives):
+        loader.worker_init_fn = _Outlives(loader.worker_init_fn)
 
 
 def _say(number: int) -> None:

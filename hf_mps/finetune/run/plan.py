@@ -34,6 +34,8 @@ class Plan:
     device: Choice[str]
     choices: dict[str, Choice[Any]]
     arguments: dict[str, Any]
+    drawn: int | None = None
+    """Rows of like length that are drawn at a time, where a run goes on in another number of processes."""
 
     def shown(self) -> dict[str, Choice[Any]]:
         """Every choice, as the header and results.json have them."""

@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ import yaml
 from hf_mps.core.checkpoint_files import sweep, torn
 from hf_mps.core.errors import UserError
 from hf_mps.core.files import plain, write_atomic
+from hf_mps.distributed.world import World
 from hf_mps.finetune.recipe import training_section
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.recipe.schema import map_paths
@@ -30,6 +32,8 @@ from hf_mps.finetune.run.failures import RESULTS
 
 RUNS = Path("runs")
 STAGING = ".saving"
+FREED = 15.0
+"""Seconds until a killed run has let go of its folder: its loaders' workers, which hold it too, see that it is gone."""
 RECIPE = "recipe.yaml"
 # What a run leaves before its first step.
 OURS = (RECIPE, fingerprints.FILE)
@@ -120,7 +124,7 @@ class RunDir:
         while True:
             try:
                 path.mkdir(parents=True, exist_ok=True)
-                descriptor = _lock(path)
+                descriptor = _lock(path, patience=FREED if World.here().restarts else 0.0)
                 if descriptor is not None and (self.named or self.checkpoint or not _used(path)):
                     taken = dataclasses.replace(self, path=path)
                     sweep(path)
@@ -255,17 +259,25 @@ def _shown(value: Any) -> str:
     return "not given" if value is None else str(value)
 
 
-def _lock(path: Path) -> int | None:
-    """Hold the folder until the descriptor is closed or the process ends, however it ends; None where it is held."""
+def _lock(path: Path, patience: float = 0.0) -> int | None:
+    """Hold the folder until the descriptor is closed or the process ends, however it ends; None where it is held.
+
+    A held one is asked for again for `patience` seconds.
+    """
     descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    except OSError:  # a network file system without locks
+    until = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < until:
+                time.sleep(0.1)
+                continue
+            os.close(descriptor)
+            return None
+        except OSError:  # a network file system without locks
+            return descriptor
         return descriptor
-    return descriptor
 
 
 def _used(path: Path) -> bool:

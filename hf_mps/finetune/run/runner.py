@@ -110,6 +110,7 @@ def _train(run: PreparedRun, run_dir: RunDir) -> RunRecord:
     """Train, save, measure and report; what took hours is stored before anything is made of it."""
     from hf_mps.finetune import report
     from hf_mps.finetune.report import predictions
+    from hf_mps.finetune.run import processes
     from hf_mps.finetune.run.callbacks import Stopwatch
     from hf_mps.finetune.run.record import make_record
     from hf_mps.finetune.run.train import make_trainer, train_and_measure
@@ -117,7 +118,8 @@ def _train(run: PreparedRun, run_dir: RunDir) -> RunRecord:
 
     recipe, prepared, watch = run.resolved.recipe, run.prepared, Stopwatch()
     ranks = Ranks.here()
-    plan = ranks.alike(lambda: run.plan(Choice(run_dir.path, run_dir.reason)))
+    output = Choice(run_dir.path, run_dir.reason)
+    plan = ranks.alike(lambda: processes.go_on(run.plan(output), run_dir.checkpoint, ranks.world.size))
     kept = capture.measured(plan, prepared, recipe, run_dir.checkpoint)
     capture.choose_kernels(plan, prepared, recipe)
     trainer = ranks.alike(lambda: make_trainer(plan, prepared, watch, recipe.early_stopping_patience))

@@ -100,12 +100,14 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int
 
     from hf_mps.finetune.loss import accumulation
     from hf_mps.finetune.run.callbacks import FiniteLoss
+    from hf_mps.finetune.run.processes import Shares
 
     attention.give(prepared, plan.choices.get("attention"))
     callbacks: list[Any] = [watch, FiniteLoss()]
     if patience is not None:
         callbacks.append(EarlyStoppingCallback(early_stopping_patience=patience))
     args = training_arguments(plan, prepared)
+    callbacks.append(Shares.of(args))
     sharded = engine.ready(prepared.model, plan.device.value) if sharding.KEY in plan.choices else nullcontext()
     try:
         with sharded:
@@ -127,7 +129,7 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int
     if prepared.stream is not None:
         _stream(trainer, plan, prepared.stream, prepared)
     elif plan.choices["sampling"].value == buckets.BUCKETED:
-        buckets.install_sampler(trainer, prepared)
+        buckets.install_sampler(trainer, prepared, plan.drawn)
     if args.gradient_accumulation_steps > 1 or args.world_size > 1:
         accumulation.fix_accumulation_scaling(trainer)
     early_steps.install(trainer, plan.choices)

@@ -68,13 +68,13 @@ def padded_tokens(counts: Sequence[int], batch: int, target: Callable[[int], int
     )
 
 
-def install_sampler(trainer: Any, prepared: Prepared) -> None:
+def install_sampler(trainer: Any, prepared: Prepared, drawn: int | None = None) -> None:
     """Let `trainer` draw each training batch from rows that are padded to one length.
 
     The lengths are `prepared.token_counts`. Where several processes train, each draws the same rows in the same order
     and takes one batch of every `world_size` (accelerate's BatchSamplerShard): the batches of a step are of one length,
     so that no process waits for another's longer one. Works with every subclass of transformers' Trainer: all of them
-    ask `_get_train_sampler`.
+    ask `_get_train_sampler`. `drawn` rows of a length are drawn at a time, by default one batch for each process.
     """
     length = prepared.choices["lengths"].value if "lengths" in prepared.choices else None
     target: Callable[[int], int] = getattr(length, "target", int)
@@ -82,7 +82,7 @@ def install_sampler(trainer: Any, prepared: Prepared) -> None:
 
     def sampler(dataset: Any = None) -> BucketSampler:
         seed = trainer.args.seed if trainer.args.data_seed is None else trainer.args.data_seed
-        return BucketSampler(keys, trainer._train_batch_size * trainer.args.world_size, seed)
+        return BucketSampler(keys, drawn or trainer._train_batch_size * trainer.args.world_size, seed)
 
     trainer._get_train_sampler = sampler
 

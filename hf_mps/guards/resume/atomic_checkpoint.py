@@ -7,6 +7,7 @@ import platform
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -109,16 +110,16 @@ class AtomicCheckpoint(Guard):
         owner = next((process for host, process in owners if host == here[0]), owners[0][1])
         stage_owner = os.getpid() if trainer.args.should_save else owner
         with checkpoint_files.staged(target, TRAINER_LAST, owner=stage_owner) as stage:
-            saving, wrote = _Saving(folder, target, stage), False
-            self._saving = saving
+            saving = self._saving = _Saving(folder, target, stage)
             try:
                 saved = stock.part(trainer, *args, **kwargs)
-                wrote = True
+            except BaseException:
+                with suppress(Exception):  # this rank's own error is the one to raise
+                    _gathered(False)
+                raise
             finally:
                 self._saving = None
-                # The others' error is raised behind it, and this rank's own before.
-                written = all(stock.theirs(_gathered, wrote))
-            if not written:
+            if not all(stock.theirs(_gathered, True)):
                 raise _elsewhere(target)
         stock.theirs(_gathered, True)  # nobody goes on before it is there
         for step in saving.later:

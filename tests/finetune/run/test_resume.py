@@ -112,6 +112,22 @@ def test_a_handler_of_the_users_own_is_left_alone() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
+def test_a_loaders_worker_outlives_a_signal_to_the_whole_group(tmp_path: Path) -> None:
+    from torch.utils.data import DataLoader
+
+    from hf_mps.finetune.run import interrupt
+
+    rows: Any = range(40)
+    loader: Any = DataLoader(rows, num_workers=1, worker_init_fn=lambda worker: (tmp_path / str(worker)).touch())
+    interrupt.outlive(loader)
+    batches: Any = iter(loader)
+    next(batches)  # the worker has begun
+    assert (tmp_path / "0").exists(), "what the program wants of a worker is done"
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(batches._workers[0].pid, number)
+    assert len(list(batches)) == 39
+
+
 def test_a_finished_run_is_told_of_and_not_repeated(desk: Path, finetune: Command) -> None:
     assert finetune("my.yaml").code == 0
     written = {path: path.stat().st_mtime_ns for path in (desk / "runs/my").rglob("*")}
