@@ -15,6 +15,8 @@ from hf_mps.distributed.world import World
 
 DEAD = "the process was killed or crashed; the system kills one where memory is short"
 SILENT = "it does not answer: its host is off, asleep or cut off"
+SILENCE = 60.0
+"""Seconds without a sign of life after which a host counts as away: Python may be kept from giving one for a while."""
 ORPHANED = "the launcher of the processes was killed"
 # What Gloo, NCCL and the store say to the ranks that are left. Gloo's transport/tcp/pair.cc has the first three.
 _LOST = re.compile(
@@ -41,6 +43,7 @@ class Neighbours:
         self._store = store
         self._processes: dict[int, int] | None = None  # of this host, by rank
         self._parent = os.getppid()
+        self._heard: dict[int, tuple[int, float]] = {}  # of other hosts, by rank: its count, and when that last rose
 
     def orphaned(self) -> bool:
         """Whether torchrun's agent, which started this process and would end it, has gone."""
@@ -68,6 +71,23 @@ class Neighbours:
         for rank, process in self._here().items():
             if not _lives(process) and not self._has_left(rank):
                 return rank, platform.node()
+        return None
+
+    def away(self, now: float) -> tuple[int, str] | None:
+        """The first rank of another host that gave no sign of life for SILENCE seconds, and its host.
+
+        A host that sleeps or is unplugged closes no connection: whoever waits for it in a collective hears nothing. To
+        be called every now and then, `now` being time.monotonic(), by the main process alone, beside the store.
+        """
+        for rank in range(self._world.size):
+            if rank // self._world.local_size == self._world.node:
+                continue
+            count = self._store.add(f"beat/{rank}", 0)
+            known, since = self._heard.get(rank, (0, now))
+            if count != known:
+                self._heard[rank] = count, now
+            elif count and now - since > SILENCE and not self._has_left(rank):
+                return rank, self._host(rank)
         return None
 
     def silent(self, seconds: float) -> tuple[int, str] | None:

@@ -232,6 +232,8 @@ class Watch:
             self._beside.beat()
             if (dead := self._beside.dead()) is not None:
                 self._announce(_gone(*dead, neighbours.DEAD))
+            elif self.world.main and (away := self._beside.away(time.monotonic())) is not None:
+                self._announce(_gone(*away, neighbours.SILENT))
 
     def _hear_end(self) -> None:
         if self.store.check([END]):

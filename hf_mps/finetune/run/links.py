@@ -28,6 +28,8 @@ WARM_UP_SHARE = 10
 """One step in so many is sent whole before PowerSGD begins: early gradients are of higher rank (powerSGD_hook.py)."""
 FIRST_STEP = 2
 """The least that PowerSGD takes: DistributedDataParallel forms its buckets anew after the first step."""
+WHOLE_MIB = 2**20
+"""A bucket that holds every gradient."""
 SHOWN_RANKS = (2, 4)
 """The numbers of hosts that a plan weighs where there is one process."""
 
@@ -116,6 +118,26 @@ def compress(trainer: Any, choices: Mapping[str, Choice[Any]]) -> None:
     if chosen == cost.POWERSGD:
         first = max(FIRST_STEP, choices["steps"].value // WARM_UP_SHARE)
         handler.comm_state_option = {"matrix_approximation_rank": cost.RANK, "start_powerSGD_iter": first}
+        _in_one_bucket(trainer, handler)
+
+
+def _in_one_bucket(trainer: Any, handler: Any) -> None:
+    """Leave nothing else to be reduced while PowerSGD's second all-reduce is sent, unless NCCL keeps the order.
+
+    PyTorch's hook starts it in a callback and waits there (`compute_qs`). On Gloo the callback is in one of its two
+    threads: a second bucket blocks the other one for good, and what the main thread reduces meanwhile, the map of
+    unused parameters, may come first on one rank and last on another. Raises UserError for weights of several types,
+    which never share a bucket.
+    """
+    if trainer.args.device.type == "cuda":
+        return
+    kinds = sorted({str(each.dtype) for each in trainer.model.parameters() if each.requires_grad})
+    if len(kinds) > 1:
+        raise UserError(
+            f"link.compression=powersgd: the model trains weights of {' and '.join(kinds)}, and Gloo reduces one type;"
+            " next: link.compression=bf16"
+        )
+    handler.bucket_cap_mb, handler.find_unused_parameters = WHOLE_MIB, False
 
 
 def _in_bfloat16(handler: Any) -> Any:
