@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,3 +37,16 @@ def test_two_processes_train_one_run_and_one_of_them_speaks(tmp_path: Path) -> N
     assert again.stderr.count("hf-mps: ") == 1
     assert "nosuchkey" in again.stderr
     assert "exitcode  : 2" in again.stderr
+
+
+@pytest.mark.parametrize(("processes", "rank", "seed"), [(1, 0, 7), (2, 0, 3), (2, 1, 4)])
+def test_each_of_several_processes_draws_for_itself(processes: int, rank: int, seed: int) -> None:
+    import torch
+
+    from hf_mps.finetune.run.callbacks import OwnDraws
+
+    args = SimpleNamespace(world_size=processes, process_index=rank, seed=3)
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        OwnDraws().on_train_begin(args, None, None)
+        assert torch.initial_seed() == seed

@@ -85,6 +85,20 @@ class Stopwatch(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._mark = now
 
 
+class OwnDraws(TrainerCallback):  # type: ignore[misc]
+    """Gives each of several processes draws of its own, from the run's seed and its rank.
+
+    Trainer seeds all of them alike, for equal weights, and their rows would have one dropout mask. A run that resumes
+    gets each rank's own state from its checkpoint afterwards; the order of the rows has a generator of its own.
+    """
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if args.world_size > 1:
+            import torch
+
+            torch.manual_seed(args.seed + args.process_index)
+
+
 class Epochs(TrainerCallback):  # type: ignore[misc]
     """Calls `begin` with each epoch's number before a row is read, also for the epoch in which a run resumes."""
 
