@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests import CHECKOUT
-from tests.distributed.launching import QUIET
+from tests.distributed import launching
 from tests.finetune import tiny
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="a forked process cannot use a Mac's own device")
@@ -50,15 +48,9 @@ def carried_out(plan: dict[str, Any], folder: Path, *, still: bool = False) -> d
     tiny.write_csv(folder / "dev.csv", tiny.rows(32, 48))
     (folder / "my.yaml").write_text(tiny.RECIPE, encoding="utf-8")
     (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.distributed.agent", str(folder)],
-        cwd=folder,
-        env={**os.environ, **QUIET, "PYTHONPATH": str(CHECKOUT), "HF_DATASETS_CACHE": str(folder / "cache")},
-        capture_output=True,
-        text=True,
-        timeout=580,
-        check=False,
-    )
+    variables = {"PYTHONPATH": str(CHECKOUT), "HF_DATASETS_CACHE": str(folder / "cache")}
+    words = ("-W", "ignore", "-m", "tests.distributed.agent", folder)
+    done = launching.python(*words, cwd=folder, env=variables, timeout=580)
     assert done.returncode == 0, done.stderr
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in plan}
 
