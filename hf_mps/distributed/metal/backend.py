@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 from contextlib import suppress
@@ -14,6 +15,7 @@ NAME = "metal"
 DEVICES = ("mps", "cpu")
 GLOOS = ("gloo", "")
 """Backends that PyTorch names for mps and that take no tensors of it (pytorch#160732)."""
+_kept: list[Any] = []
 
 
 def choice(asked: str) -> Choice[str]:
@@ -94,3 +96,30 @@ def join_cpu(group: Any) -> None:
     if {device.type for device in group._device_types} == {"mps"}:
         own = group._get_backend(torch.device("mps"))
         group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, own)
+
+
+def keep(group: Any) -> None:
+    """Keep the Gloo of a group that was made until the next world begins, or Python ends.
+
+    The last to let go of it may be DDP's reducer, as a model is freed: Gloo's destructor then waits for its own threads
+    with Python's lock held, and a thread that lets go of what stood behind its last work's future needs that lock
+    (ProcessGroupGloo.cpp; pybind_utils.h, PythonFunctionGuard), so that both wait for ever. Where Python is the last,
+    PyTorch gives the lock away.
+    """
+    import torch
+    from torch.distributed import ProcessGroup
+
+    if not _kept:
+        atexit.register(_kept.clear)  # while a thread can still have the lock
+    if isinstance(group, ProcessGroup):
+        with suppress(RuntimeError):  # a group without the CPU
+            _kept.append(group._get_backend(torch.device("cpu")))
+
+
+def forget() -> None:
+    """Let go of what `keep` kept of an earlier world."""
+    import torch
+
+    if not torch.distributed.is_initialized():
+        _kept.clear()
+        atexit.unregister(_kept.clear)

@@ -142,7 +142,7 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
             _say(number)
 
 
-class _Outlives:
+class Outlives:
     """A loader's `worker_init_fn`, behind which its worker pays no heed to a signal; it ends with the main process."""
 
     def __init__(self, stock: Any) -> None:
@@ -160,8 +160,8 @@ def outlive(loader: Any) -> None:
 
     A terminal sends Ctrl-C to all of them, torchrun SIGTERM: without its workers the run could not finish its step.
     """
-    if not isinstance(loader.worker_init_fn, _Outlives):
-        loader.worker_init_fn = _Outlives(loader.worker_init_fn)
+    if not isinstance(loader.worker_init_fn, Outlives):
+        loader.worker_init_fn = Outlives(loader.worker_init_fn)
 
 
 def _say(number: int) -> None:

@@ -100,6 +100,9 @@ def decide(
     choices["seed"] = Choice(recipe.seed, "the recipe's seed, for weights, order of the rows and dropout")
     ours = {"output_dir": str(output.value), "seed": recipe.seed, "disable_tqdm": True}
     ours["use_cpu"] = chosen.value == "cpu"
+    if not World.here().alone:
+        # Else accelerate seeds the order of rows by the state of each rank's own draws (SeedableRandomSampler).
+        defaults["data_seed"] = recipe.seed
     if stream is not None:
         ours |= {"max_steps": steps.value, "ignore_data_skip": True}  # no batch is made to be skipped
     choices["output"] = Choice(str(output.value), output.reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,8 @@ class StreamLoader:
         self._lanes: dict[str, Assignment] = {}
         self._tallies: dict[str, tuple[int, int]] = {}
         self._shown = 0
+        self.worker_init_fn: Callable[[int], None] = _alone
+        """As DataLoader has it: what a worker does first."""
         stream.arranging = arranging
         self.waited, self.first_wait = 0.0, 0.0
         self.rows, self.tokens = 0, 0
@@ -82,7 +84,8 @@ class StreamLoader:
         settings: dict[str, Any] = {}
         if self._workers:
             context = getattr(args, "dataloader_multiprocessing_context", None)
-            settings = {"prefetch_factor": args.dataloader_prefetch_factor or READY, "worker_init_fn": _alone}
+            settings = {"prefetch_factor": args.dataloader_prefetch_factor or READY}
+            settings |= {"worker_init_fn": self.worker_init_fn}
             settings |= {"multiprocessing_context": context} if context is not None else {}
         pinned = args.device.type == "cuda" and args.dataloader_pin_memory
         loader = DataLoader(

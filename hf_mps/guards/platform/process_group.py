@@ -87,14 +87,16 @@ class ProcessGroup(Guard):
         if not own.value:
             if chosen.value == "gloo":
                 self.acted(f"the process group gloo takes tensors on mps: {own.reason}", aloud=False)
-            from hf_mps.distributed.metal import (
-                operators,
-            )  # asks the dispatcher for its names: a program's that needs it
+            # Asks the dispatcher for its names, which only a program that needs it is to pay for.
+            from hf_mps.distributed.metal import operators
 
             operators.register()
+            backend.forget()
         made: tuple[Any, Any] = stock(size, rank, ranks, _as_asked(asked, chosen.value), *more, **kwargs)
         if backend.NAME in chosen.value:
             backend.join_cpu(made[0])
+        if not own.value:
+            backend.keep(made[0])
         return made
 
     def _hook(self, stock: Stock, model: Any, state: object, hook: Any) -> Any:

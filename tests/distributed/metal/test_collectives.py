@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -59,4 +60,6 @@ def test_a_step_of_ddp_is_one_process_s_step_with_the_same_global_batch(hosts: i
     assert said["kept"] < 8, "works stay after they are through"
     # The last rank went away: every way of waiting hears of it, in a line.
     assert set(last) == {"waits", "work", "future"}
-    assert all("allreduce on rank 0: Connection closed by peer [127.0.0.1]:" in line for line in last.values())
+    # Whether the closing or an answer to what was sent after it comes first, the network decides.
+    gone = re.compile(r"allreduce on rank 0: .*(Connection closed by peer|Connection reset by peer)")
+    assert [line for line in last.values() if not gone.search(line)] == []
