@@ -21,6 +21,7 @@ import torch  # noqa: F401  switches the layer on
 import hf_mps
 from hf_mps import integrations
 from hf_mps.core.patching import MISSING, Give, Patcher, Register, located
+from hf_mps.distributed.metal import backend
 from hf_mps.guards import kernel_overrides
 from hf_mps.step import switch
 
@@ -65,8 +66,14 @@ def is_there(patcher: Patcher, target: str) -> bool:
         # A library of today has what a shim would give, or lacks what is patched in others.
         has_its_own = isinstance(patch, Give) or patch.optional or patch.own
         there = patcher.name in getattr(bare(value), "hf_mps_patches", ()) or is_ours(value) or has_its_own
-        there = there or (type(value) is dict and any(map(is_ours, value)))
+        there = there or (type(value) is dict and holds_ours(value))
     return there or not any(patcher.concerns(module) for module in modules)
+
+
+def holds_ours(table: dict[Any, Any]) -> bool:
+    """Whether a table has something of ours: a function or class, or the name of the backend."""
+    entries = (*table, *table.values())
+    return backend.NAME in entries or any(map(is_ours, entries))
 
 
 def value_at(target: str) -> Any:

@@ -106,6 +106,24 @@ def by_compiler(folder: Path) -> list[Tensor]:
     return loops.weights(layer)
 
 
+def in_a_world(folder: Path) -> list[Tensor]:
+    """A process group of one, and DDP with a hook of Python's and one of PyTorch's own."""
+    import torch.distributed as dist
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    models = [DistributedDataParallel(nn.Linear(2, 2)) for _ in range(2)]
+    try:
+        models[0].register_comm_hook(None, allreduce_hook)
+        models[1]._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+        for model in models:
+            model(torch.ones(1, 2)).sum().backward()
+        return [each.grad for model in models for each in model.module.parameters()]
+    finally:
+        dist.destroy_process_group()
+
+
 def notebook() -> None:
     from accelerate import notebook_launcher
 
@@ -118,7 +136,7 @@ def program(folder: Path) -> list[Tensor]:
     torch.manual_seed(0)
     notebook()
     weights = []
-    for part in (plain, by_trainer, by_accelerate, by_lightning, by_compiler):
+    for part in (plain, by_trainer, by_accelerate, by_lightning, by_compiler, in_a_world):
         (folder / part.__name__).mkdir(parents=True)
         weights += part(folder / part.__name__)
     return weights
@@ -198,10 +216,14 @@ UNREACHED = {
     "atomic-checkpoint: Trainer._push_from_checkpoint": "pushes to the hub",
     "atomic-order: torch.set_deterministic_debug_mode": "is another way to ask for determinism",
     "batch-waits: transformers.masking_utils._ignore_causal_mask_sdpa": "is a decoder's",
+    "integration: DDPStrategy._determine_ddp_device_ids": "wants several hosts",
+    "integration: DDPStrategy.determine_ddp_device_ids": "wants several hosts",
     "integration: _Connector._check_config_and_set_final_flags": "is Fabric's",
     "integration: _Connector._check_device_config_and_set_final_flags": "is Fabric's",
     "oom-text: accelerate.utils.memory.should_reduce_batch_size": "follows an error of Metal's",
     "oom-text: lightning.pytorch.utilities.memory.garbage_collection_cuda": "follows an error of CUDA's",
+    "process-group: torch.distributed.device_mesh._get_device_handle": "is a mesh's",
+    "process-group: torch.distributed.fsdp._fully_shard._fsdp_param.free_storage": "is FSDP2's",
     "resume-batches: DataLoaderDispatcher.__iter__": "wants several processes",
     "resume-epoch: DataLoaderDispatcher.__iter__": "wants several processes",
     "resume-names: Trainer._load_best_model": "wants an evaluation that picks the best checkpoint",
