@@ -17,7 +17,7 @@ from tests import CHECKOUT
 
 VERB = re.compile(r"(?:python -m hf_mps\.finetune|hf-mps (?:finetune|plan|audit|parity)) +(?=[a-z])")
 # What follows an option of ours is its value.
-WITH_VALUE = ("--memory", "--task", "--steps", "--rows", "--length", "--torch-table", "--torch")
+WITH_VALUE = ("--memory", "--task", "--steps", "--rows", "--length", "--torch-table", "--torch", "--ranks")
 
 
 def _lines(text: str) -> Iterator[str]:
