@@ -109,7 +109,9 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         """Look no more; the others hear that this rank left on its own."""
         if _in_main_thread() and signal.getsignal(signal.SIGTERM) is self.on_sigterm:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            # torchrun's agent still sends one to each rank where all end: it would take the place of the exit code.
+            ending = self.end is not None and self._leave is os._exit
+            signal.signal(signal.SIGTERM, signal.SIG_IGN if ending else signal.SIG_DFL)
         self._closed.set()
         self._thread.join(timeout=2.0)
         if not self._beside.orphaned():
