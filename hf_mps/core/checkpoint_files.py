@@ -141,13 +141,9 @@ def _lives(process: int) -> bool:
     """Whether another process of that number lives; of this one nothing is left that is not in `_active`."""
     if process == os.getpid():  # in a container each process may get the number of the one that was killed
         return False
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+    import psutil
+
+    return bool(psutil.pid_exists(process))
 
 
 def _publish(stage: Path, target: Path, last: str) -> None:

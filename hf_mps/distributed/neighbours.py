@@ -10,6 +10,8 @@ import sys
 import time
 from typing import Any
 
+import psutil
+
 from hf_mps.core.errors import chain
 from hf_mps.distributed.world import World
 
@@ -69,7 +71,7 @@ class Neighbours:
         Of this host are those that the same launcher started: elsewhere a number may be another process's.
         """
         for rank, process in self._here().items():
-            if not _lives(process) and not self._has_left(rank):
+            if not psutil.pid_exists(process) and not self._has_left(rank):
                 return rank, platform.node()
         return None
 
@@ -126,13 +128,3 @@ class Neighbours:
 
     def _has_left(self, rank: int) -> bool:
         return bool(self._store.check([f"left/{rank}"]))
-
-
-def _lives(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True

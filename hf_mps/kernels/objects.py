@@ -21,6 +21,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from hf_mps.kernels import store
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.signature import Attribute, Binding, Member, Signature
@@ -63,7 +65,7 @@ class Objects:
         marker, gone = self._file(name).with_suffix(".compiling"), 0
         with contextlib.suppress(OSError, ValueError):
             process, gone = map(int, marker.read_text(encoding="ascii").split())
-            gone += process != os.getpid() and not _alive(process)
+            gone += process != os.getpid() and not psutil.pid_exists(process)
         if gone >= 2:
             raise NoRule(f"LLVM ended the processes that compiled {name}")
         with contextlib.suppress(OSError):
@@ -78,16 +80,6 @@ class Objects:
 
     def _file(self, name: str) -> Path:
         return self.folder / f"{name}.kernel"
-
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 @cache

@@ -27,9 +27,9 @@ class JointProjections(ModelCode):
     """Which layers belong together is read in the source of transformers' modules: `self.query(hidden_states)`.
 
     The weights and biases of such layers move into one piece of memory, in which each stays the parameter that it was;
-    so do layers that PEFT has put something around, and LoRA without
-    dropout is computed with them. Whatever is not as it should be, a hook that took a layer's place
-    or weights that lie elsewhere too, leaves the layers alone. Results differ by the rounding of a wider product.
+    so do layers that PEFT has put something around, and LoRA without dropout is computed with them. Whatever is not as
+    it should be, a hook that took a layer's place or weights that lie elsewhere too, leaves the layers alone. Results
+    differ by the rounding of a wider product.
     """
 
     name = "joint-projections"

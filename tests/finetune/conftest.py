@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import base64
+import os
 import re
 import shutil
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.finetune import tiny
 from tests.finetune.terminals import Terminal
-from tests.finetune.tiny import Command, Ended
+from tests.finetune.tiny import Command, Ended, Stop
 
 # A picture of one pixel, for runs whose pictures nobody looks at.
 PIXEL = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mP4DwABAQEAHLCMmQAAAABJRU5ErkJggg==")
@@ -86,3 +89,23 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("LINES", "40")
     return Terminal()
+
+
+@pytest.fixture
+def stop(monkeypatch: pytest.MonkeyPatch) -> Stop:
+    """Send this process a signal, SIGINT or `number`, in the middle of step `step` of the next training."""
+    from transformers import Trainer
+
+    training_step = Trainer.training_step
+
+    def at(step: int, number: int = signal.SIGINT) -> None:
+        def stepped(self: Any, *arguments: Any, **settings: Any) -> Any:
+            loss = training_step(self, *arguments, **settings)
+            if self.state.global_step == step - 1:
+                monkeypatch.setattr(Trainer, "training_step", training_step)
+                os.kill(os.getpid(), number)
+            return loss
+
+        monkeypatch.setattr(Trainer, "training_step", stepped)
+
+    return at

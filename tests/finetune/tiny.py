@@ -41,6 +41,7 @@ class Ended(NamedTuple):
 
 
 Command = Callable[..., Ended]
+Stop = Callable[..., None]
 
 
 def model(folder: Path) -> Path:

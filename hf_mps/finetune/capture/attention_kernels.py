@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
+from hf_mps.finetune.models import attention
 
 if TYPE_CHECKING:
     from hf_mps.finetune.recipe.schema import Recipe
@@ -100,8 +101,6 @@ def _lengths(plan: Plan, prepared: Prepared) -> list[int]:
 
 
 def _number(model: Any, name: str) -> int:
-    """Return a number of the model's configuration, that of its text part where it has several; 0 where it has none."""
-    config: Any = getattr(model, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    found = getattr(text, name, 0)
+    """Return a number of the model's configuration, 0 where it has none of that name."""
+    found = getattr(attention.text_config(model), name, 0)
     return found if isinstance(found, int) else 0

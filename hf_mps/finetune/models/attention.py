@@ -43,6 +43,12 @@ def give(prepared: Prepared, chosen: Choice[str] | None) -> None:
             raise UserError(f"attention is {chosen.value}, and {first_line(error)}") from error  # type: ignore[union-attr]
 
 
+def text_config(model: Any) -> Any:
+    """The configuration of a model, that of its text part where it has several; None where it has none."""
+    config: Any = getattr(model, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
 def of(prepared: Prepared) -> Iterator[Any]:
     """The models of transformers in what is trained, and in further ones that its trainer gets (a reference)."""
     import torch

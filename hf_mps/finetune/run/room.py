@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
+from hf_mps.finetune.models import attention
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 
 if TYPE_CHECKING:
@@ -72,7 +73,6 @@ def _widths(model: Any) -> int:
 
 def _heads(model: Any) -> int:
     """Heads of all layers; an encoder's and a decoder's, which attends twice."""
-    config: Any = getattr(model, "config", None)
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    config = attention.text_config(model)
     heads, layers = (getattr(config, name, None) or 16 for name in ("num_attention_heads", "num_hidden_layers"))
     return int(heads * layers * (3 if getattr(config, "is_encoder_decoder", False) else 1))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,29 +12,7 @@ from safetensors.numpy import load_file
 
 from tests.finetune import tiny
 from tests.finetune.run_files import results
-from tests.finetune.tiny import Command
-
-Stop = Callable[[int], None]
-
-
-@pytest.fixture
-def stop(monkeypatch: pytest.MonkeyPatch) -> Stop:
-    """Send this process a SIGINT in the middle of that step of the next training."""
-    from transformers import Trainer
-
-    training_step = Trainer.training_step
-
-    def at(step: int) -> None:
-        def stepped(self: Any, *arguments: Any, **settings: Any) -> Any:
-            loss = training_step(self, *arguments, **settings)
-            if self.state.global_step == step - 1:
-                monkeypatch.setattr(Trainer, "training_step", training_step)
-                os.kill(os.getpid(), signal.SIGINT)
-            return loss
-
-        monkeypatch.setattr(Trainer, "training_step", stepped)
-
-    return at
+from tests.finetune.tiny import Command, Stop
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,30 +18,8 @@ from hf_mps.finetune.run import run_dir
 from hf_mps.finetune.run.run_dir import RunDir
 from tests.finetune import tiny
 from tests.finetune.run_files import results
-from tests.finetune.tiny import Command
+from tests.finetune.tiny import Command, Stop
 from tests.snapshots import masked
-
-Stop = Callable[[int, int], None]
-
-
-@pytest.fixture
-def stop(monkeypatch: pytest.MonkeyPatch) -> Stop:
-    """Send this process `number` in the middle of step `step` of the next training."""
-    from transformers import Trainer
-
-    training_step = Trainer.training_step
-
-    def at(step: int, number: int) -> None:
-        def stepped(self: Any, *arguments: Any, **settings: Any) -> Any:
-            loss = training_step(self, *arguments, **settings)
-            if self.state.global_step == step - 1:
-                monkeypatch.setattr(Trainer, "training_step", training_step)
-                os.kill(os.getpid(), number)
-            return loss
-
-        monkeypatch.setattr(Trainer, "training_step", stepped)
-
-    return at
 
 
 def history(run: Path) -> list[dict[str, Any]]:

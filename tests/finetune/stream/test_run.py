@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from hf_mps.core import notices
 from tests.distributed.launching import launch
 from tests.finetune import builders, tiny
 from tests.finetune.run_files import results
-from tests.finetune.tiny import Command
+from tests.finetune.tiny import Command, Stop
 
 WORDS = [word for text in builders.TEXTS for word in text.split()]
 
@@ -67,28 +66,6 @@ def weights(run: Path) -> dict[str, Any]:
     return load_file(run / "model.safetensors")
 
 
-@pytest.fixture
-def stop(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Press Ctrl-C in the middle of a step of the next training."""
-    import os
-
-    from transformers import Trainer
-
-    training_step = Trainer.training_step
-
-    def at(step: int) -> None:
-        def stepped(self: Any, *arguments: Any, **settings: Any) -> Any:
-            loss = training_step(self, *arguments, **settings)
-            if self.state.global_step == step - 1:
-                monkeypatch.setattr(Trainer, "training_step", training_step)
-                os.kill(os.getpid(), signal.SIGINT)
-            return loss
-
-        monkeypatch.setattr(Trainer, "training_step", stepped)
-
-    return at
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -99,7 +76,7 @@ def stop(monkeypatch: pytest.MonkeyPatch) -> Any:
     ids=["blocks", "classes", "two-workers"],
 )
 def test_a_stopped_run_goes_on_with_the_very_next_batch(
-    place: Path, finetune: Command, stop: Any, words: tuple[str, ...]
+    place: Path, finetune: Command, stop: Stop, words: tuple[str, ...]
 ) -> None:
     import torch
 
@@ -119,7 +96,7 @@ def test_a_stopped_run_goes_on_with_the_very_next_batch(
     assert counts[0] == counts[1]
 
 
-def test_masks_are_drawn_anew_and_alike_in_a_resumed_run(place: Path, finetune: Command, stop: Any) -> None:
+def test_masks_are_drawn_anew_and_alike_in_a_resumed_run(place: Path, finetune: Command, stop: Stop) -> None:
     text = (place / "clm.yaml").read_text(encoding="utf-8").replace("causal-lm", "masked-lm").replace("gpt2", "model")
     text = text.replace("hold_out", "columns: {text: known}, hold_out")
     (place / "mlm.yaml").write_text(text, encoding="utf-8")
@@ -130,7 +107,7 @@ def test_masks_are_drawn_anew_and_alike_in_a_resumed_run(place: Path, finetune: 
     assert losses(place / "stopped") == losses(place / "whole")
 
 
-def test_other_readers_go_on_with_the_rows_that_are_left(place: Path, finetune: Command, stop: Any) -> None:
+def test_other_readers_go_on_with_the_rows_that_are_left(place: Path, finetune: Command, stop: Stop) -> None:
     stop(5)
     assert finetune("clm.yaml", "training.dataloader_num_workers=2", "output_dir=run").code == 130
     stored = (place / "run" / "recipe.yaml").read_text(encoding="utf-8")
@@ -249,7 +226,7 @@ def test_a_smoke_run_streams_too(place: Path, finetune: Command) -> None:
     assert "waited" in ended.out
 
 
-def test_changed_files_are_other_rows(place: Path, finetune: Command, stop: Any) -> None:
+def test_changed_files_are_other_rows(place: Path, finetune: Command, stop: Stop) -> None:
     stop(5)
     assert finetune("clm.yaml").code == 130
     corpus(place, "web-1", 151, 7)
