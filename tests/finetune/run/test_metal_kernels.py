@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.finetune.run.test_resume import history, stop  # noqa: F401  a fixture
+from tests.finetune.run.test_resume import history
 from tests.finetune.run_files import results
 from tests.finetune.tiny import Command
 from tests.kernels.conftest import RELEASE, fetched
