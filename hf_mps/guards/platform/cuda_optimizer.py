@@ -92,7 +92,7 @@ def _lacks(bits: int, *, paged: bool) -> str:
         # For 32 bits transformers' own words are right: once installed, it trains.
         what = "paged" if paged else "8-bit"
         return f"bitsandbytes is not installed, and has no {what} optimizers for mps" if paged or bits == 8 else ""
-    import bitsandbytes  # type: ignore[import-not-found]  # noqa: F401
+    import bitsandbytes  # noqa: F401
 
     if paged and not _pages():
         return "paged optimizers of the installed bitsandbytes need CUDA's managed memory, which Metal does not have"
@@ -110,7 +110,7 @@ def _pages() -> bool:
     From pull request #2069 on it is to be an ordinary tensor where there is no managed memory.
     """
     import torch
-    from bitsandbytes.optim.optimizer import Optimizer8bit  # type: ignore[import-not-found]
+    from bitsandbytes.optim.optimizer import Optimizer8bit
 
     try:
         Optimizer8bit.get_state_buffer(SimpleNamespace(is_paged=True), torch.empty(100_000, device="mps"))
