@@ -29,6 +29,8 @@ ROOMS = (
     "early",
     "doctor",
     "finetune",
+    "saved",
+    "export",
     "dryrun",
     "bench",
     "pytest_plugin",

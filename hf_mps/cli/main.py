@@ -17,6 +17,7 @@ from hf_mps.cli.kernels import kernels
 from hf_mps.cli.options import Debug, Version
 from hf_mps.cli.parity import parity
 from hf_mps.cli.plan import plan
+from hf_mps.cli.predict import predict
 from hf_mps.cli.recipes import recipes
 from hf_mps.core.errors import UserError, run_command
 
@@ -96,5 +97,6 @@ app.command()(config)
 app.command()(doctor)
 app.command()(parity)
 app.command()(plan)
+app.command()(predict)
 app.add_typer(kernels, name="kernels")
 app.add_typer(recipes, name="recipes")

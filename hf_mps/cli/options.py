@@ -31,6 +31,12 @@ Overrides = Annotated[
 Torch = Annotated[
     str | None, typer.Option("--torch", metavar="RELEASE", help="The PyTorch release. Default: the installed one.")
 ]
+SavedModel = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run's folder, one that save_pretrained wrote, or a name on the hub.")
+]
+SavedTask = Annotated[
+    str | None, typer.Option("--task", help="What a model without a run is for. Default: what its files tell.")
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show a failure's whole traceback.")]
 
 

@@ -86,7 +86,7 @@ def load(data: schema.Data, seed: int) -> dict[str, Rows]:
         found = streamed.load(data, seed, READ, splits_to_read(data))
         return {split: found[split] for split in (*SPLITS, *(other for other in found if other not in SPLITS))}
     columns = data.columns.roles()
-    found = {split: _narrow(sources.read(data, split, seed), columns, data) for split in splits_to_read(data)}
+    found = {split: _whole(sources.read(data, split, seed), columns, data) for split in splits_to_read(data)}
     if data.hold_out:
         found |= _held_out(found["train"], data.hold_out, seed, data.KEPT_TOGETHER)
     for split, rows in found.items():
@@ -96,8 +96,16 @@ def load(data: schema.Data, seed: int) -> dict[str, Rows]:
     return {split: found[split] for split in (*SPLITS, *(other for other in found if other not in SPLITS))}
 
 
-def _narrow(rows: Rows, columns: Mapping[str, str], data: schema.Data) -> Rows:
-    """Keep the task's columns under the names of their roles; refuse a missing column and a split without rows."""
+def _whole(rows: Rows, columns: Mapping[str, str], data: schema.Data) -> Rows:
+    """Return a split with the task's columns; refuse one without rows."""
+    narrowed = narrow(rows, columns, data)
+    if len(narrowed.dataset) == 0:
+        raise UserError(f"{rows.where}: {sources.NO_ROWS}")
+    return _note_empty(narrowed)
+
+
+def narrow(rows: Rows, columns: Mapping[str, str], data: schema.Data) -> Rows:
+    """Keep the `columns` ({role: column}) under the names of their roles. Raises UserError for a missing one."""
     dataset = _flattened(rows.dataset, columns)
     available = dataset.column_names
     for role, column in columns.items():
@@ -110,11 +118,9 @@ def _narrow(rows: Rows, columns: Mapping[str, str], data: schema.Data) -> Rows:
             if rows.textual:
                 way_on += ", or data.header=false where the first line is a row"
             raise UserError(f"{told} {', '.join(map(brief, available))}{nearest(column, available) or way_on}")
-    if len(dataset) == 0:
-        raise UserError(f"{rows.where}: {sources.NO_ROWS}")
     dataset = dataset.select_columns(list(dict.fromkeys(columns.values())))
     renamed = dataset.rename_columns({column: role for role, column in columns.items() if role != column})
-    return _note_empty(rows.with_columns(renamed))
+    return rows.with_columns(renamed)
 
 
 def _note_empty(rows: Rows) -> Rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ def read(data: schema.Data, split: str, seed: int) -> Rows:
     """Return one split's rows as their source has them, images and sound undecoded. Raises UserError."""
     sources = {"hub": _hub, "files": _file, "folder": _folder, "generated": _generated}
     rows = sources[data.source](data, split, seed)
-    return rows.with_columns(_undecoded(rows.dataset))
+    return rows.with_columns(undecoded(rows.dataset))
 
 
 def split_folder(data: schema.Data, split: str) -> Path:
@@ -64,38 +65,50 @@ def _file(data: schema.Data, split: str, seed: int) -> Rows:
     return _local(data, Path(name).expanduser(), name)
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How a file is read: its format, `make`, which goes through its rows, all that this depends on, and notes."""
+
+    kind: str
+    options: tuple[Any, ...]
+    make: Callable[[], cache.Tables]
+    notes: tuple[str, ...] = ()
+
+
 def _local(data: schema.Data, path: Path, name: str, further: Collection[str] = ()) -> Rows:
     """Return the rows of the file `path`, called `name` to a person, with `further` columns beside the task's."""
     kind = formats.kind(path)
     if kind == "parquet":
         return Rows(_parquet(path, name), name, folder=path.parent)
-    if kind == "text":
-        kind = data.TEXT
+    found = reading(data, path, name, data.TEXT if kind == "text" else str(kind), further)
+    dataset = cache.cached(path, found.options, found.make)
+    return Rows(dataset, name, textual=found.kind in TEXTUAL, folder=path.parent, notes=found.notes)
+
+
+def reading(data: schema.Data, path: Path, name: str, kind: str, further: Collection[str] = ()) -> Reading:
+    """Return how a file of the format `kind`, which is not parquet, is read for the columns of `data`.
+
+    Raises UserError for CoNLL's columns where the task has no words and tags.
+    """
     roles = data.columns.roles()
-    notes: tuple[str, ...] = ()
-    read_options: list[Any] = [kind]
-    make: Callable[[], cache.Tables]
     if kind in ("csv", "tsv"):
-        read_options.append(data.header)
-        make, notes = partial(csv.tables, path, name, header=data.header), csv.notes(path)
-    elif kind == "xlsx":
-        read_options.append(data.header)
-        make, notes = partial(spreadsheet.tables, path, name, header=data.header), spreadsheet.notes(path, name)
-    elif kind in ("json", "jsonl"):
+        make = partial(csv.tables, path, name, header=data.header)
+        return Reading(kind, (kind, data.header), make, csv.notes(path))
+    if kind == "xlsx":
+        make = partial(spreadsheet.tables, path, name, header=data.header)
+        return Reading(kind, (kind, data.header), make, spreadsheet.notes(path, name))
+    if kind in ("json", "jsonl"):
         # `translation.en` needs the column `translation`.
         wanted = {".".join(column.split(".")[:end]) for column in (*roles.values(), *further) for end in range(1, 9)}
-        read_options += [data.field, sorted(wanted)]
         make = partial(json_rows.tables, path, name, wanted, data.field)
-    elif kind == "conll":
+        return Reading(kind, (kind, data.field, sorted(wanted)), make)
+    if kind == "conll":
         if not {"words", "tags"} <= roles.keys():
             raise UserError(f"{name}: CoNLL files are for token-classification; allowed: {formats.allowed(PLAIN)}")
         defaults = type(data.columns)().roles()
-        read_options += [roles, defaults]
-        make, notes = partial(lines.sentences, path, name, roles, defaults), lines.notes(path, name, roles, defaults)
-    else:
-        make = partial(lines.texts, path, name)
-    dataset = cache.cached(path, read_options, make)
-    return Rows(dataset, name, textual=kind in TEXTUAL, folder=path.parent, notes=notes)
+        make = partial(lines.sentences, path, name, roles, defaults)
+        return Reading(kind, (kind, roles, defaults), make, lines.notes(path, name, roles, defaults))
+    return Reading(kind, (kind,), partial(lines.texts, path, name))
 
 
 def _folder(data: schema.Data, split: str, seed: int) -> Rows:
@@ -103,7 +116,7 @@ def _folder(data: schema.Data, split: str, seed: int) -> Rows:
     from datasets import Dataset
 
     place = split_folder(data, split)
-    column, files = _media(place)
+    column, files = media(place)
     for name in METADATA:
         if (place / name).is_file():
             return _described(data, place / name, column)
@@ -124,7 +137,7 @@ def _described(data: schema.Data, metadata: Path, column: str) -> Rows:
     return rows.with_columns(rows.dataset.rename_column(FILE_NAME, column))
 
 
-def _media(folder: Path) -> tuple[str, list[Path]]:
+def media(folder: Path) -> tuple[str, list[Path]]:
     """Return whether a folder holds images or sound, whichever is more frequent, and its files of that kind in order.
 
     Raises UserError where it holds neither.
@@ -200,7 +213,7 @@ def _pairs(path: Path, split: str) -> cache.Tables:
         yield rows.set_column(2, "label", rows["label"].cast(pyarrow.int64()))
 
 
-def _undecoded(dataset: Dataset) -> Dataset:
+def undecoded(dataset: Dataset) -> Dataset:
     """Leave images and sound as {"bytes", "path"}: a task decodes them itself, once, with what it has."""
     from datasets import Audio, Image
 

@@ -11,13 +11,14 @@ from hf_mps.core.text import first_line
 from hf_mps.step.attention import NAME
 
 if TYPE_CHECKING:
+    from hf_mps.finetune.tasks._answering import Answering
     from hf_mps.finetune.tasks._base import Prepared
 
 AUTO = "auto"
 SAID = "attention in the recipe"
 
 
-def choose(word: str, prepared: Prepared, needed: Choice[str] | None = None) -> Choice[str] | None:
+def choose(word: str, prepared: Prepared | Answering, needed: Choice[str] | None = None) -> Choice[str] | None:
     """The attention of a recipe whose key `attention` is `word`, or None for the one that the models have.
 
     `needed` is what the machine's memory asks for. Raises UserError where a model cannot have what the recipe says.
@@ -34,7 +35,7 @@ def choose(word: str, prepared: Prepared, needed: Choice[str] | None = None) -> 
     return Choice(word, SAID)
 
 
-def give(prepared: Prepared, chosen: Choice[str] | None) -> None:
+def give(prepared: Prepared | Answering, chosen: Choice[str] | None) -> None:
     """Set what was chosen. Raises UserError where transformers refuses it."""
     for model in of(prepared) if chosen is not None else ():
         try:
@@ -49,7 +50,7 @@ def text_config(model: Any) -> Any:
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-def of(prepared: Prepared) -> Iterator[Any]:
+def of(prepared: Prepared | Answering) -> Iterator[Any]:
     """The models of transformers in what is trained, and in further ones that its trainer gets (a reference)."""
     import torch
     from transformers import PreTrainedModel

@@ -27,14 +27,17 @@ def probabilities(logits: Any) -> Any:
     return powers / powers.sum(axis=-1, keepdims=True)
 
 
-def rows(inputs: Sequence[Mapping[str, Any]], truths: Sequence[int], logits: Any, names: Sequence[str]) -> list[Row]:
+def rows(
+    inputs: Sequence[Mapping[str, Any]], truths: Sequence[int] | None, logits: Any, names: Sequence[str]
+) -> list[Row]:
     """Return each row's inputs, its true class, the predicted class and that class's probability.
 
-    `logits` has shape (rows, classes), `truths` holds class ids.
+    `logits` has shape (rows, classes), `truths` holds class ids, None for rows without.
     """
     shares = probabilities(logits)
     answers = shares.argmax(axis=-1)
+    known = [{}] * len(answers) if truths is None else [{"label": names[truth]} for truth in truths]
     return [
-        {**given, "label": names[truth], "prediction": names[answer], "probability": round(float(share[answer]), 4)}
-        for given, truth, answer, share in zip(inputs, truths, answers, shares, strict=True)
+        {**given, **truth, "prediction": names[answer], "probability": round(float(share[answer]), 4)}
+        for given, truth, answer, share in zip(inputs, known, answers, shares, strict=True)
     ]

@@ -63,10 +63,11 @@ def text(rows: Iterable[Mapping[str, Any]]) -> str:
     lines = csv.DictWriter(written, names, lineterminator="\n")
     lines.writeheader()
     for row in rows:
-        lines.writerow({name: _cell(value) for name, value in row.items()})
+        lines.writerow({name: cell(value) for name, value in row.items()})
     return written.getvalue()
 
 
-def _cell(value: Any) -> Any:
+def cell(value: Any) -> Any:
+    """Return a value as a csv has it: lists and dicts as JSON."""
     simple = plain(value)
     return json.dumps(simple, ensure_ascii=False) if isinstance(simple, (list, dict)) else simple

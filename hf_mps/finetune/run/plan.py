@@ -72,7 +72,7 @@ def decide(
     said = {key: value for key, value in recipe.training.items() if value is not None}
     training = prepared.arguments_defaults | room.training | said
     choices: dict[str, Choice[Any]] = dict(prepared.choices)
-    choices["precision"], mixed = _precision(training, chosen.value)
+    choices["precision"], mixed = precision_of(training, chosen.value)
     if (sharded := sharding.choose(recipe, training, prepared, chosen.value)) is not None:
         choices[sharding.KEY] = sharded
         training |= sharding.arguments(training, prepared.model)
@@ -128,8 +128,8 @@ def _setting(training: Mapping[str, Any], key: str, default: Any, reason: str) -
     return Choice(training[key], SAID) if key in training else Choice(default, reason)
 
 
-def _precision(training: dict[str, Any], device_type: str) -> tuple[Choice[str], dict[str, Any]]:
-    """Choose fp32, bf16 or fp16, with the arguments for Trainer."""
+def precision_of(training: Mapping[str, Any], device_type: str) -> tuple[Choice[str], dict[str, Any]]:
+    """Choose fp32, bf16 or fp16, with the arguments for Trainer. Raises UserError for one that the device lacks."""
     from hf_mps.device import precision
 
     chosen = [name for name in ("bf16", "fp16") if training.get(name)]

@@ -143,7 +143,7 @@ def _train(run: PreparedRun, run_dir: RunDir) -> RunRecord:
             trainer.save_model(str(run_dir.staging))
         ranks.from_main(run_dir.publish)
 
-    with _expected_operators(recipe.fallback):
+    with expected_operators(recipe.fallback):
         trained = train_and_measure(plan, prepared, trainer, watch, run_dir.checkpoint, keep)
     if captured is not None:
         plan.choices[capture.KEY] = captured.outcome()
@@ -164,7 +164,7 @@ def _loading(resolved: ResolvedRecipe) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _expected_operators(operators: Sequence[str]) -> Iterator[None]:
+def expected_operators(operators: Sequence[str]) -> Iterator[None]:
     """Suppress the warnings of operators that the recipe names; the ledger counts them all the same."""
     from hf_mps.fallback.warnings import MetalFallbackWarning
 

@@ -123,7 +123,7 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int
                 **prepared.trainer_settings,
             )
     except REFUSALS as error:
-        raise _refused(error) from error
+        raise refused(error) from error
     links.compress(trainer, plan.choices)
     evaluation.every_row(trainer)
     if prepared.stream is not None:
@@ -155,14 +155,19 @@ def training_arguments(plan: Plan, prepared: Prepared) -> Any:
     try:
         made = (prepared.arguments or TrainingArguments)(**plan.arguments)
     except REFUSALS as error:
-        raise _refused(error) from error
+        raise refused(error) from error
     optimization.refuse_unusable(made, prepared.model, plan.choices["steps"].value, plan.arguments)
-    if made.n_gpu > 1:  # one process, one GPU, as the choice `gpus` says; Trainer reads what it found once
-        made._n_gpu = 1
-    return made
+    return one_gpu(made)
 
 
-def _refused(error: Exception) -> UserError:
+def one_gpu(arguments: Any) -> Any:
+    """Return the training arguments, for one process and one GPU, as the choice `gpus` says."""
+    if arguments.n_gpu > 1:  # Trainer reads what it found once
+        arguments._n_gpu = 1
+    return arguments
+
+
+def refused(error: Exception) -> UserError:
     return UserError(f"training: transformers refuses it: {first_line(error)}")
 
 

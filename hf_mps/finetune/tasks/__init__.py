@@ -6,6 +6,13 @@ A task's module offers
 - `prepare(recipe, rows, checkpoint, device)`, which returns `hf_mps.finetune.tasks._base.Prepared`;
 - `smoke_rows(recipe, folder)`, a few generated rows of each split ({"train": […], "validation": […]}) under the names
   of the recipe's own columns, as JSON holds them; files that rows name (images, sound) are written into `folder`;
+- `answer(recipe, checkpoint, chosen, device)`, which returns `hf_mps.finetune.tasks._answering.Answering`: how a saved
+  model answers rows without their labels. `checkpoint` opens the saved model (with its adapter, where it is one) as
+  `prepare`'s opens a fresh one; `recipe` is that of its run, or the task's defaults where a model comes without one;
+  `chosen` holds what the run chose, by the names of `Prepared.choices` and as results.json has the values, and is empty
+  where a model comes without a run. Rows are made into features by the functions that `prepare` uses;
+- `TRUTH`, the roles that only rows with labels have, and `OPTIONAL`, those that a row to be answered may lack beside
+  them (`input` of Alpaca's); both are left out where there are none;
 - `ARGUMENTS`, only where it trains with a subclass of TrainingArguments: its file's path inside site-packages and the
   class ("transformers/training_args_seq2seq.py", "Seq2SeqTrainingArguments");
 - `SETTLED`, only where it sets fields of those arguments itself: {field: where the recipe says it, or why not at all}.

@@ -15,6 +15,7 @@ from hf_mps.core.errors import UserError, brief
 from hf_mps.finetune.data import labels, load, synthetic
 from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
+from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import lengths, tokens
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
+TRUTH = ("label",)
 
 
 class Columns(schema.Columns):
@@ -114,6 +116,30 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     )
 
 
+def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], device: str) -> Answering:
+    """Return how a saved classifier answers. Raises UserError for a checkpoint that cannot be used."""
+    import transformers
+
+    tokenizer, config = checkpoint.tokenizer(), checkpoint.config()
+    classes, content = labels.kept(config), tokens.digest(tokenizer)
+    length = lengths.kept(recipe, chosen, tokenizer, config)
+    lent = tokens.set_pad_token(tokenizer, config)
+    model, weights = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
+
+    def answers(trainer: Any, rows: Rows) -> list[dict[str, Any]]:
+        features = _tokenised(rows, tokenizer, content, length.value.longest, None)
+        return _predicted(rows, trainer.predict(features), classes)
+
+    return Answering(
+        model=model,
+        processing_class=tokenizer,
+        collator=length.value.collator(transformers.DataCollatorWithPadding(tokenizer), tokenizer),
+        answers=answers,
+        choices={"model": weights, "lengths": length, "labels": labels.described(classes), **lent},
+        trainer_settings={"preprocess_logits_for_metrics": classification.keep_logits},
+    )
+
+
 def _metrics(found: labels.Labels) -> list[str]:
     """Return what is measured where the recipe does not say."""
     if not found.names:
@@ -130,8 +156,8 @@ def _baseline(measured: metrics.Metrics, features: dict[str, Dataset], found: la
     )
 
 
-def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, classes: labels.Labels) -> Dataset:
-    """Return the features of one split."""
+def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, classes: labels.Labels | None) -> Dataset:
+    """Return the features of one split; without `classes` those of rows without a label."""
     from datasets import ClassLabel, Features, List, Value
 
     roles = _texts(rows)
@@ -140,25 +166,27 @@ def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, classes: 
 
     def encode(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, Any]:
         texts = [tokens.texts(rows, role, batch, indices) for role in roles]
-        return _encoded(tokenizer, longest, classes, texts, batch["label"])
+        return _encoded(tokenizer, longest, classes, texts, batch.get("label", ()))
 
     # Features said outright, and a new column for the ids: a `map` that overwrites a text column with integers casts
     # them back to text, and Metal refuses the float64 that a plain Python float would become on the way.
-    label = ClassLabel(names=list(classes.names)) if classes.names else Value("float32")
+    label = {}
+    if classes is not None:
+        label = {"labels": ClassLabel(names=list(classes.names)) if classes.names else Value("float32")}
     return tokens.map_cached(
         rows,
         encode,
         content=content,
-        key=("text-classification", longest, roles, classes.names, classes.keys),
-        features=Features({**{name: List(Value("int32")) for name in inputs}, "labels": label}),
+        key=("text-classification", longest, roles, classes and (classes.names, classes.keys)),
+        features=Features({**{name: List(Value("int32")) for name in inputs}, **label}),
     )
 
 
 def _encoded(
-    tokenizer: Any, longest: int, classes: labels.Labels, texts: Sequence[list[str]], raw_labels: Sequence[Any]
+    tokenizer: Any, longest: int, classes: labels.Labels | None, texts: Sequence[list[str]], raw_labels: Sequence[Any]
 ) -> dict[str, Any]:
     encoded = tokenizer(*texts, truncation=True, max_length=longest)
-    return {**encoded, "labels": [classes.encode(raw) for raw in raw_labels]}
+    return {**encoded, **({"labels": [classes.encode(raw) for raw in raw_labels]} if classes else {})}
 
 
 def _streamed(rows: Rows, sample: Dataset, tokenizer: Any, longest: int, classes: labels.Labels) -> Any:
@@ -189,14 +217,16 @@ def _answers(evaluated: Any, found: labels.Labels) -> Any:
 
 
 def _predicted(rows: Rows, evaluated: Any, found: labels.Labels) -> list[dict[str, Any]]:
-    """Return the rows of predictions.csv."""
+    """Return the rows of predictions.csv, without the truth where the rows have none."""
     inputs = list(rows.dataset.select_columns(_texts(rows)))
     if found.names:
         return classification.rows(
             inputs, evaluated.label_ids, classification.logits_of(evaluated.predictions), found.names
         )
-    numbers = zip(inputs, evaluated.label_ids, _answers(evaluated, found), strict=True)
-    return [{**given, "label": float(truth), "prediction": float(answer)} for given, truth, answer in numbers]
+    truths = evaluated.label_ids
+    known = [{}] * len(inputs) if truths is None else [{"label": float(truth)} for truth in truths]
+    numbers = zip(inputs, known, _answers(evaluated, found), strict=True)
+    return [{**given, **truth, "prediction": float(answer)} for given, truth, answer in numbers]
 
 
 def _figures(predicted: Sequence[Mapping[str, Any]], found: labels.Labels) -> Mapping[str, bytes]:

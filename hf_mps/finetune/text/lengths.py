@@ -34,6 +34,10 @@ Padding = Literal["list", "longest", "max_length"]
 SHAPES = 8
 STEP = 8
 DEFAULT = 128
+# More positions than any model has: what tokenizers and configurations without a limit are taken to allow.
+UNLIMITED = 2**31
+# Tokens that a saved model without a run and without a limit (T5) reads of a row: what T5 was pretrained on.
+UNSAID = 512
 
 
 class Padded(schema.Recipe):
@@ -122,6 +126,21 @@ def limit(recipe: Padded, tokenizer: Any, config: Any, default: int = DEFAULT) -
     return longest
 
 
+def kept(
+    recipe: Padded, chosen: Mapping[str, Any], tokenizer: Any, config: Any, name: str = "lengths"
+) -> Choice[Lengths]:
+    """Return what a saved model's rows are cut and padded to: what its run chose under `name`.
+
+    `chosen` are the values of that run's choices. A model without a run reads as many tokens as it has positions, or
+    UNSAID where it knows no limit, in steps of STEP. Raises UserError as `limit`.
+    """
+    if isinstance(said := chosen.get(name), Mapping):
+        return Choice(Lengths(**{**said, "shapes": tuple(said["shapes"])}), "those of its run")
+    positions = _positions(tokenizer, config)
+    longest = limit(recipe, tokenizer, config, positions if positions < UNLIMITED else UNSAID)
+    return Choice(Lengths(longest, "list"), "its positions" if recipe.max_length is None else "max_length")
+
+
 def decide(
     recipe: Padded,
     counts: Sequence[int],
@@ -186,7 +205,7 @@ def _why(listed: Lengths, counts: Sequence[int], batch: int, alike: bool) -> str
 def _positions(tokenizer: Any, config: Any) -> int:
     """Return the positions that tokenizer and configuration allow; either may know no limit."""
     numbers = [getattr(tokenizer, "model_max_length", None), getattr(config, "max_position_embeddings", None)]
-    return min((int(number) for number in numbers if number and number > 0), default=2**31)
+    return min((int(number) for number in numbers if number and number > 0), default=UNLIMITED)
 
 
 def _round_up(number: int, multiple: int) -> int:

@@ -1,0 +1,1 @@
+"""A saved model, written for others: merged, for other runtimes, for the hub."""

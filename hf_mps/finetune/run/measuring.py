@@ -1,0 +1,97 @@
+"""A trainer that trains nothing: it measures and answers as the trainer of a run does, for models that are saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.finetune.models import attention
+from hf_mps.finetune.recipe.schema import Recipe
+from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
+from hf_mps.finetune.run import checks, evaluation
+from hf_mps.finetune.run.plan import precision_of
+from hf_mps.finetune.run.train import REFUSALS, one_gpu, refused
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.tasks._answering import Answering
+    from hf_mps.finetune.tasks._base import Prepared
+
+# Beginnings of arguments that say how weights change and what is kept of them: nothing here does either.
+OF_TRAINING = (
+    *("max_steps", "num_train", "warmup", "lr_scheduler", "optim", "learning_rate", "weight_decay", "adam_"),
+    *("max_grad", "gradient_", "activation_checkpointing", "neftune", "fsdp", "torch_compile", "auto_find"),
+    *("save_", "load_best", "metric_for_best", "greater_is_better", "resume_from", "restore_callback", "logging_"),
+    *("eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "report_to", "run_name", "train_sampling"),
+    *("dataloader_drop_last", "dataloader_persistent", "dataloader_num_workers", "batch_sampler", "use_cpu"),
+)
+EVALUATED = "per_device_eval_batch_size"
+
+
+def trainer(
+    made: Prepared | Answering,
+    recipe: Recipe,
+    device: Choice[str],
+    folder: Path,
+    chosen: Mapping[str, Any],
+    batch: int | None = None,
+) -> tuple[Any, dict[str, Choice[Any]]]:
+    """Return the task's trainer for `made` on `device`, and what was chosen for it: precision and batch.
+
+    `chosen` are the values of the run's own choices; batches are as large as those of its evaluations, so that the
+    answers are equal to the last bit. Nothing is written but an empty `folder`. Raises UserError for arguments that
+    transformers refuses and a precision that the device lacks.
+    """
+    from transformers import Trainer, TrainingArguments
+
+    said = {key: value for key, value in recipe.training.items() if value is not None}
+    if device.value != "cuda":
+        said = {key: value for key, value in said.items() if key not in checks.CUDA_ALONE}
+    said = {key: value for key, value in said.items() if not key.startswith(OF_TRAINING)}
+    precision, mixed = precision_of(said, device.value)
+    size = _batch(said, chosen, batch)
+    defaults = {key: value for key, value in made.arguments_defaults.items() if not key.startswith(OF_TRAINING)}
+    ours = {
+        **{"output_dir": str(folder), "report_to": "none", "disable_tqdm": True, "seed": recipe.seed},
+        **{"eval_strategy": "no", "save_strategy": "no", "use_cpu": device.value == "cpu"},
+        EVALUATED: size.value,
+    }
+    attention.give(made, attention.choose(recipe.attention, made))
+    try:
+        pinned = {"dataloader_pin_memory": device.value == "cuda"}
+        arguments = (made.arguments or TrainingArguments)(**(pinned | defaults | mixed | said | ours))
+        built = (made.trainer or Trainer)(
+            model=made.model,
+            args=one_gpu(arguments),
+            data_collator=made.collator,
+            processing_class=made.processing_class,
+            **_for_measuring(made),
+            **made.trainer_settings,
+        )
+    except REFUSALS as error:
+        raise refused(error) from error
+    evaluation.every_row(built)
+    return built, {"precision": precision, "batch": size}
+
+
+def _batch(said: Mapping[str, Any], chosen: Mapping[str, Any], asked: int | None) -> Choice[int]:
+    if asked is not None:
+        return Choice(asked, "--batch")
+    if EVALUATED in said:
+        return Choice(said[EVALUATED], f"training.{EVALUATED} in the recipe")
+    trained = chosen.get("batch")
+    size = max(trained if isinstance(trained, int) else 0, DEFAULT_BATCH)
+    return Choice(size, "as in the evaluations of its run" if trained else "the size of a run's evaluations")
+
+
+def _for_measuring(made: Prepared | Answering) -> dict[str, Any]:
+    """Return the trainer's keywords that only rows with labels need."""
+    if not hasattr(made, "splits"):
+        return {}
+    return {
+        "train_dataset": made.at_hand,
+        "eval_dataset": made.validation,
+        "compute_metrics": made.compute_metrics,
+        "callbacks": [],
+    }

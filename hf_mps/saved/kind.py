@@ -1,0 +1,69 @@
+"""Which task a saved model was made for, told by its configuration where no run tells it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError, nearest
+from hf_mps.finetune import tasks
+from hf_mps.finetune.models.checkpoint import TOKENIZER, Checkpoint
+
+# How the names of transformers' classes end, and the task of ours that they are for. Longer ends stand first.
+ARCHITECTURES = {
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForMultipleChoice": "multiple-choice",
+    "ForImageClassification": "image-classification",
+    "ForCTC": "speech-recognition",
+    "ForMaskedLM": "masked-lm",
+    "MTModel": "translation",
+    "M2M100ForConditionalGeneration": "translation",
+    "ForConditionalGeneration": "summarization",
+    "ForCausalLM": "causal-lm",
+    "LMHeadModel": "causal-lm",
+}
+SENTENCES = "modules.json"
+"""The file of sentence-transformers' models."""
+TEMPLATE = "chat_template.jinja"
+
+
+def of(checkpoint: Checkpoint, asked: str | None = None) -> Choice[str]:
+    """Return the task of a saved model, and what tells it; `asked` is a person's own word for it.
+
+    Raises UserError for a task that there is not, and for a configuration that names no class that a task is for.
+    """
+    names = tasks.names()
+    if asked is not None:
+        if asked not in names:
+            raise UserError(f"--task {asked} is no task; allowed: {', '.join(names)}{nearest(asked, names)}")
+        return Choice(asked, "--task")
+    folder = checkpoint._folder()
+    if folder is not None and (folder / SENTENCES).is_file():
+        return Choice("sentence-embeddings", f"its {SENTENCES} is sentence-transformers'")
+    classes = checkpoint.stored_config().get("architectures") or _of_the_hub(checkpoint)
+    for name in map(str, classes):
+        task = next((task for end, task in ARCHITECTURES.items() if name.endswith(end)), None)
+        if task == "causal-lm" and folder is not None and _chats(folder):
+            return Choice("sft", f"its configuration names {name}, and its tokenizer has a chat template")
+        if task is not None:
+            return Choice(task, f"its configuration names {name}")
+    named = ", ".join(map(str, classes)) or "no class"
+    raise UserError(f"{checkpoint.name}: its configuration names {named}, which tells no task; next: --task TASK")
+
+
+def _of_the_hub(checkpoint: Checkpoint) -> list[str]:
+    """Return the classes that a configuration names whose file is not here yet: it is fetched."""
+    return [] if checkpoint.local else list(getattr(checkpoint.config(), "architectures", None) or ())
+
+
+def _chats(folder: Path) -> bool:
+    """Whether the tokenizer in `folder` has a chat template, in a file of its own or among its settings."""
+    if (folder / TEMPLATE).is_file():
+        return True
+    try:
+        return bool(json.loads((folder / TOKENIZER).read_text(encoding="utf-8")).get("chat_template"))
+    except (OSError, ValueError, AttributeError):
+        return False

@@ -1,0 +1,121 @@
+"""A saved model's answers to rows without labels: as predictions.csv has them, batch by batch, to a file or stdout."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from hf_mps.core import status
+from hf_mps.core.errors import RunError, UserError, neighbour
+from hf_mps.core.files import plain
+from hf_mps.core.text import counted, duration
+from hf_mps.finetune.report.predictions import cell
+from hf_mps.saved import ready, rows
+from hf_mps.saved.run import SavedRun
+
+FORMATS = ("csv", "jsonl")
+
+
+def predict(
+    run: SavedRun, source: str, out: Path | None = None, *, kind: str | None = None, batch: int | None = None
+) -> int:
+    """Answer the rows of `source` (a file, a folder of pictures or sound, `-`) and return how many there were.
+
+    The answers go to `out`, which appears once all are there, or to stdout as they come; as csv or jsonl (`kind`; by
+    default what `out` is called, and csv). At most `batch` rows are computed at once. Raises UserError for rows, files
+    and models that cannot be used, RunError for a failure of the machine.
+    """
+    kind = _kind(kind, out)
+    began, read = 0.0, 0
+    with rows.opened(run, source) as given, ready.answering(run, batch) as model, _written(out) as file:
+        write = Writer(file, kind)
+        began = time.monotonic()
+        with status.shown("answering …"):
+            for some in given.batches(model.answering.at_a_time):
+                write(model.answering.answers(model.trainer, some))
+                read += len(some.dataset)
+                status.now(f"answered {read:,} rows, {read / max(time.monotonic() - began, 1e-9):,.0f} a second …")
+    seconds = time.monotonic() - began
+    where = f" in {out}" if out is not None else ""
+    speed = f"{read / seconds:,.1f} a second" if seconds > 0 else ""
+    print(f"hf-mps: {counted(read, 'row')} answered in {duration(seconds)}, {speed}{where}", file=sys.stderr)
+    return read
+
+
+class Writer:
+    """Writes answers as csv, under the names of the first ones' keys, or as JSON lines; what came is there at once."""
+
+    def __init__(self, file: IO[str], kind: str) -> None:
+        self._file = file
+        self._kind = kind
+        self._csv: Any = None
+
+    def __call__(self, answers: Any) -> None:
+        """Write some rows. Raises RunError for a key that the first ones did not have."""
+        some = [dict(answer) for answer in answers]
+        if self._kind == "jsonl":
+            for answer in some:
+                self._file.write(json.dumps(plain(answer), ensure_ascii=False) + "\n")
+        elif some:
+            self._as_csv(some)
+        self._file.flush()
+
+    def _as_csv(self, some: list[dict[str, Any]]) -> None:
+        if self._csv is None:
+            names = list(dict.fromkeys(name for answer in some for name in answer))
+            self._csv = csv.DictWriter(self._file, names, lineterminator="\n")
+            self._csv.writeheader()
+        try:
+            self._csv.writerows({name: cell(value) for name, value in answer.items()} for answer in some)
+        except ValueError as error:  # a later row with a column more
+            raise RunError(f"a csv has the columns of its first rows: {error}; next: --format jsonl") from error
+
+
+def _kind(asked: str | None, out: Path | None) -> str:
+    """Return csv or jsonl. Raises UserError for any other word, and for a file that exists or cannot be made."""
+    named = out.suffix.lower().removeprefix(".") if out is not None else ""
+    kind = asked or (named if out is not None else FORMATS[0])
+    if kind not in FORMATS:
+        came = f"--format {asked}" if asked else f"--out {out}: the name ends in {named and '.'}{named or 'nothing'}"
+        raise UserError(f"{came}; allowed: {', '.join(FORMATS)}" + ("" if asked else ", or --format"))
+    if out is not None:
+        if out.exists():
+            raise UserError(f"--out {out} is there already, and nothing is overwritten; next: another name")
+        if not out.absolute().parent.is_dir():
+            raise UserError(f"--out {out}: there is no such folder{neighbour(out.absolute().parent)}")
+    return kind
+
+
+@contextmanager
+def _written(out: Path | None) -> Iterator[IO[str]]:
+    """Give a file that is `out` once the context ended well, else not there; without `out` it is stdout."""
+    if out is None:
+        yield sys.stdout
+        return
+    hidden = out.with_name(f".{out.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        with hidden.open("x", encoding="utf-8", newline="") as file:
+            yield file
+        _take_place(hidden, out)
+    finally:
+        with contextlib.suppress(OSError):
+            hidden.unlink()
+
+
+def _take_place(hidden: Path, out: Path) -> None:
+    """Give the finished file its name. Raises UserError where another file has taken it meanwhile."""
+    try:
+        os.link(hidden, out)  # unlike a rename, it takes no other file's place
+    except FileExistsError as error:
+        raise UserError(f"--out {out} is there by now, and nothing is overwritten; next: another name") from error
+    except OSError:  # a file system without links
+        hidden.rename(out)
