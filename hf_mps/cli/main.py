@@ -12,6 +12,7 @@ from hf_mps.cli.audit import audit
 from hf_mps.cli.bench import bench
 from hf_mps.cli.config import config
 from hf_mps.cli.doctor import doctor
+from hf_mps.cli.evaluate import evaluate
 from hf_mps.cli.finetune import finetune, swept
 from hf_mps.cli.kernels import kernels
 from hf_mps.cli.options import Debug, Version
@@ -95,6 +96,7 @@ app.command()(audit)
 app.command()(bench)
 app.command()(config)
 app.command()(doctor)
+app.command()(evaluate)
 app.command()(parity)
 app.command()(plan)
 app.command()(predict)

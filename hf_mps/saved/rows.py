@@ -135,7 +135,7 @@ def _columns(run: SavedRun) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the columns that are read by their roles, and the roles among them that may be missing."""
     module = run.module
     truth, optional = getattr(module, "TRUTH", ()), tuple(getattr(module, "OPTIONAL", ()))
-    roles = run.recipe.data.columns.roles()
+    roles = getattr(module, "ASKED", {}) | run.recipe.data.columns.roles()
     return {role: column for role, column in roles.items() if role not in truth}, optional
 
 
@@ -181,6 +181,7 @@ def _told_by_its_first_line(path: Path, columns: list[str]) -> str:
 def _text_column(rows: Input) -> str:
     """Return the column that a line of text is. Raises UserError where a row has several."""
     needed = [column for role, column in rows.columns.items() if role not in rows.optional]
+    needed = needed or list(rows.columns.values())[:1]
     if len(needed) != 1:
         named = ", ".join(map(brief, needed))
         raise UserError(f"{rows.name}: a line of text is one column, and a row has {named}; allowed: csv, jsonl")

@@ -25,7 +25,8 @@ from hf_mps.saved import adapter, kind
 # The rows of a model without a run: `predict` brings its own, `evaluate` asks for them.
 NOWHERE = "no-rows"
 # What a recipe says of its training alone, at the values that leave a saved model as it is.
-TRAINED = {"lora": None, "packing": False, "model_type": None, "chat_template": None, "config_overrides": {}}
+TRAINED: dict[str, Any] = {"lora": None, "packing": False, "model_type": None, "chat_template": None}
+TRAINED |= {"config_overrides": {}}
 
 
 @dataclass(frozen=True)

@@ -75,8 +75,10 @@ def refuse_unread(rows: Mapping[str, Rows], read: Collection[str], task: str) ->
             raise UserError(f"data names a split {split}, which {task} does not measure; allowed: {', '.join(SPLITS)}")
 
 
-def load(data: schema.Data, seed: int) -> dict[str, Rows]:
+def load(data: schema.Data, seed: int, only: Collection[str] = ()) -> dict[str, Rows]:
     """Return the rows of `train`, `validation` and any further split, with its columns renamed to their roles.
+
+    Of the splits `only` those named are returned, and no others read than these come from.
 
     Columns keep their types: lists and dicts of JSON, Parquet and the hub arrive as they are, and `translation.en`
     names a key of a column of dicts. A csv is text throughout. Images and sound are not decoded, see `Rows.content`.
@@ -86,14 +88,17 @@ def load(data: schema.Data, seed: int) -> dict[str, Rows]:
         found = streamed.load(data, seed, READ, splits_to_read(data))
         return {split: found[split] for split in (*SPLITS, *(other for other in found if other not in SPLITS))}
     columns = data.columns.roles()
-    found = {split: _whole(sources.read(data, split, seed), columns, data) for split in splits_to_read(data)}
-    if data.hold_out:
+    wanted = {*only, *(("train",) if data.hold_out and "validation" in only else ())}
+    read = [split for split in splits_to_read(data) if not only or split in wanted]
+    found = {split: _whole(sources.read(data, split, seed), columns, data) for split in read}
+    if data.hold_out and "train" in found:
         found |= _held_out(found["train"], data.hold_out, seed, data.KEPT_TOGETHER)
     for split, rows in found.items():
         limit = data.rows.train if split == "train" else data.rows.validation
         if limit and limit < len(rows.dataset):
             found[split] = rows.sample(_shuffled(len(rows.dataset), seed)[:limit])
-    return {split: found[split] for split in (*SPLITS, *(other for other in found if other not in SPLITS))}
+    ordered = (*SPLITS, *(other for other in found if other not in SPLITS))
+    return {split: found[split] for split in ordered if split in found and (not only or split in only)}
 
 
 def _whole(rows: Rows, columns: Mapping[str, str], data: schema.Data) -> Rows:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import wave
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import gcd
@@ -171,6 +171,13 @@ class Durations(Lengths):
         return max(width, self.target(-(-width // self.hop)) * self.hop)
 
 
+def kept(chosen: Mapping[str, Any], hop: int, rate: int) -> Choice[Durations]:
+    """Return what a saved model's batches are padded to: what its run chose, or the batch's longest row."""
+    if isinstance(said := chosen.get("lengths"), Mapping) and "hop" in said:
+        return Choice(Durations(**{**said, "shapes": tuple(said["shapes"])}), "those of its run")
+    return Choice(Durations(0, "longest", hop=hop, rate=rate), "a model without a run")
+
+
 def durations(recipe: Recipe, counts: Sequence[int], others: Sequence[int], hop: int, rate: int) -> Choice[Durations]:
     """Choose what batches of sound are padded to, from the frames of each training row and of `others`."""
     summary = f"half of the rows within {sorted(counts)[len(counts) // 2] * hop / rate:.1f} seconds"
@@ -186,13 +193,13 @@ def durations(recipe: Recipe, counts: Sequence[int], others: Sequence[int], hop:
 
 
 class Sounds:
-    """Rows for Trainer, decoded on access: `input_values` as the extractor makes them, and `labels`.
+    """Rows for Trainer, decoded on access: `input_values` as the extractor makes them, and `labels` if there are any.
 
     Decoded sound is some twenty times as large as a compressed file, so none is kept in memory. `kept` are the numbers
     of the rows that take part.
     """
 
-    def __init__(self, rows: Rows, labels: Sequence[Sequence[int]], kept: Sequence[int], extractor: Any) -> None:
+    def __init__(self, rows: Rows, labels: Sequence[Sequence[int]] | None, kept: Sequence[int], extractor: Any) -> None:
         self._rows = rows
         self._labels = labels
         self._kept = kept
@@ -206,7 +213,7 @@ class Sounds:
         rate = self._extractor.sampling_rate
         sound = read(self._rows, row, rate)
         values = self._extractor(sound, sampling_rate=rate)["input_values"][0]
-        return {"input_values": values, "labels": self._labels[row]}
+        return {"input_values": values} | ({"labels": self._labels[row]} if self._labels is not None else {})
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return map(self.__getitem__, range(len(self)))
@@ -217,6 +224,8 @@ def collate(extractor: Any, width: int, features: Sequence[dict[str, Any]]) -> d
     import torch
 
     batch = extractor.pad([{"input_values": row["input_values"]} for row in features], return_tensors="pt")
+    if "labels" not in features[0]:
+        return dict(batch)
     labels = [torch.tensor(row["labels"], dtype=torch.long) for row in features]
     longest = max(width, *map(len, labels))
     padded = torch.full((len(labels), longest), IGNORED, dtype=torch.long)

@@ -47,14 +47,14 @@ class Augmentation(schema.Section):
 
 
 class Images:
-    """A split for Trainer: rows of `pixel_values`, float32 of shape (3, height, width), and `labels`.
+    """A split for Trainer: rows of `pixel_values`, float32 of shape (3, height, width), and `labels` where it has any.
 
     The augmentation of a row depends on seed, epoch and row alone: a resumed run sees the images that it would have
     seen, with any number of worker processes.
     """
 
     def __init__(
-        self, rows: Rows, labels: Sequence[int], processor: Any, augment: Augmentation | None, seed: int
+        self, rows: Rows, labels: Sequence[int] | None, processor: Any, augment: Augmentation | None, seed: int
     ) -> None:
         import torch
 
@@ -68,7 +68,7 @@ class Images:
         self._epoch = epoch.share_memory_()
 
     def __len__(self) -> int:
-        return len(self._labels)
+        return len(self._rows.dataset)
 
     def begin(self, epoch: int) -> None:
         """Augment as in epoch `epoch`, counted from 0.
@@ -87,7 +87,7 @@ class Images:
             )
             settings = {"do_resize": False, "do_center_crop": False}
         pixels = self._processor(image, return_tensors="pt", **settings)["pixel_values"][0]
-        return {"pixel_values": pixels, "labels": self._labels[index]}
+        return {"pixel_values": pixels} | ({"labels": self._labels[index]} if self._labels is not None else {})
 
 
 def opened(rows: Rows, index: int) -> Any:

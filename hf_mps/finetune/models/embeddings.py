@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core import extras
@@ -121,6 +122,11 @@ def trainer(evaluator: EmbeddingEvaluator) -> Callable[..., Any]:
     return Measuring
 
 
+def apart(*, model: Any, args: Any, **_: Any) -> Any:
+    """Return what stands for a trainer where sentence-transformers' own would ask for a loss: the model, and `args`."""
+    return SimpleNamespace(model=model, args=args)
+
+
 class EmbeddingEvaluator:
     """Measures a model on the validation rows by the cosines of its embeddings."""
 
@@ -200,30 +206,32 @@ class EmbeddingEvaluator:
         return ranks, nearest
 
     def _embedded(self, model: Any, texts: list[str], column: str) -> Any:
-        """Return unit vectors, float32 of shape (texts, dimensions); texts of like length share a batch.
+        return embedded(model, self._collator, texts, column)
 
-        Where there are several processes each embeds a batch of every so many, and all get all.
-        """
-        import numpy
-        import torch
 
-        order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
-        embedded: list[Any] = [None] * len(texts)
-        world = World.here()
-        was_training = model.training
-        model.eval()
-        with torch.no_grad():
-            for begin in range(0, len(order), BATCH * world.size):
-                dealt = [order[begin + BATCH * rank :][:BATCH] for rank in range(world.size)]
-                numbers = dealt[world.rank] or dealt[0]  # every process takes part in each pass
-                batch = self._collator.texts([texts[number] for number in numbers], column)
-                batch = {
-                    name: value.to(model.device) if hasattr(value, "to") else value for name, value in batch.items()
-                }
-                vectors = torch.nn.functional.normalize(model(batch)["sentence_embedding"].float(), dim=-1)
-                found = Ranks.here().exchange(vectors.cpu().numpy())
-                for theirs, made in zip(dealt, found, strict=True):
-                    for number, vector in zip(theirs, made, strict=False):
-                        embedded[number] = vector
-        model.train(was_training)
-        return numpy.stack(embedded)
+def embedded(model: Any, collator: Any, texts: Sequence[str], column: str, at_once: int = BATCH) -> Any:
+    """Return unit vectors, float32 of shape (texts, dimensions); texts of like length share a batch.
+
+    Where there are several processes each embeds a batch of every so many, and all get all.
+    """
+    import numpy
+    import torch
+
+    order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
+    vectors_of: list[Any] = [None] * len(texts)
+    world = World.here()
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        for begin in range(0, len(order), at_once * world.size):
+            dealt = [order[begin + at_once * rank :][:at_once] for rank in range(world.size)]
+            numbers = dealt[world.rank] or dealt[0]  # every process takes part in each pass
+            batch = collator.texts([texts[number] for number in numbers], column)
+            batch = {name: value.to(model.device) if hasattr(value, "to") else value for name, value in batch.items()}
+            vectors = torch.nn.functional.normalize(model(batch)["sentence_embedding"].float(), dim=-1)
+            found = Ranks.here().exchange(vectors.cpu().numpy())
+            for theirs, made in zip(dealt, found, strict=True):
+                for number, vector in zip(theirs, made, strict=False):
+                    vectors_of[number] = vector
+    model.train(was_training)
+    return numpy.stack(vectors_of)

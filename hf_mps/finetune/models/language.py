@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +13,14 @@ from hf_mps.core.choice import Choice
 from hf_mps.finetune.models.lora import Lora, apply, save, snippet
 from hf_mps.finetune.recipe import schema, training_section
 from hf_mps.finetune.run.logging import errors_only
-from hf_mps.finetune.text import lengths, tokens
+from hf_mps.finetune.tasks._answering import Answering
+from hf_mps.finetune.text import chat, lengths, tokens
 from hf_mps.metrics import Baseline
 
 if TYPE_CHECKING:
     from datasets import Features
 
+    from hf_mps.finetune.data.load import Rows
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForCausalLM"
@@ -29,6 +31,8 @@ MAX_LENGTH = 512
 
 # Prompts that are answered at once.
 PROMPTS = 8
+# Prompts that are read at a time: answers take long, and each should be there soon.
+AT_A_TIME = 64
 
 
 class Recipe(lengths.Padded):
@@ -132,7 +136,32 @@ class Labelled:
         return DataCollatorForTokenClassification(self.tokenizer)(rows)
 
 
-def answers(trainer: Any, tokenizer: Any, prompts: Sequence[str], settings: Generate) -> Iterator[str]:
+def answering(model_: Any, loaded: Loaded, answers_: Callable[[Any, Rows], Iterator[dict[str, Any]]]) -> Answering:
+    """Return the `Answering` of an instruction model, which generates PROMPTS answers at once."""
+    return Answering(
+        model=model_,
+        processing_class=loaded.tokenizer,
+        collator=None,
+        answers=answers_,
+        choices=loaded.choices,
+        at_a_time=AT_A_TIME,
+        batch=PROMPTS,
+    )
+
+
+def answered(
+    trainer: Any, tokenizer: Any, asked: Sequence[Sequence[Mapping[str, str]]], settings: Generate
+) -> Iterator[dict[str, Any]]:
+    """Yield each conversation as the model reads it, and what it generates, as many at once as the trainer takes."""
+    prompts = [chat.render(tokenizer, messages, prompt=True) for messages in asked]
+    generated = answers(trainer, tokenizer, prompts, settings, trainer.args.eval_batch_size)
+    for prompt, text in zip(prompts, generated, strict=True):
+        yield {"prompt": prompt, "generated": text}
+
+
+def answers(
+    trainer: Any, tokenizer: Any, prompts: Sequence[str], settings: Generate, at_once: int = PROMPTS
+) -> Iterator[str]:
     """Yield the answer to each prompt, without special tokens; greedy, so that equal weights answer equally.
 
     Prompts are cut on their left so that prompt and answer fit the model's positions.
@@ -141,9 +170,9 @@ def answers(trainer: Any, tokenizer: Any, prompts: Sequence[str], settings: Gene
     positions = getattr(model.config, "max_position_embeddings", None) or 2**31
     longest_prompt = max(1, positions - settings.max_new_tokens)
     model.eval()
-    for start in range(0, len(prompts), PROMPTS):
+    for start in range(0, len(prompts), at_once):
         # verbose=False: the tokenizer would warn of prompts longer than the model's positions, and they are cut here.
-        prompts_ids = tokenizer(list(prompts[start : start + PROMPTS]), add_special_tokens=False, verbose=False)[
+        prompts_ids = tokenizer(list(prompts[start : start + at_once]), add_special_tokens=False, verbose=False)[
             "input_ids"
         ]
         ids = [prompt_ids[-longest_prompt:] for prompt_ids in prompts_ids]

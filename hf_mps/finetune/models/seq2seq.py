@@ -13,6 +13,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema
+from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import lengths, tokens
 from hf_mps.metrics.selection import choose
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from hf_mps.finetune.text.lengths import Lengths
 
 AUTO_CLASS = "AutoModelForSeq2SeqLM"
+TRUTH = ("target",)
 ARGUMENTS = ("transformers/training_args_seq2seq.py", "Seq2SeqTrainingArguments")
 SETTLED = {
     "predict_with_generate": "the metrics are of generated texts, so it is always on; leave it out",
@@ -113,6 +115,41 @@ def prepare(
     )
 
 
+def answer(
+    recipe: Any,
+    checkpoint: Checkpoint,
+    chosen: Mapping[str, Any],
+    task: Seq2SeqTask,
+    settle: Callable[[Any, Any], None],
+) -> Answering:
+    """Return how a saved model answers sources; `settle` as in `prepare`. Raises UserError for what cannot be used."""
+    from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
+
+    loaded = language.load(recipe, checkpoint)
+    longest_target = _longest_target(recipe.max_target_length, loaded.config)
+    settle(loaded.tokenizer, None)
+    prefix, loaded.choices["source_prefix"] = _prefix(recipe, loaded.config, task)
+    length = lengths.kept(recipe, chosen, loaded.tokenizer, loaded.config)
+    loaded.longest = length.value.longest
+    model = language.model(recipe, checkpoint, loaded, AUTO_CLASS, chunks=False)
+    settle(loaded.tokenizer, model)
+
+    def answers(trainer: Any, rows: Rows) -> Iterator[dict[str, Any]]:
+        features = _tokenised(rows, loaded, prefix, longest_target)
+        return _generated(trainer, features, rows, loaded.tokenizer)
+
+    return Answering(
+        model=model,
+        processing_class=loaded.tokenizer,
+        collator=length.value.collator(DataCollatorForSeq2Seq(loaded.tokenizer, model=model), loaded.tokenizer),
+        answers=answers,
+        choices={"lengths": length, **loaded.choices},
+        trainer=Seq2SeqTrainer,
+        arguments=Seq2SeqTrainingArguments,
+        arguments_defaults={"predict_with_generate": True, "generation_max_length": longest_target},
+    )
+
+
 def decoded(ids: Any, tokenizer: Any) -> list[str]:
     """Return texts for ids of shape (rows, tokens), -100 behind a row's end."""
     import numpy
@@ -142,18 +179,24 @@ def _prefix(recipe: Any, config: Any, kind: Seq2SeqTask) -> tuple[str, Choice[st
 
 
 def _tokenised(rows: Rows, loaded: Loaded, prefix: str, longest_target: int) -> Dataset:
-    """Return sources with their prefix as ids and targets as labels, each cut to its longest length."""
+    """Return sources with their prefix as ids and targets, where the rows have them, as labels, each cut to its
+    longest length.
+    """
     from datasets import Features, List, Value
 
-    tokens.refuse_other_than_text(rows, ("source", "target"))
+    labelled = "target" in rows.dataset.column_names
+    tokens.refuse_other_than_text(rows, ("source", "target") if labelled else ("source",))
     tokenizer, longest = loaded.tokenizer, loaded.longest
-    names = ("input_ids", "attention_mask", "labels")
+    names = ("input_ids", "attention_mask", *(("labels",) if labelled else ()))
 
     def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
-        sources, targets = (tokens.texts(rows, role, batch, indices) for role in ("source", "target"))
+        sources = tokens.texts(rows, "source", batch, indices)
         found = tokenizer([prefix + one for one in sources], truncation=True, max_length=longest)
-        labels = tokenizer(text_target=targets, truncation=True, max_length=longest_target)["input_ids"]
-        return {"input_ids": found["input_ids"], "attention_mask": found["attention_mask"], "labels": labels}
+        made = {"input_ids": found["input_ids"], "attention_mask": found["attention_mask"]}
+        if labelled:
+            targets = tokens.texts(rows, "target", batch, indices)
+            made["labels"] = tokenizer(text_target=targets, truncation=True, max_length=longest_target)["input_ids"]
+        return made
 
     languages = [getattr(tokenizer, name, None) for name in ("src_lang", "tgt_lang")]
     key = ("seq2seq", longest, longest_target, prefix, languages)
@@ -171,7 +214,8 @@ def _lengths(recipe: Any, features: Mapping[str, Dataset], column: str, longest:
 
 
 def _generated(trainer: Any, features: Dataset, rows: Rows, tokenizer: Any) -> Iterator[dict[str, Any]]:
-    """Yield each validation row's source, its target and what the model generates."""
+    """Yield each row's source, its target where it has one, and what the model generates."""
     texts = decoded(trainer.predict(features).predictions, tokenizer)
     for row, text in zip(rows.dataset, texts, strict=True):
-        yield {"prompt": row["source"], "reference": row["target"], "generated": text}
+        truth = {"reference": row["target"]} if "target" in row else {}
+        yield {"prompt": row["source"], **truth, "generated": text}

@@ -13,9 +13,9 @@ from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.run import checks, evaluation
 from hf_mps.finetune.run.plan import precision_of
 from hf_mps.finetune.run.train import REFUSALS, one_gpu, refused
+from hf_mps.finetune.tasks._answering import Answering
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.tasks._answering import Answering
     from hf_mps.finetune.tasks._base import Prepared
 
 # Beginnings of arguments that say how weights change and what is kept of them: nothing here does either.
@@ -50,7 +50,8 @@ def trainer(
         said = {key: value for key, value in said.items() if key not in checks.CUDA_ALONE}
     said = {key: value for key, value in said.items() if not key.startswith(OF_TRAINING)}
     precision, mixed = precision_of(said, device.value)
-    size = _batch(said, chosen, batch)
+    own = made.batch if isinstance(made, Answering) else None
+    size = _batch(said, chosen, batch) if own is None or batch is not None else Choice(own, "the task's own")
     defaults = {key: value for key, value in made.arguments_defaults.items() if not key.startswith(OF_TRAINING)}
     ours = {
         **{"output_dir": str(folder), "report_to": "none", "disable_tqdm": True, "seed": recipe.seed},
@@ -87,7 +88,7 @@ def _batch(said: Mapping[str, Any], chosen: Mapping[str, Any], asked: int | None
 
 def _for_measuring(made: Prepared | Answering) -> dict[str, Any]:
     """Return the trainer's keywords that only rows with labels need."""
-    if not hasattr(made, "splits"):
+    if isinstance(made, Answering):
         return {}
     return {
         "train_dataset": made.at_hand,

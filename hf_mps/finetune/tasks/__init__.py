@@ -12,7 +12,8 @@ A task's module offers
   `chosen` holds what the run chose, by the names of `Prepared.choices` and as results.json has the values, and is empty
   where a model comes without a run. Rows are made into features by the functions that `prepare` uses;
 - `TRUTH`, the roles that only rows with labels have, and `OPTIONAL`, those that a row to be answered may lack beside
-  them (`input` of Alpaca's); both are left out where there are none;
+  them (`input` of Alpaca's); `ASKED`, columns by their roles that such rows may have though the recipe names none. Each
+  is left out where there are none;
 - `ARGUMENTS`, only where it trains with a subclass of TrainingArguments: its file's path inside site-packages and the
   class ("transformers/training_args_seq2seq.py", "Seq2SeqTrainingArguments");
 - `SETTLED`, only where it sets fields of those arguments itself: {field: where the recipe says it, or why not at all}.

@@ -34,3 +34,5 @@ class Answering:
     arguments_defaults: dict[str, Any] = field(default_factory=dict)
     trainer_settings: dict[str, Any] = field(default_factory=dict)
     at_a_time: int = AT_A_TIME
+    batch: int | None = None
+    """Rows that are computed at once, where it is not as many as in a run's evaluations."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hf_mps.finetune.models import language
+from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
-from hf_mps.finetune.text import blocks, tokens
+from hf_mps.finetune.text import blocks, lengths, tokens
 from hf_mps.metrics.selection import choose
 
 if TYPE_CHECKING:
@@ -57,6 +58,29 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         token_counts=counts["train"],
         predict=lambda trainer: predicted(trainer, features["validation"], loaded.tokenizer),
         **language.saved(recipe),
+    )
+
+
+def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], device: str) -> Answering:
+    """Return how a saved model measures texts, joined and cut into blocks. Raises UserError for a checkpoint that
+    cannot be used.
+    """
+    from hf_mps.finetune.models.token_trainer import TokenTrainer
+
+    loaded = language.load(recipe, checkpoint)
+    around = blocks.SpecialTokens(blocks.special_tokens(loaded.tokenizer).before, ())
+    length = lengths.kept(recipe, chosen, loaded.tokenizer, loaded.config)
+    model = language.model(recipe, checkpoint, loaded)
+    return Answering(
+        model=model,
+        processing_class=loaded.tokenizer,
+        collator=length.value.collator(language.Labelled(loaded.tokenizer), loaded.tokenizer),
+        answers=lambda trainer, rows: predicted(
+            trainer, blocks.make(recipe.data, rows, loaded, around), loaded.tokenizer
+        ),
+        choices={"lengths": length, **loaded.choices},
+        trainer=TokenTrainer,
+        at_a_time=blocks.ROWS_AT_A_TIME,
     )
 
 

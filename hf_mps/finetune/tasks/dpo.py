@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,7 +14,9 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.models import language
+from hf_mps.finetune.models.checkpoint import resolve
 from hf_mps.finetune.recipe import schema
+from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import chat, lengths, tokens
 from hf_mps.finetune.text.conversations import row_error
@@ -39,6 +42,9 @@ SETTLED = {
 METRICS = ("rewards/accuracies", "rewards/margins")
 # TRL's default for all weights; adapters take ten times that (TRL's documentation, "Training adapters").
 RATE, RATE_OF_ADAPTERS = 1e-6, 1e-5
+# A row to be answered has a pair, whose rewards are measured, or a prompt alone.
+OPTIONAL = ("prompt", "chosen", "rejected")
+ASKED = {"prompt": "prompt"}
 IDS = ("prompt_ids", "chosen_ids", "rejected_ids")
 
 
@@ -68,8 +74,6 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     """Make features, model, collator and metrics. Raises UserError for unusable input, and without TRL."""
     if find_spec("trl") is None:
         raise UserError(f"task dpo: trl is not installed; next: {extras.install('preference')}")
-    from trl.trainer.dpo_trainer import DataCollatorForPreference
-
     from hf_mps.finetune.models.preference_trainer import Arguments, PreferenceTrainer, measured
 
     chosen = choose(recipe.metrics, METRICS, recipe.task)
@@ -81,13 +85,12 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     counts = {split: _counts(some) for split, some in features.items()}
     length = lengths.decide(recipe, counts["train"], loaded.longest, others=[n for c in counts.values() for n in c])
     model = language.model(recipe, checkpoint, loaded, chunks=False)  # TRL takes its log-probabilities in chunks itself
-    inner = DataCollatorForPreference(loaded.tokenizer.pad_token_id)
     rate = RATE_OF_ADAPTERS if recipe.lora else RATE
     return Prepared(
         splits=features,
         model=model,
         processing_class=loaded.tokenizer,
-        collator=length.value.collator(inner, loaded.tokenizer, filled={"completion_mask": 0}),
+        collator=_collator(loaded, length.value),
         metrics=chosen,
         compute_metrics=lambda evaluated: measured(evaluated.predictions, chosen),
         baseline=_longer(features["validation"]),
@@ -101,6 +104,78 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         predict=lambda trainer: _preferred(trainer, features["validation"], loaded.tokenizer),
         **language.saved(recipe),
     )
+
+
+def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], device: str) -> Answering:
+    """Return how a saved model rewards pairs of answers, and how it answers prompts alone.
+
+    Raises UserError for a checkpoint that cannot be used.
+    """
+    from hf_mps.finetune.models.preference_trainer import Arguments
+
+    loaded = language.load(recipe, checkpoint)
+    loaded.tokenizer.padding_side = "right"  # as TRL's collator pads
+    loaded.choices["chat_template"] = chat.template(loaded.tokenizer, recipe.chat_template)
+    loaded.content = tokens.digest(loaded.tokenizer)
+    length = lengths.kept(recipe, chosen, loaded.tokenizer, loaded.config)
+    model = language.model(recipe, checkpoint, loaded, chunks=False)
+    rewarding: list[Any] = []
+
+    def answers(trainer: Any, rows: Rows) -> Iterator[dict[str, Any]]:
+        if not {"chosen", "rejected"} <= set(rows.dataset.column_names):
+            return language.answered(trainer, loaded.tokenizer, list(_prompts(rows)), language.Generate())
+        features = _tokenised(rows, loaded)
+        if not rewarding:
+            collator = _collator(loaded, length.value)
+            rewarding.append(_rewarding(recipe, model, trainer, collator, features))
+        return _preferred(rewarding[0], features, loaded.tokenizer, truth=False)
+
+    made = language.answering(model, loaded, answers)
+    made.arguments, made.arguments_defaults = Arguments, {"max_length": None}
+    made.choices = {"lengths": length, **made.choices}
+    return made
+
+
+def reference(recipe: Recipe) -> Any:
+    """Return the model that a run started from, against which a saved one's answers are rewarded.
+
+    Raises UserError where it is not there any more.
+    """
+    import transformers
+
+    return replace(resolve(recipe.model), dtype=recipe.weights).model(getattr(transformers, language.AUTO_CLASS))[0]
+
+
+def _rewarding(recipe: Recipe, model: Any, trainer: Any, collator: Any, features: Dataset) -> Any:
+    """Return the trainer that rewards, beside `trainer`, which has put the model on its device."""
+    from hf_mps.finetune.models.preference_trainer import PreferenceTrainer
+
+    return PreferenceTrainer(
+        model=model,
+        ref_model=reference(recipe),
+        args=trainer.args,
+        data_collator=collator,
+        train_dataset=features,
+        processing_class=trainer.processing_class,
+    )
+
+
+def _prompts(rows: Rows) -> Iterator[list[dict[str, str]]]:
+    for index, row in enumerate(rows.dataset):
+        try:
+            if row.get("prompt") is None:
+                raise chat.ConversationError("has no prompt; name its column with data.columns.prompt")
+            yield chat.messages(row["prompt"])
+        except chat.ConversationError as error:
+            raise row_error(rows, index, error) from error
+
+
+def _collator(loaded: Loaded, length: lengths.Lengths) -> Any:
+    """Return TRL's collator, its batches padded to the lengths."""
+    from trl.trainer.dpo_trainer import DataCollatorForPreference
+
+    inner = DataCollatorForPreference(loaded.tokenizer.pad_token_id)
+    return length.collator(inner, loaded.tokenizer, filled={"completion_mask": 0})
 
 
 def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -191,15 +266,16 @@ def _left_out(rows: Mapping[str, Rows], features: Mapping[str, Dataset]) -> Choi
     return Choice(" + ".join(str(len(some)) for some in features.values()), f"pairs of answers to one prompt; {out}")
 
 
-def _preferred(trainer: Any, features: Dataset, tokenizer: Any) -> Iterator[dict[str, Any]]:
-    """Yield each validation pair with the trained model's rewards, and whether it prefers the chosen answer."""
+def _preferred(trainer: Any, features: Dataset, tokenizer: Any, *, truth: bool = True) -> Iterator[dict[str, Any]]:
+    """Yield each pair with the trained model's rewards, and with `truth` whether it prefers the chosen answer."""
     rewards = trainer.predict(features).predictions.tolist()
     for row, (better, worse) in zip(features, rewards, strict=True):
         texts = {
             name: tokenizer.decode(row[f"{name}_ids"], skip_special_tokens=True)
             for name in ("prompt", "chosen", "rejected")
         }
-        yield {**texts, "reward_chosen": better, "reward_rejected": worse, "right": better > worse}
+        right = {"right": better > worse} if truth else {}
+        yield {**texts, "reward_chosen": better, "reward_rejected": worse, **right}
 
 
 def _smoke_row(named: Columns, question: str, answer: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from hf_mps.finetune.media import images
 from hf_mps.finetune.media.images import Augmentation, Images
 from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
+from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForImageClassification"
+TRUTH = ("label",)
+# Decoded images are large, and a batch alone is held; so many rows are read at a time.
+AT_A_TIME = 128
 SNIPPET = """from transformers import pipeline
 
 classifier = pipeline("image-classification", model=".")
@@ -111,7 +115,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         auto_class=AUTO_CLASS,
         pipeline_tag="image-classification",
         choices={
-            "images": Choice(_size(processor), f"by {type(processor).__name__}, with PIL on any machine; {MODES}"),
+            "images": _prepared_by(processor),
             "augmentation": _augmentation(recipe.augmentation),
             **labels.choices(classes),
             "model": weights,
@@ -124,6 +128,29 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     )
 
 
+def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], device: str) -> Answering:
+    """Return how a saved classifier answers. Raises UserError for a checkpoint that cannot be used."""
+    import transformers
+
+    processor, config = checkpoint.image_processor(), checkpoint.config()
+    classes = labels.kept(config)
+    model, weights = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
+
+    def answers(trainer: Any, rows: Rows) -> list[dict[str, Any]]:
+        images.refuse_missing(rows)
+        return _predicted(rows, trainer.predict(Images(rows, None, processor, None, recipe.seed)), classes.names)
+
+    return Answering(
+        model=model,
+        processing_class=processor,
+        collator=transformers.default_data_collator,
+        answers=answers,
+        choices={"model": weights, "images": _prepared_by(processor), "labels": labels.described(classes)},
+        trainer_settings={"preprocess_logits_for_metrics": classification.keep_logits},
+        at_a_time=AT_A_TIME,
+    )
+
+
 def _trainer(train: Images, *, callbacks: Sequence[Any], **settings: Any) -> Any:
     """Return transformers' Trainer, with a callback that tells the training images each epoch."""
     from transformers import Trainer
@@ -133,9 +160,10 @@ def _trainer(train: Images, *, callbacks: Sequence[Any], **settings: Any) -> Any
     return Trainer(callbacks=[*callbacks, Epochs(train.begin)], **settings)
 
 
-def _size(processor: Any) -> str:
+def _prepared_by(processor: Any) -> Choice[str]:
+    """Return the size of the images, and what makes them."""
     said = ", ".join(f"{name} {pixels}" for name, pixels in dict(processor.size).items() if pixels)
-    return f"{said} pixels"
+    return Choice(f"{said} pixels", f"by {type(processor).__name__}, with PIL on any machine; {MODES}")
 
 
 def _augmentation(augmentation: Augmentation | None) -> Choice[str]:

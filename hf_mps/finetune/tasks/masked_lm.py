@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +13,7 @@ from hf_mps.core import source_digest
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.models import language
+from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.tasks.causal_lm import METRICS, predicted
 from hf_mps.finetune.text import blocks, lengths, tokens
@@ -55,14 +56,14 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
 
     chosen = choose(recipe.metrics, METRICS, recipe.task)
     loaded = language.load(recipe, checkpoint)
-    if loaded.tokenizer.mask_token is None:
-        raise UserError(f"model {recipe.model}: its tokenizer has no mask token; allowed: a model such as BERT's")
+    _refuse_without_mask(recipe, loaded)
     around = blocks.special_tokens(loaded.tokenizer)
     features = {split: blocks.make(recipe.data, rows[split], loaded, around) for split in rows}
     counts = {split: tokens.counts(features[split]) for split in features}
     for split in features:
         if split != "train":
-            features[split] = _masked_once(recipe, features[split], loaded)
+            draw = _drawing(recipe, loaded.tokenizer, recipe.seed)
+            features[split] = _masked_once(recipe, features[split], loaded, draw)
     length, loaded.choices["blocks"] = blocks.decide(recipe, recipe.data, counts, loaded.longest)
     model, loaded.choices["model"] = checkpoint.model(AutoModelForMaskedLM, config=loaded.config)
     loaded.choices["loss"] = deferred_head.decide(recipe, model)
@@ -92,6 +93,45 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     )
 
 
+def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], device: str) -> Answering:
+    """Return how a saved model measures texts, joined, cut into blocks and masked from the recipe's seed.
+
+    Raises UserError for a checkpoint that cannot be used.
+    """
+    from transformers import AutoModelForMaskedLM
+
+    from hf_mps.finetune.loss import deferred_head
+    from hf_mps.finetune.models.token_trainer import TokenTrainer
+
+    loaded = language.load(recipe, checkpoint)
+    _refuse_without_mask(recipe, loaded)
+    around = blocks.special_tokens(loaded.tokenizer)
+    length = lengths.kept(recipe, chosen, loaded.tokenizer, loaded.config)
+    model, loaded.choices["model"] = checkpoint.model(AutoModelForMaskedLM, config=loaded.config)
+    loaded.choices["loss"] = deferred_head.decide(recipe, model)
+    draw = _drawing(recipe, loaded.tokenizer, recipe.seed)  # goes on from one lot of rows to the next
+
+    def answers(trainer: Any, rows: Rows) -> Iterator[dict[str, Any]]:
+        made = blocks.make(recipe.data, rows, loaded, around)
+        return predicted(trainer, _masked_once(recipe, made, loaded, draw), loaded.tokenizer)
+
+    return Answering(
+        model=model,
+        processing_class=loaded.tokenizer,
+        collator=length.value.collator(language.Labelled(loaded.tokenizer), loaded.tokenizer),
+        answers=answers,
+        choices={"lengths": length, **loaded.choices},
+        trainer=TokenTrainer,
+        trainer_settings={"causal": False},
+        at_a_time=blocks.ROWS_AT_A_TIME,
+    )
+
+
+def _refuse_without_mask(recipe: Recipe, loaded: language.Loaded) -> None:
+    if loaded.tokenizer.mask_token is None:
+        raise UserError(f"model {recipe.model}: its tokenizer has no mask token; allowed: a model such as BERT's")
+
+
 def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Return generated sentences, four to a row."""
     return blocks.smoke_rows(recipe.data, recipe.seed)
@@ -107,11 +147,11 @@ def _drawing(recipe: Recipe, tokenizer: Any, seed: int | None = None) -> Any:
     return DataCollatorForLanguageModeling(tokenizer, mlm_probability=recipe.mlm_probability, seed=seed)
 
 
-def _masked_once(recipe: Recipe, features: Dataset, loaded: language.Loaded) -> Dataset:
-    """Return an evaluated split's blocks, masked from the recipe's seed: equal in every evaluation and run."""
+def _masked_once(recipe: Recipe, features: Dataset, loaded: language.Loaded, draw: Any) -> Dataset:
+    """Return an evaluated split's blocks, masked by `draw` from the recipe's seed: equal in every evaluation and
+    run.
+    """
     from datasets.fingerprint import Hasher
-
-    draw = _drawing(recipe, loaded.tokenizer, recipe.seed)
 
     def gaps(batch: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
         made = [draw([{"input_ids": ids}]) for ids in batch["input_ids"]]

@@ -17,6 +17,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels, load, synthetic
 from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
+from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import lengths, tokens
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForMultipleChoice"
+TRUTH = ("label",)
 
 
 class Columns(schema.Columns):
@@ -139,6 +141,33 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     )
 
 
+def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], device: str) -> Answering:
+    """Return how a saved model chooses. Raises UserError for a checkpoint that cannot be used."""
+    import transformers
+
+    tokenizer, config = checkpoint.tokenizer(), checkpoint.config()
+    content = tokens.digest(tokenizer)
+    length = lengths.kept(recipe, chosen, tokenizer, config)
+    lent = tokens.set_pad_token(tokenizer, config)
+    model, weights = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
+    collator = transformers.data.data_collator.DataCollatorForMultipleChoice(tokenizer)
+
+    def answers(trainer: Any, rows: Rows) -> list[dict[str, Any]]:
+        count = _count(rows)
+        _refuse_misfits(rows, count)
+        features = _tokenised(rows, tokenizer, content, length.value.longest)
+        return _predicted(rows, trainer.predict(features), list(map(str, range(count))))
+
+    return Answering(
+        model=model,
+        processing_class=tokenizer,
+        collator=length.value.collator(collator, tokenizer),
+        answers=answers,
+        choices={"model": weights, "lengths": length, **lent},
+        trainer_settings={"preprocess_logits_for_metrics": classification.keep_logits},
+    )
+
+
 def _roles(rows: Rows) -> list[str]:
     """The roles of the choices, in their order."""
     return [role for role in rows.dataset.column_names if role.startswith("choice")]
@@ -169,7 +198,8 @@ def _count(rows: Rows) -> int:
 
 def _refuse_misfits(rows: Rows, count: int) -> None:
     """Raise UserError for the first row with another number of choices, without a text, or with an unusable label."""
-    for index, (choices, raw) in enumerate(zip(_choices(rows), rows.dataset["label"], strict=True)):
+    known = rows.dataset["label"] if "label" in rows.dataset.column_names else [0] * len(rows.dataset)
+    for index, (choices, raw) in enumerate(zip(_choices(rows), known, strict=True)):
         where = f"{rows.where}: row {rows.number(index)}"
         if choices is None or len(choices) != count or count < 2:
             raise UserError(f"{where} has {len(choices or ())} choices; allowed: {max(count, 2)}, as many in every row")
@@ -191,7 +221,10 @@ def _choice_number(raw: Any) -> int:
 
 
 def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int) -> Dataset:
-    """Return one split's features: each column a list for each choice, and the number of the right one."""
+    """Return one split's features: each column a list for each choice, and the number of the right one.
+
+    Where nobody knows it, it is 0: transformers' collator asks for one.
+    """
     from datasets import Features, List, Value
 
     roles, starts = _roles(rows), "start" in rows.dataset.column_names
@@ -205,7 +238,7 @@ def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int) -> Datase
         encoded = tokenizer(first, second, truncation=True, max_length=longest)
         size = len(listed[0])
         grouped = {name: [flat[at : at + size] for at in range(0, len(flat), size)] for name, flat in encoded.items()}
-        return {**grouped, "labels": [_choice_number(raw) for raw in batch["label"]]}
+        return {**grouped, "labels": [_choice_number(raw) for raw in batch.get("label", [0] * len(listed))]}
 
     inputs = tokenizer("a", "b")
     return tokens.map_cached(
@@ -223,10 +256,11 @@ def _longest(features: Dataset) -> list[int]:
 
 
 def _predicted(rows: Rows, evaluated: Any, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the rows of predictions.csv."""
+    """Return the rows of predictions.csv, without the truth where the rows have none."""
+    truths = evaluated.label_ids if "label" in rows.dataset.column_names else None
     given = rows.dataset.select_columns([role for role in ("context", "start") if role in rows.dataset.column_names])
     inputs = [{**row, "choices": choices} for row, choices in zip(given, _choices(rows), strict=True)]
-    return classification.rows(inputs, evaluated.label_ids, classification.logits_of(evaluated.predictions), names)
+    return classification.rows(inputs, truths, classification.logits_of(evaluated.predictions), names)
 
 
 def _figures(predicted: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Mapping[str, bytes]:

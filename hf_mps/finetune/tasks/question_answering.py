@@ -14,9 +14,10 @@ from hf_mps.core.choice import Choice
 from hf_mps.finetune.data.load import SPLITS
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
+from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
-from hf_mps.finetune.text import buckets, lengths, tokens, windows
-from hf_mps.finetune.text.spans import Answer, Window, answer
+from hf_mps.finetune.text import buckets, lengths, spans, tokens, windows
+from hf_mps.finetune.text.spans import Answer, Window
 from hf_mps.finetune.text.windows import QAWindowing
 from hf_mps.metrics.selection import choose
 from hf_mps.metrics.squad import exact_match, f1
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForQuestionAnswering"
+TRUTH = ("answers",)
+OPTIONAL = ("id",)
 SQUAD = "data.paragraphs.qas"
 """Where the questions stand in a file of SQuAD's own format."""
 LONGEST = 384
@@ -131,6 +134,37 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     )
 
 
+def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], device: str) -> Answering:
+    """Return how a saved model answers questions. Raises UserError for a tokenizer or checkpoint that cannot be
+    used.
+    """
+    import transformers
+
+    tokenizer, config = checkpoint.tokenizer(), checkpoint.config()
+    windows.refuse_slow(tokenizer, checkpoint.name)
+    content = tokens.digest(tokenizer)
+    length = lengths.kept(recipe, chosen, tokenizer, config)
+    lent = tokens.set_pad_token(tokenizer, config)
+    negative = bool(chosen.get("questions_without_answer", recipe.version_2_with_negative))
+    cut = QAWindowing(tokenizer, content, length.value.longest, recipe.doc_stride, negative)
+    model, weights = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
+
+    def answers(trainer: Any, rows: Rows) -> Iterator[dict[str, Any]]:
+        windows.check_texts(rows)
+        found = cut.windows(rows)
+        evaluator = QAEvaluator(recipe, rows, found, None, negative)
+        return evaluator.rows(evaluator.answers(trainer.predict(found.select_columns(cut.inputs)).predictions))
+
+    return Answering(
+        model=model,
+        processing_class=tokenizer,
+        collator=length.value.collator(transformers.DataCollatorWithPadding(tokenizer), tokenizer),
+        answers=answers,
+        choices={"model": weights, "lengths": length, **lent},
+        trainer_settings={"preprocess_logits_for_metrics": _two_logits},
+    )
+
+
 def _sampling(recipe: Recipe) -> dict[str, Choice[str]]:
     """Return random batches, unless the recipe says how they are drawn."""
     if buckets.KEY in recipe.training:
@@ -183,16 +217,26 @@ def _two_logits(logits: Any, labels: Any) -> Any:
     return tuple(logits[:2])
 
 
-class QAEvaluator:
-    """Answers the validation questions from the logits of their windows, and scores the answers."""
+def _judged(text: str, truths: list[str]) -> dict[str, Any]:
+    return {
+        "truth": " | ".join(dict.fromkeys(truths)),
+        "exact_match": exact_match(text, truths),
+        "f1": round(f1(text, truths), 4),
+    }
 
-    def __init__(self, recipe: Recipe, rows: Rows, features: Any, measured: metrics.Metrics, negative: bool) -> None:
+
+class QAEvaluator:
+    """Answers questions from the logits of their windows, and scores the answers where they are `measured`."""
+
+    def __init__(
+        self, recipe: Recipe, rows: Rows, features: Any, measured: metrics.Metrics | None, negative: bool
+    ) -> None:
         self._recipe = recipe
         self._measured = measured
         self._negative = negative
         self._contexts: list[str] = rows.dataset["context"][:]
         self._questions: list[str] = rows.dataset["question"][:]
-        self._truths = windows.truths(rows)
+        self._truths = windows.truths(rows) if measured is not None else []
         has_ids = "id" in rows.dataset.column_names
         count = len(self._contexts)
         self._ids = (
@@ -203,7 +247,7 @@ class QAEvaluator:
     def answers(self, logits: Sequence[Any]) -> list[Answer]:
         """Return the answer to each question; `logits` are start and end, each of shape (windows, width)."""
         return [
-            answer(
+            spans.answer(
                 self._contexts[row],
                 (window for _, window in pieces),
                 count=self._recipe.n_best_size,
@@ -223,6 +267,7 @@ class QAEvaluator:
         return self._score([given.text for given in answers])
 
     def _score(self, texts: Sequence[str]) -> dict[str, float]:
+        assert self._measured is not None
         # Numbered here: ids in a user's rows may repeat.
         predictions = [{"id": str(number), "prediction_text": text} for number, text in enumerate(texts)]
         references = [
@@ -239,16 +284,13 @@ class QAEvaluator:
         return metrics.Baseline("always answers with the first sentence of the text", self._score(firsts))
 
     def rows(self, answers: Sequence[Answer]) -> Iterator[dict[str, Any]]:
-        """Yield the rows of predictions.csv."""
+        """Yield the rows of predictions.csv, without the truth where nothing is measured."""
         for number, predicted in enumerate(answers):
-            truths = self._truths[number]
             yield {
                 "id": self._ids[number],
                 "question": self._questions[number],
                 "prediction": predicted.text,
-                "truth": " | ".join(dict.fromkeys(truths)),
-                "exact_match": exact_match(predicted.text, truths),
-                "f1": round(f1(predicted.text, truths), 4),
+                **(_judged(predicted.text, self._truths[number]) if self._measured is not None else {}),
                 "probability": round(predicted.probability, 4),
                 "start": predicted.start,
                 **({"null_score_diff": round(predicted.null_margin, 4)} if self._negative else {}),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
@@ -20,6 +20,7 @@ from hf_mps.finetune.data.load import SPLITS
 from hf_mps.finetune.models import embeddings, in_batch
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
+from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import buckets, lengths, tokens
 from hf_mps.metrics.selection import choose
@@ -40,6 +41,8 @@ SETTLED = {
     "warmup_ratio": "it was removed in transformers 5; in its place: warmup_steps, of which a part of 1 is a share",
 }
 
+TRUTH = ("negative", "score")
+OPTIONAL = ("text_pair",)
 Loss = Literal["CosineSimilarityLoss", "CoSENTLoss", "MultipleNegativesRankingLoss"]
 SCORED: tuple[Loss, ...] = ("CosineSimilarityLoss", "CoSENTLoss")
 RANKED: tuple[Loss, ...] = ("MultipleNegativesRankingLoss",)
@@ -141,6 +144,45 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         predict=lambda trainer: evaluator.rows(trainer.model),
         figures=pictures.similarities if scored else pictures.ranks,
         snippet=SNIPPET,
+    )
+
+
+def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], device: str) -> Answering:
+    """Return how a saved model compares pairs of texts, and embeds texts alone.
+
+    Raises UserError for a checkpoint that cannot be used, and without sentence-transformers.
+    """
+    embeddings.library()
+    model, weights = embeddings.load(checkpoint, device)
+    length = lengths.kept(recipe, chosen, model.tokenizer, checkpoint.config())
+    model.max_seq_length = length.value.longest
+    collator = embeddings.collator(model, length.value, recipe.training.get("prompts"))
+
+    def answers(trainer: Any, rows: Rows) -> Iterator[dict[str, Any]]:
+        roles = [role for role in ("text", "text_pair") if role in rows.dataset.column_names]
+        tokens.refuse_other_than_text(rows, roles)
+        every = range(len(rows.dataset))
+        texts = {role: tokens.texts(rows, role, {role: rows.dataset[role][:]}, every) for role in roles}
+        found = [
+            embeddings.embedded(
+                trainer.model, collator, texts[role], embeddings.NAMES[role], trainer.args.eval_batch_size
+            )
+            for role in roles
+        ]
+        cosines = (found[0] * found[-1]).sum(axis=1).tolist()
+        for number in every:
+            line = {role: texts[role][number] for role in roles}
+            alone = len(roles) == 1
+            yield line | ({"embedding": found[0][number]} if alone else {"cosine": round(cosines[number], 4)})
+
+    return Answering(
+        model=model,
+        processing_class=model.tokenizer,
+        collator=collator,
+        answers=answers,
+        choices={"lengths": length, "model": weights},
+        trainer=embeddings.apart,
+        batch=embeddings.BATCH,
     )
 
 

@@ -13,6 +13,7 @@ from hf_mps.core.text import counted
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema, training_section
+from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import chat, conversations, lengths, packing, tokens
 from hf_mps.finetune.text.padding import IGNORED
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from hf_mps.finetune.models.language import Loaded
 
 METRICS = ("perplexity", "accuracy")
+TRUTH = ("output",)
+OPTIONAL = ("input", "system")
 ASK = "Say it in other words: "
 
 
@@ -100,6 +103,19 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         else None,
         **language.saved(recipe),
     )
+
+
+def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], device: str) -> Answering:
+    """Return how a saved model answers conversations. Raises UserError for a checkpoint that cannot be used."""
+    loaded = language.load(recipe, checkpoint)
+    loaded.choices["chat_template"] = chat.template(loaded.tokenizer, recipe.chat_template)
+    model = language.model(recipe, checkpoint, loaded, chunks=False)
+
+    def answers(trainer: Any, rows: Rows) -> Iterator[dict[str, Any]]:
+        asked = [conversations.prompt(rows, row, index) for index, row in enumerate(rows.dataset)]
+        return language.answered(trainer, loaded.tokenizer, asked, recipe.generate)
+
+    return language.answering(model, loaded, answers)
 
 
 def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:

@@ -19,6 +19,7 @@ from hf_mps.finetune.data.load import SPLITS
 from hf_mps.finetune.media import audio, letters
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
+from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import tokens
 from hf_mps.metrics.selection import choose
@@ -29,9 +30,16 @@ if TYPE_CHECKING:
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForCTC"
+TRUTH = ("text",)
+# Decoded sound is large, and a batch alone is held; so many rows are read at a time.
+AT_A_TIME = 128
 SNIPPET = """from transformers import pipeline
 recognise = pipeline("automatic-speech-recognition", model=".")
 # recognise(array)['text'], of 16,000 samples a second in a numpy array"""
+
+
+# Samples for each frame of wav2vec 2.0, where a configuration does not say.
+HOP = 320
 
 
 class Columns(schema.Columns):
@@ -82,7 +90,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     counts = {split: encoded[split]["samples"][:] for split in encoded}
     short_enough = {"train": _short(rows["train"], counts["train"], recipe, extractor.sampling_rate, choices)}
     short_enough["validation"] = list(range(len(counts["validation"])))
-    hop = getattr(config, "inputs_to_logits_ratio", 320)
+    hop = getattr(config, "inputs_to_logits_ratio", HOP)
     frames = {split: [-(-counts[split][row] // hop) for row in short_enough[split]] for split in encoded}
     length = audio.durations(recipe, frames["train"], frames["validation"], hop, extractor.sampling_rate)
     choices["lengths"] = length
@@ -91,8 +99,9 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         split: audio.Sounds(rows[split], encoded[split]["labels"][:], short_enough[split], extractor)
         for split in SPLITS
     }
+    truths = [spelling.clean(text) for text in rows["validation"].dataset["text"]]
     evaluator = ASREvaluator(
-        rows["validation"], counts["validation"], tokenizer, model, spelling, extractor.sampling_rate
+        rows["validation"], counts["validation"], tokenizer, model, extractor.sampling_rate, truths
     )
     widest = max(map(len, encoded["train"]["labels"][:]))
     return Prepared(
@@ -111,6 +120,30 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         predict=lambda trainer: evaluator.rows(evaluator.texts(trainer.predict(trainer.eval_dataset).predictions)),
         figures=pictures.transcripts,
         snippet=SNIPPET,
+    )
+
+
+def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], device: str) -> Answering:
+    """Return how a saved model writes down sound. Raises UserError for a checkpoint that cannot be used."""
+    config, extractor, tokenizer = checkpoint.config(), _extractor(checkpoint), checkpoint.tokenizer()
+    choices: dict[str, Choice[Any]] = {}
+    rate = extractor.sampling_rate
+    model = _model(recipe, checkpoint, config, choices)
+    choices["lengths"] = length = audio.kept(chosen, getattr(config, "inputs_to_logits_ratio", HOP), rate)
+
+    def answers(trainer: Any, rows: Rows) -> Iterator[dict[str, Any]]:
+        every = range(len(rows.dataset))
+        evaluator = ASREvaluator(rows, [audio.samples(rows, at, rate) for at in every], tokenizer, model, rate)
+        return evaluator.rows(evaluator.texts(trainer.predict(audio.Sounds(rows, None, every, extractor)).predictions))
+
+    return Answering(
+        model=model,
+        processing_class=_processor(extractor, tokenizer),
+        collator=length.value.collator(audio.collator(extractor, 0)),
+        answers=answers,
+        choices=choices,
+        trainer_settings={"preprocess_logits_for_metrics": _best_letters},
+        at_a_time=AT_A_TIME,
     )
 
 
@@ -220,16 +253,22 @@ def _best_letters(logits: Any, labels: Any) -> Any:
 
 
 class ASREvaluator:
-    """Spells the validation rows from their frames' letters, and measures the texts."""
+    """Spells rows from their frames' letters, and measures the texts where the `truths` are known."""
 
     def __init__(
-        self, rows: Rows, counts: Sequence[int], tokenizer: Any, model: Any, spelling: letters.Spelling, rate: int
+        self,
+        rows: Rows,
+        counts: Sequence[int],
+        tokenizer: Any,
+        model: Any,
+        rate: int,
+        truths: Sequence[str] | None = None,
     ) -> None:
         self._rows = rows
         self._seconds = [count / rate for count in counts]
         self._frames = [int(model._get_feat_extract_output_lengths(count)) for count in counts]
         self._tokenizer = tokenizer
-        self.truths = [spelling.clean(text) for text in rows.dataset["text"]]
+        self.truths = truths or ()
 
     def texts(self, letter_ids: Any) -> list[str]:
         """Return the text of each row; `letter_ids` has shape (rows, frames), and padding frames spell nothing."""
@@ -238,12 +277,13 @@ class ASREvaluator:
 
     def rows(self, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Yield the rows of predictions.csv."""
-        for number, (text, truth) in enumerate(zip(texts, self.truths, strict=True)):
-            yield {
+        for number, text in enumerate(texts):
+            line = {
                 "row": self._rows.number(number),
                 "seconds": round(self._seconds[number], 2),
                 "prediction": text,
-                "truth": truth,
-                "wer": round(wer([text], [truth]), 4),
-                "cer": round(cer([text], [truth]), 4),
             }
+            if self.truths:
+                truth = self.truths[number]
+                line |= {"truth": truth, "wer": round(wer([text], [truth]), 4), "cer": round(cer([text], [truth]), 4)}
+            yield line

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.models import seq2seq
-from hf_mps.finetune.models.seq2seq import ARGUMENTS, SETTLED
+from hf_mps.finetune.models.seq2seq import ARGUMENTS, SETTLED, TRUTH
 from hf_mps.finetune.recipe import schema
 from hf_mps.metrics.texts import sentences
 
 if TYPE_CHECKING:
     from hf_mps.finetune.data.load import Rows
     from hf_mps.finetune.models.checkpoint import Checkpoint
+    from hf_mps.finetune.tasks._answering import Answering
     from hf_mps.finetune.tasks._base import Prepared
 
-__all__ = ["ARGUMENTS", "SETTLED", "Recipe", "prepare", "smoke_rows"]
+__all__ = ["ARGUMENTS", "SETTLED", "TRUTH", "Recipe", "answer", "prepare", "smoke_rows"]
 
 LEAD = 3
+KIND = seq2seq.Seq2SeqTask(
+    pipeline_tag="summarization",
+    metrics=("rouge",),
+    what=f"answers with the first {LEAD} sentences of the document",
+    untrained=lambda text: " ".join(sentences(text)[:LEAD]),
+    prefix="summarization",
+)
 
 
 class Columns(seq2seq.Columns):
@@ -44,14 +53,12 @@ class Recipe(seq2seq.Recipe):
 
 def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
     """Make features, model, collator and metrics. Raises UserError for what cannot be used."""
-    kind = seq2seq.Seq2SeqTask(
-        pipeline_tag="summarization",
-        metrics=("rouge",),
-        what=f"answers with the first {LEAD} sentences of the document",
-        untrained=lambda text: " ".join(sentences(text)[:LEAD]),
-        prefix="summarization",
-    )
-    return seq2seq.prepare(recipe, rows, checkpoint, kind, lambda tokenizer, model: None)
+    return seq2seq.prepare(recipe, rows, checkpoint, KIND, lambda tokenizer, model: None)
+
+
+def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], device: str) -> Answering:
+    """Return how a saved model summarizes. Raises UserError for a checkpoint that cannot be used."""
+    return seq2seq.answer(recipe, checkpoint, chosen, KIND, lambda tokenizer, model: None)
 
 
 def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:

@@ -14,6 +14,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels, load, synthetic
 from hf_mps.finetune.recipe import schema
+from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import lengths, tokens, word_labels
 from hf_mps.finetune.text.padding import IGNORED
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForTokenClassification"
+TRUTH = ("tags",)
 SNIPPET = """from transformers import pipeline
 
 tagger = pipeline("token-classification", model=".", aggregation_strategy="simple")
@@ -112,6 +114,31 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     )
 
 
+def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], device: str) -> Answering:
+    """Return how a saved tagger answers. Raises UserError for a tokenizer or checkpoint that cannot be used."""
+    import transformers
+
+    tokenizer, config = _tokenizer(checkpoint), checkpoint.config()
+    tags, content = word_labels.kept(config), tokens.digest(tokenizer)
+    length = lengths.kept(recipe, chosen, tokenizer, config)
+    lent = tokens.set_pad_token(tokenizer, config)
+    model, weights = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
+
+    def answers(trainer: Any, rows: Rows) -> list[dict[str, Any]]:
+        word_labels.refuse_other_than_lists(rows)
+        features = _tokenised(rows, tokenizer, content, length.value.longest, None)
+        return _predicted(rows, features, trainer.predict(features.remove_columns("words_seen")), tags)
+
+    return Answering(
+        model=model,
+        processing_class=tokenizer,
+        collator=length.value.collator(transformers.DataCollatorForTokenClassification(tokenizer), tokenizer),
+        answers=answers,
+        choices={"model": weights, "lengths": length, "tags": word_labels.described(tags), **lent},
+        trainer_settings={"preprocess_logits_for_metrics": _answers},
+    )
+
+
 def unseen_words(counts: Mapping[str, tuple[int, int]]) -> dict[str, Choice[str]]:
     """Report words without a token, which have no tag to learn or measure; `counts` is {split: (unseen, all)}."""
     parts = [f"{unseen} of {total} {split} words" for split, (unseen, total) in counts.items() if unseen]
@@ -137,14 +164,18 @@ def _tokenizer(checkpoint: Checkpoint) -> Any:
     return tokenizer
 
 
-def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, tagset: word_labels.Tags) -> Dataset:
-    """Return one split's features, with `words_seen`, the numbers of the labelled words in their order."""
+def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, tagset: word_labels.Tags | None) -> Dataset:
+    """Return one split's features, with `words_seen`, the numbers of the labelled words in their order.
+
+    Without a `tagset` the labels, all 0, mark the token that answers for each word.
+    """
     from datasets import Features, List, Value
 
     def encode(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, Any]:
         encoded = tokenizer(batch["words"], is_split_into_words=True, truncation=True, max_length=longest)
         ids = [encoded.word_ids(number) for number in range(len(indices))]
-        tags = [word_labels.align(row, tagset.ids(raw)) for row, raw in zip(ids, batch["tags"], strict=True)]
+        known = [tagset.ids(raw) for raw in batch["tags"]] if tagset else [[0] * len(row) for row in batch["words"]]
+        tags = [word_labels.align(row, own) for row, own in zip(ids, known, strict=True)]
         return {**encoded, "labels": tags, "words_seen": [word_labels.labelled_words(row) for row in ids]}
 
     inputs = tokenizer(["a"], is_split_into_words=True)
@@ -152,7 +183,7 @@ def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, tagset: w
         rows,
         encode,
         content=content,
-        key=("token-classification", longest, tagset.names, tagset.keys),
+        key=("token-classification", longest, tagset and (tagset.names, tagset.keys)),
         features=Features(
             {name: List(Value("int32")) for name in (*inputs, "words_seen")} | {"labels": List(Value("int64"))}
         ),
@@ -186,14 +217,20 @@ def _measured(evaluated: Any, tagset: word_labels.Tags, measured: TagMetrics) ->
 
 
 def _predicted(rows: Rows, features: Dataset, evaluated: Any, tagset: word_labels.Tags) -> list[dict[str, Any]]:
-    """Return the rows of predictions.csv, one for each word; a word without a token has no prediction."""
+    """Return the rows of predictions.csv, one for each word; a word without a token has no prediction.
+
+    Rows without tags have no truth.
+    """
     lines: list[dict[str, Any]] = []
+    labelled = "tags" in rows.dataset.column_names
     kept = evaluated.label_ids != IGNORED
     for index, (row, numbers) in enumerate(zip(rows.dataset, features["words_seen"], strict=True)):
         answers = zip(*(table[index][kept[index]] for table in evaluated.predictions), strict=True)
         answered = dict(zip(numbers, answers, strict=True))
-        for number, (word, tag) in enumerate(zip(row["words"], row["tags"], strict=True)):
-            line = {"row": rows.number(index), "word": word, "label": tagset.names[tagset.keys[labels.key(tag)]]}
+        for number, word in enumerate(row["words"]):
+            line = {"row": rows.number(index), "word": word}
+            if labelled:
+                line["label"] = tagset.names[tagset.keys[labels.key(row["tags"][number])]]
             if number in answered:
                 answer, share = answered[number]
                 line |= {"prediction": tagset.names[answer], "probability": round(float(share), 4)}

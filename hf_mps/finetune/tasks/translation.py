@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,15 +12,16 @@ from pydantic import model_validator
 from hf_mps.core.errors import UserError, nearest
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.models import seq2seq
-from hf_mps.finetune.models.seq2seq import ARGUMENTS, SETTLED
+from hf_mps.finetune.models.seq2seq import ARGUMENTS, SETTLED, TRUTH
 from hf_mps.finetune.recipe import schema
 
 if TYPE_CHECKING:
     from hf_mps.finetune.data.load import Rows
     from hf_mps.finetune.models.checkpoint import Checkpoint
+    from hf_mps.finetune.tasks._answering import Answering
     from hf_mps.finetune.tasks._base import Prepared
 
-__all__ = ["ARGUMENTS", "SETTLED", "Recipe", "prepare", "smoke_rows"]
+__all__ = ["ARGUMENTS", "SETTLED", "TRUTH", "Recipe", "answer", "prepare", "smoke_rows"]
 
 
 class Data(schema.Data):
@@ -45,16 +47,27 @@ class Recipe(seq2seq.Recipe):
 
 def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
     """Make features, model, collator and metrics. Raises UserError for what cannot be used."""
+    return seq2seq.prepare(
+        recipe, rows, checkpoint, _kind(recipe), lambda tokenizer, model: _set_languages(recipe, tokenizer, model)
+    )
+
+
+def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], device: str) -> Answering:
+    """Return how a saved model translates. Raises UserError for a checkpoint or languages that cannot be used."""
+    return seq2seq.answer(
+        recipe, checkpoint, chosen, _kind(recipe), lambda tokenizer, model: _set_languages(recipe, tokenizer, model)
+    )
+
+
+def _kind(recipe: Recipe) -> seq2seq.Seq2SeqTask:
+    """Return what is a translation's own, named by the languages that the columns are called."""
     source, target = (name.rpartition(".")[2] for name in recipe.data.columns.roles().values())
-    kind = seq2seq.Seq2SeqTask(
+    return seq2seq.Seq2SeqTask(
         pipeline_tag="translation",
         metrics=("sacrebleu", "chrf", "bleu"),
         what="answers with the source itself",
         untrained=str,
         prefix=f"translation_{source}_to_{target}",
-    )
-    return seq2seq.prepare(
-        recipe, rows, checkpoint, kind, lambda tokenizer, model: _set_languages(recipe, tokenizer, model)
     )
 
 

@@ -59,6 +59,24 @@ def conversation(row: Mapping[str, Any]) -> list[dict[str, str]]:
     return chat.instruction(row["instruction"], row.get("input"), row["output"], row.get("system"))
 
 
+def prompt(rows: Rows, row: Mapping[str, Any], index: int) -> list[dict[str, str]]:
+    """Return what one row asks: its conversation up to the last words of the user, without an answer behind them.
+
+    Raises UserError, naming the row, for a row that asks nothing.
+    """
+    try:
+        if "messages" not in row and not isinstance(row["instruction"], str):
+            raise chat.ConversationError("has no instruction; allowed: a text in every row")
+        whole = conversation({**row, "output": ""})
+        while whole and whole[-1]["role"] == "assistant":
+            whole.pop()
+        if not whole:
+            raise chat.ConversationError("asks nothing; allowed: words of the user")
+    except chat.ConversationError as error:
+        raise row_error(rows, index, error) from error
+    return whole
+
+
 def row_error(rows: Rows, index: int, why: chat.ConversationError) -> UserError:
     """Return the error for a row whose conversation cannot be used."""
     return UserError(f"{rows.where}: row {rows.number(index)} {why}")

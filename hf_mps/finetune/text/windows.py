@@ -34,12 +34,17 @@ class QAWindowing:
     @property
     def columns(self) -> list[str]:
         """The model's inputs: the tokenizer's columns, and the first and last token of the answer."""
-        return [*self.tokenizer("a", "b"), "start_positions", "end_positions"]
+        return [*self.inputs, "start_positions", "end_positions"]
+
+    @property
+    def inputs(self) -> list[str]:
+        """The tokenizer's columns alone, for questions whose answers nobody knows."""
+        return list(self.tokenizer("a", "b"))
 
     def windows(self, rows: Rows) -> Dataset:
         """A row for each window, those of a question in a row: `columns`, and for the answers `row` (the question's
         number), `starts` and `ends` (the characters of each token in the text, NOWHERE outside) and `null`, the token
-        that says "no answer here".
+        that says "no answer here". Rows without answers are taken for unanswered ones.
 
         Raises UserError for a row without a text, an answer that is not where it should be, a question too long.
         """
@@ -76,7 +81,9 @@ class QAWindowing:
         columns |= {"start_positions": [], "end_positions": []}
         spans = [
             _first_answer(rows, context, value, index)
-            for context, value, index in zip(contexts, batch["answers"], indices, strict=True)
+            for context, value, index in zip(
+                contexts, batch.get("answers", [None] * len(indices)), indices, strict=True
+            )
         ]
         for number, source in enumerate(sources):
             inside = [part == int(last) for part in encoded.sequence_ids(number)]
@@ -124,7 +131,7 @@ def token_span(starts: Sequence[int], ends: Sequence[int], span: tuple[int, int]
 def check(rows: Mapping[str, Rows]) -> None:
     """Raise UserError where questions or texts are no text, or answers do not have SQuAD's form."""
     for split in rows.values():
-        tokens.refuse_other_than_text(split, ["context", "question"])
+        check_texts(split)
         kind = split.dataset.features["answers"]
         inside = getattr(kind, "feature", kind)
         if not isinstance(inside, dict) or not {"text", "answer_start"} <= set(inside):
@@ -132,6 +139,11 @@ def check(rows: Mapping[str, Rows]) -> None:
                 f"{split.where}: data.columns.answers names a column of {kind}; allowed: SQuAD's"
                 ' {"text": [...], "answer_start": [...]} or a list of {"text", "answer_start"}'
             )
+
+
+def check_texts(rows: Rows) -> None:
+    """Raise UserError where questions or texts are no text."""
+    tokens.refuse_other_than_text(rows, ["context", "question"])
 
 
 def refuse_slow(tokenizer: Any, model: str) -> None:

@@ -60,6 +60,12 @@ def decide(train: Rows, others: Iterable[Rows], named_in_recipe: Sequence[str] |
     return tagset
 
 
+def kept(config: Any) -> Tags:
+    """Return the tags that a saved model's configuration names, in the order of their ids."""
+    found = labels.kept(config)
+    return Tags(found.names, found.keys, found.reason)
+
+
 def described(tagset: Tags) -> Choice[str]:
     """Return the tags in words, as a header shows them."""
     return Choice(f"{len(tagset.names)} tags: {labels.listed(tagset.names)}", tagset.reason)
@@ -97,18 +103,23 @@ def labelled_words(word_ids: Sequence[int | None]) -> list[int]:
     return list(dict.fromkeys(word for word in word_ids if word is not None))
 
 
+def refuse_other_than_lists(rows: Rows, role: str = "words") -> None:
+    """Raise UserError where the column of words, or of tags, holds no lists of them."""
+    kind = rows.dataset.features[role]
+    inner = getattr(kind, "feature", None)
+    allowed = TEXT if role == "words" else (*TEXT, "int64", "int32", "int16", "int8", "uint8")
+    if getattr(inner, "dtype", None) not in allowed:
+        came = getattr(kind, "dtype", None) or type(kind).__name__
+        raise UserError(
+            f"{rows.where}: data.columns.{role} names a column of type {came}; allowed: a list of {role} in each"
+            f" row, as JSON and Parquet have them"
+        )
+
+
 def _refuse_misfits(rows: Rows) -> None:
     """Raise UserError where the columns are no lists of words and tags, or differ in length in a row."""
-    for role, what in (("words", "words"), ("tags", "tags")):
-        kind = rows.dataset.features[role]
-        inner = getattr(kind, "feature", None)
-        allowed = TEXT if role == "words" else (*TEXT, "int64", "int32", "int16", "int8", "uint8")
-        if getattr(inner, "dtype", None) not in allowed:
-            came = getattr(kind, "dtype", None) or type(kind).__name__
-            raise UserError(
-                f"{rows.where}: data.columns.{role} names a column of type {came}; allowed: a list of {what} in each"
-                f" row, as JSON and Parquet have them"
-            )
+    for role in ("words", "tags"):
+        refuse_other_than_lists(rows, role)
     for index, (words, row) in enumerate(zip(rows.dataset["words"], rows.dataset["tags"], strict=True)):
         place = f"{rows.where}: row {rows.number(index)}"
         if words is None or row is None:

@@ -1,0 +1,78 @@
+"""`hf-mps evaluate`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hf_mps.cli.options import Debug, Json, Overrides, SavedModel, SavedTask, deferred
+from hf_mps.core import status
+from hf_mps.core.errors import UserError
+
+if TYPE_CHECKING:
+    from hf_mps.saved.evaluate import Measured
+
+
+@deferred
+def evaluate(
+    run: SavedModel,
+    overrides: Overrides = None,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Rows that are computed at once.")] = None,
+    task: SavedTask = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Measure a saved model by the metrics of its run, without training and without writing a file.
+
+    On the rows that the run evaluated, which gives the run's own figures again, or on others with labels:
+    data.validation=other.csv, and data.test=more.csv for a further split.
+    """
+    wrong = [word for word in overrides or () if "=" not in word]
+    if wrong:
+        raise UserError(f"'{wrong[0]}' is no KEY=VALUE; next, to measure a file: data.validation={wrong[0]}")
+    from hf_mps.saved.run import open_run
+
+    saved = open_run(run, task)
+    with status.shown("loading PyTorch …"):
+        from hf_mps.saved.evaluate import evaluate as measure
+
+        measured = measure(saved, overrides or (), batch=batch)
+    if json:
+        _print_json(measured)
+    else:
+        _print_table(measured)
+
+
+def _print_table(measured: Measured) -> None:
+    from hf_mps.core.text import aligned, counted
+
+    for split, metrics in measured.metrics.items():
+        before = measured.of_the_run(split)
+        heads = ("metric", split, *(("its run",) if before else ()))
+        lines = [
+            (name, f"{metrics[name]:.4f}", *((f"{before[name]:.4f}" if name in before else "",) if before else ()))
+            for name in sorted(metrics, key=lambda name: (name != measured.main, name == "loss"))
+        ]
+        for line in aligned([heads, *lines], right=(1, 2)):
+            print(line)
+        print(f"rows  {counted(measured.rows[split], 'row')}, {measured.where[split]}")
+
+
+def _print_json(measured: Measured) -> None:
+    from json import dumps
+
+    from hf_mps.core.files import plain
+
+    content: dict[str, Any] = {
+        "run": measured.run.where,
+        "task": measured.run.task,
+        "device": measured.device,
+        "choices": measured.choices,
+        "main_metric": measured.main,
+        "splits": {
+            split: {"rows": measured.rows[split], "of": measured.where[split], "metrics": metrics}
+            for split, metrics in measured.metrics.items()
+        },
+    }
+    print(dumps(plain(content), indent=2, ensure_ascii=False))
