@@ -43,7 +43,7 @@ def trainer(
     answers are equal to the last bit. Nothing is written but an empty `folder`. Raises UserError for arguments that
     transformers refuses and a precision that the device lacks.
     """
-    from transformers import Trainer, TrainingArguments
+    from transformers import PrinterCallback, Trainer, TrainingArguments
 
     said = {key: value for key, value in recipe.training.items() if value is not None}
     if device.value != "cuda":
@@ -72,6 +72,8 @@ def trainer(
         )
     except REFUSALS as error:
         raise refused(error) from error
+    if hasattr(built, "remove_callback"):
+        built.remove_callback(PrinterCallback)
     evaluation.every_row(built)
     return built, {"precision": precision, "batch": size}
 
