@@ -10,6 +10,7 @@ import typer
 
 from hf_mps.cli.audit import audit
 from hf_mps.cli.bench import bench
+from hf_mps.cli.chat import chat
 from hf_mps.cli.config import config
 from hf_mps.cli.doctor import doctor
 from hf_mps.cli.evaluate import evaluate
@@ -94,6 +95,7 @@ def run(
 
 app.command()(audit)
 app.command()(bench)
+app.command()(chat)
 app.command()(config)
 app.command()(doctor)
 app.command()(evaluate)

@@ -167,8 +167,7 @@ def answers(
     Prompts are cut on their left so that prompt and answer fit the model's positions.
     """
     model = trainer.model
-    positions = getattr(model.config, "max_position_embeddings", None) or 2**31
-    longest_prompt = max(1, positions - settings.max_new_tokens)
+    longest_prompt = max(1, positions(model) - settings.max_new_tokens)
     model.eval()
     for start in range(0, len(prompts), at_once):
         # verbose=False: the tokenizer would warn of prompts longer than the model's positions, and they are cut here.
@@ -176,15 +175,36 @@ def answers(
             "input_ids"
         ]
         ids = [prompt_ids[-longest_prompt:] for prompt_ids in prompts_ids]
-        # The answer follows the last token of each prompt, so padding is on the left.
-        batch = tokenizer.pad({"input_ids": ids}, padding_side="left", return_tensors="pt").to(model.device)
-        with errors_only():
-            generated = model.generate(
-                **batch,
-                max_new_tokens=min(settings.max_new_tokens, positions - batch["input_ids"].shape[1]) or 1,
-                do_sample=False,
-                num_beams=1,
-                pad_token_id=tokenizer.pad_token_id,
-                use_cache=True,
-            )
-        yield from tokenizer.batch_decode(generated[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+        yield from generated(model, tokenizer, ids, settings.max_new_tokens)
+
+
+def positions(model_: Any) -> int:
+    """Return how many tokens a model has positions for."""
+    return getattr(model_.config, "max_position_embeddings", None) or lengths.UNLIMITED
+
+
+def generated(model_: Any, tokenizer: Any, ids: list[list[int]], max_new_tokens: int, **how: Any) -> list[str]:
+    """Return what a model says behind each prompt's `ids`, without special tokens; greedy unless `how` says otherwise.
+
+    It ends at the tokens of its generation configuration, and where the chat template ends a turn.
+    """
+    # The answer follows the last token of each prompt, so padding is on the left.
+    batch = tokenizer.pad({"input_ids": ids}, padding_side="left", return_tensors="pt").to(model_.device)
+    width = batch["input_ids"].shape[1]
+    settings = {"do_sample": False, "num_beams": 1, "pad_token_id": tokenizer.pad_token_id, "use_cache": True}
+    with errors_only():
+        made = model_.generate(
+            **batch,
+            max_new_tokens=min(max_new_tokens, positions(model_) - width) or 1,
+            **(settings | _ends(model_, tokenizer) | how),
+        )
+    texts: list[str] = tokenizer.batch_decode(made[:, width:], skip_special_tokens=True)
+    return texts
+
+
+def _ends(model_: Any, tokenizer: Any) -> dict[str, list[int]]:
+    """Return the further end of an answer where the template has one that the model's configuration lacks."""
+    known = model_.generation_config.eos_token_id
+    ends = [] if known is None else list(known) if isinstance(known, (list, tuple)) else [known]
+    turn = chat.end_of_turn(tokenizer) if tokenizer.chat_template else None
+    return {"eos_token_id": [*ends, turn]} if turn is not None and turn not in ends else {}

@@ -14,6 +14,8 @@ A task's module offers
 - `TRUTH`, the roles that only rows with labels have, and `OPTIONAL`, those that a row to be answered may lack beside
   them (`input` of Alpaca's); `ASKED`, columns by their roles that such rows may have though the recipe names none. Each
   is left out where there are none;
+- `CHATS = True`, only where its models answer conversations (`hf-mps chat`);
+- `reference(recipe)`, only where a saved model is measured against the one that it was trained from, which it returns;
 - `ARGUMENTS`, only where it trains with a subclass of TrainingArguments: its file's path inside site-packages and the
   class ("transformers/training_args_seq2seq.py", "Seq2SeqTrainingArguments");
 - `SETTLED`, only where it sets fields of those arguments itself: {field: where the recipe says it, or why not at all}.

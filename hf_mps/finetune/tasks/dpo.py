@@ -45,6 +45,7 @@ RATE, RATE_OF_ADAPTERS = 1e-6, 1e-5
 # A row to be answered has a pair, whose rewards are measured, or a prompt alone.
 OPTIONAL = ("prompt", "chosen", "rejected")
 ASKED = {"prompt": "prompt"}
+CHATS = True
 IDS = ("prompt_ids", "chosen_ids", "rejected_ids")
 
 

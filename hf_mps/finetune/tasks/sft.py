@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 METRICS = ("perplexity", "accuracy")
 TRUTH = ("output",)
 OPTIONAL = ("input", "system")
+CHATS = True
 ASK = "Say it in other words: "
 
 

@@ -142,6 +142,19 @@ def render(tokenizer: Any, conversation: Sequence[Message], *, prompt: bool = Fa
     return str(_rendered(tokenizer, conversation, tokenize=False, add_generation_prompt=prompt))
 
 
+def end_of_turn(tokenizer: Any) -> int | None:
+    """Return the special token with which the template ends the assistant's words; None where it ends them otherwise.
+
+    A base model that learned a template may have another end in its generation configuration, and would talk on.
+    """
+    try:
+        encoded = encode(tokenizer, [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    except ConversationError:
+        return None
+    said = [token for token, own in zip(encoded.input_ids, encoded.assistant_mask, strict=True) if own]
+    return said[-1] if said and said[-1] in tokenizer.all_special_ids else None
+
+
 def _marks_assistant(tokenizer: Any) -> bool:
     return isinstance(tokenizer.chat_template, str) and _GENERATION.search(tokenizer.chat_template) is not None
 
