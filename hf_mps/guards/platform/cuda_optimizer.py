@@ -9,10 +9,10 @@ from typing import Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.guards.base import Guard
+from hf_mps.operators import dispatcher
 
 UPDATES = {8: "bitsandbytes::optimizer_update_8bit_blockwise", 32: "bitsandbytes::optimizer_update_32bit"}
 """The operator of a step, by the bits of the optimizer's state; 0.50 has a kernel of the second for all devices."""
-_KEYS = ("MPS", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
 _OF_32_BITS = {"lion_32bit", "ademamix", "rmsprop_bnb", "rmsprop_bnb_32bit"}
 """Trainer's other names of bitsandbytes' optimizers (transformers, trainer_optimizer.py)."""
 
@@ -22,7 +22,8 @@ _LOOKED = "_hf_mps_looked"
 class CudaOptimizer(Guard):
     """Looks at Trainer's `optim`, and at optimizers of bitsandbytes that any other loop makes.
 
-    What a kernel for the CPU can do through the fallback may train; that says itself what it costs.
+    A kernel for the CPU alone, as 0.50 has one of the 8-bit step, counts for none: through the fallback every weight,
+    gradient and moment would go there and back at each step.
     """
 
     name = "cuda-optimizer"
@@ -85,9 +86,7 @@ def reason_against(optim: str) -> str:
 
 
 def _lacks(bits: int, *, paged: bool) -> str:
-    """Why a step of such an optimizer ends in an error on mps, or an empty string."""
-    import torch
-
+    """Why such an optimizer cannot step on mps itself, or an empty string."""
     if find_spec("bitsandbytes") is None:
         # For 32 bits transformers' own words are right: once installed, it trains.
         what = "paged" if paged else "8-bit"
@@ -97,7 +96,7 @@ def _lacks(bits: int, *, paged: bool) -> str:
     if paged and not _pages():
         return "paged optimizers of the installed bitsandbytes need CUDA's managed memory, which Metal does not have"
     try:
-        if any(torch._C._dispatch_has_kernel_for_dispatch_key(UPDATES[bits], key) for key in _KEYS):
+        if not dispatcher.is_missing(UPDATES[bits]) and not dispatcher.has_no_kernel(UPDATES[bits]):
             return ""
     except RuntimeError:  # an older bitsandbytes, whose step is no operator of torch's
         pass
