@@ -306,8 +306,8 @@ def test_an_unknown_key_of_the_configuration(finetune: Command) -> None:
         ),
         (
             "optim=paged_adamw_8bit",
-            "training.optim=paged_adamw_8bit: paged optimizers of the installed bitsandbytes need CUDA's managed memory,"
-            " which Metal does not have; allowed: adamw_torch, sgd, adafactor, …",
+            "training.optim=paged_adamw_8bit: paged optimizers of the installed bitsandbytes need CUDA's managed"
+            " memory, which Metal does not have; allowed: adamw_torch, sgd, adafactor, …",
         ),
         (
             "optim=adamw_bnb_8bit",
