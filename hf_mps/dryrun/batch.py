@@ -9,7 +9,7 @@ from typing import Any
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.tasks._base import Prepared
 
-IDS, SOUND = "input_ids", "input_values"
+IDS, SOUND, PIXELS = "input_ids", "input_values", "pixel_values"
 # What an encoder-decoder model reads and writes on its decoder's side.
 TARGETS = ("labels", "decoder_input_ids", "decoder_attention_mask")
 
@@ -74,13 +74,22 @@ def widened(batch: Mapping[str, Any], wide: Width) -> dict[str, Any]:
         for other, tensor in batch.items():
             own = other.startswith(prefix) and not (wide.targets is not None and other in TARGETS)
             if own and getattr(tensor, "ndim", 0) > 1 and tensor.shape[-1] == ids.shape[-1]:
-                result[other] = _repeated(tensor, size)
+                # Each place of an image belongs to one: the words behind it are repeated, the places are not.
+                result[other] = _continued(tensor, size) if PIXELS in batch else _repeated(tensor, size)
     return result
 
 
 def _repeated(tensor: Any, width: int) -> Any:
     times = -(-width // tensor.shape[-1])
     return tensor.repeat(*[1] * (tensor.ndim - 1), times)[..., :width].contiguous()
+
+
+def _continued(tensor: Any, width: int) -> Any:
+    import torch
+
+    last = tensor[..., -1:]
+    missing = max(0, width - tensor.shape[-1])
+    return torch.cat([tensor, last.expand(*tensor.shape[:-1], missing)], dim=-1)
 
 
 def _rate(prepared: Prepared) -> int:

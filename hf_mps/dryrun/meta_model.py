@@ -54,6 +54,22 @@ class MetaCheckpoint(Checkpoint):
             tiny_model.image_processor(Path(self.source), shrink.picture(self.size, PICTURE))
             return super().image_processor()
 
+    def processor(self, config: Any) -> Any:
+        """The checkpoint's own; where that cannot be had, one that makes as many tokens of an image.
+
+        `config` is then told the number that stands for an image among the tiny model's words.
+        """
+        from hf_mps.finetune.models import checkpoint
+        from hf_mps.finetune.smoke import seeing
+
+        try:
+            return checkpoint.resolve(self.name).processor(config)
+        except UserError:
+            seeing.image_processor(Path(self.source), config)
+            made = Checkpoint(self.name, self.source, local=True).processor(config)
+            config.image_token_id = made.image_token_id
+            return made
+
     def model(self, auto_class: Any, **settings: Any) -> tuple[Any, Choice[str]]:
         """The architecture in `dtype`, of the settings or the checkpoint's own.
 

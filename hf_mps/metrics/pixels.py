@@ -26,25 +26,43 @@ def mean_iou(
     """
     import numpy
 
-    shared, answered, present = (numpy.zeros(num_labels) for _ in range(3))
+    total = numpy.zeros((3, num_labels))
     for prediction, reference in zip(predictions, references, strict=True):
-        answer, truth = numpy.asarray(prediction), _relabelled(numpy.asarray(reference), label_map, reduce_labels)
-        counted = truth != ignore_index
-        answer, truth = answer[counted], truth[counted]
-        for total, area in ((shared, answer[answer == truth]), (answered, answer), (present, truth)):
-            total += numpy.bincount(area[(area >= 0) & (area < num_labels)].astype(int), minlength=num_labels)
+        truth = _relabelled(numpy.asarray(reference), label_map, reduce_labels)
+        total += areas(numpy.asarray(prediction), truth, num_labels, ignore_index)
+    scores = overlaps(total)
+    if nan_to_num is None:
+        return scores
+    return {name: numpy.nan_to_num(value, nan=nan_to_num) for name, value in scores.items()}
+
+
+def areas(answer: Any, truth: Any, num_labels: int, ignore_index: int) -> Any:
+    """Return the pixels of each class that are right, that were answered and that there are, of shape (3, classes).
+
+    `answer` and `truth` are maps of classes of one shape; pixels whose truth is `ignore_index` do not count.
+    """
+    import numpy
+
+    counted = truth != ignore_index
+    answer, truth = answer[counted], truth[counted]
+    found = [area[(area >= 0) & (area < num_labels)] for area in (answer[answer == truth], answer, truth)]
+    return numpy.stack([numpy.bincount(area.astype(int), minlength=num_labels) for area in found])
+
+
+def overlaps(total: Any) -> dict[str, Any]:
+    """Return `mean_iou`'s scores of `areas` summed over images. A class that no map holds is NaN, left out of means."""
+    import numpy
+
+    shared, answered, present = numpy.asarray(total, dtype=numpy.float64)
     with numpy.errstate(divide="ignore", invalid="ignore"):
         overlap, accuracy = shared / (answered + present - shared), shared / present
-        scores = {
+        return {
             "mean_iou": numpy.nanmean(overlap),
             "mean_accuracy": numpy.nanmean(accuracy),
             "overall_accuracy": shared.sum() / present.sum(),
             "per_category_iou": overlap,
             "per_category_accuracy": accuracy,
         }
-    if nan_to_num is None:
-        return scores
-    return {name: numpy.nan_to_num(value, nan=nan_to_num) for name, value in scores.items()}
 
 
 def _relabelled(truth: Any, label_map: Mapping[int, int] | None, reduce_labels: bool) -> Any:

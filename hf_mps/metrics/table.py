@@ -192,7 +192,9 @@ METRICS: dict[str, Metric] = {
         # The last form is that of datasets 1 and 2: tokens, not texts.
         evaluate=Interface(texts.bleu, [*_SEVERAL, (["string"], [["string"]])]),
     ),
-    "mean_iou": Metric(evaluate=Interface(pixels.mean_iou, [("map", "map")])),
+    "mean_iou": Metric(
+        ("mean_iou", "mean_accuracy", "overall_accuracy"), evaluate=Interface(pixels.mean_iou, [("map", "map")])
+    ),
     "perplexity": Metric(("perplexity",), lower_is_better=True),
     "rewards/accuracies": Metric(("rewards/accuracies",)),
     "rewards/margins": Metric(("rewards/margins",)),

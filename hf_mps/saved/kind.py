@@ -19,6 +19,9 @@ ARCHITECTURES = {
     "ForImageClassification": "image-classification",
     "ForCTC": "speech-recognition",
     "ForMaskedLM": "masked-lm",
+    **dict.fromkeys(
+        (f"{name}ForConditionalGeneration" for name in ("Idefics3", "SmolVLM", "VL", "Llava", "InternVL")), "image-text"
+    ),
     "MTModel": "translation",
     "M2M100ForConditionalGeneration": "translation",
     "ForConditionalGeneration": "summarization",

@@ -59,7 +59,10 @@ class Rows:
 
         Raises UserError, naming the row, for a gap and for a file that is missing or cannot be read.
         """
-        value: Any = self.dataset[index][role]
+        return self.content_of(self.dataset[index][role], index, role)
+
+    def content_of(self, value: Any, index: int, role: str) -> bytes:
+        """Return as `content` the image or sound that `value`, of column `role` in row `index` or in its list, is."""
         where = f"{self.where}: row {self.number(index)}"
         name = value.get("path") if isinstance(value, dict) else value
         if isinstance(value, dict) and value.get("bytes") is not None:

@@ -220,6 +220,8 @@ def undecoded(dataset: Dataset) -> Dataset:
     for column, kind in dataset.features.items():
         if isinstance(kind, Image):
             dataset = dataset.cast_column(column, Image(decode=False))
+        elif isinstance(getattr(kind, "feature", None), Image):
+            dataset = dataset.cast_column(column, type(kind)(Image(decode=False)))
         elif isinstance(kind, Audio):
             dataset = dataset.cast_column(column, Audio(decode=False))
     return dataset

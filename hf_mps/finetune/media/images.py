@@ -9,11 +9,12 @@ from __future__ import annotations
 import io
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, field_validator
 
+from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import first_line
 from hf_mps.finetune.recipe import schema
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 # convolutions" (arXiv 1409.4842), as in torchvision's RandomResizedCrop.
 RATIO = (3 / 4, 4 / 3)
 TRIES = 10
+# EXIF's tag of how an image was held, and from which value on width and height change places.
+ORIENTATION, SIDEWAYS = 0x0112, 5
 
 
 class Augmentation(schema.Section):
@@ -95,24 +98,51 @@ def opened(rows: Rows, index: int) -> Any:
 
     Raises UserError, naming the row, for what is no image, is cut off, or has more pixels than Pillow opens.
     """
+    return opened_value(rows, index, rows.dataset[index]["image"])
+
+
+def opened_value(
+    rows: Rows, index: int, value: Any, role: str = "image", made: Callable[[Any], Any] | None = None
+) -> Any:
+    """Return as `opened` the image that `value` is, of column `role` in row `index` or in its list.
+
+    `made` is called with the PIL image as its file has it, turned, in place of `rgb`.
+    """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
-    content = rows.content(index, "image")
+    content, place = rows.content_of(value, index, role), _place(rows, index, value, role)
     try:
         with Image.open(io.BytesIO(content)) as image:
-            return rgb(ImageOps.exif_transpose(image))
+            return (made or rgb)(ImageOps.exif_transpose(image))
     except UnidentifiedImageError as error:
-        raise UserError(
-            f"{_place(rows, index)} is no image that Pillow can read; allowed: PNG, JPEG and the like"
-        ) from error
+        raise UserError(f"{place} is no image that Pillow can read; allowed: PNG, JPEG and the like") from error
     except Image.DecompressionBombError as error:
-        raise UserError(f"{_place(rows, index)} {_too_large()}") from error
+        raise UserError(f"{place} {_too_large()}") from error
     except (MemoryError, UserError):
         raise
     except Exception as error:  # a decoder raises anything for a truncated file: struct.error, KeyError, …
         raise UserError(
-            f"{_place(rows, index)} cannot be decoded: {first_line(error)}; next: save it again, or leave it out"
+            f"{place} cannot be decoded: {first_line(error)}; next: save it again, or leave it out"
         ) from error
+
+
+def dimensions(rows: Rows, index: int, value: Any, role: str = "image") -> tuple[int, int]:
+    """Return the (width, height) in pixels of the image that `value` is, once turned; only its header is read.
+
+    Raises UserError as `opened`.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(rows.content_of(value, index, role))) as image:
+            width, height = image.size
+            turned = image.getexif().get(ORIENTATION, 1) >= SIDEWAYS
+    except UserError:
+        raise
+    except Exception:  # whatever a decoder raises of a broken file: the whole image says it better
+        width, height = opened_value(rows, index, value, role).size
+        turned = False
+    return (height, width) if turned else (width, height)
 
 
 def rgb(image: Any) -> Any:
@@ -154,13 +184,17 @@ def _too_large() -> str:
 
 def name(rows: Rows, index: int) -> str:
     """Return the file of a row's image; empty where the data do not say."""
-    value = rows.dataset[index]["image"]
+    return named(rows.dataset[index]["image"])
+
+
+def named(value: Any) -> str:
+    """Return the file of the image that `value` of a row is; empty where the data do not say."""
     said = value.get("path") if isinstance(value, dict) else value
     return said or ""
 
 
-def _place(rows: Rows, index: int) -> str:
-    return " ".join((f"{rows.where}: row {rows.number(index)}: image", name(rows, index))).rstrip()
+def _place(rows: Rows, index: int, value: Any, role: str) -> str:
+    return " ".join((f"{rows.where}: row {rows.number(index)}: {role.removesuffix('s')}", named(value))).rstrip()
 
 
 def augmented(
@@ -170,11 +204,11 @@ def augmented(
     from PIL import Image
 
     width, height = image.size
-    part = image.resize(shape[::-1], resample=resample, box=_part(width, height, augment.crop, draw))
+    part = image.resize(shape[::-1], resample=resample, box=part_of(width, height, augment.crop, draw))
     return part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draw.random() < augment.flip else part
 
 
-def _part(width: int, height: int, shares: Sequence[float], draw: random.Random) -> tuple[int, int, int, int]:
+def part_of(width: int, height: int, shares: Sequence[float], draw: random.Random) -> tuple[int, int, int, int]:
     """Return the corners (left, upper, right, lower) of a part with a drawn share of the area and a drawn aspect ratio.
 
     Where TRIES draws do not fit into the image, return the largest central part with an aspect ratio within RATIO.
@@ -205,19 +239,43 @@ def size(processor: Any) -> tuple[int, int]:
     )
 
 
-def refuse_missing(rows: Rows) -> None:
+def described(processor: Any) -> str:
+    """Return the size of a processor's output in words."""
+    said = ", ".join(f"{name} {pixels}" for name, pixels in dict(processor.size).items() if pixels)
+    return f"{said} pixels"
+
+
+def described_augmentation(augmentation: Augmentation | None) -> Choice[str]:
+    """Return how training images are varied, with the reason."""
+    if augmentation is None:
+        return Choice("none", "augmentation in the recipe")
+    return Choice(
+        str(augmentation), "drawn from the seed, the epoch and the row alone: a resumed run sees the same images"
+    )
+
+
+def trainer(train: Any, *, callbacks: Sequence[Any], **settings: Any) -> Any:
+    """Return transformers' Trainer, with a callback that tells the training images (`begin`) each epoch."""
+    from transformers import Trainer
+
+    from hf_mps.finetune.run.callbacks import Epochs
+
+    return Trainer(callbacks=[*callbacks, Epochs(train.begin)], **settings)
+
+
+def refuse_missing(rows: Rows, role: str = "image") -> None:
     """Raise UserError for the first row whose image file is missing or no image, before a run begins."""
     from PIL import Image
 
-    for index, value in enumerate(rows.dataset["image"]):
+    for index, value in enumerate(rows.dataset[role]):
         said = value.get("path") if isinstance(value, dict) else value
         if isinstance(value, dict) and value.get("bytes") is not None:
             continue  # decoded later: decoding all of them now would take long
         if not isinstance(said, str):
-            rows.content(index, "image")  # which refuses it
+            rows.content_of(value, index, role)  # which refuses it
             continue
         try:
             with Image.open(rows.path(said)):  # the header alone
                 pass
         except Exception:  # whatever a decoder raises of a broken file
-            opened(rows, index)
+            opened_value(rows, index, value, role)

@@ -94,6 +94,31 @@ class Checkpoint:
         with errors_only():
             return self._load("image processor", AutoImageProcessor.from_pretrained, backend="pil")
 
+    def processor(self, config: Any) -> Any:
+        """Load the processor of texts and images of a model of `config`, its images prepared with PIL.
+
+        It reads no videos: for those its class would need torchvision. Raises UserError where it is missing or cannot
+        be read, and for an architecture without one.
+        """
+        from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+
+        if type(config) not in PROCESSOR_MAPPING:
+            raise UserError(
+                f"model {self.name}: a {config.model_type} reads no text beside images; allowed: a model"
+                " of images and text, such as HuggingFaceTB/SmolVLM-256M-Instruct"
+            )
+        kind = PROCESSOR_MAPPING[type(config)]
+        parts = {"image_processor": self.image_processor, "tokenizer": self.tokenizer}
+        settings = {
+            "get_attributes": classmethod(lambda cls: list(parts)),
+            "_get_arguments_from_pretrained": classmethod(lambda cls, *_, **__: [load() for load in parts.values()]),
+        }
+        try:
+            with errors_only():
+                return self._load("processor", type(kind.__name__, (kind,), settings).from_pretrained)
+        except ImportError as error:
+            raise UserError(f"model {self.name}: its processor cannot be loaded: {first_line(error)}") from error
+
     def feature_extractor(self) -> Any:
         """Load the feature extractor for sound. Raises UserError where it is missing or cannot be read."""
         from transformers import AutoFeatureExtractor

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from hf_mps.core.choice import Choice
+from hf_mps.finetune.models import attention
 from hf_mps.finetune.models.lora import Lora, apply, save, snippet
 from hf_mps.finetune.recipe import schema, training_section
 from hf_mps.finetune.run.logging import errors_only
@@ -25,7 +26,11 @@ if TYPE_CHECKING:
 
 AUTO_CLASS = "AutoModelForCausalLM"
 # peft's task types of the two auto classes.
-TASK_TYPES = {AUTO_CLASS: "CAUSAL_LM", "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM"}
+TASK_TYPES = {
+    AUTO_CLASS: "CAUSAL_LM",
+    "AutoModelForImageTextToText": "CAUSAL_LM",
+    "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM",
+}
 # Longer than a classifier's rows: a model learns long context only from long rows.
 MAX_LENGTH = 512
 
@@ -70,22 +75,36 @@ def load(recipe: lengths.Padded, checkpoint: Checkpoint) -> Loaded:
 
 
 def model(
-    recipe: Recipe, checkpoint: Checkpoint, loaded: Loaded, auto_class: str = AUTO_CLASS, chunks: bool = True
+    recipe: Recipe,
+    checkpoint: Checkpoint,
+    loaded: Loaded,
+    auto_class: str = AUTO_CLASS,
+    chunks: bool = True,
+    only: Callable[[Any], tuple[str, Choice[str]]] | None = None,
 ) -> Any:
     """Load the model, with adapters where the recipe says `lora`, and with its loss in chunks where `chunks` and it
     allow.
 
-    Adds to the choices what was loaded, what trains, and how the loss is computed. Raises UserError for a checkpoint
-    that cannot be used and for layers that it does not have.
+    `only` freezes all of a model but one part and returns that part's name, which alone gets the adapters, and a
+    choice that says so. Adds to the choices what was loaded, what trains, and how the loss is computed. Raises
+    UserError for a checkpoint that cannot be used and for layers that it does not have.
     """
     import transformers
 
     from hf_mps.finetune.loss import deferred_head
 
     model_, loaded.choices["model"] = checkpoint.model(getattr(transformers, auto_class), config=loaded.config)
+    part = None
+    if only is not None:
+        part, loaded.choices["trained"] = only(model_)
     if recipe.lora is not None:
-        checkpointed = bool(recipe.training.get(training_section.checkpointing()))
-        model_, loaded.choices["lora"] = apply(model_, recipe.lora, TASK_TYPES[auto_class], checkpointed=checkpointed)
+        model_, loaded.choices["lora"] = apply(
+            model_,
+            recipe.lora,
+            TASK_TYPES[auto_class],
+            checkpointed=bool(recipe.training.get(training_section.checkpointing())),
+            part=part,
+        )
     if chunks:
         loaded.choices["loss"] = deferred_head.decide(recipe, model_)
     return model_
@@ -180,7 +199,7 @@ def answers(
 
 def positions(model_: Any) -> int:
     """Return how many tokens a model has positions for."""
-    return getattr(model_.config, "max_position_embeddings", None) or lengths.UNLIMITED
+    return getattr(attention.text_config(model_), "max_position_embeddings", None) or lengths.UNLIMITED
 
 
 def generated(model_: Any, tokenizer: Any, ids: list[list[int]], max_new_tokens: int, **how: Any) -> list[str]:

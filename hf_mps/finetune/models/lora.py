@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -54,14 +55,19 @@ def configuration(lora: Lora, task_type: str) -> Any:
     )
 
 
-def apply(model: Any, lora: Lora, task_type: str, *, checkpointed: bool = False) -> tuple[Any, Choice[str]]:
+def apply(
+    model: Any, lora: Lora, task_type: str, *, checkpointed: bool = False, part: str | None = None
+) -> tuple[Any, Choice[str]]:
     """Return the model with adapters, its own weights frozen, and a choice that names the adapted layers.
 
-    With `checkpointed` the model's blocks recompute their activations in the backward pass. Raises UserError where peft
-    is not installed or the model has none of `target_modules`.
+    With `checkpointed` the model's blocks recompute their activations in the backward pass. Adapters are given to the
+    module `part` alone where it is named, as `named_modules` has it. Raises UserError where peft is not installed or
+    the model (its `part`) has none of `target_modules`.
     """
     lora_config = configuration(lora, task_type)
-    _refuse_unknown(model, lora.target_modules)
+    _refuse_unknown(model if part is None else model.get_submodule(part), lora.target_modules)
+    if part is not None:
+        lora_config.target_modules = _inside(model.get_submodule(part), part, lora.target_modules)
     from peft import get_peft_model
 
     adapted = get_peft_model(model, lora_config)
@@ -118,8 +124,18 @@ def _summary(lora: Lora) -> str:
     )
 
 
+def _inside(module: Any, part: str, targets: list[str] | str) -> str:
+    """Return the pattern of peft (re.fullmatch of a layer's path) for `targets` below the module named `part`."""
+    import torch
+
+    linear = {path.rpartition(".")[2] for path, one in module.named_modules() if isinstance(one, torch.nn.Linear)}
+    names = linear if isinstance(targets, str) else targets
+    return rf"{re.escape(part)}\.(.*\.)?({'|'.join(re.escape(name) for name in sorted(names))})"
+
+
 def _reason(adapted: Any, lora: Lora) -> str:
-    modules = sorted(adapted.peft_config["default"].target_modules)
+    layers = (path for path, module in adapted.named_modules() if hasattr(module, "lora_A"))
+    modules = sorted({path.rpartition(".")[2] for path in layers})
     trained, total = adapted.get_nb_trainable_parameters()
     shown = ", ".join(modules[:SHOWN]) + (", …" if len(modules) > SHOWN else "")
     which = "every linear layer but the output layer" if lora.target_modules == ALL_LINEAR else "the recipe's layers"

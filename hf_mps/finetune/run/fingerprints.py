@@ -20,7 +20,7 @@ BLOCK = 1000
 # Bytes of a file that are.
 CHUNK = 2**20
 # Columns whose texts name files: what is in the files counts, not where they lie.
-MEDIA = ("image", "audio")
+MEDIA = ("image", "images", "mask", "audio")
 
 Splits = Mapping[str, Mapping[str, Any]]
 
@@ -107,15 +107,17 @@ def _digest(rows: Rows) -> str:
     for block in dataset.iter(BLOCK):
         count = len(next(iter(block.values()), ()))
         for role in media:
-            block[role] = [_content(rows, first + place, role) for place in range(count)]
+            block[role] = [_content(rows, block[role][place], first + place, role) for place in range(count)]
         # Of a text the letters, of a number the number: how Arrow cut and padded its buffers is no content.
         digest.update(json.dumps(block, sort_keys=True, default=_plain).encode())
         first += count
     return digest.hexdigest()
 
 
-def _content(rows: Rows, index: int, role: str) -> str:
-    return _hash(rows.content(index, role)).hexdigest()
+def _content(rows: Rows, value: Any, index: int, role: str) -> str | list[str]:
+    if isinstance(value, list):
+        return [_hash(rows.content_of(one, index, role)).hexdigest() for one in value]
+    return _hash(rows.content_of(value, index, role)).hexdigest()
 
 
 def _plain(value: Any) -> str:

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 # Values are followed in tensors of up to so many elements: ids, masks and lengths. Floats, such as an optimizer's first
-# moments, are followed only in small tensors.
+# moments, are followed only in small tensors; a batch's tensors, and what is computed from them, at their size.
 FOLLOWED, FRACTIONS = 2**22, 2**12
 CPU = torch.device("cpu")
 _aten = torch.ops.aten
@@ -42,9 +42,11 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, given: Iterable[tuple[torch.Tensor, torch.Tensor]] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._real: Any = WeakIdKeyDictionary()
+        self._most = FOLLOWED
         for fake, real in given:
-            if _followed(real.numel(), real.dtype):
-                self._real[fake] = real
+            # A batch's pixels too: Idefics3 asks which of its images are of zeros alone, and leaves those out.
+            self._real[fake] = real
+            self._most = max(self._most, real.numel())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -77,7 +79,7 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             result = func(*args, **kwargs)
         for fake, tensor in zip(tree_leaves(result), tree_leaves(real), strict=True):
-            if isinstance(fake, torch.Tensor) and tensor.numel() <= FOLLOWED:
+            if isinstance(fake, torch.Tensor) and tensor.numel() <= self._most:
                 self._real[fake] = tensor
         return result
 

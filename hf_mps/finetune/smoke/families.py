@@ -9,7 +9,7 @@ from hf_mps.finetune.models import checkpoint
 from hf_mps.finetune.models.known_configs import model_type
 from hf_mps.finetune.recipe.schema import Recipe
 
-Input = Literal["text", "image", "sound"]
+Input = Literal["text", "image", "sound", "image and text", "image and mask", "image and boxes"]
 Words = Literal["wordpiece", "sentence", "bytes", "chat", "pieces", ""]
 
 # How the tokenizer of each architecture makes words: what is not listed has none, or is text in bytes.
@@ -27,6 +27,8 @@ WORDS: dict[str, Words] = {
 USUAL: tuple[str, Input] = ("bert", "text")
 TASKS: dict[str, tuple[str, Input]] = {
     "image-classification": ("vit", "image"),
+    "image-segmentation": ("segformer", "image and mask"),
+    "image-text": ("idefics3", "image and text"),
     "speech-recognition": ("wav2vec2", "sound"),
     "causal-lm": ("gpt2", "text"),
     **dict.fromkeys(("sft", "dpo"), ("qwen2", "text")),

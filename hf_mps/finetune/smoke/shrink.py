@@ -87,7 +87,7 @@ def candidates(name: str, checkpoint_config: Mapping[str, Any], token_ids: Mappi
             key: value for key, value in token_ids.items() if key in defaults or key == "decoder_start_token_id"
         }
         try:
-            yield AutoConfig.for_model(name, **small | known_ids)
+            yield AutoConfig.for_model(name, **_with_words(small, defaults, token_ids) | known_ids)
         except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError):
             continue
 
@@ -160,6 +160,16 @@ def _small(
     if any(isinstance(defaults.get(key), (list, tuple)) for key in STAGES):
         small |= {key: size for key, size in STAGED.items() if isinstance(small.get(key), int) and key in sizes}
     return small
+
+
+def _with_words(small: Mapping[str, Any], defaults: Mapping[str, Any], token_ids: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration with the tokenizer's ids in the part of it that has a vocabulary (a text tower)."""
+    known = {
+        key: {name: one for name, one in token_ids.items() if name in defaults[key]}
+        for key, value in small.items()
+        if _is_config(value) and "vocab_size" in defaults.get(key, {})
+    }
+    return {key: {**value, **known[key]} if key in known else value for key, value in small.items()}
 
 
 def _is_config(value: Any) -> bool:

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.smoke import shrink, tokenizers
+from hf_mps.finetune.smoke import seeing, shrink, tokenizers
 from hf_mps.finetune.smoke.families import Family
 
 SPECIAL = ("pad", "bos", "eos", "sep", "cls", "mask", "unk")
+# The image processor of each kind of input, as the architectures that are usual for it have it.
+PICTURES = {"image": "ViTImageProcessor", "image and mask": "SegformerImageProcessor"}
 PARTS = ("bert", "electra")  # their tokenizers tell the model which of two texts a token belongs to
 
 
@@ -30,8 +32,10 @@ def write(family: Family, folder: Path, texts: Sequence[str], seed: int) -> None
     )
     if problem is not None:
         raise UserError(f"--smoke: no tiny {family.name} can be made of its configuration: {problem}")
-    if family.reads == "image":
-        image_processor(folder, shrink.picture(config))
+    if family.reads in PICTURES:
+        image_processor(folder, shrink.picture(config), PICTURES[family.reads])
+    if family.reads == "image and text":
+        seeing.image_processor(folder, config)
     set_seed(seed)
     with torch.device("cpu"):
         model = _auto_class(config).from_config(config)
@@ -41,9 +45,11 @@ def write(family: Family, folder: Path, texts: Sequence[str], seed: int) -> None
 def processor(family: Family, folder: Path, texts: Sequence[str]) -> dict[str, Any]:
     """Write a tiny `family`'s tokenizer (or processor) into `folder`; return what the configuration says of it."""
     folder.mkdir(parents=True)
-    if family.reads == "image":
-        image_processor(folder, (shrink.IMAGE, shrink.IMAGE))
+    if family.reads in PICTURES:
+        image_processor(folder, (shrink.IMAGE, shrink.IMAGE), PICTURES[family.reads])
         return {}
+    if family.reads == "image and text":
+        return seeing.processor(family, folder, texts)
     if family.reads == "sound":
         return tokenizers.letters(texts, folder)
     tokenizer = tokenizers.train(family.words, texts, parts=family.name in PARTS)
@@ -88,13 +94,19 @@ def _auto_class(config: Any) -> Any:
         return transformers.AutoModelForMaskedLM
     if config.model_type in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return transformers.AutoModelForCausalLM
+    if config.model_type in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+        return transformers.AutoModelForImageTextToText
     return transformers.AutoModel
 
 
-def image_processor(folder: Path, size: tuple[int, int]) -> None:
-    """Write the preprocessor_config.json of ViT's checkpoints, for images of `size` (height, width)."""
+def image_processor(folder: Path, size: tuple[int, int], kind: str | None = None) -> None:
+    """Write the preprocessor_config.json of an image processor, for images of `size` (height, width).
+
+    `kind` is its class; None is that of the file which is there.
+    """
+    file = folder / "preprocessor_config.json"
     settings = {
-        "image_processor_type": "ViTImageProcessor",
+        "image_processor_type": kind or json.loads(file.read_text(encoding="utf-8"))["image_processor_type"],
         "do_resize": True,
         "do_rescale": True,
         "do_normalize": True,
@@ -104,4 +116,4 @@ def image_processor(folder: Path, size: tuple[int, int]) -> None:
         "resample": 2,
         "rescale_factor": 1 / 255,
     }
-    (folder / "preprocessor_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    file.write_text(json.dumps(settings), encoding="utf-8")

@@ -116,11 +116,11 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         pipeline_tag="image-classification",
         choices={
             "images": _prepared_by(processor),
-            "augmentation": _augmentation(recipe.augmentation),
+            "augmentation": images.described_augmentation(recipe.augmentation),
             **labels.choices(classes),
             "model": weights,
         },
-        trainer=lambda **settings: _trainer(splits["train"], **settings),
+        trainer=lambda **settings: images.trainer(splits["train"], **settings),
         trainer_settings={"preprocess_logits_for_metrics": classification.keep_logits},
         predict=lambda trainer: _predicted(rows["validation"], trainer.predict(splits["validation"]), classes.names),
         figures=lambda predicted: _figures(predicted, classes.names),
@@ -151,27 +151,9 @@ def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], de
     )
 
 
-def _trainer(train: Images, *, callbacks: Sequence[Any], **settings: Any) -> Any:
-    """Return transformers' Trainer, with a callback that tells the training images each epoch."""
-    from transformers import Trainer
-
-    from hf_mps.finetune.run.callbacks import Epochs
-
-    return Trainer(callbacks=[*callbacks, Epochs(train.begin)], **settings)
-
-
 def _prepared_by(processor: Any) -> Choice[str]:
     """Return the size of the images, and what makes them."""
-    said = ", ".join(f"{name} {pixels}" for name, pixels in dict(processor.size).items() if pixels)
-    return Choice(f"{said} pixels", f"by {type(processor).__name__}, with PIL on any machine; {MODES}")
-
-
-def _augmentation(augmentation: Augmentation | None) -> Choice[str]:
-    if augmentation is None:
-        return Choice("none", "augmentation in the recipe")
-    return Choice(
-        str(augmentation), "drawn from the seed, the epoch and the row alone: a resumed run sees the same images"
-    )
+    return Choice(images.described(processor), f"by {type(processor).__name__}, with PIL on any machine; {MODES}")
 
 
 def _predicted(rows: Rows, evaluated: Any, names: Sequence[str]) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.core.text import counted
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema, training_section
@@ -64,7 +63,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     loaded.content = tokens.digest(loaded.tokenizer)
     features = {split: _tokenised(rows[split], loaded) for split in rows}
     counts = {split: tokens.counts(features[split]) for split in features}
-    loaded.choices |= {"chat_template": template, "learned": _learned(rows, features)}
+    loaded.choices |= {"chat_template": template, "learned": conversations.learned(rows, features)}
     model = language.model(recipe, checkpoint, loaded)
     defaults, baseline = language.untrained(recipe)
     train, trained = features["train"], counts["train"]
@@ -194,18 +193,6 @@ def _streamed(rows: Rows, sample: Any, loaded: Loaded, *, packed: bool) -> Any:
 
     filler = tokenizer.pad_token_id
     return train(sample, rows, Making(encode, longest, pack=pack if packed else None, filler=filler))
-
-
-def _learned(rows: Mapping[str, Rows], features: Mapping[str, Dataset]) -> Choice[str]:
-    """Describe how much of the conversations is learned, and what was dropped."""
-    import numpy
-
-    labels = numpy.concatenate([numpy.asarray(row) for row in features["train"].with_format("numpy")["labels"]])
-    share = float((labels != IGNORED).mean())
-    left = {split: len(rows[split].dataset) - len(features[split]) for split in features}
-    told = ", ".join(counted(count, f"{split} row") for split, count in left.items() if count)
-    out = f"; left out, their prompt alone is max_length or longer: {told}" if told else ""
-    return Choice("the assistant's words", f"{share:.0%} of the training tokens; the others are read, not learned{out}")
 
 
 def _answered(trainer: Any, rows: Rows, tokenizer: Any, settings: language.Generate) -> Iterator[dict[str, Any]]:

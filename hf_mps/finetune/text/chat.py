@@ -14,7 +14,8 @@ from hf_mps.core.text import first_line
 from hf_mps.finetune.recipe.schema import PLAIN_TEMPLATE
 from hf_mps.finetune.text.blocks import special_tokens
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
+"""{"role", "content"}; the content is a text, or a list of parts, {"type": "text", "text"} and {"type": "image"}."""
 
 # ShareGPT's names ("from", "value") beside OpenAI's ("role", "content").
 ROLES = {
@@ -202,9 +203,11 @@ def _spans(tokenizer: Any, conversation: Sequence[Message], text: str) -> list[t
 def _span(tokenizer: Any, conversation: Sequence[Message], turn: int, text: str, prompt: str) -> tuple[int, int]:
     """Return [start, end) of message number `turn`; `prompt` is the text that asks for it."""
     message = conversation[turn]
-    replaced = [*conversation[:turn], {**message, "content": _STAND_IN}, *conversation[turn + 1 :]]
+    content, in_parts = message["content"], not isinstance(message["content"], str)
+    stands_in = [{"type": "text", "text": _STAND_IN}] if in_parts else _STAND_IN
+    replaced = [*conversation[:turn], {**message, "content": stands_in}, *conversation[turn + 1 :]]
     before, _, after = render(tokenizer, replaced).partition(_STAND_IN)
-    content = message["content"]
+    content = "".join(part["text"] for part in content) if in_parts else content
     for words in (content, content.strip(), content.lstrip(), content.rstrip()):
         if before + words + after == text:
             # A template without a generation prompt writes the role's heading in the turn; nobody says the heading.

@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import model_validator
 
+from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.core.text import counted
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.text import chat
+from hf_mps.finetune.text.padding import IGNORED
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
     from hf_mps.finetune.data.load import Rows
 
 ALPACA = ("instruction", "input", "output", "system")
@@ -80,6 +85,18 @@ def prompt(rows: Rows, row: Mapping[str, Any], index: int) -> list[dict[str, str
 def row_error(rows: Rows, index: int, why: chat.ConversationError) -> UserError:
     """Return the error for a row whose conversation cannot be used."""
     return UserError(f"{rows.where}: row {rows.number(index)} {why}")
+
+
+def learned(rows: Mapping[str, Rows], features: Mapping[str, Dataset]) -> Choice[str]:
+    """Describe how much of the conversations is learned (labels that are not IGNORED), and what was dropped."""
+    import numpy
+
+    labels = numpy.concatenate([numpy.asarray(row) for row in features["train"].with_format("numpy")["labels"]])
+    share = float((labels != IGNORED).mean())
+    left = {split: len(rows[split].dataset) - len(features[split]) for split in features}
+    told = ", ".join(counted(count, f"{split} row") for split, count in left.items() if count)
+    out = f"; left out, their prompt alone is max_length or longer: {told}" if told else ""
+    return Choice("the assistant's words", f"{share:.0%} of the training tokens; the others are read, not learned{out}")
 
 
 def smoke_row(columns: Columns, question: str, answer: str) -> dict[str, Any]:

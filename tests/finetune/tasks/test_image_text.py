@@ -1,0 +1,260 @@
+"""Models of images and text: the language model alone learns the assistant's words alone, and what is refused."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_mps.core.errors import UserError
+from tests.finetune import builders, tiny
+
+COLOURS = {"red": (220, 40, 40), "green": (40, 190, 60), "blue": (40, 60, 220), "white": (245, 245, 245)}
+SIZES = [(64, 48), (40, 90), (200, 30)]
+ASKED = "What colour is this?"
+
+
+@pytest.fixture(scope="module")
+def smol(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny Idefics3, SmolVLM's architecture."""
+    from hf_mps.finetune.smoke import tiny_model
+    from hf_mps.finetune.smoke.families import Family
+
+    place = tmp_path_factory.mktemp("models") / "smol"
+    words = [f"It is {colour}. {ASKED} Answer briefly." for colour in COLOURS] * 4
+    tiny_model.write(Family("idefics3", "image and text", "", {}), place, words, 1)
+    return str(place)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def photo(folder: Path, number: int, colour: str) -> str:
+    """Write a noisy image of a colour, of one of SIZES, and return its name."""
+    from PIL import Image
+
+    draw, (width, height) = random.Random(number), SIZES[number % len(SIZES)]
+    base = COLOURS[colour]
+    pixels = bytes(min(255, max(0, base[at % 3] + draw.randrange(-20, 21))) for at in range(3 * width * height))
+    Image.frombytes("RGB", (width, height), pixels).save(folder / f"{number}.png")
+    return f"{number}.png"
+
+
+def questions(folder: Path, count: int = 8, first: int = 0) -> list[dict[str, Any]]:
+    """Rows of an image, a question and its answer, the image's colour."""
+    names = list(COLOURS)
+    return [
+        {"image": photo(folder, n, names[n % 4]), "question": ASKED, "answer": f"It is {names[n % 4]}."}
+        for n in range(first, first + count)
+    ]
+
+
+def files(folder: Path, train: list[dict[str, Any]], validation: list[dict[str, Any]] | None = None) -> dict[str, str]:
+    """The two files of these rows."""
+    split = {"train": train, "validation": validation or train[:4]}
+    return {name: str(tiny.write_jsonl(folder / f"{name}.jsonl", rows)) for name, rows in split.items()}
+
+
+def asked(folder: Path, rows: list[dict[str, Any]] | None = None, **columns: str) -> dict[str, Any]:
+    """The recipe's `data` of rows with questions."""
+    named = columns or {"image": "image", "question": "question", "answer": "answer"}
+    return {"files": files(folder, rows or questions(folder)), "columns": named}
+
+
+def test_a_row_is_what_the_processor_makes_of_it_and_the_answer_alone_is_learned(smol: str, tmp_path: Path) -> None:
+    """The oracle is transformers' own processor, given text and image together."""
+    import torch
+    from PIL import Image
+    from transformers import AutoProcessor
+
+    rows = questions(tmp_path)
+    prepared = builders.prepare(task="image-text", model=smol, data=asked(tmp_path, rows), prompt="Answer briefly.")
+    processor, tokenizer = AutoProcessor.from_pretrained(smol), prepared.processing_class.tokenizer
+    for row, made in zip(rows, prepared.train, strict=True):
+        parts = [{"type": "text", "text": "Answer briefly."}, {"type": "image"}, {"type": "text", "text": ASKED}]
+        said = [
+            {"role": "user", "content": parts},
+            {"role": "assistant", "content": [{"type": "text", "text": row["answer"]}]},
+        ]
+        own = processor(
+            text=[processor.apply_chat_template(said)],
+            images=[Image.open(tmp_path / row["image"])],
+            add_special_tokens=False,
+            return_tensors="pt",
+        )
+        assert made["input_ids"] == own["input_ids"][0].tolist()
+        assert all(torch.equal(made[name], own[name]) for name in ("pixel_values", "pixel_attention_mask"))
+        learned = [label for label in made["labels"] if label != -100]
+        assert tokenizer.decode(learned) == f" {row['answer']}<end_of_utterance>"
+        assert tokenizer.convert_tokens_to_ids("<image>") not in made["labels"]
+
+
+def test_a_batch_of_rows_with_and_without_images_has_each_rows_loss(smol: str, tmp_path: Path) -> None:
+    import torch
+
+    name = photo(tmp_path, 1, "red")
+    both = [{"type": "image"}, {"type": "text", "text": "and"}, {"type": "image"}, {"type": "text", "text": "?"}]
+    answer = {"role": "assistant", "content": "It is red."}
+    chats = [
+        {"images": [name, photo(tmp_path, 2, "blue")], "messages": [{"role": "user", "content": both}, answer]},
+        {"images": [], "messages": [{"role": "user", "content": ASKED}, answer]},
+        {"images": [name], "messages": [{"role": "user", "content": f"<image>\n{ASKED}"}, answer]},
+        {"images": [name], "messages": [{"from": "human", "value": ASKED}, {"from": "gpt", "value": "It is red."}]},
+    ]
+    columns = {"images": "images", "messages": "messages"}
+    prepared = builders.prepare(task="image-text", model=smol, data=asked(tmp_path, chats, **columns))
+    assert prepared.train[2]["input_ids"] == prepared.train[3]["input_ids"]
+    model, collator = prepared.model.to("mps").eval(), prepared.collator
+    assert collator is not None
+
+    def loss(rows: list[Any]) -> tuple[float, int]:
+        batch = {key: value.to("mps") for key, value in collator(rows).items()}
+        with torch.no_grad():
+            return float(model(**batch).loss), int((batch["labels"][:, 1:] != -100).sum())
+
+    rows = [prepared.train[place] for place in range(4)]
+    alone = [loss([row]) for row in rows]
+    together, count = loss(rows)
+    assert together == pytest.approx(sum(one * size for one, size in alone) / count, rel=1e-4)
+
+
+def colours(folder: Path, first: int = 24) -> dict[str, Any]:
+    """The recipe's `data` of 24 questions to learn from and 8 about other images."""
+    rows = files(folder, questions(folder, first), questions(folder, 8, first))
+    return {"files": rows, "columns": {"image": "image", "question": "question", "answer": "answer"}}
+
+
+def test_it_learns_to_see_the_colours_of_images_that_it_was_not_shown(smol: str, tmp_path: Path) -> None:
+    """Perplexity falls below a twentieth of the untrained model's, and 7 of 8 answers name the colour: 2 would by
+    chance.
+    """
+    prepared = builders.prepare(
+        task="image-text", model=smol, data=colours(tmp_path), generate={"rows": 8, "max_new_tokens": 8}
+    )
+    trained = [name for name, parameter in prepared.model.named_parameters() if parameter.requires_grad]
+    assert trained
+    assert all(name.startswith(("model.text_model.", "lm_head.")) for name in trained)
+    trainer = builders.trainer(prepared, tmp_path / "run", max_steps=80, learning_rate=5e-3, logging_steps=80)
+    trainer.train()
+    assert prepared.baseline is not None
+    assert trainer.evaluate()["eval_perplexity"] < 0.05 * prepared.baseline.metrics["perplexity"]
+    assert prepared.predict is not None
+    answers = list(prepared.predict(trainer))
+    assert sum(row["generated"].strip() == row["reference"] for row in answers) >= 7
+
+
+def test_adapters_are_the_language_models_and_the_saved_model_answers_alike(smol: str, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    prepared = builders.prepare(
+        task="image-text", model=smol, data=colours(tmp_path, 8), lora={"r": 8}, generate={"rows": 5}
+    )
+    names = [name for name, parameter in prepared.model.named_parameters() if parameter.requires_grad]
+    assert names
+    assert all(".text_model." in name and ".lora_" in name for name in names)
+    trainer = builders.trainer(prepared, tmp_path / "run", max_steps=4, learning_rate=2e-2)
+    trainer.train()
+    assert prepared.predict is not None
+    assert prepared.save is not None
+    answers = list(prepared.predict(trainer))
+    assert [row["reference"] for row in answers] == [f"It is {list(COLOURS)[n % 4]}." for n in range(5)]
+    prepared.save(trainer, tmp_path / "saved")
+    trainer.model = AutoModelForImageTextToText.from_pretrained(tmp_path / "saved", dtype=torch.float32).to("mps")
+    assert list(prepared.predict(trainer)) == answers
+    assert AutoProcessor.from_pretrained(tmp_path / "saved").chat_template == prepared.processing_class.chat_template
+
+
+def test_images_become_as_many_tokens_as_the_recipe_allows(smol: str, tmp_path: Path) -> None:
+    data, counts = asked(tmp_path), []
+    for most in (200, 40, 10):
+        prepared = builders.prepare(task="image-text", model=smol, data=data, max_image_tokens=most)
+        place = prepared.processing_class.tokenizer.convert_tokens_to_ids("<image>")
+        counts.append(max(row["input_ids"].count(place) for row in prepared.train))
+        assert counts[-1] <= most
+    assert counts == [4 * 13, 4 * 5, 4]  # 4 x 3 and 2 x 2 squares beside a whole one, and the whole one alone
+    with pytest.raises(UserError) as raised:
+        builders.prepare(task="image-text", model=smol, data=data, max_image_tokens=6)
+    assert str(raised.value) == (
+        "max_image_tokens is 6, and Idefics3Processor makes 7 of an image at least; allowed: 7 or more"
+    )
+
+
+def test_a_row_is_cut_before_an_image_and_left_out_without_an_answer(smol: str, tmp_path: Path) -> None:
+    name = photo(tmp_path, 1, "red")
+    turns = [
+        {"role": "user", "content": f"<image>{ASKED}"},
+        {"role": "assistant", "content": "It is red."},
+        {"role": "user", "content": f"<image>{ASKED}"},
+        {"role": "assistant", "content": "It is red."},
+    ]
+    three = [{"role": "user", "content": "<image><image><image>Which?"}, turns[1]]
+    rows = [{"images": [name] * 2, "messages": turns}, {"images": [name] * 3, "messages": three}]
+    columns = {"images": "images", "messages": "messages"}
+    data = asked(tmp_path, [rows[0]] * 4 + rows[1:], **columns)
+    prepared = builders.prepare(task="image-text", model=smol, data=data, max_length=130, max_image_tokens=108)
+    assert len(prepared.train) == 4
+    row = prepared.train[0]
+    whole = builders.prepare(task="image-text", model=smol, data=data, max_length=900, max_image_tokens=108).train[0]
+    assert row["input_ids"] == whole["input_ids"][: len(row["input_ids"])]
+    assert whole["pixel_values"].shape[1] == 2 * row["pixel_values"].shape[1]
+    assert "left out, their prompt alone is max_length or longer: 1 train row" in prepared.choices["learned"].reason
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        (
+            {"images": ["0.png"], "messages": [{"role": "user", "content": "<image><image>"}]},
+            "row 2 has 1 images and places for 2 in its messages; allowed: one for each",
+        ),
+        (
+            {"images": ["0.png"], "messages": [{"role": "user", "content": [{"type": "video", "text": None}]}]},
+            "row 2 holds a part of type video; allowed: {type: text, text} and {type: image}",
+        ),
+        (
+            {"images": ["0.png"], "messages": [{"role": "assistant", "content": "<image>"}]},
+            "row 2 has an image among the assistant's words; allowed: images in the user's messages",
+        ),
+        (
+            {"images": ["0.png"], "messages": [{"role": "user", "content": "Hello"}]},
+            "row 2 has no words of the assistant; allowed: at least one message of role assistant (or gpt)",
+        ),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_refused_by_its_number(
+    smol: str, tmp_path: Path, row: dict[str, Any], problem: str
+) -> None:
+    good = [{"role": "user", "content": [{"type": "text", "text": ASKED}]}, {"role": "assistant", "content": "Red."}]
+    rows = [{"images": [photo(tmp_path, 0, "red")], "messages": good}, row]
+    with pytest.raises(UserError) as raised:
+        builders.prepare(
+            task="image-text", model=smol, data=asked(tmp_path, rows, images="images", messages="messages")
+        )
+    assert str(raised.value).endswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        ({"image": "a", "images": "b"}, "has image beside images; give one or the other"),
+        ({"messages": "a", "answer": "b"}, "has messages beside question or answer; give one or the other"),
+        ({"question": "a"}, "has question; give answer too, or messages"),
+    ],
+)
+def test_half_a_shape_is_refused(smol: str, tmp_path: Path, columns: dict[str, str], problem: str) -> None:
+    data = {"files": {"train": "a.csv", "validation": "b.csv"}, "columns": columns}
+    with pytest.raises(UserError, match=problem):
+        builders.recipe(task="image-text", model=smol, data=data)
+
+
+def test_a_model_without_eyes_is_refused(tmp_path: Path) -> None:
+    place = str(builders.model(tmp_path, "qwen3"))
+    with pytest.raises(UserError, match="a qwen3 reads no text beside images; allowed: a model of images and text"):
+        builders.prepare(task="image-text", model=place, data=asked(tmp_path))
