@@ -107,15 +107,16 @@ class Checkpoint:
                 f"model {self.name}: a {config.model_type} reads no text beside images; allowed: a model"
                 " of images and text, such as HuggingFaceTB/SmolVLM-256M-Instruct"
             )
-        kind = PROCESSOR_MAPPING[type(config)]
+        kind: Any = PROCESSOR_MAPPING[type(config)]
         parts = {"image_processor": self.image_processor, "tokenizer": self.tokenizer}
         settings = {
             "get_attributes": classmethod(lambda cls: list(parts)),
             "_get_arguments_from_pretrained": classmethod(lambda cls, *_, **__: [load() for load in parts.values()]),
         }
+        of_images: Any = type(kind.__name__, (kind,), settings)
         try:
             with errors_only():
-                return self._load("processor", type(kind.__name__, (kind,), settings).from_pretrained)
+                return self._load("processor", of_images.from_pretrained)
         except ImportError as error:
             raise UserError(f"model {self.name}: its processor cannot be loaded: {first_line(error)}") from error
 

@@ -69,7 +69,9 @@ class Reader:
         """Return the tokens with each image's in its place, cut to `longest` and before an image that would be cut."""
         if encoded.input_ids.count(self.place) != len(sizes):
             raise ConversationError(f"has {self.processor.image_token}, the model's word for an image, in its text")
-        ids, mask, pictures, left = [], [], 0, iter(sizes)
+        ids: list[int] = []
+        mask: list[bool] = []
+        pictures, left = 0, iter(sizes)
         for one, said in zip(encoded.input_ids, encoded.assistant_mask, strict=True):
             tokens = self.block(next(left)) if one == self.place else [one]
             if len(ids) + len(tokens) > longest:

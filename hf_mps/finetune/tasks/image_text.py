@@ -112,7 +112,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
 
 
 def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], device: str) -> Answering:
-    """Return how a saved model answers questions about images. Raises UserError for a checkpoint that cannot be used."""
+    """Return how a saved model answers about images. Raises UserError for a checkpoint that cannot be used."""
     import transformers
 
     from hf_mps.finetune.media import image_chats
