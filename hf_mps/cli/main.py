@@ -14,12 +14,14 @@ from hf_mps.cli.chat import chat
 from hf_mps.cli.config import config
 from hf_mps.cli.doctor import doctor
 from hf_mps.cli.evaluate import evaluate
+from hf_mps.cli.export import export
 from hf_mps.cli.finetune import finetune, swept
 from hf_mps.cli.kernels import kernels
 from hf_mps.cli.options import Debug, Version
 from hf_mps.cli.parity import parity
 from hf_mps.cli.plan import plan
 from hf_mps.cli.predict import predict
+from hf_mps.cli.push import push
 from hf_mps.cli.recipes import recipes
 from hf_mps.core.errors import UserError, run_command
 
@@ -99,8 +101,10 @@ app.command()(chat)
 app.command()(config)
 app.command()(doctor)
 app.command()(evaluate)
+app.command()(export)
 app.command()(parity)
 app.command()(plan)
 app.command()(predict)
+app.command()(push)
 app.add_typer(kernels, name="kernels")
 app.add_typer(recipes, name="recipes")

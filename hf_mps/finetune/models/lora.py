@@ -99,10 +99,18 @@ def save(trainer: Any, folder: Path, lora: Lora) -> None:
 def _merged(base: Any) -> Iterator[tuple[str, Any]]:
     """Yield the weights of a model with merged adapters under the names that they have without adapters."""
     for name, weight in base.state_dict().items():
-        if ".base_layer." in name:
-            yield name.replace(".base_layer.", "."), weight
-        elif ".lora_" not in name:
-            yield name, weight
+        if (plain := plain_name(name)) is not None:
+            yield plain, weight
+
+
+def plain_name(name: str) -> str | None:
+    """Return a weight's name in the model without adapters; None for an adapter's own and for what one stands in for.
+
+    `modules_to_save` are layers that were trained whole; peft keeps their first weights as `original_module`.
+    """
+    if ".lora_" in name or ".original_module." in name:
+        return None
+    return re.sub(r"\.modules_to_save\.[^.]+\.", ".", name.replace(".base_layer.", "."))
 
 
 def snippet(lora: Lora, auto_class: str) -> str | None:

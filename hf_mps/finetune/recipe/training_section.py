@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,9 +27,13 @@ REMOVED = {name: old.instead for name, old in removed_arguments.REMOVED.items()}
     "tokenizer": "nothing: the runner passes processing_class itself",
 }
 
-# Sharing is a step of its own, after a look at the result: no token passes through here. The recipe in a run's own
-# folder names paths of this machine, and checkpoints hold the optimizer's state: neither is for the hub.
-UPLOAD = "hf upload NAME {} . --exclude 'checkpoint-*' --exclude recipe.yaml"
+# Sharing is a step of its own, after a look at the result: no token passes through here.
+KEPT_HERE = {
+    "checkpoint-*": "checkpoints hold the optimizer's state",
+    "recipe.yaml": "it names paths of this machine; the card has the recipe",
+}
+"""What of a run's folder is not for the hub, as patterns, and why."""
+UPLOAD = "hf upload NAME {} . " + " ".join(f"--exclude {shlex.quote(pattern)}" for pattern in KEPT_HERE)
 
 HUB = "it belongs to push_to_hub, which the runner leaves to: hf upload"
 ONE_PROCESS = "the runner trains in one process; leave it out"

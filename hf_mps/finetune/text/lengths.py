@@ -112,16 +112,16 @@ def limit(recipe: Padded, tokenizer: Any, config: Any, default: int = DEFAULT) -
 
     Raises UserError where `max_length`, rounded up to `pad_to_multiple_of`, exceeds the model's positions.
     """
-    positions = _positions(tokenizer, config)
+    most = positions(tokenizer, config)
     max_length = recipe.max_length
-    if max_length is not None and max_length > positions:
-        raise UserError(f"max_length is {max_length}; allowed: at most {positions}, the positions that this model has")
-    longest = max_length or min(default, positions)
+    if max_length is not None and max_length > most:
+        raise UserError(f"max_length is {max_length}; allowed: at most {most}, the positions that this model has")
+    longest = max_length or min(default, most)
     rounded = _round_up(longest, recipe.pad_to_multiple_of or 1)
-    if rounded > positions:
+    if rounded > most:
         raise UserError(
             f"pad_to_multiple_of is {recipe.pad_to_multiple_of}: rows of {longest} tokens would be padded to {rounded}"
-            f" and this model has {positions} positions; allowed: a max_length that is a multiple of it"
+            f" and this model has {most} positions; allowed: a max_length that is a multiple of it"
         )
     return longest
 
@@ -136,8 +136,8 @@ def kept(
     """
     if isinstance(said := chosen.get(name), Mapping):
         return Choice(Lengths(**{**said, "shapes": tuple(said["shapes"])}), "those of its run")
-    positions = _positions(tokenizer, config)
-    longest = limit(recipe, tokenizer, config, positions if positions < UNLIMITED else UNSAID)
+    most = positions(tokenizer, config)
+    longest = limit(recipe, tokenizer, config, most if most < UNLIMITED else UNSAID)
     return Choice(Lengths(longest, "list"), "its positions" if recipe.max_length is None else "max_length")
 
 
@@ -202,7 +202,7 @@ def _why(listed: Lengths, counts: Sequence[int], batch: int, alike: bool) -> str
     return f"{shapes}: about {ours}% padding{gain}"
 
 
-def _positions(tokenizer: Any, config: Any) -> int:
+def positions(tokenizer: Any, config: Any) -> int:
     """Return the positions that tokenizer and configuration allow; either may know no limit."""
     numbers = [getattr(tokenizer, "model_max_length", None), getattr(config, "max_position_embeddings", None)]
     return min((int(number) for number in numbers if number and number > 0), default=UNLIMITED)

@@ -1,0 +1,50 @@
+"""`hf-mps export`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hf_mps.cli.options import Debug, deferred
+from hf_mps.core.errors import UserError
+
+
+@deferred
+def export(
+    format: Annotated[str, typer.Argument(metavar="FORMAT", help="merged, gguf, mlx, coreml or onnx.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run's folder, one that save_pretrained wrote, or a hub name.")
+    ],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="The folder that is made; it must not exist.")],
+    weights: Annotated[
+        str | None,
+        typer.Option("--weights", help="f32, f16, bf16, q8 or q4, as the format has them. Default: the format's own."),
+    ] = None,
+    lengths: Annotated[
+        str | None, typer.Option("--lengths", metavar="N,N,…", help="coreml: the lengths of its inputs in tokens.")
+    ] = None,
+    converter: Annotated[
+        str | None,
+        typer.Option("--converter", metavar="PATH", help="gguf: llama.cpp's folder, or its convert_hf_to_gguf.py."),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Write a trained model in another format, open it again and compare its logits with the model's.
+
+    merged: safetensors with the adapter merged. gguf: llama.cpp. mlx: mlx-lm. coreml: Apple's frameworks. onnx: ONNX
+    Runtime. What was written, with which versions, and how far the logits are apart stands in OUT/hf-mps-export.json.
+    """
+    from hf_mps.export import make
+    from hf_mps.export.loading import Options
+
+    make.export(format, run, out, weights, Options(_numbers(lengths), converter))
+
+
+def _numbers(said: str | None) -> tuple[int, ...] | None:
+    if said is None:
+        return None
+    try:
+        return tuple(int(word) for word in said.split(","))
+    except ValueError as error:
+        raise UserError(f"--lengths {said}: allowed: numbers with commas between them, as 64,128,256") from error
