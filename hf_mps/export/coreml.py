@@ -36,6 +36,10 @@ def check(saved: SavedRun, options: Options) -> None:
     from hf_mps.finetune.text.lengths import positions
 
     if options.lengths is not None:
+        if len(set(options.lengths)) < 2:
+            raise UserError(
+                f"--lengths {options.lengths[0]}: allowed: two lengths or more, as EnumeratedShapes has them"
+            )
         most = positions(saved.checkpoint.tokenizer(), saved.checkpoint.config())
         over = [length for length in options.lengths if not 2 <= length <= most]
         if over:
@@ -53,13 +57,11 @@ def write(job: Job, folder: Path) -> None:
     job.choices["lengths"] = Choice(", ".join(map(str, lengths.value)), lengths.reason)
     job.choices["runs on"] = Choice("macOS 15, iOS 18", "before them Core ML takes one input of several lengths")
     shapes = [[1, length] for length in lengths.value]
+    shape = coremltools.EnumeratedShapes(shapes, default=shapes[0])
     try:
         converted = coremltools.convert(
             traced,
-            inputs=[
-                coremltools.TensorType(name, coremltools.EnumeratedShapes(shapes, default=shapes[0]), numpy.int32)
-                for name in names
-            ],
+            inputs=[coremltools.TensorType(name, shape, numpy.int32) for name in names],
             outputs=[coremltools.TensorType(name) for name in outputs(job)],
             convert_to="mlprogram",
             minimum_deployment_target=coremltools.target.macOS15,
@@ -88,7 +90,7 @@ def _lengths(job: Job) -> Choice[tuple[int, ...]]:
     if job.options.lengths is not None:
         return Choice(tuple(sorted(set(job.options.lengths))), "--lengths; a text is padded to the next one")
     most = positions(job.tokenizer, job.model.config)
-    fitting = tuple(length for length in LENGTHS if length <= most) or (most,)
+    fitting = tuple(dict.fromkeys((*(length for length in LENGTHS if length < most), min(most, LENGTHS[-1]))))
     return Choice(fitting, "the default, within the model's positions; a text is padded to the next one")
 
 

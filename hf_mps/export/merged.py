@@ -1,7 +1,6 @@
 """`export merged`: safetensors that load without peft, made shard by shard.
 
-What is held in memory is the model as it was loaded, one shard of the result, and one weight in float32: a 4-bit base
-is dequantized weight by weight, never whole.
+What is held in memory is the model as it was loaded, one shard of the result, and one weight in float32.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from hf_mps.core.errors import UserError
 from hf_mps.core.files import write_json
 from hf_mps.export import loading
 from hf_mps.export.compare import Comparison, difference
-from hf_mps.finetune.models import quantization
 from hf_mps.finetune.models.lora import plain_name
 from hf_mps.finetune.run.logging import errors_only
 
@@ -116,38 +114,29 @@ def _adapted(model: Any, who: str) -> dict[str, Any]:
 
 def _weights(model: Any, layers: Mapping[str, Any]) -> Iterator[tuple[str, Weight]]:
     """Yield the weights of the merged model by name; of tied ones the first, as safetensors asks for."""
-    packed = _packed(model)
     for name, parameter in [*model.named_parameters(), *_buffers(model)]:
         plain = plain_name(name)
         if plain is None:
             continue
         owner, _, attribute = name.rpartition(".")
-        module = model.get_submodule(owner)
         above = layers.get(owner.removesuffix(".base_layer")) if owner.endswith(".base_layer") else None
         if above is not None and attribute != getattr(above, "parameter_name", "weight"):
             above = None
-        quantized = owner in packed and attribute == "weight"
-        shape = (module.out_features, module.in_features) if quantized else tuple(parameter.shape)
-        make = _maker(module, parameter, above, quantized)
-        yield plain, Weight(shape, make, quantized or parameter.is_floating_point())
+        make = _maker(parameter, above)
+        yield plain, Weight(tuple(parameter.shape), make, parameter.is_floating_point())
 
 
-def _maker(module: Any, parameter: Any, layer: Any, quantized: bool) -> Callable[[], Any]:
-    """Return the call that makes one weight: dequantized, and with the adapter's part added in float32."""
+def _maker(parameter: Any, layer: Any) -> Callable[[], Any]:
+    """Return the call that makes one weight, with the adapter's part added in float32."""
 
     def make() -> Any:
-        weight = quantization.dequantized(module) if quantized else parameter.data
+        weight = parameter.data
         if layer is None:
             return weight
         added = sum(layer.get_delta_weight(adapter).float() for adapter in layer.active_adapters)
         return weight.float() + added
 
     return make
-
-
-def _packed(model: Any) -> set[str]:
-    """Return the names of the layers whose weights are in bitsandbytes' packed form."""
-    return set(quantization.layers(model)) if quantization.is_quantized(model) else set()
 
 
 def _buffers(model: Any) -> Iterator[tuple[str, Any]]:

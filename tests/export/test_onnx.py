@@ -20,13 +20,12 @@ Run = Callable[..., Ended]
 def test_a_classifier_answers_alike_whatever_the_batch_and_length(
     hf_mps: Run, classifier: Path, tmp_path: Path
 ) -> None:
-    """The export's own comparison, and one by another hand: other rows, batches and lengths than it was traced with."""
+    """By the export's own comparison, and by one that takes other rows, batches and lengths than it was traced with."""
     import onnxruntime
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     ended = hf_mps("export", "onnx", classifier, tmp_path / "out")
-    assert ended.code == 0, ended.err
-    assert ended.err == ""
+    assert (ended.code, ended.err) == (0, "")
     found = record(tmp_path / "out")["comparison"]
     assert found["difference"]["relative"] < 1e-5
     assert found["opened_by"].startswith("onnxruntime")
