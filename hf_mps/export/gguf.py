@@ -111,7 +111,9 @@ def compare(job: Job, folder: Path) -> Comparison:
     dtype: Any = torch.float32 if job.choices["compared in"].value == "float32" else torch.bfloat16
     try:
         with errors_only():
-            opened = auto_class.from_pretrained(folder, gguf_file=file.name, dtype=dtype).eval()
+            # Without device_map the reader dequantizes on the accelerator, and leaves the model there.
+            settings = {"gguf_file": file.name, "dtype": dtype, "device_map": "cpu"}
+            opened = auto_class.from_pretrained(folder, **settings).eval()
     except (ValueError, NotImplementedError, KeyError) as error:
         if "not supported" not in str(error):
             raise
