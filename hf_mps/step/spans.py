@@ -40,13 +40,13 @@ def plain(tensor: Any) -> bool:
 def spans(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The same elements in as few tensors: neighbours in a storage become one of one dimension, others stay.
 
-    `tensors` are plain ones. What overlaps, or has gaps, is returned as it is.
+    `tensors` are plain ones. What overlaps, or has gaps, is returned as it is. Storages come in the order of their
+    first tensors, and not of their addresses: a sum over all of them is the same in every process, to the last bit.
     """
     found: list[torch.Tensor] = []
     neighbours: list[torch.Tensor] = []
     reached: tuple[int, int, Any] | None = None
-    for storage, offset, number in sorted(_places(tensors)):
-        tensor = tensors[number]
+    for storage, offset, tensor in _places(tensors):
         filled = dense(tensor)
         if not filled or reached != (storage, offset, tensor.dtype):
             _join(neighbours, found)
@@ -100,9 +100,12 @@ def _of_rows(tensor: torch.Tensor, length: int, order: float) -> torch.Tensor:
     return found
 
 
-def _places(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, int, int]]:
-    for number, tensor in enumerate(tensors):
-        yield tensor.untyped_storage()._cdata, int(tensor.storage_offset()), number
+def _places(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """Each tensor with its storage's number and its offset there, those of a storage as they lie in it."""
+    for storage, several in enumerate(_by_storage(tensors)):
+        offsets = [(int(tensor.storage_offset()), tensor) for tensor in several]
+        for offset, tensor in sorted(offsets, key=lambda one: one[0]):
+            yield storage, offset, tensor
 
 
 def _join(neighbours: list[torch.Tensor], found: list[torch.Tensor]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import pytest
@@ -29,6 +30,11 @@ def parameters(dtype: torch.dtype = torch.float32, device: str = "mps") -> list[
 
 def gradients(parameters: list[Any]) -> list[torch.Tensor]:
     return [each.grad.detach().cpu().clone() for each in parameters]
+
+
+def address(tensor: torch.Tensor) -> int:
+    """Of what a process knows its storage by."""
+    return tensor.untyped_storage()._cdata
 
 
 def doubled(parameter: Any) -> Any:
@@ -111,6 +117,20 @@ def test_gathering_takes_memory_for_one_buffer_alone(fused: Fused) -> None:
     assert torch.mps.current_allocated_memory() - held <= 4096
     assert [each.nbytes for each in long] == [buffer] * 4
     assert all(bool((each == number).all()) for number, each in enumerate(tensors))
+
+
+def test_a_norm_is_the_same_wherever_gradients_lie(fused: Fused) -> None:
+    draw = torch.Generator().manual_seed(0)
+    values = [torch.randn(300, 1000, generator=draw) * 3.7**number for number in range(6)]  # too long to be moved
+    found = []
+    for upwards in (True, False):
+        places = sorted((torch.empty(300, 1000, device="mps") for _ in values), key=address, reverse=not upwards)
+        for place, of in zip(places, values, strict=True):
+            place.copy_(of)
+        assert all(map(operator.is_, spans.spans(places), places))
+        with fused():
+            found.append(get_total_norm(places).item())
+    assert found[0] == found[1]
 
 
 def test_a_sparse_gradient_leaves_all_to_stock(fused: Fused) -> None:
