@@ -21,10 +21,13 @@ KNOWN = {
     "HF_MPS_PROBE": "1: Metal is tried before any program takes it, 0: never; default: in virtual machines and in CI",
     "HF_MPS_SENTINELS": "-name,-name: sentinels, which look for signs of a wrong training, that are to be off;"
     " stop: a loss or gradient that is NaN or infinite ends the run",
+    "HF_MPS_SILENCE": "60: the seconds without a sign of life after which a run of several processes takes a host for"
+    " gone, and ends",
     "HF_MPS_SIMULATE": "1 or a profile name: a simulated Metal device",
 }
 DEVICES = ("mps", "cuda", "cpu")
 FALLBACKS = ("warn", "quiet", "error", "rescue")
+LEAST_SILENCE = 3
 STOP = "stop"
 """In HF_MPS_SENTINELS, alone or beside names."""
 
@@ -96,6 +99,21 @@ def fallback_share() -> float:
     if not 0 <= share <= 1:
         raise UserError(f"HF_MPS_FALLBACK_SHARE={value} is no share; allowed: a number from 0 to 1, for example 0.1")
     return share
+
+
+def silence() -> float:
+    """The seconds without a sign of life after which a host of a run counts as gone: 60, or HF_MPS_SILENCE.
+
+    Raises UserError for less than three, in which a host that is well may be silent, and for what is no number.
+    """
+    value = os.environ.get("HF_MPS_SILENCE", "").strip() or "60"
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if not LEAST_SILENCE <= seconds < float("inf"):
+        raise UserError(f"HF_MPS_SILENCE={value} is no patience with a host; allowed: seconds, from {LEAST_SILENCE} on")
+    return seconds
 
 
 def safeguards_off(kind: str, names: tuple[str, ...]) -> frozenset[str]:

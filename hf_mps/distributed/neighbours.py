@@ -12,13 +12,13 @@ from typing import Any
 
 import psutil
 
+from hf_mps.core import settings
 from hf_mps.core.errors import chain
 from hf_mps.distributed.world import World
 
 DEAD = "the process was killed or crashed; the system kills one where memory is short"
 SILENT = "it does not answer: its host is off, asleep or cut off"
-SILENCE = 60.0
-"""Seconds without a sign of life after which a host counts as away: Python may be kept from giving one for a while."""
+DEAF = "the host {}, at which the processes of this run meet, does not answer: it is off, asleep or cut off from here"
 ORPHANED = "the launcher of the processes was killed"
 # What Gloo, NCCL and the store say to the ranks that are left. Gloo's transport/tcp/pair.cc has the first three.
 _LOST = re.compile(
@@ -46,6 +46,8 @@ class Neighbours:
         self._processes: dict[int, int] | None = None  # of this host, by rank
         self._parent = os.getppid()
         self._heard: dict[int, tuple[int, float]] = {}  # of other hosts, by rank: its count, and when that last rose
+        self.silence = settings.silence()
+        """Seconds without a sign of life after which a host counts as away: Python may be kept from giving one."""
 
     def orphaned(self) -> bool:
         """Whether torchrun's agent, which started this process and would end it, has gone."""
@@ -76,7 +78,7 @@ class Neighbours:
         return None
 
     def away(self, now: float) -> tuple[int, str] | None:
-        """The first rank of another host that gave no sign of life for SILENCE seconds, and its host.
+        """The first rank of another host that gave no sign of life for `silence` seconds, and its host.
 
         A host that sleeps or is unplugged closes no connection: whoever waits for it in a collective hears nothing. To
         be called every now and then, `now` being time.monotonic(), by the main process alone, beside the store.
@@ -88,7 +90,7 @@ class Neighbours:
             known, since = self._heard.get(rank, (0, now))
             if count != known:
                 self._heard[rank] = count, now
-            elif count and now - since > SILENCE and not self._has_left(rank):
+            elif count and now - since > self.silence and not self._has_left(rank):
                 return rank, self._host(rank)
         return None
 

@@ -1,7 +1,8 @@
 """Each rank watches the others: whichever fails, goes away or is killed, all end within seconds, and one line says why.
 
 A thread of each rank looks into the launcher's store a few times a second, over a connection of its own: it sees what
-another rank has written there while its own main thread is blocked in a collective.
+another rank has written there while its own main thread is blocked in a collective. Where there are several hosts
+another thread looks at that one: of a store whose host sleeps or is unplugged it would wait for an answer for ever.
 """
 
 from __future__ import annotations
@@ -97,11 +98,16 @@ class Watch:
         self._learning = threading.Lock()
         self._deadline = float("inf")
         self._seen = 0
+        self._turned = 0  # how often the store has answered
+        self._deaf = False  # it does not any more
+        self._listener = threading.Thread(target=self._listen, name="hf_mps-listener", daemon=True)
         self._thread = threading.Thread(target=self._run, name="hf_mps-watch", daemon=True)
 
     def __enter__(self) -> Watch:
         self._beside.introduce()
         self._thread.start()
+        if self.world.hosts > 1:
+            self._listener.start()
         if _in_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self.on_sigterm)
         return self
@@ -114,7 +120,7 @@ class Watch:
             signal.signal(signal.SIGTERM, signal.SIG_IGN if ending else signal.SIG_DFL)
         self._closed.set()
         self._thread.join(timeout=2.0)
-        if not self._beside.orphaned():
+        if not self._beside.orphaned() and not self._deaf:
             self._quietly(self._beside.leave)
 
     def look(self) -> None:
@@ -215,6 +221,24 @@ class Watch:
                 self._force(self.end)
                 return
             looks += 1
+            self._turned = looks
+
+    def _listen(self) -> None:
+        """End this host's ranks where the store does not answer one of the looks, which then never ends.
+
+        Counts looks of its own and no seconds: while Python stands still, as in a long call of a library, none is due.
+        """
+        silent, seen = 0, 0
+        while not self._closed.wait(LOOK):
+            silent = silent + 1 if self._turned == seen else 0
+            seen = self._turned
+            if silent * LOOK > self._beside.silence and not self._deaf:
+                self._deaf = True
+                words = neighbours.DEAF.format(os.environ.get("MASTER_ADDR", "of rank 0"))
+                self._learn(replace(_gone(0, platform.node(), words), named=False))
+            if self._deaf and time.monotonic() > self._deadline and self.end is not None:
+                self._force(self.end)
+                return
 
     def _turn(self, looks: int) -> None:
         # First: what is written to a store that has gone makes PyTorch print a page.
@@ -273,7 +297,7 @@ class Watch:
 
     def _claim(self, end: End) -> bool:
         """Whether this is the process of its host that prints the line."""
-        if self._beside.orphaned():
+        if self._beside.orphaned() or self._deaf:
             return self.world.local_main
         try:
             return bool(self.store.add(f"said/{self.world.node}", 1) == 1)

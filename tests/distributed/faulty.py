@@ -2,9 +2,10 @@
 
     torchrun … -m tests.distributed.faulty WHAT@MOMENT[@RANK] RECIPE [key=value …]
 
-WHAT is a signal's name, `FULL` (a full disk) or `BUG`; before the signal's name, `launcher:` sends it to torchrun. It
-befalls a group that torchrun has started again no more. MOMENT is `step N`, in the middle of that step, `evaluation`,
-`write N`, the N-th thing that this rank writes of checkpoints, or `never`. Without RANK it befalls every rank.
+WHAT is a signal's name, `FULL` (a full disk), `BUG` or `UNPLUG` (the host from its network); before the signal's name,
+`launcher:` sends it to torchrun. It befalls a group that torchrun has started again no more. MOMENT is `step N`, in the
+middle of that step, `evaluation`, `write N`, the N-th thing that this rank writes of checkpoints, or `never`. Without
+RANK it befalls every rank.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -35,6 +37,9 @@ def befall(what: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "runs/my/checkpoint-3/optimizer.pt")
     if what == "BUG":
         raise IndexError("index 7 is out of range")
+    if what == "UNPLUG":
+        subprocess.run(["ip", "link", "set", "net0", "down"], check=True)
+        return
     name = what.removeprefix("launcher:")
     os.kill(os.getpid() if name == what else os.getppid(), getattr(signal, name))
 

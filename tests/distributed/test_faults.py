@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from scripts.tools.hosts import refusal
 from tests import CHECKOUT
 from tests.distributed import launching
 from tests.finetune import tiny
@@ -25,6 +26,8 @@ FAULTS = {
     "SIGTERM at all": (2, "SIGTERM@step 3"),
     "Ctrl-C in an evaluation": (2, "SIGINT@evaluation@0"),
 }
+UNPLUGGED = {"the main host unplugged": "UNPLUG@step 4@0", "another host unplugged": "UNPLUG@step 4@2"}
+"""One process on each of three hosts."""
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +37,13 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         name: [{"ranks": ranks, "fault": fault, "words": [*WORDS, f"output_dir={name.replace(' ', '-')}"]}]
         for name, (ranks, fault) in FAULTS.items()
     }
+    if not refusal():
+        plan |= {
+            name: [
+                {"ranks": 3, "apart": True, "fault": fault, "words": [*WORDS, f"output_dir={name.replace(' ', '-')}"]}
+            ]
+            for name, fault in UNPLUGGED.items()
+        }
     return {name: parts[0] for name, parts in carried_out(plan, tmp_path_factory.mktemp("faults")).items()}
 
 
@@ -113,3 +123,22 @@ def test_a_signal_stops_all_at_one_step_with_one_line(name: str, code: int, ende
     step = re.match(r"hf-mps: interrupted at step (\d+); kept: ", last)
     assert step is not None, last
     assert f"{name.replace(' ', '-')}/checkpoint-{step[1]}; to go on: " in last
+
+
+@pytest.mark.skipif(bool(refusal()), reason=f"no hosts: {refusal()}")
+@pytest.mark.parametrize("name", UNPLUGGED)
+def test_a_host_that_is_unplugged_ends_all_in_a_line_each(name: str, ended: dict[str, Any]) -> None:
+    run = ended[name]
+    assert run["codes"] == [1, 1, 1]
+    assert run["seconds"] < 10
+    gone = "rank {} on mac-{}: it does not answer: its host is off, asleep or cut off"
+    meeting = (
+        "the host 10.77.0.1, at which the processes of this run meet, does not answer: it is off, asleep or cut off"
+    )
+    kept = f"; kept: {name.replace(' ', '-')}/checkpoint-2"
+    told = {
+        "the main host unplugged": [gone.format(1, 1), f"{meeting} from here", f"{meeting} from here"],
+        "another host unplugged": [gone.format(2, 2), gone.format(2, 2), f"{meeting} from here"],
+    }
+    lines = [[line for line in text.splitlines() if line.startswith("hf-mps: ")] for text in run["texts"]]
+    assert lines == [[f"hf-mps: {words}{kept}"] for words in told[name]]

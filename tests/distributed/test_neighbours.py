@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from hf_mps.distributed.neighbours import SILENCE, Neighbours
+from hf_mps.core.errors import UserError
+from hf_mps.distributed.neighbours import Neighbours
 from hf_mps.distributed.world import World
+
+SILENCE = 60.0
 
 
 @pytest.fixture
@@ -44,6 +47,15 @@ def test_who_has_left_or_was_never_there_is_not_missed(ranks: tuple[Neighbours, 
     assert main.away(10 * SILENCE) is None
     lonely = Neighbours(World(0, 2, 0, 1, 0), HashStore())
     assert [lonely.away(at) for at in (0.0, 10 * SILENCE)] == [None, None]
+
+
+def test_the_user_says_how_long_a_host_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_MPS_SILENCE", "20")
+    assert Neighbours(World(0, 2, 0, 1, 0), HashStore()).silence == 20
+    for word in ("2.5", "soon", "inf"):
+        monkeypatch.setenv("HF_MPS_SILENCE", word)
+        with pytest.raises(UserError, match=rf"HF_MPS_SILENCE={word} is no patience .*; allowed: seconds, from 3 on"):
+            Neighbours(World(0, 2, 0, 1, 0), HashStore())
 
 
 def test_ranks_of_this_host_are_looked_for_by_their_processes() -> None:
