@@ -15,7 +15,9 @@ from pathlib import Path
 from hf_mps import metrics
 from hf_mps.core import status
 from hf_mps.core.choice import Choice
+from hf_mps.distributed.metal.claim import claim
 from hf_mps.distributed.ranks import Ranks
+from hf_mps.distributed.world import World
 from hf_mps.finetune import tasks
 from hf_mps.finetune.data import load
 from hf_mps.finetune.data.rows import Rows
@@ -95,6 +97,8 @@ def prepare_run(
 
     recipe, device = resolved.recipe, device or choose_device(resolved.recipe)
     checks.refuse_impossible(recipe.training, device.value)
+    if device.value == "mps" and run_dir is not None:
+        claim(World.here())  # before a rank waits for the others
     checks.refuse_early_stopping(recipe.training, recipe.early_stopping_patience)
     pace.refuse_endless(recipe)
     checks.refuse_another_type(recipe.model_type, source)

@@ -7,6 +7,7 @@ from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.distributed.metal.claim import claim
 from hf_mps.distributed.world import World
 from hf_mps.guards.base import Guard
 
@@ -27,12 +28,12 @@ class OneDevice(Guard):
     }
 
     def applies(self) -> Choice[bool]:
-        """Whether this process is one of several on its host."""
+        """Whether this process is one of several, which may be on one host."""
         world = _world()
         if world.local_size > 1:
             return Choice(True, f"{world.local_size} processes were started on this host")
         if not world.alone:
-            return Choice(False, f"{world.size} processes were started, one on each host")
+            return Choice(True, f"{world.size} processes were started, and each has to be on a host of its own")
         return Choice(False, "this process is alone")
 
     def _launch(
@@ -58,6 +59,12 @@ class OneDevice(Guard):
                 f"whole run into the same output_dir; next: {hosts or 'python script.py without torchrun'}, "
                 f"or HF_MPS_DEVICE=cpu for {several} processes on the CPU"
             )
+        if several == 1 and not cpu and not state._shared_state and not world.alone and _takes_metal():
+            try:
+                claim(world)
+            except UserError:
+                self.acted("several processes on one Metal device were refused", aloud=False)
+                raise
         stock(state, cpu, **kwargs)
 
 
