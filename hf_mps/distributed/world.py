@@ -16,6 +16,9 @@ LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE
 LOCAL_RANK = ("LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK")
 NODE = ("GROUP_RANK",)
 RESTARTS = ("TORCHELASTIC_RESTART_COUNT",)
+# What accelerate's launcher of one process sets where its file or its command says several (utils/launch.py,
+# prepare_simple_launcher_cmd_env), and a variable that all of its launchers set.
+MEETING, OF_ACCELERATE = ("MASTER_ADDR", "MASTER_PORT"), "ACCELERATE_DYNAMO_BACKEND"
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,15 @@ class World:
         local_size = max(1, _number(LOCAL_SIZE, 1))
         node = _number(NODE, rank // local_size)
         return cls(rank, size, _number(LOCAL_RANK, 0), local_size, node, _number(RESTARTS, 0))
+
+    @classmethod
+    def asked_for(cls) -> bool:
+        """Whether accelerate launch was to start several processes, and started this one by itself.
+
+        It does for `distributed_type: MULTI_CPU`, and for several machines or processes without a type.
+        """
+        told = all(os.environ.get(name) for name in (*MEETING, OF_ACCELERATE))
+        return told and not any(os.environ.get(name) for name in SIZE)
 
     @property
     def alone(self) -> bool:

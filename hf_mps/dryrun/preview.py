@@ -44,11 +44,12 @@ def show(resolved: ResolvedRecipe, *, fresh: bool = False, as_json: bool = False
     with status.shown("loading PyTorch, the rows and the model …"), no_bars():
         activate.activate()
         from hf_mps.dryrun.memory import room  # which imports torch
+        from hf_mps.finetune.run import processes
 
         run = prepare_run(resolved, source, run_dir)
         device, prepared = run.device, run.prepared
         run = replace(run, room=room.foresee(run))
-        plan = run.plan(Choice(run_dir.path, run_dir.reason))
+        plan = processes.go_on(run.plan(Choice(run_dir.path, run_dir.reason)), run_dir.checkpoint, World.here().size)
         training_arguments(plan, prepared)
         trainable, frozen = _parameters(prepared.model)
         as_made = resolved.with_overrides(run.room.overrides)

@@ -17,6 +17,8 @@ VARIABLES = (
     *world.LOCAL_RANK,
     *world.NODE,
     *world.RESTARTS,
+    *world.MEETING,
+    world.OF_ACCELERATE,
 )
 
 
@@ -86,3 +88,11 @@ def test_no_torch_is_imported_to_know_it(run_python: Any) -> None:
     )
     ended = run_python("-c", code, env=dict.fromkeys(VARIABLES))
     assert ended.stdout == "rank 0 of 1 7 [8] False\n", ended.stderr
+
+
+def test_a_process_that_accelerate_launch_started_alone_though_several_were_asked_for_is_known(launched: Any) -> None:
+    told = {"MASTER_ADDR": "mac-0", "MASTER_PORT": 29500, "ACCELERATE_DYNAMO_BACKEND": "NO"}
+    assert launched(**told).alone
+    assert World.asked_for()
+    launched(WORLD_SIZE=1)  # by torchrun's agent, as the user said
+    assert not World.asked_for()

@@ -14,6 +14,7 @@ import pytest
 
 from scripts.tools.hosts import Host, hosts, refusal, stop
 from tests import CHECKOUT
+from tests.distributed.launching import file_on_page
 
 pytestmark = [
     pytest.mark.slow,
@@ -56,7 +57,7 @@ def test_the_doctor_measures(macs: list[Host], tmp_path: Path) -> None:
     "lines", [pytest.param(lines, id=lines[0].split()[1] + str(at)) for at, lines in enumerate(BLOCKS) if at]
 )
 def test_both_machines_train(macs: list[Host], lines: list[str], tmp_path: Path) -> None:
-    (tmp_path / "machines.yaml").write_text(re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[0])
+    (tmp_path / "machines.yaml").write_text(file_on_page("machines.yaml"))
     started = typed(macs, lines, tmp_path)
     try:
         said = [one.communicate(timeout=120)[0] for one in started]

@@ -28,7 +28,7 @@ def choose(recipe: Recipe, training: dict[str, Any], prepared: Prepared) -> dict
     own = "the task's own" if SIZE in prepared.arguments_defaults else "the size that Hugging Face's GLUE examples use"
     batch = Choice(training.get(SIZE, DEFAULT_BATCH), SAID if SIZE in recipe.training else own)
     accumulation = training.get("gradient_accumulation_steps", 1)
-    choices: dict[str, Choice[Any]] = {} if world.alone else {"processes": _processes(world)}
+    choices: dict[str, Choice[Any]] = _processes(world)
     choices["batch"] = Choice(batch.value, batch.reason + _whole(batch.value, accumulation, world.size))
     # A task whose trainer draws its batches itself says how.
     drawn = prepared.choices.get("sampling") or buckets.decide(recipe, prepared.token_counts, batch.value)
@@ -74,8 +74,12 @@ def _whole(batch: int, accumulation: int, processes: int) -> str:
     return f"; {of}{by} {made} a step of {batch * accumulation * processes} rows"
 
 
-def _processes(world: World) -> Choice[int]:
-    where = "on this host" if world.hosts == 1 else f"on {world.hosts} hosts, {world.local_size} on each"
-    return Choice(
-        world.size, f"the launcher started them, {where}; each step's gradients are the mean over all of them"
-    )
+def _processes(world: World) -> dict[str, Choice[int]]:
+    if not world.alone:
+        where = "on this host" if world.hosts == 1 else f"on {world.hosts} hosts, {world.local_size} on each"
+        told = f"the launcher started them, {where}; each step's gradients are the mean over all of them"
+        return {"processes": Choice(world.size, told)}
+    if not World.asked_for():
+        return {}
+    meant = "accelerate launch was told of several, and starts one by itself unless the type is MULTI_GPU or FSDP"
+    return {"processes": Choice(1, f"{meant}; next: distributed_type: MULTI_GPU in its file, also without a GPU")}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.launching import launch
+from tests.distributed.launching import accelerate, file_on_page, launch
 from tests.finetune.sharding.made import language_model
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -26,13 +26,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
-def trained(folder: Path, name: str, *words: str) -> dict[str, Any]:
-    """Train in two processes, and return what results.json says."""
-    # The simulated device beside the CPU would be FSDP's.
-    ended = launch(
-        2, "-m", "hf_mps.finetune", "causal-lm/wikitext", *words, f"output_dir={folder / name}",
-        cwd=folder, env={"HF_MPS_SIMULATE": ""},
-    )  # fmt: skip
+def trained(folder: Path, name: str, *words: str, file: Path | None = None) -> dict[str, Any]:
+    """Train in two processes, by torchrun or with accelerate's `file`, and return what results.json says."""
+    command = ("-m", "hf_mps.finetune", "causal-lm/wikitext", *words, f"output_dir={folder / name}")
+    env = {"HF_MPS_SIMULATE": ""}  # the simulated device beside the CPU would be FSDP's
+    ended = (
+        launch(2, *command, cwd=folder, env=env) if file is None else accelerate(file, *command, cwd=folder, env=env)
+    )
     assert ended.returncode == 0, ended.stderr[-3000:]
     said: dict[str, Any] = json.loads((folder / name / "results.json").read_text(encoding="utf-8"))
     return said
@@ -73,14 +73,17 @@ def test_the_saved_model_is_whole(folder: Path, sharded: dict[str, Any]) -> None
     assert json.loads((folder / "sharded/config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
 
 
-def test_a_checkpoint_is_of_parts_and_a_run_ends_from_it_as_it_would_have(
+def test_a_checkpoint_is_of_parts_and_a_run_by_accelerate_s_file_ends_from_it_as_the_other_would_have(
     folder: Path, words: list[str], sharded: dict[str, Any]
 ) -> None:
     import torch
 
     begun = folder / "sharded/checkpoint-3"
     assert len(list((begun / "pytorch_model_fsdp_0").glob("*.distcp"))) == 2
-    resumed = trained(folder, "resumed", *words, *STEPS, SHARDED, f"training.resume_from_checkpoint={begun}")
+    file = folder / "fsdp.yaml"
+    file.write_text(file_on_page("fsdp.yaml"), encoding="utf-8")
+    resumed = trained(folder, "resumed", *words, *STEPS, f"training.resume_from_checkpoint={begun}", file=file)
+    assert resumed["choices"]["sharding"]["reason"].startswith("accelerate's configuration file; ")
     assert losses(resumed)[-3:] == losses(sharded)[-3:]
     one, other = weights(folder / "sharded"), weights(folder / "resumed")
     assert all(torch.equal(one[name], other[name]) for name in one)
