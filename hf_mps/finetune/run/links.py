@@ -6,7 +6,7 @@ steps are accelerate's LocalSGD. Without other processes the section changes not
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
@@ -111,14 +111,19 @@ def compress(trainer: Any, choices: Mapping[str, Choice[Any]]) -> None:
             "link.compression=none"
         )
     if chosen == cost.BF16 and trainer.args.device.type != "cuda":
-        trainer.accelerator.ddp_handler = _in_bfloat16(handler)
+        trainer.accelerator.ddp_handler = _registered_by(_in_bfloat16, handler)
         return
-    names = {cost.POWERSGD: DDPCommunicationHookType.POWER_SGD}
-    handler.comm_hook = names.get(chosen) or DDPCommunicationHookType(chosen)
-    if chosen == cost.POWERSGD:
-        first = max(FIRST_STEP, choices["steps"].value // WARM_UP_SHARE)
-        handler.comm_state_option = {"matrix_approximation_rank": cost.RANK, "start_powerSGD_iter": first}
-        _in_one_bucket(trainer, handler)
+    if chosen != cost.POWERSGD:
+        handler.comm_hook = DDPCommunicationHookType(chosen)
+        return
+    from hf_mps.distributed.link import own_state
+    from hf_mps.distributed.link.power_sgd import PowerSGD
+
+    first = max(FIRST_STEP, choices["steps"].value // WARM_UP_SHARE)
+    hook = PowerSGD(matrix_approximation_rank=cost.RANK, start_powerSGD_iter=first)
+    _in_one_bucket(trainer, handler)
+    trainer.accelerator.ddp_handler = _registered_by(hook.register, handler)
+    own_state.keep(trainer, "powersgd", hook.kept, hook.go_on)
 
 
 def _in_one_bucket(trainer: Any, handler: Any) -> None:
@@ -140,32 +145,46 @@ def _in_one_bucket(trainer: Any, handler: Any) -> None:
     handler.bucket_cap_mb, handler.find_unused_parameters = WHOLE_MIB, False
 
 
-def _in_bfloat16(handler: Any) -> Any:
-    """Return accelerate's handler with PyTorch's own bfloat16 hook.
+def _registered_by(register: Callable[[Any], None], handler: Any) -> Any:
+    """Return accelerate's handler with a hook that `register` gives a DistributedDataParallel model."""
+    from accelerate.utils import DistributedDataParallelKwargs
+
+    class Registering(DistributedDataParallelKwargs):  # type: ignore[misc]
+        def register_comm_hook(self, model: Any) -> None:
+            register(model)
+
+    return Registering(**vars(handler))
+
+
+def _in_bfloat16(model: Any) -> None:
+    """Register PyTorch's own bfloat16 hook.
 
     By that hook's name DistributedDataParallel asks for NCCL (`_check_comm_hook`). What the hook needs is a backend
     that adds bfloat16, as Gloo does.
     """
-    from accelerate.utils import DistributedDataParallelKwargs
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-    class InBfloat16(DistributedDataParallelKwargs):  # type: ignore[misc]
-        def register_comm_hook(self, model: Any) -> None:
-            model.register_comm_hook(None, lambda state, bucket: default_hooks.bf16_compress_hook(state, bucket))
-
-    return InBfloat16(**vars(handler))
+    model.register_comm_hook(None, lambda state, bucket: default_hooks.bf16_compress_hook(state, bucket))
 
 
 def step_locally(trainer: Any, choices: Mapping[str, Choice[Any]]) -> None:
     """Add the callback of local steps, behind all others: what they ask for in a step is averaged first."""
     if LOCAL_STEPS not in choices or World.here().alone:
         return
+    from hf_mps.distributed.link import own_state
     from hf_mps.distributed.link.local_steps import LocalSteps
 
     # Counting the items of a step across ranks makes the mean of one step exact, at the price of a round trip; there
     # is no such mean where each rank steps by itself.
     trainer.args.average_tokens_across_devices = False
     trainer.add_callback(LocalSteps(trainer, choices[LOCAL_STEPS].value))
+    if not World.here().main:  # whose optimizer is in each checkpoint
+        own_state.keep(
+            trainer,
+            "optimizer",
+            lambda: trainer.optimizer.state_dict(),
+            lambda kept: trainer.optimizer.load_state_dict(kept),
+        )
 
 
 def measure(trainer: Any, choices: dict[str, Choice[Any]]) -> None:

@@ -94,12 +94,14 @@ def apart(model: Any) -> float:
     return float(gap) if float(gap) > 1e-7 else 0.0
 
 
-def train(folder: Path, tokens: bool = False, **said: Any) -> dict[str, Any]:
-    """Train one way, and return what is to be known of it."""
+def train(
+    folder: Path, tokens: bool = False, optim: str = "sgd", begun: Path | None = None, **said: Any
+) -> dict[str, Any]:
+    """Train one way, and return what is to be known of it: of a run that goes on from a checkpoint, its weights."""
     set_seed(1)
     args = TrainingArguments(
         str(folder), max_steps=STEPS, per_device_train_batch_size=4, learning_rate=RATE, save_strategy="steps",
-        save_steps=5, report_to="none", disable_tqdm=True, use_cpu=True, logging_steps=100, optim="sgd",
+        save_steps=5, report_to="none", disable_tqdm=True, use_cpu=True, logging_steps=100, optim=optim,
         lr_scheduler_type="constant", max_grad_norm=0,
     )  # fmt: skip
     model, data, watch = Net(tokens), rows(tokens), Watch()
@@ -111,12 +113,15 @@ def train(folder: Path, tokens: bool = False, **said: Any) -> dict[str, Any]:
     shares.install(trainer, prepared, choices, None)
     links.step_locally(trainer, choices)
     trainer.add_callback(watch)
-    trainer.train()
-    links.measure(trainer, choices)
+    trainer.train(resume_from_checkpoint=str(begun) if begun is not None else None)
     weights = flat(model)
+    if begun is not None:
+        return {"weights": weights.tolist()}
+    links.measure(trainer, choices)
     kept = (folder / f"checkpoint-{STEPS - 2}").exists()
     return {
         "off": float((weights - replayed(model)).abs().max()),
+        "weights": weights.tolist(),
         "apart": watch.apart,
         "places": len(watch.places),
         "sizes": choices[shares.KEY].value if shares.KEY in choices else None,
@@ -130,12 +135,15 @@ def main(folder: Path) -> None:
         "fp16": {"compression": "fp16"},
         "bf16": {"compression": "bf16"},
         "powersgd": {"compression": "powersgd"},
-        "local": {"local_steps": 4},
+        "local": {"local_steps": 4, "optim": "adamw_torch"},
         "shares": {"batches": [6, 2]},
         "shares of tokens": {"batches": [6, 2], "tokens": True},
         "measured": {"batches": "measured"},
     }
     found = {name: train(folder / name, **said) for name, said in ways.items()}
+    for name in ("powersgd", "local"):
+        begun = folder / name / "checkpoint-5"
+        found[f"{name} resumed"] = train(folder / f"{name} resumed", begun=begun, **ways[name])
     if distributed.get_rank() == 0:
         print(json.dumps(found))
 

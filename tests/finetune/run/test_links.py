@@ -107,6 +107,13 @@ def test_local_steps_are_averaged_on_time_and_before_a_checkpoint(found: dict[st
     assert found["local"]["places"] == 1  # the weights stay where they lie
 
 
+@pytest.mark.parametrize("way", ["powersgd", "local"])
+def test_a_run_that_goes_on_from_a_checkpoint_ends_as_one_that_was_never_stopped(
+    way: str, found: dict[str, Any]
+) -> None:
+    assert found[f"{way} resumed"]["weights"] == found[way]["weights"]
+
+
 def test_the_loss_of_unequal_batches_is_the_mean_over_all_of_their_labels(found: dict[str, Any]) -> None:
     assert found["shares"]["off"] < 1e-6
     assert found["shares of tokens"]["off"] < 1e-6
