@@ -14,9 +14,9 @@ runner's (python -m hf_mps.finetune), the one with several processes started by 
     llama   a Llama of 1.1 billion parameters, full fine-tuning in bf16 under FSDP2, 8 blocks of 1024 tokens on each
             GPU: tokens/s, and the most that CUDA's allocator gave out on each rank against what the plan says
 
-DIR/bench_ranks.json holds the figures, DIR/*.log each training's output. A side that fails is told in a line and leaves
-the others alone. Exit code 1 where a target is missed: 1.8 x one GPU with the faster of captured and not, peak memory
-within 10 % of the plan.
+DIR/bench_ranks.json holds the figures, DIR/SIDE.log all that each side printed. Of a side that fails the end of its log
+is shown; it leaves the others alone. Exit code 1 where a target is missed: 1.8 x one GPU with the faster of captured
+and not, peak memory within 10 % of the plan.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ SIDES = ("eager", "captured")
 WARM = 12
 """Steps before the clock: kernels are loaded, graphs recorded, the optimizer's state is there."""
 SPEED, MEMORY = 1.8, 0.1
+LAST, LONGEST = 40, 480
+"""Lines of the log of a side that failed which are shown, and the seconds that a side may take."""
 BERT: dict[str, Any] = {}
 LLAMA: dict[str, Any] = {"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32}
 LLAMA |= {"num_key_value_heads": 8, "intermediate_size": 8192, "vocab_size": 32_000, "max_position_embeddings": 2048}
@@ -146,7 +148,7 @@ def train(given: argparse.Namespace, case: str, side: str, processes: int) -> di
     said = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(given.work.glob(f"{name}.rank*.json"))]
     if code or len(said) != processes:
         log = given.out / f"{name}.log"
-        print(f"{name}: ended with {code}, see {log}: {last_words(log)}", flush=True)
+        print(f"{name}: ended with {code}; the end of {log}:\n{last_words(log)}", flush=True)
         return None
     unit, scale = ("examples/s", 1) if case == "bert" else ("tokens/s", length(given, case))
     rate = sum(rank["rate"] for rank in said) * scale
@@ -157,10 +159,9 @@ def train(given: argparse.Namespace, case: str, side: str, processes: int) -> di
 
 
 def last_words(log: Path) -> str:
-    """What a training said of its failure: the lines of errors, without the launcher's own."""
-    lines = log.read_text(encoding="utf-8").splitlines()
-    told = [line for line in lines if "Error" in line or line.startswith("hf-mps")]
-    return " | ".join(line.strip()[:300] for line in dict.fromkeys(told) if "ChildFailedError" not in line)
+    """What a training said before its end, without the launcher's own account of it."""
+    text = log.read_text(encoding="utf-8", errors="replace").partition("torch.distributed.elastic.multiprocessing")[0]
+    return "\n".join(f"    {line}" for line in text.splitlines()[-LAST:])
 
 
 def plan(given: argparse.Namespace) -> dict[str, Any] | None:
@@ -193,8 +194,10 @@ def run(given: argparse.Namespace, name: str, command: list[str], device: str = 
     root = str(HERE.parents[1])
     environment["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     with (given.out / f"{name}.log").open("w", encoding="utf-8") as log:
-        done = subprocess.run(command, env=environment, stdout=log, stderr=subprocess.STDOUT, timeout=900)
-    return done.returncode
+        try:
+            return subprocess.run(command, env=environment, stdout=log, stderr=log, timeout=LONGEST).returncode
+        except subprocess.TimeoutExpired:  # its ranks end with their launcher
+            return 124  # as timeout(1) says it
 
 
 def make(given: argparse.Namespace, case: str) -> None:
@@ -255,6 +258,7 @@ def child(given: argparse.Namespace) -> int:
     import torch
     from transformers import trainer
 
+    from hf_mps.distributed.voice import one_voice
     from hf_mps.distributed.world import World
     from hf_mps.finetune.recipe.resolve import load_recipe
     from hf_mps.finetune.run import runner
@@ -263,7 +267,8 @@ def child(given: argparse.Namespace) -> int:
     name, said = words(given, case, side)
     clock = make_clock(given.steps, rows(given, case))
     trainer.DEFAULT_CALLBACKS.append(clock)
-    results = runner.run(load_recipe(name, [*said, f"output_dir={given.work / f'run-{label}'}"]), fresh=True)
+    with one_voice():  # as in the command: where one rank fails all end
+        results = runner.run(load_recipe(name, [*said, f"output_dir={given.work / f'run-{label}'}"]), fresh=True)
     choices = results["choices"]
     shown = [f"{key}: {choices[key]['value']}" for key in ("precision", "cuda_graphs", "sharding") if key in choices]
     measured = {**clock.measured, "said": ", ".join(shown), "choices": {key: choices[key] for key in choices}}

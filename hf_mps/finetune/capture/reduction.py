@@ -2,10 +2,14 @@
 
 DDP's reducer keeps its books on the host while a pass runs, and can be recorded only where the model was wrapped on the
 recording's own stream and has taken eleven steps there (docs.pytorch.org/docs/stable/notes/cuda.html, "Usage with
-DistributedDataParallel"); Trainer wraps it elsewhere. So the model inside the wrapper runs, whose hooks DDP ignores
-then (torch/csrc/distributed/c10d/reducer.cpp, `expect_autograd_hooks_`), and each bucket of gradients is sent as soon
-as the last of them is whole, beside the rest of the backward pass. Eager steps of such a training go the same way:
-whichever rank records and whichever replays, all send the same buckets in the same order.
+DistributedDataParallel"); Trainer wraps it elsewhere. So the model inside the wrapper runs, without a reducer, and each
+bucket of gradients is sent as soon as the last of them is whole, beside the rest of the backward pass. Eager steps of
+such a training go the same way: whichever rank records and whichever replays, all send the same buckets in the same
+order.
+
+The reducer has to go, though nobody asks it any more: it keeps the node of autograd by which each parameter gets its
+gradient, and with it the stream on which that was made, the default one. A recording that sends work there is void
+(torch/csrc/autograd/input_buffer.cpp warns of it, naming DDP). Its buckets, as large as the gradients, are free then.
 """
 
 from __future__ import annotations
@@ -56,6 +60,8 @@ class Reduction:
             for each in wrapped.module.parameters()
             if each.requires_grad
         ]
+        # What DDP's forward pass asks them for, it asks in passes with gradients alone.
+        wrapped.reducer = wrapped.logger = None
 
     def around(self, step: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """Return `step(model, …)` for the model inside the wrapper; afterwards the gradients are the ranks' mean.
@@ -86,9 +92,13 @@ class Reduction:
             self._wrapped._sync_buffers()
 
     def close(self) -> None:
-        """Leave the gradients to DDP again."""
+        """Leave the gradients to DDP again, with a reducer as a wrapper that was copied gets it (`__setstate__`)."""
         for hook in self._hooks:
             hook.remove()
+        wrapped = self._wrapped
+        parameters, sparse = wrapped._build_params_for_reducer()
+        names = wrapped._build_debug_param_to_name_mapping(parameters)
+        wrapped._ddp_init_helper(parameters, sparse, names, wrapped.static_graph)
 
     def _whole(self, parameter: Tensor) -> None:
         """A parameter's gradient of this pass is whole."""

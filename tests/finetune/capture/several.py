@@ -42,6 +42,18 @@ def made(case: str) -> Any:
     return kind(BertConfig(**sizes, intermediate_size=64))
 
 
+def kept(parameter: torch.Tensor) -> bool:
+    """Whether somebody keeps the node by which the parameter gets its gradient, and the stream that it was made on."""
+    node(parameter).metadata["seen"] = True
+    return "seen" in node(parameter).metadata
+
+
+def node(parameter: torch.Tensor) -> Any:
+    made = parameter.view_as(parameter).grad_fn
+    assert made is not None
+    return made.next_functions[0][0]
+
+
 def main() -> None:
     folder, cuda = Path(sys.argv[1]), sys.argv[2] == "cuda"
     said: dict[str, Any] = {}
@@ -52,6 +64,8 @@ def main() -> None:
         ours = trainer(folder / "ours", made(case), **settings)
         account = captured(ours, recorder=None if cuda else Rerun())
         ours.train()
+        weight = next(ours.model.parameters())
+        nodes = [kept(weight)]
         mine, theirs = weights(ours), weights(plain)
         apart = max(float((mine[name] - theirs[name]).abs().max()) for name in mine)
         said[case] = {
@@ -63,6 +77,7 @@ def main() -> None:
             "eager": dict(account.eager),
         }
         account.close()
+        said[case]["nodes"] = [*nodes, kept(weight)]
     (folder / f"rank{plain.args.process_index}.json").write_text(json.dumps(said), encoding="utf-8")
     torch.distributed.destroy_process_group()
 

@@ -43,3 +43,8 @@ def test_all_but_two_steps_are_replayed(ranks: list[dict[str, Any]], case: str) 
     for rank in ranks:
         assert rank[case]["eager"] == {FIRST: 1, SECOND: 1}
         assert rank[case]["replayed"] == 7  # of three epochs of three batches each
+
+
+def test_no_stream_of_before_is_kept_while_steps_are_recorded(ranks: list[dict[str, Any]]) -> None:
+    # DDP's reducer keeps the nodes of autograd, which send work to the stream that they were made on.
+    assert {str(said["nodes"]) for rank in ranks for said in rank.values()} == {"[False, True]"}
