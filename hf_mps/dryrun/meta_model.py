@@ -42,8 +42,8 @@ class MetaCheckpoint(Checkpoint):
     def image_processor(self) -> Any:
         """The checkpoint's own, which tells the size of its pictures; where that cannot be had, one of that size.
 
-        A configuration that names no size (ResNet's, ConvNeXt's) stands for ImageNet's PICTURE pixels, at which such
-        models were trained.
+        A configuration that names no size (ResNet's, SegFormer's) stands for the one that the image processor's class
+        has by default, at which such models were trained, or ImageNet's PICTURE pixels.
         """
         from hf_mps.finetune.models import checkpoint
         from hf_mps.finetune.smoke import shrink, tiny_model
@@ -51,7 +51,8 @@ class MetaCheckpoint(Checkpoint):
         try:
             return checkpoint.resolve(self.name).image_processor()
         except UserError:
-            tiny_model.image_processor(Path(self.source), shrink.picture(self.size, PICTURE))
+            own = dict(getattr(type(super().image_processor()), "size", None) or {}).get("height") or PICTURE
+            tiny_model.image_processor(Path(self.source), shrink.picture(self.size, own))
             return super().image_processor()
 
     def processor(self, config: Any) -> Any:

@@ -54,6 +54,10 @@ def overlaps(total: Any) -> dict[str, Any]:
     import numpy
 
     shared, answered, present = numpy.asarray(total, dtype=numpy.float64)
+    if not (answered + present).any():  # no pixel counts: every score is NaN
+        nothing = numpy.full(len(shared), numpy.nan)
+        means = dict.fromkeys(("mean_iou", "mean_accuracy", "overall_accuracy"), numpy.nan)
+        return {**means, "per_category_iou": nothing, "per_category_accuracy": nothing}
     with numpy.errstate(divide="ignore", invalid="ignore"):
         overlap, accuracy = shared / (answered + present - shared), shared / present
         return {

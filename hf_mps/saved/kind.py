@@ -17,6 +17,7 @@ ARCHITECTURES = {
     "ForQuestionAnswering": "question-answering",
     "ForMultipleChoice": "multiple-choice",
     "ForImageClassification": "image-classification",
+    "ForSemanticSegmentation": "image-segmentation",
     "ForCTC": "speech-recognition",
     "ForMaskedLM": "masked-lm",
     **dict.fromkeys(

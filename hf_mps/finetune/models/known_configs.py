@@ -102,6 +102,7 @@ KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "facebook/wav2vec2-base": ("wav2vec2", {}),
     "google/vit-base-patch16-224-in21k": ("vit", {}),
+    "nvidia/mit-b0": ("segformer", {}),
     "meta-llama/Llama-2-7b-hf": ("llama", {}),
 }
 

@@ -193,12 +193,12 @@ def test_the_part_of_an_image_keeps_within_its_bounds() -> None:
     draw = random.Random(0)
     for width, height in ((20, 24), (300, 7), (1, 1)):
         for _ in range(200):
-            left, upper, right, lower = images._part(width, height, (0.25, 0.5), draw)
+            left, upper, right, lower = images.part_of(width, height, (0.25, 0.5), draw)
             assert 0 <= left < right <= width
             assert 0 <= upper < lower <= height
     shares = [
         (right - left) * (lower - upper) / 10_000
-        for left, upper, right, lower in (images._part(100, 100, (0.25, 0.5), draw) for _ in range(200))
+        for left, upper, right, lower in (images.part_of(100, 100, (0.25, 0.5), draw) for _ in range(200))
     ]
     assert min(shares) == pytest.approx(0.25, abs=0.02)
     assert max(shares) == pytest.approx(0.5, abs=0.02)

@@ -1,0 +1,131 @@
+"""Images with a map of classes: read, varied together, and prepared by transformers' own image processor with PIL."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.media import images
+from hf_mps.finetune.media.images import Augmentation
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.data.load import Rows
+
+IGNORED = 255
+"""The class of pixels that are neither learned nor counted (semantic_loss_ignore_index of transformers)."""
+
+
+class Masks:
+    """A split for Trainer: rows of `pixel_values`, float32 of shape (3, H, W), and of `labels`, int64 of shape (H, W),
+    where they have a mask.
+
+    The augmentation of a row depends on seed, epoch and row alone, as that of `Images`. `reduce` makes class 0 the one
+    that is left out, and counts the others from 0 (ADE20K's masks need that).
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        processor: Any,
+        classes: int,
+        *,
+        reduce: bool = False,
+        augment: Augmentation | None = None,
+        seed: int = 0,
+    ) -> None:
+        import torch
+
+        self._rows = rows
+        self._processor = processor
+        self._classes = classes
+        self._reduce = reduce
+        self._augment = augment
+        self._seed = seed
+        # In shared memory: persistent workers see the next epoch too.
+        epoch: Any = torch.zeros((), dtype=torch.int64)
+        self._epoch = epoch.share_memory_()
+
+    def __len__(self) -> int:
+        return len(self._rows.dataset)
+
+    def begin(self, epoch: int) -> None:
+        """Augment as in epoch `epoch`, counted from 0."""
+        self._epoch.fill_(epoch)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if "mask" not in self._rows.dataset.column_names:
+            return prepared(self._processor, images.opened(self._rows, index), None, reduce=False)
+        image, mask = pair(self._rows, index)
+        if self._augment is not None:
+            draw = random.Random(f"{self._seed} {int(self._epoch)} {index}")
+            image, mask = varied(image, mask, self._augment, draw)
+        made = prepared(self._processor, image, mask, reduce=self._reduce)
+        self._refuse_unknown(index, made["labels"])
+        return made
+
+    def _refuse_unknown(self, index: int, labels: Any) -> None:
+        """Metal reads past the classes without a word (pytorch#144824), so what is none is told here."""
+        known = (labels == IGNORED) | ((labels >= 0) & (labels < self._classes))
+        if bool(known.all()):
+            return
+        found = int(labels[~known].max()) + self._reduce
+        raise UserError(
+            f"{self._rows.where}: row {self._rows.number(index)}: mask has class {found}, and data.labels names"
+            f" {self._classes} classes, from {int(self._reduce)} on; next: name every class, or reduce_labels=true"
+            " where 0 stands for none"
+        )
+
+
+def prepared(processor: Any, image: Any, mask: Any, *, reduce: bool) -> dict[str, Any]:
+    """Return what an image processor makes of a PIL image and its mask (an array, or None), without the batch."""
+    settings = {} if mask is None else {"segmentation_maps": [mask]}
+    made = processor(images=[image], do_reduce_labels=reduce, return_tensors="pt", **settings)
+    return {name: made[name][0] for name in ("pixel_values", "labels") if name in made}
+
+
+def pair(rows: Rows, index: int) -> tuple[Any, Any]:
+    """Return a row's PIL image and its mask, an int32 array of shape (height, width).
+
+    Raises UserError for what is no image, for a mask of colours and for one of another size.
+    """
+    row: Mapping[str, Any] = rows.dataset[index]
+    image = images.opened_value(rows, index, row["image"])
+    mask = images.opened_value(rows, index, row["mask"], "mask", _numbers)
+    if mask.shape != image.size[::-1]:
+        raise UserError(
+            f"{rows.where}: row {rows.number(index)}: mask has {mask.shape[1]} x {mask.shape[0]} pixels, and the image"
+            f" {image.size[0]} x {image.size[1]}; allowed: the same"
+        )
+    return image, mask
+
+
+def mask_of(rows: Rows, index: int, *, reduce: bool) -> Any:
+    """Return a row's mask with the classes as they are learned, IGNORED where none is."""
+    import numpy
+
+    mask = images.opened_value(rows, index, rows.dataset[index]["mask"], "mask", _numbers)
+    return numpy.where((mask == 0) | (mask == IGNORED), IGNORED, mask - 1) if reduce else mask
+
+
+def varied(image: Any, mask: Any, augment: Augmentation, draw: random.Random) -> tuple[Any, Any]:
+    """Return the same drawn part of an image and its mask, perhaps both mirrored left to right."""
+    from PIL import Image
+
+    width, height = image.size
+    left, upper, right, lower = images.part_of(width, height, augment.crop, draw)
+    image, mask = image.crop((left, upper, right, lower)), mask[upper:lower, left:right]
+    if draw.random() < augment.flip:
+        return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT), mask[:, ::-1].copy()
+    return image, mask
+
+
+def _numbers(mask: Any) -> Any:
+    """Return the numbers of a PIL image; of a palette (mode P) the entries, which are the classes."""
+    import numpy
+
+    found = numpy.asarray(mask)
+    if found.ndim != 2:
+        raise ValueError(f"it has colours (mode {mask.mode}); allowed: one number a pixel (modes L, P, I, 1)")
+    return found.astype(numpy.int32)
