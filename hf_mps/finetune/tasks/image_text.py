@@ -38,8 +38,9 @@ COLOURS = {"red": (200, 40, 40), "blue": (40, 80, 200), "green": (40, 180, 60), 
 SMOKE_SIZE = (96, 64)
 SNIPPET = """from transformers import pipeline
 
+asked = [{"type": "image", "path": "photo.jpg"}, {"type": "text", "text": "What is this?"}]
 answer = pipeline("image-text-to-text", model=".")
-print(answer(images="photo.jpg", text="What is this?"))"""
+print(answer(text=[{"role": "user", "content": asked}], max_new_tokens=32))"""
 ADAPTER_SNIPPET = """from peft import PeftModel
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
