@@ -22,6 +22,7 @@ from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe import overrides, schema
 from hf_mps.finetune.recipe.resolve import validate
 from hf_mps.finetune.recipe.schema import Recipe
+from hf_mps.finetune.text import lengths
 from hf_mps.metrics.selection import is_metric
 from hf_mps.saved import ready
 from hf_mps.saved.run import NOWHERE, SavedRun
@@ -73,7 +74,8 @@ def evaluate(run: SavedRun, words: Sequence[str] = (), *, batch: int | None = No
         for split, some in rows.items():
             status.now(f"measuring {split} …")
             _refuse_other_classes(some, recipe)
-            prepared = run.module.prepare(recipe, {"train": some, "validation": some}, run.checkpoint, device.value)
+            with lengths.those_of(run.chosen):
+                prepared = run.module.prepare(recipe, {"train": some, "validation": some}, run.checkpoint, device.value)
             if hasattr(run.module, "reference"):
                 prepared.trainer_settings["ref_model"] = run.module.reference(run.recipe)
             trainer, chosen = measuring.trainer(prepared, recipe, device, folder, run.chosen, batch)
@@ -92,8 +94,8 @@ def settled(run: SavedRun) -> Recipe:
     recipe, chosen = run.to_use, run.chosen
     fields = type(recipe).model_fields
     said: dict[str, Any] = {"augmentation": None, "vocabulary": "checkpoint"}
-    if isinstance(lengths := chosen.get("lengths"), Mapping):
-        said["max_length"] = lengths["longest"]
+    if (cut := lengths.of_a_run(chosen)) is not None:
+        said["max_length"] = cut["longest"]
     if "questions_without_answer" in chosen:
         said["version_2_with_negative"] = chosen["questions_without_answer"]
     if "letter_case" in chosen:

@@ -88,7 +88,7 @@ class Input:
             for table in sources.reading(self.data, self.path, self.name, self.kind).make():
                 yield table.rename_columns([column])
         else:
-            yield from sources.reading(self.data, self.path, self.name, self.kind).make()
+            yield from sources.reading(self.data, self.path, self.name, self.kind, self.columns.values()).make()
 
     def _rows(self, table: pyarrow.Table, first: int) -> Rows:
         from datasets import Dataset
@@ -192,8 +192,10 @@ def _split_words(rows: Rows) -> Rows:
     """Return the rows with lists of words where they hold sentences: split at white space, as CoNLL's are."""
     if WORDS not in rows.dataset.column_names or getattr(rows.dataset.features[WORDS], "dtype", None) != "string":
         return rows
-    words = [(text or "").split() for text in rows.dataset[WORDS]]
-    return rows.with_columns(rows.dataset.remove_columns(WORDS).add_column(WORDS, words))
+    from datasets import Dataset
+
+    columns: dict[str, Any] = rows.dataset[:]
+    return rows.with_columns(Dataset.from_dict({**columns, WORDS: [(text or "").split() for text in columns[WORDS]]}))
 
 
 def _parquet(path: Path, name: str, size: int) -> Iterator[Any]:

@@ -88,11 +88,15 @@ def open_run(where: str, task: str | None = None) -> SavedRun:
             raise UserError(f"{where}: {problem}; allowed: a run's folder, one that save_pretrained wrote, a hub name")
         return _without_run(where, checkpoint.resolve(where), None, task)
     home = path.resolve()
-    if home.name.startswith("checkpoint-") and (home.parent / RECIPE).is_file():
+    if home.name.startswith("checkpoint-") and _is_run(home.parent):
         home = home.parent
-    if (home / RECIPE).is_file() or (home / RESULTS).is_file():
+    if _is_run(home):
         return _of_run(where, path, home, task)
     return _without_run(where, *_model_in(where, path), task)
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / RECIPE).is_file() or (folder / RESULTS).is_file()
 
 
 def _of_run(where: str, path: Path, home: Path, task: str | None) -> SavedRun:

@@ -18,7 +18,7 @@ from hf_mps.core import extras
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
-from hf_mps.finetune.text import buckets
+from hf_mps.finetune.text import buckets, lengths
 from hf_mps.finetune.text.lengths import SHAPES, Lengths
 from hf_mps.finetune.text.padding import IGNORED, PadToBucket
 from hf_mps.finetune.text.shapes import optimal_buckets
@@ -173,14 +173,16 @@ class Durations(Lengths):
 
 def kept(chosen: Mapping[str, Any], hop: int, rate: int) -> Choice[Durations]:
     """Return what a saved model's batches are padded to: what its run chose, or the batch's longest row."""
-    if isinstance(said := chosen.get("lengths"), Mapping) and "hop" in said:
-        return Choice(Durations(**{**said, "shapes": tuple(said["shapes"])}), "those of its run")
+    if (said := lengths.of_a_run(chosen)) is not None and "hop" in said:
+        return Choice(Durations(**said), lengths.KEPT)
     return Choice(Durations(0, "longest", hop=hop, rate=rate), "a model without a run")
 
 
 def durations(recipe: Recipe, counts: Sequence[int], others: Sequence[int], hop: int, rate: int) -> Choice[Durations]:
     """Choose what batches of sound are padded to, from the frames of each training row and of `others`."""
     summary = f"half of the rows within {sorted(counts)[len(counts) // 2] * hop / rate:.1f} seconds"
+    if lengths.decided():
+        return kept(lengths.decided(), hop, rate)
     longest = max([*counts, *others])
     if not recipe.speedups:
         return Choice(Durations(longest, "longest", hop=hop, rate=rate), f"speedups is false in the recipe; {summary}")

@@ -179,24 +179,25 @@ def _prefix(recipe: Any, config: Any, kind: Seq2SeqTask) -> tuple[str, Choice[st
 
 
 def _tokenised(rows: Rows, loaded: Loaded, prefix: str, longest_target: int) -> Dataset:
-    """Return sources with their prefix as ids and targets, where the rows have them, as labels, each cut to its
-    longest length.
+    """Return sources with their prefix as ids and targets as labels, each cut to its longest length.
+
+    Rows without targets get one token: Seq2SeqTrainer computes a loss behind each answer, and fails without labels.
     """
     from datasets import Features, List, Value
 
     labelled = "target" in rows.dataset.column_names
     tokens.refuse_other_than_text(rows, ("source", "target") if labelled else ("source",))
     tokenizer, longest = loaded.tokenizer, loaded.longest
-    names = ("input_ids", "attention_mask", *(("labels",) if labelled else ()))
+    names = ("input_ids", "attention_mask", "labels")
 
     def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
         sources = tokens.texts(rows, "source", batch, indices)
         found = tokenizer([prefix + one for one in sources], truncation=True, max_length=longest)
-        made = {"input_ids": found["input_ids"], "attention_mask": found["attention_mask"]}
+        labels = [[tokenizer.pad_token_id]] * len(sources)
         if labelled:
             targets = tokens.texts(rows, "target", batch, indices)
-            made["labels"] = tokenizer(text_target=targets, truncation=True, max_length=longest_target)["input_ids"]
-        return made
+            labels = tokenizer(text_target=targets, truncation=True, max_length=longest_target)["input_ids"]
+        return {"input_ids": found["input_ids"], "attention_mask": found["attention_mask"], "labels": labels}
 
     languages = [getattr(tokenizer, name, None) for name in ("src_lang", "tgt_lang")]
     key = ("seq2seq", longest, longest_target, prefix, languages)
@@ -209,7 +210,12 @@ def _lengths(recipe: Any, features: Mapping[str, Dataset], column: str, longest:
     others = [n for some in counts.values() for n in some]
     # A batch groups sources by length; its targets have any length.
     return lengths.decide(
-        recipe, counts["train"], longest, others=others, grouped=None if column == "input_ids" else False
+        recipe,
+        counts["train"],
+        longest,
+        others=others,
+        grouped=None if column == "input_ids" else False,
+        name="lengths" if column == "input_ids" else "target_lengths",
     )
 
 

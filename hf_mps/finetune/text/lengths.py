@@ -15,8 +15,11 @@ A task cuts its rows to `limit`, counts them, and calls `decide`; `Lengths.colla
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -38,6 +41,8 @@ DEFAULT = 128
 UNLIMITED = 2**31
 # Tokens that a saved model without a run and without a limit (T5) reads of a row: what T5 was pretrained on.
 UNSAID = 512
+KEPT = "those of its run"
+_chosen: ContextVar[Mapping[str, Any]] = ContextVar("lengths of a run", default=MappingProxyType({}))
 
 
 class Padded(schema.Recipe):
@@ -126,6 +131,30 @@ def limit(recipe: Padded, tokenizer: Any, config: Any, default: int = DEFAULT) -
     return longest
 
 
+def of_a_run(chosen: Mapping[str, Any], name: str = "lengths") -> dict[str, Any] | None:
+    """Return the fields of the lengths that a run chose, from results.json; None where it has none."""
+    said = chosen.get(name)
+    return {**said, "shapes": tuple(said["shapes"])} if isinstance(said, Mapping) else None
+
+
+@contextmanager
+def those_of(chosen: Mapping[str, Any]) -> Iterator[None]:
+    """Let `decide` return what a run chose while the context lasts: its model is measured on batches as it had them.
+
+    What is silence or padding to a model without an attention mask (wav2vec 2.0's first ones) changes its answers.
+    """
+    token = _chosen.set(chosen)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+def decided() -> Mapping[str, Any]:
+    """The choices of the run whose lengths are to be taken, of `those_of`; empty where new ones are decided."""
+    return _chosen.get()
+
+
 def kept(
     recipe: Padded, chosen: Mapping[str, Any], tokenizer: Any, config: Any, name: str = "lengths"
 ) -> Choice[Lengths]:
@@ -134,8 +163,8 @@ def kept(
     `chosen` are the values of that run's choices. A model without a run reads as many tokens as it has positions, or
     UNSAID where it knows no limit, in steps of STEP. Raises UserError as `limit`.
     """
-    if isinstance(said := chosen.get(name), Mapping):
-        return Choice(Lengths(**{**said, "shapes": tuple(said["shapes"])}), "those of its run")
+    if (said := of_a_run(chosen, name)) is not None:
+        return Choice(Lengths(**said), KEPT)
     most = positions(tokenizer, config)
     longest = limit(recipe, tokenizer, config, most if most < UNLIMITED else UNSAID)
     return Choice(Lengths(longest, "list"), "its positions" if recipe.max_length is None else "max_length")
@@ -151,14 +180,17 @@ def decide(
     grouped: bool | None = None,
     most: int = SHAPES,
     step: int = STEP,
+    name: str = "lengths",
 ) -> Choice[Lengths]:
     """Choose what batches are padded to, from the length of each training row in `counts`, at most `longest`.
 
     `others` are lengths of further rows that the list must hold (validation). `batch` is the batch size where the
     recipe's `training` names none; `grouped` says whether rows of like length share a batch, and defaults to what
     `buckets.decide` chooses. The list has at most `most` lengths, all multiples of `step` but the last, which never
-    exceeds `longest`.
+    exceeds `longest`. Within `those_of` it is what that run chose under `name`.
     """
+    if (said := of_a_run(decided(), name)) is not None:
+        return Choice(Lengths(**said), KEPT)
     rows = summary(counts, longest)
     if recipe.padding == "max_length":
         return Choice(Lengths(longest, "max_length"), f"padding in the recipe: one shape; {rows}")
