@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import summary
+from hf_mps.dryrun import quantized
+from hf_mps.finetune.models import quantization
 from hf_mps.finetune.models.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -89,7 +91,9 @@ class MetaCheckpoint(Checkpoint):
         except Exception as error:  # whatever the architecture's own code makes of such a configuration
             why = summary(error)
             raise UserError(f"model {self.name}: transformers cannot build a model from its {kind}: {why}") from error
-        count = sum(parameter.numel() for parameter in model.parameters())
+        if (rounded := settings.get("quantization_config")) is not None:
+            quantized.quantize(model, rounded)
+        count = quantization.parameters(model)
         return model, Choice(
             self.name, f"{type(model).__name__}, {count / 1e6:.1f} M parameters, without their weights"
         )
@@ -125,6 +129,8 @@ def make_fake(models: Iterable[Any], mode: FakeTensorMode, device: str) -> None:
                 new: Any = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
             if isinstance(tensor, torch.nn.Parameter):
                 new = torch.nn.Parameter(new, tensor.requires_grad)
+                if (state := getattr(tensor, "quant_state", None)) is not None:
+                    new.quant_state = quantized.mapped(state, fake)
             fakes[id(tensor)] = (new, tensor)
         return fakes[id(tensor)][0]
 

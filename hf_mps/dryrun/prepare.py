@@ -12,7 +12,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.dryrun import batch
 from hf_mps.dryrun.resolve import Target
 from hf_mps.finetune.data import load
-from hf_mps.finetune.models import checkpoint, known_configs
+from hf_mps.finetune.models import checkpoint, known_configs, quantization
 from hf_mps.finetune.run.prepare import PreparedRun, prepare_run
 from hf_mps.finetune.smoke import smoke_recipe
 
@@ -65,7 +65,7 @@ def weightless(
         )
         source = MetaCheckpoint(whole.model, small.recipe.model, local=True, size=size, device=device)
         run = prepare_run(replace(small, recipe=recipe), source, device=on)
-        count = sum(parameter.numel() for parameter in run.prepared.model.parameters())
+        count = quantization.parameters(run.prepared.model)
         model = Choice(f"{told.value}, {count / 1e6:,.1f} M parameters", told.reason)
         yield Parts(run, {**target.facts, "model": model, "rows": MADE_UP})
 

@@ -77,6 +77,7 @@ class Pair(NamedTuple):
 
 CHECKPOINTING, BF16 = (override.word for override in of_values(fit.CHECKPOINTING | fit.BF16).values())
 LORA = "lora={r: 8}"
+NF4, INT8 = "quantization=nf4", "quantization=int8"
 BLOCKS = "attention=blockwise"
 PAIRS = (
     Pair("bert", CLASSIFY, 16, 128),
@@ -89,6 +90,10 @@ PAIRS = (
     Pair("llama", CONTINUE, 4, 256, (LORA,)),
     Pair("llama", CONTINUE, 4, 256, (LORA, CHECKPOINTING)),
     Pair("llama", CONTINUE, 4, 256, (LORA, BF16)),
+    Pair("llama", CONTINUE, 4, 256, (LORA, NF4)),
+    Pair("llama", CONTINUE, 4, 256, (LORA, NF4, CHECKPOINTING, "weights=bfloat16")),
+    Pair("llama", CONTINUE, 4, 256, (LORA, INT8)),
+    Pair("llama-wide", CONTINUE, 1, 16, (LORA, NF4)),
     Pair("bert", CLASSIFY, 2, 512, (BLOCKS,)),
     Pair("llama", CONTINUE, 2, 512, (BLOCKS, CHECKPOINTING)),
     Pair("llama", CONTINUE, 2, 512, (BLOCKS, BF16)),

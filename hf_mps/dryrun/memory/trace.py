@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError
 from hf_mps.core.text import summary
-from hf_mps.dryrun import batch, prepare
+from hf_mps.dryrun import batch, prepare, quantized
 from hf_mps.dryrun.modules import BACKWARD, CLIPPING, FORWARD, LOSS, OPTIMIZER, ModuleTracker, family
 from hf_mps.finetune.smoke.fake import needs_numbers
 from hf_mps.operators.support import NO_OPERATORS
@@ -76,6 +76,9 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.add.Tensor and not kwargs and (place := self._joined(*args)) is not None:
             return args[place].add_(args[1 - place])
+        if func.namespace == quantized.NAMESPACE:
+            with self:
+                return quantized.expanded(func, *args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         if func.namespace in SENDING:
             for leaf in tree_leaves((args, kwargs, result)):
@@ -183,7 +186,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 def peak(step: TrainingStep, *others: Any, device: str = "mps") -> Peak:
     """Run a step twice and return its highest moment; the recorders `others` look on, and keep the second one's."""
     memory = Memory(step.tracker, device, vocabulary=_vocabulary(step.model))
-    memory.hold([*step.model.parameters(), *step.model.buffers()])
+    memory.hold([*step.model.parameters(), *step.model.buffers(), *quantized.statistics(step.model)])
     with ExitStack() as hooks:
         hooks.enter_context(resizes(memory.resized))
         for parameter in step.model.parameters():

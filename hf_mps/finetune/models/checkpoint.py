@@ -134,6 +134,13 @@ class Checkpoint:
         """
         import torch
 
+        from hf_mps.finetune.models import quantization
+
+        asked = quantization.kind_of(settings.get("quantization_config"))
+        stored = self.stored_config()
+        quantization.refuse_stored(self.name, stored, asked)
+        if "quantization_config" in stored:  # transformers reads it there, and warns of a second one
+            settings.pop("quantization_config")
         # transformers 5 would keep a half-precision checkpoint's own dtype, in which small updates round to nothing
         # (step/in_backward.py rounds by chance). Mixed precision is Trainer's, over float32 weights.
         dtype = getattr(torch, self.dtype)
@@ -155,6 +162,8 @@ class Checkpoint:
 
     def _weights(self, model: Any, loading_info: dict[str, Any]) -> str:
         """Describe the number of parameters, and which of them the checkpoint did not bring."""
+        from hf_mps.finetune.models import quantization
+
         new = {str(name) for name in loading_info["missing_keys"]} | {
             str(name[0]) for name in loading_info["mismatched_keys"]
         }
@@ -166,7 +175,7 @@ class Checkpoint:
                 f"model {self.name}: its weights do not fit {type(model).__name__}: {len(inside)} are missing or of"
                 f" another shape, first {inside[0]}; allowed: a checkpoint of the architecture that its config names"
             )
-        count = sum(parameter.numel() for parameter in model.parameters())
+        count = quantization.parameters(model)
         parts = sorted({name.rpartition(".")[0] or name for name in new})
         head = f"; new, to be trained from scratch: {', '.join(parts)}" if parts else ""
         return f"{type(model).__name__}, {_size(count)} parameters{head}"

@@ -61,6 +61,18 @@ KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Qwen/Qwen2-0.5B-Instruct": ("qwen2", QWEN2),
     "Qwen/Qwen2.5-0.5B-Instruct": ("qwen2", QWEN2),
+    "Qwen/Qwen2.5-7B-Instruct": (
+        "qwen2",
+        {
+            "vocab_size": 152064,
+            "hidden_size": 3584,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "intermediate_size": 18944,
+            "tie_word_embeddings": False,
+        },
+    ),
     "Qwen/Qwen3-0.6B": (
         "qwen3",
         {

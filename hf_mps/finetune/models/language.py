@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hf_mps.core.choice import Choice
-from hf_mps.finetune.models import attention
+from hf_mps.finetune.models import attention, quantization
 from hf_mps.finetune.models.lora import Lora, apply, save, snippet
+from hf_mps.finetune.models.quantization import Kind
 from hf_mps.finetune.recipe import schema, training_section
 from hf_mps.finetune.run.logging import errors_only
 from hf_mps.finetune.tasks._answering import Answering
@@ -44,6 +45,25 @@ class Recipe(lengths.Padded):
     """Adds `lora`: adapters in place of all weights (`lora: {}` takes their defaults)."""
 
     lora: Lora | None = None
+
+
+class Decoder(Recipe):
+    """Adds `quantization`: the model's linear layers in 4 bits (nf4, fp4) or 8 (int8) below the adapters of `lora`."""
+
+    quantization: Kind | None = None
+
+    @model_validator(mode="after")
+    def _below_adapters(self) -> Decoder:
+        if self.quantization is None:
+            return self
+        if self.lora is None:
+            raise ValueError(
+                f"has quantization: {self.quantization} without lora, and rounded weights cannot step; give lora: {{}}"
+                " for adapters over them, or leave quantization out"
+            )
+        if self.training.get("fsdp"):
+            raise ValueError("has quantization and training.fsdp, which divides whole weights; leave one of them out")
+        return self
 
 
 class Generate(schema.Section):
@@ -79,47 +99,73 @@ def model(
     checkpoint: Checkpoint,
     loaded: Loaded,
     auto_class: str = AUTO_CLASS,
+    *,
     chunks: bool = True,
     only: Callable[[Any], tuple[str, Choice[str]]] | None = None,
+    device: str = "cpu",
 ) -> Any:
     """Load the model, with adapters where the recipe says `lora`, and with its loss in chunks where `chunks` and it
     allow.
 
     `only` freezes all of a model but one part and returns that part's name, which alone gets the adapters, and a
-    choice that says so. Adds to the choices what was loaded, what trains, and how the loss is computed. Raises
-    UserError for a checkpoint that cannot be used and for layers that it does not have.
+    choice that says so. Quantized weights are multiplied as `device` does it best. Adds to the choices what was loaded,
+    what trains, and how the loss is computed. Raises UserError for a checkpoint that cannot be used and for layers that
+    it does not have.
     """
     import transformers
 
     from hf_mps.finetune.loss import deferred_head
 
-    model_, loaded.choices["model"] = checkpoint.model(getattr(transformers, auto_class), config=loaded.config)
+    kind = getattr(transformers, auto_class)
+    if isinstance(recipe, Decoder) and recipe.quantization is not None:
+        model_ = _quantized(recipe, recipe.quantization, checkpoint, loaded, kind, device)
+    else:
+        model_, loaded.choices["model"] = checkpoint.model(kind, config=loaded.config)
     part = None
     if only is not None:
         part, loaded.choices["trained"] = only(model_)
-    if recipe.lora is not None:
-        model_, loaded.choices["lora"] = apply(
-            model_,
-            recipe.lora,
-            TASK_TYPES[auto_class],
-            checkpointed=bool(recipe.training.get(training_section.checkpointing())),
-            part=part,
-        )
+    if (adapters := saved_as(recipe)) is not None:
+        checkpointed = bool(recipe.training.get(training_section.checkpointing()))
+        model_, told = apply(model_, adapters, TASK_TYPES[auto_class], checkpointed=checkpointed, part=part)
+        if adapters is not recipe.lora:
+            rounded = "merged, weights would be rounded again; next, for whole ones"
+            told = Choice(told.value, f"{told.reason}: {rounded}: {quantization.MERGE}")
+        loaded.choices["lora"] = told
     if chunks:
         loaded.choices["loss"] = deferred_head.decide(recipe, model_)
     return model_
 
 
+def _quantized(
+    recipe: Decoder, kind: Kind, checkpoint: Checkpoint, loaded: Loaded, auto_class: Any, device: str
+) -> Any:
+    """Load the model with its linear layers quantized, on the CPU; `quantization.place` moves it."""
+    quantization.refuse_device(device)
+    computed = quantization.compute_dtype(recipe.training, recipe.weights, device)
+    settings = {"quantization_config": quantization.config(kind, computed.value), "device_map": {"": "cpu"}}
+    model_, loaded.choices["model"] = checkpoint.model(auto_class, config=loaded.config, **settings)
+    quantization.settle(model_, computed.value)
+    loaded.choices |= quantization.choices(model_, kind, computed, device)
+    return model_
+
+
+def saved_as(recipe: Recipe) -> Lora | None:
+    """Return the recipe's `lora`; over quantized weights with `export: adapter`, whatever it says."""
+    if recipe.lora is None or getattr(recipe, quantization.KEY, None) is None:
+        return recipe.lora
+    return recipe.lora.model_copy(update={"export": "adapter"})
+
+
 def saved(recipe: Recipe, auto_class: str = AUTO_CLASS) -> dict[str, Any]:
     """Return `save` and `snippet` of Prepared where adapters need others than Trainer's."""
-    adapters = recipe.lora
+    adapters = saved_as(recipe)
     if adapters is None:
         return {}
 
     def write(trainer: Any, folder: Path) -> None:
         save(trainer, folder, adapters)
 
-    return {"save": write, "snippet": snippet(adapters, auto_class)}
+    return {"save": write, "snippet": snippet(adapters, auto_class, getattr(recipe, quantization.KEY, None))}
 
 
 def untrained(recipe: lengths.Padded) -> tuple[dict[str, Any], Baseline | None]:

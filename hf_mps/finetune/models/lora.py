@@ -113,16 +113,20 @@ def plain_name(name: str) -> str | None:
     return re.sub(r"\.modules_to_save\.[^.]+\.", ".", name.replace(".base_layer.", "."))
 
 
-def snippet(lora: Lora, auto_class: str) -> str | None:
-    """Return three lines that load an adapter with its base model; None where the auto class itself reads the
-    folder.
+def snippet(lora: Lora, auto_class: str, quantized: str | None = None) -> str | None:
+    """Return three lines that load an adapter with its base model, `quantized` as it was; None where the auto class
+    itself reads the folder.
     """
     if lora.export == "merged":
         return None
     kind = auto_class.replace("Auto", "AutoPeft", 1)
+    settings, more = "", ""
+    if quantized is not None:
+        how = "load_in_8bit=True" if quantized == "int8" else f'load_in_4bit=True, bnb_4bit_quant_type="{quantized}"'
+        settings, more = f", quantization_config=BitsAndBytesConfig({how})", ", BitsAndBytesConfig"
     return (
-        f"from peft import {kind}\nfrom transformers import AutoTokenizer\n"
-        f'model, tokenizer = {kind}.from_pretrained("."), AutoTokenizer.from_pretrained(".")'
+        f"from peft import {kind}\nfrom transformers import AutoTokenizer{more}\n"
+        f'model, tokenizer = {kind}.from_pretrained("."{settings}), AutoTokenizer.from_pretrained(".")'
     )
 
 

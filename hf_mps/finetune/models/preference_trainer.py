@@ -11,6 +11,7 @@ import numpy
 import torch
 from trl import DPOConfig, DPOTrainer
 
+from hf_mps.finetune.models import quantization
 from hf_mps.metrics.selection import Chosen
 
 
@@ -30,6 +31,10 @@ class PreferenceTrainer(DPOTrainer):  # type: ignore[misc]
     """
 
     precompute_ref_logps: bool
+
+    def __init__(self, model: Any, *arguments: Any, **settings: Any) -> None:
+        with quantization.adapters_kept(model):
+            super().__init__(model, *arguments, **settings)
 
     def prediction_step(
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None

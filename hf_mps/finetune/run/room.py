@@ -51,7 +51,10 @@ def at_most(prepared: Prepared, recipe: Recipe) -> int | None:
         return None
     settings = prepared.arguments_defaults | dict(recipe.training)
     tokens = longest * int(settings.get("per_device_train_batch_size") or DEFAULT_BATCH)
-    held = sum(each.numel() * (20 if each.requires_grad else 4) for each in prepared.model.parameters())
+    held = sum(
+        each.numel() * (20 if each.requires_grad else 4 if each.is_floating_point() else 1)
+        for each in prepared.model.parameters()
+    )
     return int(held) + 4 * tokens * (_widths(prepared.model) + 4 * longest * _heads(prepared.model))
 
 
@@ -64,7 +67,9 @@ def _widths(model: Any) -> int:
         weight = getattr(module, "weight", None)
         if not isinstance(weight, torch.Tensor):  # a parametrized layer's is a list of modules
             continue
-        if weight.dim() == 2:  # of GPT-2's layers the first size is the input's
+        if not weight.is_floating_point():  # quantized, and in a shape of its own
+            sizes += 3 * (module.in_features + module.out_features)
+        elif weight.dim() == 2:  # of GPT-2's layers the first size is the input's
             sizes += sum(weight.shape) + 2 * max(weight.shape)
         elif weight.dim() == 1:
             sizes += 3 * weight.shape[0]

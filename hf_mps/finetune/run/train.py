@@ -15,7 +15,7 @@ from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.text import first_line
 from hf_mps.finetune import sharding
 from hf_mps.finetune.capture import attention_kernels
-from hf_mps.finetune.models import attention
+from hf_mps.finetune.models import attention, quantization
 from hf_mps.finetune.report import screen
 from hf_mps.finetune.run import early_steps, evaluation, links, optimization
 from hf_mps.finetune.sharding import engine
@@ -124,6 +124,7 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int
             )
     except REFUSALS as error:
         raise refused(error) from error
+    quantization.place(trainer.model, args.device)
     links.compress(trainer, plan.choices)
     evaluation.every_row(trainer)
     if prepared.stream is not None:

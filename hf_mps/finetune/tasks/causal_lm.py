@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 METRICS = ("perplexity", "accuracy")
 
 
-class Recipe(language.Recipe):
+class Recipe(language.Decoder):
     """`max_length` is the length of a block in tokens."""
 
     task: Literal["causal-lm"]
@@ -39,7 +39,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     features = {split: blocks.make(recipe.data, rows[split], loaded, around) for split in rows}
     counts = {split: tokens.counts(features[split]) for split in features}
     length, loaded.choices["blocks"] = blocks.decide(recipe, recipe.data, counts, loaded.longest)
-    model = language.model(recipe, checkpoint, loaded)
+    model = language.model(recipe, checkpoint, loaded, device=device)
     defaults, baseline = language.untrained(recipe)
     return Prepared(
         splits=features | {"train": blocks.streamed(recipe.data, rows["train"], features["train"], loaded, around)},

@@ -63,7 +63,7 @@ class Data(schema.Data):
     columns: Columns = Columns()
 
 
-class Recipe(language.Recipe):
+class Recipe(language.Decoder):
     """Adds the chat template (`plain`, or a Jinja file). `training` takes DPOConfig's `beta`, `loss_type` and so on."""
 
     task: Literal["dpo"]
@@ -85,7 +85,8 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     features = {split: _tokenised(rows[split], loaded) for split in rows}
     counts = {split: _counts(some) for split, some in features.items()}
     length = lengths.decide(recipe, counts["train"], loaded.longest, others=[n for c in counts.values() for n in c])
-    model = language.model(recipe, checkpoint, loaded, chunks=False)  # TRL takes its log-probabilities in chunks itself
+    # TRL takes its log-probabilities in chunks itself.
+    model = language.model(recipe, checkpoint, loaded, chunks=False, device=device)
     rate = RATE_OF_ADAPTERS if recipe.lora else RATE
     return Prepared(
         splits=features,

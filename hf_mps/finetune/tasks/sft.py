@@ -40,7 +40,7 @@ class Data(schema.Data):
     columns: conversations.Columns = conversations.Columns()
 
 
-class Recipe(language.Recipe):
+class Recipe(language.Decoder):
     """Adds the chat template (`plain`, or a Jinja file; the tokenizer's own by default) and predictions.
 
     `packing` puts several conversations into a row of `max_length` tokens; none of them sees another.
@@ -64,7 +64,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     features = {split: _tokenised(rows[split], loaded) for split in rows}
     counts = {split: tokens.counts(features[split]) for split in features}
     loaded.choices |= {"chat_template": template, "learned": conversations.learned(rows, features)}
-    model = language.model(recipe, checkpoint, loaded)
+    model = language.model(recipe, checkpoint, loaded, device=device)
     defaults, baseline = language.untrained(recipe)
     train, trained = features["train"], counts["train"]
     packed = packing.decide(recipe, recipe.packing, model, trained, loaded.longest)
