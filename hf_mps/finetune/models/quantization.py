@@ -133,7 +133,7 @@ def kind_of(settings: Any) -> str | None:
 
 
 def settle(model: Any, dtype: str) -> None:
-    """Make each quantized layer of a loaded model compute alike in training and evaluation, in `dtype`, on every device.
+    """Let each quantized layer of a loaded model compute in `dtype`, in training and evaluation, on all devices alike.
 
     bitsandbytes repacks 4-bit weights for a bfloat16 product at the first evaluation on an x86 CPU that has one
     (Linear4bit.forward, 0.50.2), which has no gradient in the training that goes on after it. Its 8-bit layers round
