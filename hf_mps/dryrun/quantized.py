@@ -66,7 +66,10 @@ def _state(weight: Any, kind: str) -> Any:
 
     functional: Any = import_module("bitsandbytes.functional")
     blocks = -(-weight.numel() // rounded_layers.BLOCK)
-    numbers = lambda *size: weight.new_empty(size, dtype=torch.float32)  # noqa: E731
+
+    def numbers(*size: int) -> Any:
+        return weight.new_empty(size, dtype=torch.float32)
+
     nested = functional.QuantState(
         numbers(-(-blocks // NESTED)), code=numbers(256), blocksize=NESTED, dtype=torch.float32
     )
