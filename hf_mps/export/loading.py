@@ -17,10 +17,12 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import gib
 from hf_mps.export.formats import LANGUAGE, SEQUENCE_TO_SEQUENCE
+from hf_mps.finetune.models import quantization
 
 if TYPE_CHECKING:
     import numpy
 
+    from hf_mps.finetune.models.quantization import Kind
     from hf_mps.saved.run import SavedRun
 
     Batch = dict[str, Any]
@@ -108,20 +110,31 @@ def auto_class(task: str) -> str:
 def precision(saved: SavedRun) -> Choice[str]:
     """Return the dtype in which the model is loaded and compared: float32, or where that does not fit its own.
 
-    Raises UserError where the model in its own dtype is larger than the memory that is free.
+    Raises UserError where the model in its own dtype is larger than the memory that is free; one whose layers are
+    quantized is loaded so.
     """
+    stored, _ = _stored(saved)
+    needed, free = room(saved, "float32")
+    if needed <= free / 2:
+        return Choice("float32", "what float32 rounds is no difference of the export")
+    size, _ = room(saved, stored)
+    if size > free and quantized(saved) is None:
+        raise UserError(f"{saved.where} takes {gib(size)} in {stored}, and {gib(free)} are free; next: free memory")
+    return Choice(stored, f"float32 would take {gib(needed)} of the {gib(free)} that are free")
+
+
+def room(saved: SavedRun, dtype: str) -> tuple[int, int]:
+    """Return the bytes of the model's weights in `dtype`, none of them quantized, and those that are free now."""
     import psutil
     import torch
 
-    stored, parameters = _stored(saved)
-    free = psutil.virtual_memory().available
-    needed = parameters * 4
-    if needed <= free / 2:
-        return Choice("float32", "what float32 rounds is no difference of the export")
-    size = parameters * torch.empty((), dtype=getattr(torch, stored)).element_size()
-    if size > free:
-        raise UserError(f"{saved.where} takes {gib(size)} in {stored}, and {gib(free)} are free; next: free memory")
-    return Choice(stored, f"float32 would take {gib(needed)} of the {gib(free)} that are free")
+    _, count = _stored(saved)
+    return count * getattr(torch, dtype).itemsize, psutil.virtual_memory().available
+
+
+def quantized(saved: SavedRun) -> Kind | None:
+    """Return how the run's base has its layers below the adapters: nf4, fp4 or int8; None for whole weights."""
+    return getattr(saved.recipe, quantization.KEY, None)
 
 
 def _stored(saved: SavedRun) -> tuple[str, int]:
@@ -145,11 +158,19 @@ def _stored(saved: SavedRun) -> tuple[str, int]:
 
 
 def load(saved: SavedRun, dtype: str) -> Any:
-    """Return the model with its adapter, if it has one, on the CPU in `dtype`, ready to answer. Raises UserError."""
+    """Return the model with its adapter, if it has one, on the CPU in `dtype`, ready to answer. Raises UserError.
+
+    A base that was quantized is so again, and multiplies in `dtype`.
+    """
     import transformers
 
     kind = getattr(transformers, auto_class(saved.task.value))
-    model, _ = saved.in_dtype(dtype).checkpoint.model(kind)
+    source, packed = saved.in_dtype(dtype).checkpoint, quantized(saved)
+    if packed is None:
+        return source.model(kind)[0].eval()
+    settings = {"quantization_config": quantization.config(packed, dtype), "device_map": {"": "cpu"}}
+    model, _ = source.model(kind, **settings)
+    quantization.settle(model, dtype)
     return model.eval()
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import platform
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -19,7 +20,7 @@ from hf_mps.core.checkpoint_files import staged
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.files import write_json
-from hf_mps.core.text import duration, memory
+from hf_mps.core.text import duration, memory, summary
 from hf_mps.export import coreml, formats, gguf, loading, merged, mlx, onnx
 from hf_mps.export.loading import Job, Options
 from hf_mps.finetune.report import screen
@@ -39,11 +40,11 @@ MODULES: Mapping[str, ModuleType] = MappingProxyType(
     {"merged": merged, "gguf": gguf, "mlx": mlx, "coreml": coreml, "onnx": onnx}
 )
 PACKAGES = {
-    "merged": ("safetensors", "peft"),
+    "merged": ("peft", "safetensors"),
     "gguf": ("gguf",),
     "mlx": ("mlx", "mlx-lm"),
     "coreml": ("coremltools",),
-    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "onnx": ("onnxruntime", "onnx", "onnxscript", "transformers"),
 }
 
 
@@ -64,23 +65,30 @@ def export(name: str, where: str, out: str, weights: str | None = None, options:
             module.check(saved, options)
             job = _job(saved, kind, options)
         status.now(f"writing {name} …")
-        try:
-            with staged(target, RECORD) as stage:
-                with loading.silent():
-                    module.write(job, stage)
-                status.now("comparing its logits with the model's …")
-                with loading.silent():
-                    comparison = module.compare(job, stage)
-                comparison.refuse(f"export {name} of {where}")
-                seconds = time.monotonic() - began
-                write_json(stage / RECORD, _record(form, job, comparison, target, seconds, stage))
-        except OSError as error:
-            words = failures.describe(error)
-            if words is None:
-                raise
-            raise RunError(f"{words}; nothing was written") from error
+        with _in_one_line(form, where), staged(target, RECORD) as stage:
+            with loading.silent():
+                module.write(job, stage)
+            status.now("comparing its logits with the model's …")
+            with loading.silent():
+                comparison = module.compare(job, stage)
+            comparison.refuse(f"export {name} of {where}")
+            seconds = time.monotonic() - began
+            write_json(stage / RECORD, _record(form, job, comparison, target, seconds, stage))
     _say(form, job, comparison, target, seconds)
     return target
+
+
+@contextmanager
+def _in_one_line(form: Format, where: str) -> Iterator[None]:
+    """Turn a failure of the machine, or of the format's library, into one line; --debug shows the whole."""
+    try:
+        yield
+    except (UserError, RunError):
+        raise
+    except Exception as error:
+        library = " ".join(next(iter(_versions(PACKAGES[form.name][-1:]).items())))
+        words = failures.describe(error) or f"{library} fails on it: {summary(error)}"
+        raise RunError(f"export {form.name} of {where}: {words}; nothing was written") from error
 
 
 def _refuse(form: Format, target: Path, options: Options) -> None:
@@ -122,8 +130,14 @@ def _record(
         "texts": [list(next(iter(batch.values())).shape) for batch in job.batches],
         "files": sizes(stage),
         "seconds": round(seconds, 1),
-        "versions": versions() | {name: metadata.version(name) for name in PACKAGES[form.name]},
+        "versions": versions() | _versions(PACKAGES[form.name]),
     }
+
+
+def _versions(packages: Sequence[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed: a model without an adapter needs no peft."""
+    installed = {one.metadata["Name"]: one.version for one in metadata.distributions()}
+    return {name: installed[name] for name in packages if name in installed}
 
 
 def sizes(folder: Path) -> dict[str, int]:

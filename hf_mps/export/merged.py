@@ -1,6 +1,7 @@
 """`export merged`: safetensors that load without peft, made shard by shard.
 
-What is held in memory is the model as it was loaded, one shard of the result, and one weight in float32.
+What is held in memory is the model as it was loaded, one shard of the result, and one weight in float32: a 4-bit base
+is dequantized weight by weight, never whole.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.files import write_json
+from hf_mps.core.text import gib
 from hf_mps.export import loading
 from hf_mps.export.compare import Comparison, difference
+from hf_mps.finetune.models import quantization
 from hf_mps.finetune.models.lora import plain_name
 from hf_mps.finetune.run.logging import errors_only
 
@@ -63,11 +66,17 @@ def compare(job: Job, folder: Path) -> Comparison:
     import torch
     import transformers
 
+    dtype = job.choices["compared in"].value
+    opened_by = f"transformers {transformers.__version__}"
+    needed, free = loading.room(job.saved, dtype)
+    if needed > free:
+        why = f"the merged model takes {gib(needed)} in {dtype}, and {gib(free)} are free"
+        return Comparison(opened_by, not_compared=why)
     auto_class = getattr(transformers, loading.auto_class(job.saved.task.value))
     with errors_only():
-        opened = auto_class.from_pretrained(folder, dtype=getattr(torch, job.choices["compared in"].value)).eval()
+        opened = auto_class.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
     logits = loading.logits(opened, job.batches)
-    return Comparison(f"transformers {transformers.__version__}", difference(job.reference, logits, job.weights))
+    return Comparison(opened_by, difference(job.reference, logits, job.weights))
 
 
 def save(saved: SavedRun, model: Any, folder: Path, kind: str, shard: int = SHARD) -> int:
@@ -114,6 +123,7 @@ def _adapted(model: Any, who: str) -> dict[str, Any]:
 
 def _weights(model: Any, layers: Mapping[str, Any]) -> Iterator[tuple[str, Weight]]:
     """Yield the weights of the merged model by name; of tied ones the first, as safetensors asks for."""
+    packed = _packed(model)
     for name, parameter in [*model.named_parameters(), *_buffers(model)]:
         plain = plain_name(name)
         if plain is None:
@@ -122,21 +132,28 @@ def _weights(model: Any, layers: Mapping[str, Any]) -> Iterator[tuple[str, Weigh
         above = layers.get(owner.removesuffix(".base_layer")) if owner.endswith(".base_layer") else None
         if above is not None and attribute != getattr(above, "parameter_name", "weight"):
             above = None
-        make = _maker(parameter, above)
-        yield plain, Weight(tuple(parameter.shape), make, parameter.is_floating_point())
+        layer = packed.get(owner) if attribute == "weight" else None
+        shape = (layer.out_features, layer.in_features) if layer else tuple(parameter.shape)
+        make = _maker(parameter, layer, above)
+        yield plain, Weight(shape, make, layer is not None or parameter.is_floating_point())
 
 
-def _maker(parameter: Any, layer: Any) -> Callable[[], Any]:
-    """Return the call that makes one weight, with the adapter's part added in float32."""
+def _maker(parameter: Any, packed: Any, adapted: Any) -> Callable[[], Any]:
+    """Return the call that makes one weight: of a quantized layer dequantized, and the adapter's part in float32."""
 
     def make() -> Any:
-        weight = parameter.data
-        if layer is None:
+        weight = parameter.data if packed is None else quantization.dequantized(packed)
+        if adapted is None:
             return weight
-        added = sum(layer.get_delta_weight(adapter).float() for adapter in layer.active_adapters)
+        added = sum(adapted.get_delta_weight(adapter).float() for adapter in adapted.active_adapters)
         return weight.float() + added
 
     return make
+
+
+def _packed(model: Any) -> dict[str, Any]:
+    """Return the layers whose weights are in bitsandbytes' packed form, by name."""
+    return quantization.layers(model) if quantization.is_quantized(model) else {}
 
 
 def _buffers(model: Any) -> Iterator[tuple[str, Any]]:

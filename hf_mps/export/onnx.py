@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import RunError, UserError
-from hf_mps.core.text import summary
+from hf_mps.core.errors import UserError
 from hf_mps.export import loading
 from hf_mps.export.compare import Comparison, difference
 from hf_mps.export.formats import LANGUAGE
@@ -54,14 +53,7 @@ def write(job: Job, folder: Path) -> None:
         settings["use_cache"] = False
         job.choices["cache"] = Choice("none", "one graph gives the logits of every position, and keeps no keys")
     with _configured(model, settings):
-        try:
-            exporter = OnnxExporter()
-            exported = exporter.export(model, inputs, OnnxConfig(dynamic_shapes=_axes(job, inputs)))
-        except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:
-            raise RunError(
-                f"{type(model).__name__} does not go through torch.export: {summary(error)}; nothing was written; next:"
-                " hf-mps export merged"
-            ) from error
+        exported = OnnxExporter().export(model, inputs, OnnxConfig(dynamic_shapes=_axes(job, inputs)))
         exported.save_pretrained(folder)
     loading.copy_companions(job.saved, folder)
 

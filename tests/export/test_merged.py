@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -160,3 +161,38 @@ def test_what_a_killed_process_left_is_swept_by_the_next_export(hf_mps: Run, cla
     shutil.copyfile(classifier / "model.safetensors", left / "model.safetensors")
     assert hf_mps("export", "merged", classifier, tmp_path / "out").code == 0
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def _quantized_run(adapted: Path, stories: Path, folder: Path, kind: str) -> Path:
+    """The folder that a run over a quantized base leaves: its recipe and its adapter."""
+    shutil.copytree(adapted, folder)
+    values = {
+        "task": "causal-lm",
+        "model": str(stories),
+        "data": {"files": {"train": "train.txt", "validation": "dev.txt"}},
+        "lora": {"r": 4, "use_rslora": True},
+        "quantization": kind,
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+def test_a_quantized_base_is_dequantized_and_merged(
+    kind: str, hf_mps: Run, adapted: Path, stories: Path, tmp_path: Path
+) -> None:
+    """Against bitsandbytes' own dequantization, and peft's merge of whole weights onto it."""
+    pytest.importorskip("bitsandbytes")
+    run = _quantized_run(adapted, stories, tmp_path / "run", kind)
+    ended = hf_mps("export", "merged", run, tmp_path / "out", "--weights", "f32")
+    assert ended.code == 0, ended.err
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    whole = load_file(stories / "model.safetensors")
+    delta = {name: weight - whole[name] for name, weight in _merged_by_peft(adapted, torch.float32).items()}
+    name = "model.layers.2.mlp.up_proj.weight"
+    base = stored[name] - delta[name]
+    assert (base - whole[name]).abs().max() > 1e-4, "the base was rounded"
+    assert len(set(base[0].abs().mul(1e5).round().tolist())) <= (64 if kind == "int8" else 24), "to few values a row"
+    assert torch.equal(stored["model.embed_tokens.weight"], whole["model.embed_tokens.weight"])
+    assert "quantization_config" not in (tmp_path / "out" / "config.json").read_text(encoding="utf-8")
+    assert record(tmp_path / "out")["comparison"]["difference"]["relative"] < 1e-3
