@@ -53,7 +53,7 @@ def collate(prepared: Prepared, trainer: Any, rows: int, wide: Width, first: int
     """
     count = len(prepared.at_hand)
     chosen = [dict(prepared.at_hand[(first + number) % count]) for number in range(rows)]
-    return widened(dict(trainer.data_collator(chosen)), wide)
+    return widened((prepared.looked_at or trainer.data_collator)(chosen), wide)
 
 
 def widened(batch: Mapping[str, Any], wide: Width) -> dict[str, Any]:

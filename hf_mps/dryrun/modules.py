@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch.nn.modules import module as nn_module
 
-FORWARD, LOSS, BACKWARD, CLIPPING, OPTIMIZER, BETWEEN = (
+GENERATION, FORWARD, LOSS, BACKWARD, CLIPPING, OPTIMIZER, BETWEEN = (
+    "generation",
     "forward",
     "loss",
     "backward",
@@ -17,7 +18,7 @@ FORWARD, LOSS, BACKWARD, CLIPPING, OPTIMIZER, BETWEEN = (
     "optimizer",
     "between",
 )
-PHASES = (FORWARD, LOSS, BACKWARD, CLIPPING, OPTIMIZER, BETWEEN)
+PHASES = (GENERATION, FORWARD, LOSS, BACKWARD, CLIPPING, OPTIMIZER, BETWEEN)
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
@@ -56,8 +57,8 @@ class ModuleTracker:
         name = self._names[self._stack[-1]] if self._stack else ""
         if node is not None:  # a module that runs now is a checkpointed one, run again
             return BACKWARD, name or self._made.get(node._sequence_nr(), "")
-        if self.phase not in (FORWARD, BETWEEN) and not self._stack:
-            return self.phase, ""
+        if self.phase == GENERATION or (self.phase not in (FORWARD, BETWEEN) and not self._stack):
+            return self.phase, name
         # Autograd makes a call's node, and counts it, before the call comes down here. The first call seen with a
         # number is the node's own; others, which need no gradient, come later.
         self._made.setdefault(torch._C._autograd._get_sequence_nr() - 1, name)

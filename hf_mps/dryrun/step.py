@@ -18,7 +18,8 @@ from hf_mps import guards
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.text import summary
-from hf_mps.dryrun.modules import BETWEEN, CLIPPING, FORWARD, OPTIMIZER, ModuleTracker
+from hf_mps.dryrun import generation
+from hf_mps.dryrun.modules import BETWEEN, CLIPPING, FORWARD, GENERATION, OPTIMIZER, ModuleTracker
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.run import failures
 from hf_mps.finetune.run.prepare import PreparedRun
@@ -75,9 +76,12 @@ class TrainingStep:
         trainer, tracker = self.trainer, self.tracker
         stock = trainer.training_step
 
-        def training_step(*args: Any, **kwargs: Any) -> Any:
+        def training_step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if generation.generates(trainer) and self._begins():
+                tracker.phase = GENERATION
+                generation.first_and_last_pass(trainer, trainer._prepare_input(inputs))
             tracker.phase = FORWARD
-            loss = stock(*args, **kwargs)
+            loss = stock(model, inputs, *args, **kwargs)
             tracker.phase = CLIPPING
             if after_backward is not None:
                 after_backward(loss)
@@ -107,6 +111,10 @@ class TrainingStep:
             return batches
         return self.trainer.accelerator.prepare(torch.utils.data.DataLoader(_NewTensors(batches), batch_size=None))
 
+    def _begins(self) -> bool:
+        """Whether the batch at hand is the first of an optimizer step."""
+        return bool(self.trainer._step % self.trainer.args.gradient_accumulation_steps == 0)
+
     @contextmanager
     def _tensors(self) -> Iterator[None]:
         if self.fake is None:
@@ -118,6 +126,7 @@ class TrainingStep:
             stack.enter_context(guards.suspended(kind="sentinel"))
             stack.enter_context(self.fake)
             stack.enter_context(FakeScalars(self.numbers))
+            stack.enter_context(generation.without_extremes(self.trainer))
             yield
 
 
@@ -183,7 +192,8 @@ def make(
         with torch.device("meta"):  # it may add adapters to the model
             trainer = make_trainer(plan, prepared, Stopwatch(), None)
         make_fake([trainer.model, *models], fake, device.value)
-    return TrainingStep(trainer, [], ModuleTracker(), fake, {"precision": plan.choices["precision"]})
+    facts = {"precision": plan.choices["precision"], **generation.told(trainer)}
+    return TrainingStep(trainer, [], ModuleTracker(), fake, facts)
 
 
 QUIET = {

@@ -198,6 +198,10 @@ METRICS: dict[str, Metric] = {
     "perplexity": Metric(("perplexity",), lower_is_better=True),
     "rewards/accuracies": Metric(("rewards/accuracies",)),
     "rewards/margins": Metric(("rewards/margins",)),
+    "reward": Metric(("reward",)),
+    "completions/mean_length": Metric(("completions/mean_length",)),
+    "completions/clipped_ratio": Metric(("completions/clipped_ratio",), lower_is_better=True),
+    "kl": Metric(("kl",), lower_is_better=True),
 }
 REPORTS: dict[str, tuple[str, ...]] = {name: metric.reports for name, metric in METRICS.items() if metric.reports}
 """The numbers of every metric that a recipe may name."""

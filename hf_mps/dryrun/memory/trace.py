@@ -19,17 +19,18 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError
 from hf_mps.core.text import summary
 from hf_mps.dryrun import batch, prepare, quantized
-from hf_mps.dryrun.modules import BACKWARD, CLIPPING, FORWARD, LOSS, OPTIMIZER, ModuleTracker, family
+from hf_mps.dryrun.modules import BACKWARD, CLIPPING, FORWARD, GENERATION, LOSS, OPTIMIZER, ModuleTracker, family
 from hf_mps.finetune.smoke.fake import needs_numbers
 from hf_mps.operators.support import NO_OPERATORS
 
 if TYPE_CHECKING:
     from hf_mps.dryrun.step import TrainingStep
 
-WEIGHTS, GRADIENTS, STATE, ACTIVATIONS, LOGITS, WORKING, GATHERED = (
+WEIGHTS, GRADIENTS, STATE, CACHE, ACTIVATIONS, LOGITS, WORKING, GATHERED = (
     "weights",
     "gradients",
     "optimizer",
+    "generation",
     "activations",
     "logits",
     "working",
@@ -39,6 +40,7 @@ PARTS = {
     WEIGHTS: "parameters and buffers",
     GRADIENTS: "of the parameters that train",
     STATE: "the optimizer's moments, and its working copies",
+    CACHE: "keys and values of the completions that a step generates, and what a pass over them makes",
     ACTIVATIONS: "what the forward pass makes, most of it kept for the backward pass",
     LOGITS: "tensors as wide as the vocabulary: the output layer's and the loss's",
     WORKING: "what the backward pass and clipping make on the way",
@@ -46,7 +48,12 @@ PARTS = {
 }
 SENDING = ("c10d", "fsdp")
 """Namespaces of the operators between which weights are gathered and gradients scattered."""
-_OF_PHASE = {FORWARD: ACTIVATIONS, LOSS: ACTIVATIONS, BACKWARD: WORKING, CLIPPING: WORKING, OPTIMIZER: STATE}
+_OF_PHASE = {
+    GENERATION: CACHE,
+    **dict.fromkeys((FORWARD, LOSS), ACTIVATIONS),
+    **dict.fromkeys((BACKWARD, CLIPPING), WORKING),
+    OPTIMIZER: STATE,
+}
 # At most so many steps: the first makes the optimizer's moments, so the second one is the highest.
 STEPS = 2
 LARGEST_BATCH, TRACES = 4096, 8
@@ -166,7 +173,7 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _part(self, tensor: torch.Tensor, phase: str) -> str:
         wide = self._vocabulary is not None and tensor.dim() > 1 and tensor.shape[-1] == self._vocabulary
-        if wide and phase in (FORWARD, LOSS, BACKWARD):
+        if wide and phase in (GENERATION, FORWARD, LOSS, BACKWARD):
             return LOGITS
         return _OF_PHASE.get(phase, WORKING)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from hf_mps.core.choice import Choice
 from hf_mps.finetune.models import attention, quantization
+from hf_mps.finetune.models.checkpoint import resolve
 from hf_mps.finetune.models.lora import Lora, apply, save, snippet
 from hf_mps.finetune.models.quantization import Kind
 from hf_mps.finetune.recipe import schema, training_section
@@ -214,11 +215,24 @@ def answering(model_: Any, loaded: Loaded, answers_: Callable[[Any, Rows], Itera
     )
 
 
+def started_from(recipe: Recipe) -> Any:
+    """Return the model that a run started from, against which a saved one is measured.
+
+    Raises UserError where it is not there any more.
+    """
+    import transformers
+
+    return replace(resolve(recipe.model), dtype=recipe.weights).model(getattr(transformers, AUTO_CLASS))[0]
+
+
 def answered(
-    trainer: Any, tokenizer: Any, asked: Sequence[Sequence[Mapping[str, str]]], settings: Generate
+    trainer: Any, tokenizer: Any, asked: Sequence[Sequence[Mapping[str, str]]], settings: Generate, **template: Any
 ) -> Iterator[dict[str, Any]]:
-    """Yield each conversation as the model reads it, and what it generates, as many at once as the trainer takes."""
-    prompts = [chat.render(tokenizer, messages, prompt=True) for messages in asked]
+    """Yield each conversation as the model reads it, and what it generates, as many at once as the trainer takes.
+
+    `template` is what the chat template is told beside the messages.
+    """
+    prompts = [chat.render(tokenizer, messages, prompt=True, **template) for messages in asked]
     generated = answers(trainer, tokenizer, prompts, settings, trainer.args.eval_batch_size)
     for prompt, text in zip(prompts, generated, strict=True):
         yield {"prompt": prompt, "generated": text}

@@ -12,23 +12,17 @@ import torch
 from trl import DPOConfig, DPOTrainer
 
 from hf_mps.finetune.models import quantization
+from hf_mps.finetune.models.parts import PlainArguments, QuietTrl
 from hf_mps.metrics.selection import Chosen
 
 
 @dataclass
-class Arguments(DPOConfig):  # type: ignore[misc]
-    """DPOConfig with TrainingArguments' defaults: TRL's own switch on bf16 and gradient checkpointing."""
-
-    bf16: bool = False
-    gradient_checkpointing: bool | None = None
+class Arguments(PlainArguments, DPOConfig):  # type: ignore[misc]
+    """DPOConfig with TrainingArguments' defaults."""
 
 
-class PreferenceTrainer(DPOTrainer):  # type: ignore[misc]
-    """DPOTrainer whose evaluations return (reward of the chosen answer, reward of the rejected one) for each pair.
-
-    It sends no telemetry, as TRL's own trainers do (trl/trainer/base_trainer.py), and leaves the model card to the
-    runner.
-    """
+class PreferenceTrainer(QuietTrl, DPOTrainer):  # type: ignore[misc]
+    """DPOTrainer whose evaluations return (reward of the chosen answer, reward of the rejected one) for each pair."""
 
     precompute_ref_logps: bool
 
@@ -63,15 +57,9 @@ class PreferenceTrainer(DPOTrainer):  # type: ignore[misc]
             self._metrics["eval"].clear()  # TRL's means of batches; the exact ones are in `logs` already
         super().log(logs, start_time)
 
-    def create_model_card(self, *_: Any, **__: Any) -> None:
-        """Do nothing: the runner writes the model card."""
-
     def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
         """Return the data set unchanged: TRL would render and tokenise texts, and the task has done so."""
         return dataset
-
-    def _send_telemetry(self) -> None:
-        """Do nothing."""
 
     @contextmanager
     def _reference_known(self) -> Iterator[None]:

@@ -14,23 +14,20 @@ import torch
 from transformers import Trainer
 
 from hf_mps.finetune.loss import chunked, deferred_head
+from hf_mps.finetune.models.parts import MeasuredBefore
 from hf_mps.finetune.text.padding import IGNORED
-from hf_mps.metrics.selection import Baseline, Chosen, of_log
+from hf_mps.metrics.selection import Chosen
 
 
-class TokenTrainer(Trainer):  # type: ignore[misc]
+class TokenTrainer(MeasuredBefore, Trainer):  # type: ignore[misc]
     """Trainer for models that predict tokens; its evaluations return sums for each row instead of logits.
 
-    `causal` says that the logits at one position are for the next token. `untrained` is an empty baseline that the
-    evaluation before the first step (`eval_on_start`) fills.
+    `causal` says that the logits at one position are for the next token.
     """
 
-    def __init__(
-        self, *arguments: Any, causal: bool = True, untrained: Baseline | None = None, **settings: Any
-    ) -> None:
+    def __init__(self, *arguments: Any, causal: bool = True, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self._causal = causal
-        self._untrained = untrained
 
     def prediction_step(
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
@@ -41,14 +38,6 @@ class TokenTrainer(Trainer):  # type: ignore[misc]
             sums = row_sums(model, inputs, causal=self._causal)
         loss = sums[:, 0].sum() / sums[:, 1].sum().clamp(min=1)
         return loss, None if prediction_loss_only else sums, None if prediction_loss_only else sums[:, 1]
-
-    def evaluate(self, *arguments: Any, **settings: Any) -> dict[str, float]:
-        measured: dict[str, float] = super().evaluate(*arguments, **settings)
-        if self._untrained is not None and not self._untrained.metrics:
-            # A resumed run finds what its first part logged.
-            before: dict[str, Any] = next((entry for entry in self.state.log_history if entry.get("step") == 0), {})
-            self._untrained.metrics.update(of_log(before))
-        return measured
 
 
 def row_sums(model: Any, inputs: Mapping[str, Any], *, causal: bool) -> Any:

@@ -34,18 +34,23 @@ def choose(recipe: Recipe, training: dict[str, Any], prepared: Prepared) -> dict
     drawn = prepared.choices.get("sampling") or buckets.decide(recipe, prepared.token_counts, batch.value)
     choices["sampling"] = drawn if stream is None else pace.sampling(recipe, stream, drawn)
     if stream is None:
-        choices["steps"] = steps(training, len(prepared.train), batch.value, accumulation, world.size)
+        epoch = prepared.epoch(training) if prepared.epoch is not None else None
+        choices["steps"] = steps(training, epoch or len(prepared.train), batch.value, accumulation, world.size)
     else:
         choices["steps"] = pace.steps(training, stream, recipe.data.rows.train, batch.value, accumulation)
     return choices
 
 
-def steps(training: dict[str, Any], rows: int, batch: int, accumulation: int, processes: int = 1) -> Choice[int]:
+def steps(
+    training: dict[str, Any], epoch: int | Choice[int], batch: int, accumulation: int, processes: int = 1
+) -> Choice[int]:
     """Return the number of optimizer steps, as Trainer counts them. Raises UserError where no batch is left.
 
-    Each of several processes has as many batches: the last ones are dropped, or filled up with rows from the beginning
-    (accelerate's BatchSamplerShard).
+    `epoch` is the rows of one, a choice where they are not simply those that there are. Each of several processes has
+    as many batches: the last ones are dropped, or filled up with rows from the beginning (accelerate's
+    BatchSamplerShard).
     """
+    rows, of = (epoch.value, epoch.reason) if isinstance(epoch, Choice) else (epoch, f"{epoch} rows")
     dropped = training.get("dataloader_drop_last")
     if dropped and rows < batch * processes:
         each = f"batches of {batch} for {processes} processes" if processes > 1 else f"batch of {batch}"
@@ -60,7 +65,7 @@ def steps(training: dict[str, Any], rows: int, batch: int, accumulation: int, pr
     each_epoch = max(1, math.ceil(batches / accumulation))
     twice = 0 if dropped or processes == 1 else batches * batch * processes - rows
     filled = f"; each epoch ends with {counted(twice, 'row')} of its beginning, for full batches" if twice else ""
-    words = f"{epochs:g} epoch{'s' * (epochs != 1)} of {each_epoch}, for {rows} rows{filled}"
+    words = f"{epochs:g} epoch{'s' * (epochs != 1)} of {each_epoch}, for {of}{filled}"
     return Choice(math.ceil(epochs * each_epoch), words)
 
 

@@ -24,7 +24,7 @@ GENERATES = "answers are generated between steps, token by token, and ranks woul
 TASKS = {
     "dpo": "its reference model would stay whole on every rank",
     "sentence-embeddings": "sentence-transformers' trainer calls the parts of a model by themselves",
-    **dict.fromkeys(("speech-recognition", "summarization", "translation"), GENERATES),
+    **dict.fromkeys(("grpo", "speech-recognition", "summarization", "translation"), GENERATES),
 }
 # Optimizers whose state PyTorch makes of the weights' parts; others look at a weight's rows and columns, or pack it.
 OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")

@@ -111,6 +111,7 @@ def _values(whole: ResolvedRecipe, files: dict[str, str], folder: Path) -> dict[
         data.pop(key, None)
     said = values.get("training", {})
     training = {key: value for key, value in said.items() if key not in DROPPED} | TRAINING
+    training |= getattr(tasks.module(whole.recipe.task), "SMOKE", {})
     training["gradient_accumulation_steps"] = min(2, said.get("gradient_accumulation_steps", 1))
     for key in whole.changed:
         section, _, name = key.partition(".")

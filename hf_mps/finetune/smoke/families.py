@@ -31,7 +31,7 @@ TASKS: dict[str, tuple[str, Input]] = {
     "image-text": ("idefics3", "image and text"),
     "speech-recognition": ("wav2vec2", "sound"),
     "causal-lm": ("gpt2", "text"),
-    **dict.fromkeys(("sft", "dpo"), ("qwen2", "text")),
+    **dict.fromkeys(("sft", "dpo", "grpo"), ("qwen2", "text")),
     **dict.fromkeys(("summarization", "translation"), ("t5", "text")),
 }
 # The words of an architecture that is not listed above: gaps are for tokenizers that have a word for them.

@@ -18,7 +18,8 @@ A task's module offers
 - `reference(recipe)`, only where a saved model is measured against the one that it was trained from, which it returns;
 - `ARGUMENTS`, only where it trains with a subclass of TrainingArguments: its file's path inside site-packages and the
   class ("transformers/training_args_seq2seq.py", "Seq2SeqTrainingArguments");
-- `SETTLED`, only where it sets fields of those arguments itself: {field: where the recipe says it, or why not at all}.
+- `SETTLED`, only where it sets fields of those arguments itself: {field: where the recipe says it, or why not at all};
+- `SMOKE`, only where a smoke run needs further fields of the arguments to be small: {field: value}.
 
 What several tasks need stands beside this package (`labels`, `lengths`, `tokens`), not in one of them.
 

@@ -59,6 +59,10 @@ class Prepared:
     """Further keyword arguments of the trainer."""
     token_counts: Sequence[int] | None = None
     """The length in tokens of each training row, for the plan; None where rows have no tokens."""
+    epoch: Callable[[Mapping[str, Any]], Choice[int]] | None = None
+    """Given the training arguments: how many rows an epoch has, where the trainer does not draw each row once."""
+    looked_at: Callable[[list[Any]], Mapping[str, Any]] | None = None
+    """Makes a whole batch of rows for a step that is only looked at, where the trainer itself generates a part."""
     predict: Callable[[Any], Iterable[Mapping[str, Any]]] | None = None
     """Given the trainer after training: the rows of predictions.csv, the validation split in its order."""
     figures: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, bytes]] | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,7 +13,6 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.models import language
-from hf_mps.finetune.models.checkpoint import resolve
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
@@ -138,14 +136,7 @@ def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], de
     return made
 
 
-def reference(recipe: Recipe) -> Any:
-    """Return the model that a run started from, against which a saved one's answers are rewarded.
-
-    Raises UserError where it is not there any more.
-    """
-    import transformers
-
-    return replace(resolve(recipe.model), dtype=recipe.weights).model(getattr(transformers, language.AUTO_CLASS))[0]
+reference = language.started_from
 
 
 def _rewarding(recipe: Recipe, model: Any, trainer: Any, collator: Any, features: Dataset) -> Any:

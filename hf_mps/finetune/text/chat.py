@@ -135,12 +135,13 @@ def encode(tokenizer: Any, conversation: Sequence[Message]) -> Encoded:
     )
 
 
-def render(tokenizer: Any, conversation: Sequence[Message], *, prompt: bool = False) -> str:
+def render(tokenizer: Any, conversation: Sequence[Message], *, prompt: bool = False, **settings: Any) -> str:
     """Return the text of a conversation; `prompt` adds the words after which the assistant speaks.
 
-    Raises ConversationError where the template refuses the conversation.
+    `settings` are the template's own (enable_thinking). Raises ConversationError where the template refuses the
+    conversation.
     """
-    return str(_rendered(tokenizer, conversation, tokenize=False, add_generation_prompt=prompt))
+    return str(_rendered(tokenizer, conversation, tokenize=False, add_generation_prompt=prompt, **settings))
 
 
 def end_of_turn(tokenizer: Any) -> int | None:

@@ -31,6 +31,7 @@ class Step:
     total: int
     loss: float
     last_loss: float | None = None
+    reward: float | None = None
     epoch: float | None = None
     learning_rate: float | None = None
     grad_norm: float | None = None
@@ -55,6 +56,8 @@ def step_fields(row: Step, *, drawn: bool = True) -> list[Field]:
     if row.epoch is not None:
         fields.append(Field(f"epoch {row.epoch:5.2f}", leave=2))
     fields.append(Field(f"loss {row.loss:7.4f} {arrow(row.loss, row.last_loss, drawn=drawn)}", colour=colour))
+    if row.reward is not None:
+        fields.append(Field(f"reward {row.reward:.4f}"))
     if row.learning_rate is not None:
         fields.append(Field(f"lr {row.learning_rate:.2e}", leave=3))
     if row.grad_norm is not None:

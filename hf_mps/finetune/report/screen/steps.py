@@ -140,6 +140,7 @@ class StepLines(TrainerCallback):  # type: ignore[misc]
             total=state.max_steps,
             loss=float(logs["loss"]),
             last_loss=self._last_loss,
+            reward=logs.get("reward"),
             epoch=logs.get("epoch"),
             learning_rate=logs.get("learning_rate"),
             grad_norm=logs.get("grad_norm"),

@@ -1,0 +1,274 @@
+"""TRL's GRPOTrainer with exact evaluations and an exact resume: what it scores and draws is a run's own, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch.utils.data import SequentialSampler
+from transformers import GenerationConfig, Trainer
+from trl import GRPOConfig, GRPOTrainer
+from trl.chat_template_utils import parse_response
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import add_fused_lm_head, use_adapter
+
+from hf_mps.finetune.models import quantization
+from hf_mps.finetune.models.parts import MeasuredBefore, PlainArguments, QuietTrl
+from hf_mps.finetune.rewards.score import Score
+from hf_mps.metrics.selection import Chosen
+
+STATE = "completions_{}.pth"
+"""In a checkpoint, of the process with this number: what TRL keeps in memory alone."""
+COLUMNS = ("reward", "tokens", "cut", "kl")
+"""Of an answer, behind the score of each reward."""
+
+
+@dataclass
+class Arguments(PlainArguments, GRPOConfig):  # type: ignore[misc]
+    """GRPOConfig with TrainingArguments' defaults."""
+
+
+class GroupTrainer(MeasuredBefore, QuietTrl, GRPOTrainer):  # type: ignore[misc]
+    """GRPOTrainer that learns from the scores of `rewards`, and answers validation prompts once each, greedily.
+
+    Equal weights then score equally, and no evaluation draws random numbers that the training would have drawn. The
+    divergence (KL) is measured from `ref_model`, where there is one, or from the model without its adapters; with
+    neither it is NaN. A checkpoint holds the completions that are still to be learned from, and the measures that are
+    still to be logged. Where the loader gives a whole batch in place of rows ({input_ids, attention_mask}, as a step
+    that is only looked at has it), no completion is generated, and each batch's last tokens count as one.
+    """
+
+    generation_config: Any
+    generation_kwargs: dict[str, Any]
+
+    def __init__(
+        self,
+        *,
+        model: Any,
+        args: Any,
+        rewards: Sequence[Score],
+        ref_model: Any = None,
+        compute_metrics: Any = None,
+        data_collator: None = None,
+        **settings: Any,
+    ) -> None:
+        # TRL would read the reference's weights once more from where the model's came from, or copy the adapters.
+        beta, args.beta = args.beta, 0.0
+        try:
+            with quantization.adapters_kept(model):
+                super().__init__(model=model, args=args, reward_funcs=list(rewards), **settings)
+        finally:
+            args.beta = beta
+        self.beta = beta
+        self.compute_metrics = compute_metrics
+        if ref_model is not None:
+            add_fused_lm_head(ref_model, temperature=self.temperature)
+            self.ref_model = self.accelerator.prepare_model(ref_model, evaluation_mode=True)
+
+    # What is measured.
+
+    def prediction_step(
+        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[Any, Any, Any]:
+        """Return minus the batch's mean objective (reward - beta KL), and a float32 row for each prompt: scores,
+        COLUMNS.
+        """
+        found = self.answers(inputs)
+        lines = [[*one["scores"], *(one[name] for name in COLUMNS)] for one in found]
+        table = torch.tensor(lines, dtype=torch.float32, device=self.args.device)
+        loss = torch.tensor(objective(table.cpu().numpy(), self.beta), device=self.args.device)
+        return loss, None if prediction_loss_only else table, None if prediction_loss_only else table[:, 0]
+
+    @torch.no_grad()
+    def answers(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the greedy answer to each row's prompt: `completion`, its text; `scores`, by the rewards; and COLUMNS.
+
+        `reward` is the weighted sum of the scores, `cut` whether the answer was not at its end; a score that does not
+        apply is NaN. No other process takes part.
+        """
+        self.model.eval()
+        prompts = [row["prompt"] for row in rows]
+        with self._greedily():
+            prompt_ids, *_ = self._tokenize_prompts(prompts)
+            completion_ids, _ = self._generate_single_turn(prompt_ids, None, {}, 1)
+        said = self._messages(prompt_ids, completion_ids)
+        columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
+        each = [
+            score(prompts=prompts, completions=said, completion_ids=completion_ids, trainer_state=self.state, **columns)
+            for score in self.reward_funcs
+        ]
+        scores = numpy.array(each, dtype=numpy.float64).T  # None becomes NaN
+        weighted = scores * self.reward_weights.numpy()
+        total = numpy.where(numpy.isnan(weighted).all(axis=1), numpy.nan, numpy.nansum(weighted, axis=1))
+        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+        divergence = self._divergences(prompt_ids, completion_ids)
+        return [
+            {
+                "completion": str(said[place][-1]["content"]),
+                "scores": scores[place].tolist(),
+                "reward": float(total[place]),
+                "tokens": float(len(ids)),
+                "cut": float(ids[-1] not in ends),
+                "kl": divergence[place],
+            }
+            for place, ids in enumerate(completion_ids)
+        ]
+
+    def _messages(self, prompt_ids: Sequence[Any], completion_ids: Sequence[Any]) -> list[list[dict[str, Any]]]:
+        """Return completions as rewards get them in training (GRPOTrainer._generate)."""
+        reader = self._tokenizer
+        if any(getattr(reader, name, None) is not None for name in ("response_template", "response_schema")):
+            pairs = zip(prompt_ids, completion_ids, strict=True)
+            return [[parse_response(reader, ids, prefix=before, tools=[])] for before, ids in pairs]
+        texts = self.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
+        return [[{"role": "assistant", "content": text}] for text in texts]
+
+    def _divergences(self, prompt_ids: Sequence[Any], completion_ids: Sequence[Any]) -> list[float]:
+        """Return each completion's mean divergence a token from the reference's distribution, in nats: TRL's estimate.
+
+        That is exp(d) - d - 1 for d, the reference's log-probability less the model's
+        (http://joschu.net/blog/kl-approx.html, k3).
+        """
+        whole = [[*before, *ids] for before, ids in zip(prompt_ids, completion_ids, strict=True)]
+        batch = self._tokenizer.pad({"input_ids": whole}, padding_side="left", return_tensors="pt").to(self.args.device)
+        ids, mask, said = batch["input_ids"], batch["attention_mask"], max(map(len, completion_ids))
+        theirs = self._reference_log_probs(ids, mask, said)
+        if theirs is None:
+            return [float("nan")] * len(whole)
+        with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+            ours = self._get_per_token_logps_and_entropies(self.model, ids, mask, said)[0]
+        apart = (theirs - ours).float()
+        each = apart.exp() - apart - 1
+        return [float(row[-len(own) :].mean()) for row, own in zip(each, completion_ids, strict=True)]
+
+    def _reference_log_probs(self, ids: Any, mask: Any, said: int) -> Any:
+        """Return the reference's log-probabilities of the last `said` tokens, (rows, said); None without one."""
+        model = self.accelerator.unwrap_model(self.model)
+        if self.ref_model is None and not hasattr(model, "disable_adapter"):
+            return None
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs))
+            if self.ref_model is None:
+                stack.enter_context(use_adapter(model, adapter_name=None))
+            return self._get_per_token_logps_and_entropies(self.ref_model or self.model, ids, mask, said)[0]
+
+    @contextmanager
+    def _greedily(self) -> Iterator[None]:
+        """Let `_generate_single_turn` take the likeliest token each time."""
+        before = self.generation_config, self.generation_kwargs
+        sampled = ("temperature", "top_p", "top_k", "min_p")
+        kept = {name: value for name, value in self.generation_kwargs.items() if name not in sampled}
+        self.generation_kwargs = kept | {"do_sample": False, "num_beams": 1, **dict.fromkeys(sampled)}
+        self.generation_config = GenerationConfig(**self.generation_kwargs, disable_compile=True)
+        try:
+            yield
+        finally:
+            self.generation_config, self.generation_kwargs = before
+
+    # What is drawn, and goes on where it was.
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        return EachEpochAnew(super()._get_train_sampler(dataset))
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> Any:
+        """Return the rows in their order: predictions.csv and the gathered measures have them so."""
+        return SequentialSampler(eval_dataset)
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        if isinstance(generation_batch, Mapping):
+            return self._given(Trainer._prepare_inputs(self, generation_batch))
+        return super()._prepare_inputs(generation_batch)
+
+    def _given(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a loss's inputs for whole rows; every other one has scored above its group's mean."""
+        ids, mask = batch["input_ids"], batch["attention_mask"]
+        said = min(self.max_completion_length, ids.shape[1] - 1)
+        signs = torch.tensor([1.0, -1.0], device=ids.device).repeat(len(ids))[: len(ids)]
+        inputs = {
+            "prompt_ids": ids[:, :-said],
+            "prompt_mask": mask[:, :-said],
+            "completion_ids": ids[:, -said:],
+            "completion_mask": mask[:, -said:],
+            "advantages": signs,
+            "num_items_in_batch": mask[:, -said:].sum() * self.args.steps_per_generation,
+        }
+        if self.beta != 0.0:
+            inputs["ref_per_token_logps"] = self._reference_log_probs(ids, mask, said)
+        return inputs
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        # Those of a step that is whole are learned from; the next step draws its own.
+        left = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
+        kept = {"step": self._step, "metrics": dict(self._metrics["train"]), "inputs": self._buffered_inputs}
+        torch.save(kept if left else kept | {"inputs": None}, self._state_file(output_dir))
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        super()._load_rng_state(checkpoint)
+        if checkpoint is None or not (file := self._state_file(checkpoint)).is_file():
+            return
+        kept = torch.load(file, map_location=self.args.device, weights_only=True)
+        self._step, self._buffered_inputs = kept["step"], kept["inputs"]
+        self._metrics["train"].update(kept["metrics"])
+
+    def _state_file(self, folder: str) -> Path:
+        return Path(folder, STATE.format(self.args.process_index))
+
+
+class EachEpochAnew:
+    """TRL's RepeatSampler, whose order in an epoch follows from the seed and the epoch's number alone.
+
+    TRL's draws each epoch's order after the last one's, and a run that resumes has a new sampler. The first epoch's
+    order is TRL's.
+    """
+
+    def __init__(self, stock: Any) -> None:
+        self._stock = stock
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch; Trainer calls it before each one, also where it resumes (trainer.py)."""
+        if self._stock.shuffle:
+            self._stock.generator.manual_seed(self._stock.seed + epoch)
+
+    def __len__(self) -> int:
+        return len(self._stock)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._stock)
+
+
+def objective(table: Any, beta: float) -> float:
+    """Return minus what training raises, of a table of COLUMNS: the mean reward less `beta` times the mean KL."""
+    total, *_, divergence = table[:, -len(COLUMNS) :].T
+    apart = beta * float(divergence.mean()) if beta else 0.0
+    return apart - float(numpy.nanmean(total)) if not numpy.isnan(total).all() else apart
+
+
+def measured(table: Any, names: Sequence[str], chosen: Chosen, beta: float) -> dict[str, float]:
+    """Return a split's metrics under TRL's names, from a row of scores and COLUMNS for each prompt.
+
+    `names` are the rewards'; a reward that applies to no row is left at 0.
+    """
+    table = numpy.asarray(table, dtype=numpy.float64)
+    applies = ~numpy.isnan(table)
+    means = numpy.where(applies, table, 0).sum(axis=0) / numpy.maximum(applies.sum(axis=0), 1)
+    found = dict(zip((*names, *COLUMNS), means.tolist(), strict=True))
+    values = {
+        "reward": found["reward"],
+        **{mean_of(name): found[name] for name in names},
+        "completions/mean_length": found["tokens"],
+        "completions/clipped_ratio": found["cut"],
+        "kl": found["kl"],
+    }
+    return {"loss": objective(table, beta), **chosen.of(values)}
+
+
+def mean_of(name: str) -> str:
+    """Return the name of a reward's mean in logs, as TRL has it."""
+    return f"rewards/{name}/mean"

@@ -1,0 +1,156 @@
+"""The rewards of a recipe: its own words for them, the functions behind the names, and what is refused of either."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError, nearest
+from hf_mps.core.text import summary
+from hf_mps.finetune.recipe import schema
+from hf_mps.finetune.rewards.builtin import BUILT_IN, OPTIONS, WITH_ANSWER
+from hf_mps.finetune.rewards.score import GIVEN, Score, ScoreError
+
+ALLOWED = f"{', '.join(BUILT_IN)}, or the dotted name of an installed function, such as trl.rewards.think_format_reward"
+
+
+class Reward(schema.Section):
+    """A reward by `name`: a built-in one, or the dotted name of an installed function with TRL's arguments.
+
+    `weight` is its share of the sum. `most` belongs to `length` (in tokens), `pattern` to `format`. `answer_as` is the
+    keyword under which a function takes the row's reference answer (`trl.rewards.accuracy_reward`: solution).
+    """
+
+    name: str
+    weight: float = 1.0
+    most: int | None = Field(default=None, ge=1)
+    pattern: str | None = None
+    answer_as: str = "answer"
+
+    @model_validator(mode="after")
+    def _whole(self) -> Reward:
+        if "." not in self.name and self.name not in BUILT_IN:
+            raise ValueError(f"has '{self.name}'; allowed: {ALLOWED}{nearest(self.name, BUILT_IN)}")
+        for owner, option in OPTIONS.items():
+            said = getattr(self, option)
+            if said is None and self.name == owner:
+                raise ValueError(f"has {owner} without {option}; next: {{name: {owner}, {option}: …}}")
+            if said is not None and self.name != owner:
+                raise ValueError(f"has {option} beside {self.name}, and it belongs to {owner}; leave it out")
+        if self.pattern is not None:
+            try:
+                re.compile(self.pattern)
+            except re.error as error:
+                came = f"has the pattern '{self.pattern}', which is no regular expression"
+                raise ValueError(f"{came}: {error}") from error
+        return self
+
+    @property
+    def shown(self) -> str:
+        """The name in logs and reports: of a dotted name the last part, as TRL has it."""
+        return self.name.rpartition(".")[2]
+
+
+def refuse_alike(rewards: Sequence[Reward]) -> None:
+    """Raise ValueError where two rewards have one name, or no weight counts."""
+    names = [one.shown for one in rewards]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"has two rewards called {twice}, which no report could tell apart; give each once")
+    if not any(one.weight for one in rewards):
+        raise ValueError("has no reward with a weight other than 0; give one")
+
+
+def choose(rewards: Sequence[Reward], rows: Sequence[Mapping[str, Any]]) -> tuple[list[Score], Choice[str]]:
+    """Return the rewards' functions, tried on a few training `rows` ({prompt, and answer where the data has one}).
+
+    Raises UserError for a name without a function, and for one that cannot take the rows or returns something else
+    than a number for each completion.
+    """
+    scores = [_score(reward, "answer" in rows[0]) for reward in rewards]
+    for reward, score in zip(rewards, scores, strict=True):
+        _try(reward, score, rows)
+    value = " + ".join(f"{one.weight:g} x {one.shown}" if one.weight != 1 else one.shown for one in rewards)
+    return scores, Choice(value, "; ".join(_told(one) for one in rewards))
+
+
+def _score(reward: Reward, answers: bool) -> Score:
+    if reward.name in WITH_ANSWER and not answers:
+        raise UserError(
+            f"rewards has {reward.name}, which compares with a reference answer; next: data.columns.answer=COLUMN"
+        )
+    function = BUILT_IN.get(reward.name) or _installed(reward.name)
+    options = {name: value for name in OPTIONS.values() if (value := getattr(reward, name)) is not None}
+    return Score(reward.shown, function, options, reward.answer_as)
+
+
+def _installed(name: str) -> Callable[..., Any]:
+    """Return the function of a dotted name. Raises UserError where there is none, or something else."""
+    module, parts = _module(name)
+    found: Any = module
+    for part in parts:
+        if not hasattr(found, part):
+            raise UserError(f"rewards has '{name}', and {found.__name__} has no {part}{nearest(part, dir(found))}")
+        found = getattr(found, part)
+    if inspect.iscoroutinefunction(found):
+        raise UserError(f"rewards has '{name}', which is a coroutine function; allowed: a plain function")
+    if inspect.isclass(found) or not callable(found):
+        kind = "class" if inspect.isclass(found) else type(found).__name__
+        raise UserError(f"rewards has '{name}', which is a {kind}; allowed: a function")
+    function: Callable[..., Any] = found
+    return function
+
+
+def _module(name: str) -> tuple[Any, list[str]]:
+    """Return the module that a dotted name begins with, the longest there is, and the rest of the name."""
+    parts = name.split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        path = ".".join(parts[:end])
+        try:
+            return import_module(path), parts[end:]
+        except Exception as error:
+            absent = isinstance(error, ModuleNotFoundError) and error.name is not None
+            if not (absent and f"{path}.".startswith(f"{error.name}.")):  # type: ignore[attr-defined]
+                raise UserError(f"rewards has '{name}', and importing {path} fails: {summary(error)}") from error
+    raise UserError(f"rewards has '{name}', and no module {parts[0]} is installed; allowed: {ALLOWED}")
+
+
+def _try(reward: Reward, score: Score, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Score each row's answer, or a full stop, as if the model had said it, before anything is trained."""
+    lacking = [name for name in score.required() if name not in (*GIVEN, *rows[0], reward.answer_as)]
+    if lacking:
+        has = ", ".join((*GIVEN, *(name for name in rows[0] if name != "prompt")))
+        hint = f"; next: {{name: {reward.name}, answer_as: {lacking[0]}}}" if "answer" in rows[0] else ""
+        raise UserError(f"rewards has '{reward.name}', which takes {lacking[0]}; given are {has}{hint}")
+    said = [[{"role": "assistant", "content": str(row.get("answer") or ".")}] for row in rows]
+    columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
+    try:
+        score(prompts=[row["prompt"] for row in rows], completions=said, completion_ids=[[0]] * len(rows), **columns)
+    except ScoreError as error:
+        raise UserError(f"rewards has '{reward.name}': {error}") from error
+
+
+def _told(reward: Reward) -> str:
+    return "".join(_parts(reward))
+
+
+def _parts(reward: Reward) -> Iterator[str]:
+    function = BUILT_IN.get(reward.name)
+    yield f"{reward.shown}: "
+    yield (
+        {
+            "exact": "the completion is the answer",
+            "normalised": "the answer, but for case, punctuation and articles",
+            "number": "the completion ends with the answer's number",
+            "length": f"at most {reward.most} tokens",
+            "format": f"matches {reward.pattern}",
+        }[reward.name]
+        if function
+        else f"the installed function {reward.name}"
+    )

@@ -1,0 +1,89 @@
+"""A reward function as the trainer calls it: with the arguments that it takes, its answer checked each time."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from hf_mps.core.errors import RunError
+from hf_mps.core.text import counted, summary
+
+GIVEN = ("prompts", "completions", "completion_ids")
+"""What every function is given, beside the columns of the rows: lists with an entry for each completion."""
+ALLOWED = "a list with a number, or None, for each completion"
+
+
+class ScoreError(RunError):
+    """A reward function failed, or returned no score for each completion."""
+
+
+class Score:
+    """The reward `name`: calls `function` with what it takes, `options` included, and returns a score a completion.
+
+    The row's reference answer is handed over as `answer_as`. The scores are finite floats, or None where the function
+    says that it does not apply. Raises ScoreError for any other answer, and where the function fails.
+    """
+
+    def __init__(
+        self, name: str, function: Callable[..., Any], options: Mapping[str, Any], answer_as: str = "answer"
+    ) -> None:
+        self.__name__ = name  # TRL's name in its logs
+        self._function, self._options, self._answer_as = function, options, answer_as
+        self._parameters = _parameters(function)
+
+    def required(self) -> Iterator[str]:
+        """Yield the names of the arguments that the function cannot do without."""
+        for parameter in self._parameters or ():
+            named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            if named and parameter.default is parameter.empty and parameter.name not in self._options:
+                yield parameter.name
+
+    def __call__(self, *, completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        given = {"completions": completions, **columns, **self._options}
+        if "answer" in columns:
+            given[self._answer_as] = columns["answer"]
+        try:
+            found = self._function(**self._taken(given))
+        except Exception as error:
+            raise ScoreError(f"the reward {self.__name__} failed: {summary(error)}") from error
+        return [self._number(one) for one in self._each(found, len(completions))]
+
+    def _taken(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What the function takes of what is given: everything where it has `**` or hides its arguments."""
+        if self._parameters is None or any(one.kind is one.VAR_KEYWORD for one in self._parameters):
+            return dict(given)
+        return {one.name: given[one.name] for one in self._parameters if one.name in given}
+
+    def _each(self, found: Any, count: int) -> list[Any]:
+        if isinstance(found, (str, bytes, Mapping)) or not hasattr(found, "__iter__") or not hasattr(found, "__len__"):
+            raise ScoreError(f"the reward {self.__name__} returned a {type(found).__name__}; allowed: {ALLOWED}")
+        try:
+            scores = list(found)
+        except TypeError as error:  # a tensor without dimensions has a length, and none
+            raise ScoreError(f"the reward {self.__name__} returned one number; allowed: {ALLOWED}") from error
+        if len(scores) != count:
+            came = f"{counted(len(scores), 'score')} for {counted(count, 'completion')}"
+            raise ScoreError(f"the reward {self.__name__} returned {came}; allowed: {ALLOWED}")
+        return scores
+
+    def _number(self, score: Any) -> float | None:
+        if score is None:
+            return None
+        try:
+            value = float(score)
+        except (TypeError, ValueError, RuntimeError) as error:
+            kind = type(score).__name__
+            raise ScoreError(f"the reward {self.__name__} returned a {kind} as a score; allowed: {ALLOWED}") from error
+        if not math.isfinite(value):
+            raise ScoreError(f"the reward {self.__name__} returned {value}; allowed: a finite number, or None")
+        return value
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    """The parameters of a function, None where it does not tell them."""
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return None
