@@ -38,12 +38,11 @@ def width(recipe: Any, prepared: Prepared, length: int | None = None) -> Width:
         if length is not None:
             set_by = "max_duration_in_seconds=N" if limit is not None else "the model's configuration"
             raise UserError(f"--length {length}: rows of {recipe.task} have no tokens; their size is set by {set_by}")
-        return Width(samples=round(limit * _rate(prepared)) if limit is not None else None)
+        return Width(None, _targets(prepared), round(limit * _rate(prepared)) if limit is not None else None)
     positions = _positions(prepared.model)
     if length is not None and positions is not None and length > positions:
         raise UserError(f"--length {length}: allowed: at most {positions}, the positions that this model has")
-    targets = prepared.choices.get("target_lengths")
-    return Width(length or prepared.choices["lengths"].value.longest, targets.value.longest if targets else None)
+    return Width(length or prepared.choices["lengths"].value.longest, _targets(prepared))
 
 
 def collate(prepared: Prepared, trainer: Any, rows: int, wide: Width, first: int = 0) -> dict[str, Any]:
@@ -90,6 +89,12 @@ def _continued(tensor: Any, width: int) -> Any:
     last = tensor[..., -1:]
     missing = max(0, width - tensor.shape[-1])
     return torch.cat([tensor, last.expand(*tensor.shape[:-1], missing)], dim=-1)
+
+
+def _targets(prepared: Prepared) -> int | None:
+    """The tokens that answers are cut to; None where rows have none with lengths of their own."""
+    targets = prepared.choices.get("target_lengths")
+    return int(targets.value.longest) if targets else None
 
 
 def _rate(prepared: Prepared) -> int:

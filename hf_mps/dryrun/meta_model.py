@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,6 +104,23 @@ class MetaCheckpoint(Checkpoint):
 
         whole = super().sentence_transformer("cpu")
         whole[0].model = self.model(AutoModel)[0]
+        return whole
+
+    def sparse_encoder(self, device: str) -> Any:
+        """sentence-transformers' sparse encoder around the architecture, with the tiny one's tokenizer."""
+        from transformers import AutoModelForMaskedLM
+
+        whole = super().sparse_encoder("cpu")
+        whole[0].model = self.model(AutoModelForMaskedLM)[0]
+        return whole
+
+    def cross_encoder(self, device: str, overrides: Mapping[str, Any]) -> Any:
+        """sentence-transformers' cross-encoder around the architecture, with the tiny one's tokenizer."""
+        from transformers import AutoModelForSequenceClassification
+
+        whole, config = super().cross_encoder("cpu", overrides), self.config()
+        config.num_labels = 1
+        whole[0].model = self.model(AutoModelForSequenceClassification, config=config)[0]
         return whole
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hf_mps.finetune.tasks._base import Prepared
 
 # sentence-transformers opens a whole model's folder, whose parts are then exchanged.
-OF_A_FOLDER = ("sentence-embeddings",)
+OF_A_FOLDER = ("rerank", "sentence-embeddings", "sparse-embeddings")
 MADE_UP = Choice("made up", "a few rows of the task's own: it is their shapes that count")
 METAL = Choice("mps", "the step is looked at as a Mac's GPU would take it")
 

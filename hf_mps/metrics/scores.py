@@ -13,7 +13,7 @@ Numbers = Sequence[float]
 
 
 def accuracy(predictions: Sequence[int], references: Sequence[int]) -> float:
-    """The share of rows answered rightly: sklearn.metrics.accuracy_score."""
+    """The share of rows answered rightly, of sets those without a label too many or too few: accuracy_score."""
     from sklearn.metrics import accuracy_score
 
     return float(accuracy_score(references, predictions))
@@ -39,11 +39,13 @@ def averaged(
 ) -> float:
     """Return F1, precision or recall as sklearn.metrics computes them, 0.0 where the divisor is 0.
 
+    Both sides hold one label a row or, but for binary, 0 and 1 of shape (rows, labels).
+
     `average` is binary (of label 1), macro, micro or weighted; binary raises UserError for more than two labels.
     """
     from sklearn import metrics
 
-    present = set(predictions) | set(references)
+    present = set(predictions) | set(references) if average == "binary" else set()
     if average == "binary" and (len(present) > 2 or (len(present) == 2 and 1 not in present)):
         labels = ", ".join(map(str, sorted(present)))
         raise UserError(f"{name} is for two labels, 1 and another, not {labels}: {other_averages(name)}")
@@ -80,6 +82,18 @@ def mse(predictions: Numbers, references: Numbers) -> float:
 def mean_reciprocal_rank(ranks: Sequence[int], wanted: Sequence[int]) -> float:
     """Return the mean of one over the rank of the right text; a rank beyond 10 counts as 0."""
     return sum(1 / rank for rank in ranks if rank <= 10) / len(ranks)
+
+
+def average_precision(predictions: Numbers, references: Numbers) -> float:
+    """The precision at each relevant row's place, averaged: sklearn.metrics.average_precision_score of labels 0 and 1.
+
+    NaN where a score is not finite; 0.0 where no row is relevant.
+    """
+    from sklearn.metrics import average_precision_score
+
+    if not _finite(predictions, references):
+        return float("nan")
+    return float(average_precision_score(references, predictions)) if any(references) else 0.0
 
 
 def _correlation(formula: Callable[..., Any], predictions: Numbers, references: Numbers) -> float:

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from hf_mps.metrics import labels, pixels, scores, seqeval, squad, texts
 
-Rows = Literal["labels", "values", "words"]
+Rows = Literal["labels", "values", "words", "sets"]
 Compute = Callable[[Any, Any], dict[str, Any]]
 Columns = Sequence[tuple[Any, Any]]
 
@@ -54,8 +54,8 @@ class Metric:
     """A row of the table: the numbers that a recipe's metric reports, the first of which judges a run.
 
     `compute` returns them from predictions and references, one a row; without it a task computes them itself, from sums
-    that no list of answers holds. `of` says which tasks may ask for it: of one label, one value a row, or of tagged
-    words.
+    that no list of answers holds. `of` says which tasks may ask for it: of one label, one value a row, of tagged words
+    or of sets of labels.
     """
 
     reports: tuple[str, ...] = ()
@@ -136,10 +136,11 @@ METRICS: dict[str, Metric] = {
         for name in TWO_LABELS
     },
     **{
-        f"{name}/{average}": _numbers({f"{name}_{average}": _averaged(name, average)}, ("labels", "words"))
+        f"{name}/{average}": _numbers({f"{name}_{average}": _averaged(name, average)}, ("labels", "words", "sets"))
         for name in TWO_LABELS
         for average in ("macro", "micro", "weighted")
     },
+    "exact_match": _numbers({"exact_match": scores.accuracy}, ("sets",)),
     "glue/cola": _numbers({"matthews_correlation": scores.matthews_correlation}, ("labels",)),
     "glue/stsb": _numbers({"pearsonr": scores.pearsonr, "spearmanr": scores.spearmanr}, ("labels", "values")),
     **{
@@ -166,6 +167,12 @@ METRICS: dict[str, Metric] = {
     "sts": _numbers({"spearman_cosine": scores.spearmanr, "pearson_cosine": scores.pearsonr}),
     # Predictions are the ranks at which the right text came, references the rank wanted, 1 in every row.
     "retrieval": _numbers({"cosine_accuracy@1": scores.accuracy, "cosine_mrr@10": scores.mean_reciprocal_rank}),
+    # The same by inner products, and how many dimensions of a text are not 0, of queries and documents alike.
+    "sparse_retrieval": _numbers({"dot_accuracy@1": scores.accuracy, "dot_mrr@10": scores.mean_reciprocal_rank}),
+    "active_dims": Metric(("active_dims",), lower_is_better=True),
+    # Of queries with documents; the task has the scores by query.
+    "rerank": Metric(("ndcg@10", "mrr@10")),
+    "average_precision": _numbers({"average_precision": scores.average_precision}),
     "seqeval": Metric(
         SEQEVAL,
         partial(seqeval.seqeval, zero_division=0),
@@ -209,7 +216,7 @@ LOWER_IS_BETTER = tuple(number for metric in METRICS.values() if metric.lower_is
 
 
 def of_kind(kind: Rows) -> tuple[str, ...]:
-    """Return the metrics for tasks of one label or value a row, or of tagged words."""
+    """Return the metrics for tasks of one label, one value or a set of labels a row, or of tagged words."""
     return tuple(name for name, metric in METRICS.items() if kind in metric.of)
 
 

@@ -136,7 +136,9 @@ def _columns(run: SavedRun) -> tuple[dict[str, str], tuple[str, ...]]:
     module = run.module
     truth, optional = getattr(module, "TRUTH", ()), tuple(getattr(module, "OPTIONAL", ()))
     roles = getattr(module, "ASKED", {}) | run.recipe.data.columns.roles()
-    return {role: column for role, column in roles.items() if role not in truth}, optional
+    # Roles with columns of their own are numbered: label_0, label_1, …
+    known = {role: column for role, column in roles.items() if role.rstrip("0123456789").rstrip("_") not in truth}
+    return {role: column for role, column in known.items() if role not in truth}, optional
 
 
 def _found(name: str, columns: Mapping[str, str], optional: tuple[str, ...], data: schema.Data) -> Input:

@@ -31,7 +31,7 @@ TASKS = {
     "multiple-choice": "MODEL_FOR_MULTIPLE_CHOICE",
 }
 ELSEWHERE = {
-    "MODEL_FOR_SPEECH_SEQ_2_SEQ": "speech-recognition",
+    "MODEL_FOR_SPEECH_SEQ_2_SEQ": "speech-seq2seq",
     "MODEL_FOR_AUDIO_CLASSIFICATION": "speech-recognition",
     "MODEL_FOR_OBJECT_DETECTION": "image-classification",
     "MODEL_FOR_SEMANTIC_SEGMENTATION": "image-classification",

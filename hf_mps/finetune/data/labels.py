@@ -13,7 +13,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, brief, nearest
 from hf_mps.finetune.data.load import Rows
 
-ProblemType = Literal["single_label_classification", "regression"]
+ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 SHOWN = 12
 # float32's largest: the loss is computed in it, and a larger label makes it infinite.
 LARGEST = 3.4028234e38
@@ -45,6 +45,10 @@ class Labels:
     def problem_type(self) -> ProblemType:
         """transformers' name for the problem."""
         return "single_label_classification" if self.names else "regression"
+
+    def raw(self, batch: Mapping[str, list[Any]]) -> list[Any]:
+        """What each row of a batch holds."""
+        return batch["label"]
 
     def known(self, raw: Any) -> bool:
         """Whether `encode` takes a raw label."""
@@ -98,7 +102,7 @@ def decide(
             classes, train, seen, "data.labels in the recipe" if named_in_recipe else "the data set names them"
         )
     else:
-        ordered = _ordered({key(raw) for raw in seen} - {""})
+        ordered = in_order({key(raw) for raw in seen} - {""})
         labels = Labels(tuple(ordered), {name: number for number, name in enumerate(ordered)}, f"{FOUND} {train.where}")
         if SHOWN < len(ordered) == len(train.dataset):
             way_on = "give the column of classes with data.columns.label"
@@ -274,7 +278,7 @@ def _distinct(rows: Rows) -> list[Any]:
     return list(rows.dataset.unique("label"))
 
 
-def _ordered(keys: set[str]) -> list[str]:
+def in_order(keys: set[str]) -> list[str]:
     """Sort numbers by size and names by alphabet, so that ids do not depend on the order of the rows."""
     sized = {name for name in keys if _is_integer(name) and len(name) <= DIGITS}
     return sorted(keys, key=lambda name: (0, int(name), "") if name in sized else (1, 0, name))

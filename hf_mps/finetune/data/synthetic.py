@@ -13,6 +13,8 @@ WORDS = (
     ("green", "round", "old", "wooden", "small"),
     ("loud", "sweet", "deep", "sharp", "new"),
 )
+THINGS = ("kite", "drum", "boat", "lamp", "tent", "coin")
+DOINGS = ("bought", "painted", "lost", "sold")
 # Rows of a smoke run: enough for a few steps and an evaluation.
 ROWS = {"train": 32, "validation": 16}
 
@@ -36,6 +38,16 @@ def sentence(draw: random.Random, kind: int) -> str:
 def sentences(draw: random.Random, count: int) -> list[str]:
     """Return `count` sentences about drawn classes, with a capital and a full stop."""
     return [f"{sentence(draw, draw.randrange(len(WORDS))).capitalize()}." for _ in range(count)]
+
+
+def about_things() -> list[tuple[str, str]]:
+    """Return 24 pairs of sentences, the second of which says of one of THINGS what the first one does."""
+    return [(f"Ada {doing} a {thing}.", f"A {thing} was {doing} by Ada.") for thing in THINGS for doing in DOINGS]
+
+
+def about_another(number: int) -> str:
+    """Return the first sentence of the pair `number`, about another thing."""
+    return about_things()[(number + 7) % len(THINGS) * len(DOINGS) + number % len(DOINGS)][0]
 
 
 def classes(count: int, kinds: int, draw: random.Random) -> list[int]:

@@ -178,6 +178,17 @@ def kept(chosen: Mapping[str, Any], hop: int, rate: int) -> Choice[Durations]:
     return Choice(Durations(0, "longest", hop=hop, rate=rate), "a model without a run")
 
 
+@dataclass(frozen=True)
+class Spectrograms(Lengths):
+    """Frames of a spectrogram, each `hop` samples after the last at `rate` samples a second: as many in every batch."""
+
+    hop: int = 160
+    rate: int = 16000
+
+    def __str__(self) -> str:
+        return f"{self.longest * self.hop / self.rate:g} seconds in every batch"
+
+
 def durations(recipe: Recipe, counts: Sequence[int], others: Sequence[int], hop: int, rate: int) -> Choice[Durations]:
     """Choose what batches of sound are padded to, from the frames of each training row and of `others`."""
     summary = f"half of the rows within {sorted(counts)[len(counts) // 2] * hop / rate:.1f} seconds"
@@ -195,7 +206,9 @@ def durations(recipe: Recipe, counts: Sequence[int], others: Sequence[int], hop:
 
 
 class Sounds:
-    """Rows for Trainer, decoded on access: `input_values` as the extractor makes them, and `labels` if there are any.
+    """Rows for Trainer, decoded on access: what the extractor makes of the sound, under its own name, and `labels`.
+
+    Rows to be answered have no labels.
 
     Decoded sound is some twenty times as large as a compressed file, so none is kept in memory. `kept` are the numbers
     of the rows that take part.
@@ -214,8 +227,9 @@ class Sounds:
         row = self._kept[index]
         rate = self._extractor.sampling_rate
         sound = read(self._rows, row, rate)
-        values = self._extractor(sound, sampling_rate=rate)["input_values"][0]
-        return {"input_values": values} | ({"labels": self._labels[row]} if self._labels is not None else {})
+        name = self._extractor.model_input_names[0]
+        values = self._extractor(sound, sampling_rate=rate)[name][0]
+        return {name: values} | ({"labels": self._labels[row]} if self._labels is not None else {})
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return map(self.__getitem__, range(len(self)))
@@ -225,7 +239,8 @@ def collate(extractor: Any, width: int, features: Sequence[dict[str, Any]]) -> d
     """Make a batch of `Sounds`: the extractor pads the sound, labels are padded to `width` or their longest row."""
     import torch
 
-    batch = extractor.pad([{"input_values": row["input_values"]} for row in features], return_tensors="pt")
+    name = extractor.model_input_names[0]
+    batch = extractor.pad([{name: row[name]} for row in features], return_tensors="pt")
     if "labels" not in features[0]:
         return dict(batch)
     labels = [torch.tensor(row["labels"], dtype=torch.long) for row in features]

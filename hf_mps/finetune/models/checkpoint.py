@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -73,9 +74,16 @@ class Checkpoint:
 
         Why not is told, by `config`, where the model is loaded.
         """
+        return self._stored("config.json")
+
+    def stored_generation(self) -> dict[str, Any]:
+        """What generation_config.json says, as `stored_config` has it of config.json."""
+        return self._stored("generation_config.json")
+
+    def _stored(self, name: str) -> dict[str, Any]:
         folder = self._folder()
         try:
-            stored = json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder else {}
+            stored = json.loads((folder / name).read_text(encoding="utf-8")) if folder else {}
         except (OSError, ValueError):
             return {}
         return stored if isinstance(stored, dict) else {}
@@ -151,14 +159,40 @@ class Checkpoint:
 
     def sentence_transformer(self, device: str) -> Any:
         """Load sentence-transformers' model in `dtype`. Raises UserError where it is missing or cannot be read."""
-        import torch
         from sentence_transformers import SentenceTransformer
+
+        return self._of_sentence_transformers(SentenceTransformer, device)
+
+    def sparse_encoder(self, device: str) -> Any:
+        """Load sentence-transformers' sparse encoder in `dtype`. Raises UserError where it cannot be read."""
+        from sentence_transformers import SparseEncoder
+
+        return self._of_sentence_transformers(SparseEncoder, device)
+
+    def _of_sentence_transformers(self, kind: Any, device: str, **settings: Any) -> Any:
+        import torch
 
         if self.local and not any(map(_vocabularies, (Path(self.source), *Path(self.source).glob("*/")))):
             raise self._without_vocabulary()
         with errors_only():
-            settings = {"dtype": getattr(torch, self.dtype)}
-            return self._load("weights", SentenceTransformer, device=device, model_kwargs=settings)
+            model_kwargs = {"dtype": getattr(torch, self.dtype), **settings.pop("model_kwargs", {})}
+            return self._load("weights", kind, device=device, model_kwargs=model_kwargs, **settings)
+
+    def cross_encoder(self, device: str, overrides: Mapping[str, Any]) -> Any:
+        """Load sentence-transformers' cross-encoder in `dtype`, with one score a pair and `overrides` of its
+        configuration.
+
+        Raises UserError where it is missing or cannot be read.
+        """
+        from sentence_transformers import CrossEncoder
+
+        return self._of_sentence_transformers(
+            CrossEncoder,
+            device,
+            num_labels=1,
+            model_kwargs={"ignore_mismatched_sizes": True},
+            config_kwargs=dict(overrides),
+        )
 
     def _weights(self, model: Any, loading_info: dict[str, Any]) -> str:
         """Describe the number of parameters, and which of them the checkpoint did not bring."""

@@ -1,24 +1,26 @@
-"""What the task sentence-embeddings takes from sentence-transformers: model, collator, trainer, and its evaluation."""
+"""What the tasks of embeddings take from sentence-transformers: model, collator, trainer, and their evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core import extras
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.distributed.ranks import Ranks
-from hf_mps.distributed.world import World
 from hf_mps.finetune.models import in_batch
+from hf_mps.finetune.text import buckets, tokens
 from hf_mps.finetune.text.lengths import Lengths
 from hf_mps.finetune.text.padding import PadToBucket, pad_values
 from hf_mps.metrics import Baseline, Metrics
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
     from hf_mps.finetune.data.load import Rows
     from hf_mps.finetune.models.checkpoint import Checkpoint
+    from hf_mps.finetune.recipe.schema import Recipe
 
 # Each role's column for sentence-transformers, which refuses a name that begins with another one's.
 NAMES = {"text": "anchor", "text_pair": "positive", "negative": "negative"}
@@ -34,11 +36,11 @@ def library() -> Any:
     """
     try:
         import sentence_transformers
+        import sentence_transformers.cross_encoder.losses
         import sentence_transformers.sentence_transformer.losses  # version 6 has them there
+        import sentence_transformers.sparse_encoder.losses
     except ImportError as error:
-        raise UserError(
-            f"sentence-embeddings needs sentence-transformers 6; next: {extras.install('embeddings')}"
-        ) from error
+        raise UserError(f"this task needs sentence-transformers 6; next: {extras.install('embeddings')}") from error
     return sentence_transformers
 
 
@@ -48,6 +50,47 @@ def load(checkpoint: Checkpoint, device: str) -> tuple[Any, Choice[str]]:
     count = sum(parameter.numel() for parameter in model.parameters())
     parts = " + ".join(type(part).__name__ for part in model)
     return model, Choice(checkpoint.name, f"{parts}, {count / 1e6:.1f} M parameters")
+
+
+def encoded(
+    rows: Rows, tokenizer: Any, longest: int, roles: Sequence[str], span: tuple[float, float] = (0.0, 1.0)
+) -> Dataset:
+    """Return the texts of `roles`, the score brought from `span` to 0 to 1, and `lengths`: the tokens of each text."""
+    from datasets import Features, List, Value
+
+    tokens.refuse_other_than_text(rows, roles)
+    has_score = "score" in rows.dataset.column_names
+
+    def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
+        texts = {NAMES[role]: tokens.texts(rows, role, batch, indices) for role in roles}
+        cut = [tokenizer(column, truncation=True, max_length=longest)["input_ids"] for column in texts.values()]
+        made: dict[str, Any] = {**texts, "lengths": [[len(ids) for ids in row] for row in zip(*cut, strict=True)]}
+        if has_score:
+            low, high = span
+            made["score"] = [(float(raw) - low) / (high - low) for raw in batch["score"]]
+        return made
+
+    kinds: dict[str, Any] = {
+        **{NAMES[role]: Value("string") for role in roles},
+        "lengths": List(Value("int32")),
+    }
+    return tokens.map_cached(
+        rows,
+        encode,
+        content=tokens.digest(tokenizer),
+        key=("sentence-embeddings", longest, roles, span),
+        # float32: Metal refuses the float64 that a plain Python float would become.
+        features=Features({**kinds, **({"score": Value("float32")} if has_score else {})}),
+    )
+
+
+def sampling(recipe: Recipe, *, scored: bool) -> Choice[str]:
+    """Describe how batches are drawn: of pairs without a score no text comes twice in one."""
+    if said := recipe.training.get("batch_sampler"):
+        return Choice(str(said), "the recipe says so")
+    if scored:
+        return Choice(buckets.RANDOM, "sentence-transformers draws its batches itself")
+    return Choice("random, no text twice", "a text that stands twice in a batch would be its own wrong answer")
 
 
 def collator(model: Any, length: Lengths, prompts: Any) -> Any:
@@ -74,15 +117,17 @@ def collator(model: Any, length: Lengths, prompts: Any) -> Any:
     return made
 
 
-def trainer(evaluator: EmbeddingEvaluator) -> Callable[..., Any]:
-    """Return sentence-transformers' trainer class with an evaluation that adds what `evaluator` measures.
+def trainer(evaluator: Any, kind: str = "SentenceTransformerTrainer") -> Callable[..., Any]:
+    """Return sentence-transformers' trainer class `kind` with an evaluation that adds what `evaluator` measures.
 
     The library's own way, an evaluator, leaves an empty folder `eval` behind; the model card is written by this
     project.
     """
-    from sentence_transformers import SentenceTransformerTrainer
+    import sentence_transformers
 
-    class Measuring(SentenceTransformerTrainer):  # type: ignore[misc]
+    stock: Any = getattr(sentence_transformers, kind)
+
+    class Measuring(stock):  # type: ignore[misc]
         def evaluation_loop(
             self,
             dataloader: Any,
@@ -130,6 +175,8 @@ def apart(*, model: Any, args: Any, **_: Any) -> Any:
 class EmbeddingEvaluator:
     """Measures a model on the validation rows by the cosines of its embeddings."""
 
+    SIMILARITY = "cosine"
+
     def __init__(self, rows: Rows, data: Any, measured: Metrics, collator: Any) -> None:
         self._rows = rows
         self._measured = measured
@@ -155,13 +202,13 @@ class EmbeddingEvaluator:
     def rows(self, model: Any) -> Iterator[dict[str, Any]]:
         """Yield the rows of predictions.csv."""
         first, second = (self._embedded(model, self._texts[name], name) for name in ("anchor", "positive"))
-        cosines = (first * second).sum(axis=1)
+        cosines = _products(first, second)
         ranks, nearest = (None, None) if self._scores is not None else self._ranks(first, self._candidates(model))
         corpus = list(self._corpus)
         raw = self._rows.dataset["score"][:] if self._scores is not None else None
         for number, cosine in enumerate(cosines.tolist()):
             line = {role: self._texts[name][number] for role, name in NAMES.items() if name in self._texts}
-            line |= {"cosine": round(cosine, 4)}
+            line |= {self.SIMILARITY: round(cosine, 4)}
             if raw is not None:
                 yield line | {"score": raw[number]}
             elif ranks is not None and nearest is not None:
@@ -172,14 +219,11 @@ class EmbeddingEvaluator:
 
     def _metrics(self, embed: Callable[[list[str], str], Any]) -> dict[str, float]:
         """Return the metrics; `embed(texts, column)` gives unit vectors (texts, dimensions), dense or sparse."""
-        import numpy
 
         first = embed(self._texts["anchor"], "anchor")
         if self._scores is not None:
             second = embed(self._texts["positive"], "positive")
-            product = first.multiply(second) if hasattr(first, "multiply") else first * second
-            cosines = numpy.asarray(product.sum(axis=1)).ravel()
-            return self._measured.compute(cosines, self._scores)
+            return self._measured.compute(_products(first, second), self._scores)
         ranks, _ = self._ranks(first, embed(list(self._corpus), "positive"))
         return self._measured.compute(ranks, [1] * len(ranks))
 
@@ -210,28 +254,41 @@ class EmbeddingEvaluator:
 
 
 def embedded(model: Any, collator: Any, texts: Sequence[str], column: str, at_once: int = BATCH) -> Any:
-    """Return unit vectors, float32 of shape (texts, dimensions); texts of like length share a batch.
-
-    Where there are several processes each embeds a batch of every so many, and all get all.
-    """
+    """Return unit vectors, float32 of shape (texts, dimensions)."""
     import numpy
     import torch
 
+    def unit(made: Any) -> Any:
+        return torch.nn.functional.normalize(made, dim=-1)
+
+    return numpy.stack(vectors(model, collator, texts, column, unit, at_once))
+
+
+def vectors(
+    model: Any,
+    collator: Any,
+    texts: Sequence[str],
+    column: str,
+    finished: Callable[[Any], Any] = lambda made: made,
+    at_once: int = BATCH,
+) -> list[Any]:
+    """Return what `finished` makes of each text's embedding, of a batch of them in float32 (texts, dimensions).
+
+    Texts of like length share a batch; where there are several processes each embeds a batch of every so many.
+    """
+
+    def made(numbers: Sequence[int]) -> Any:
+        batch = collator.texts([texts[number] for number in numbers], column)
+        batch = {name: value.to(model.device) if hasattr(value, "to") else value for name, value in batch.items()}
+        return finished(model(batch)["sentence_embedding"].float())
+
     order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
-    vectors_of: list[Any] = [None] * len(texts)
-    world = World.here()
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
-        for begin in range(0, len(order), at_once * world.size):
-            dealt = [order[begin + at_once * rank :][:at_once] for rank in range(world.size)]
-            numbers = dealt[world.rank] or dealt[0]  # every process takes part in each pass
-            batch = collator.texts([texts[number] for number in numbers], column)
-            batch = {name: value.to(model.device) if hasattr(value, "to") else value for name, value in batch.items()}
-            vectors = torch.nn.functional.normalize(model(batch)["sentence_embedding"].float(), dim=-1)
-            found = Ranks.here().exchange(vectors.cpu().numpy())
-            for theirs, made in zip(dealt, found, strict=True):
-                for number, vector in zip(theirs, made, strict=False):
-                    vectors_of[number] = vector
-    model.train(was_training)
-    return numpy.stack(vectors_of)
+    return in_batch.each_once(model, order, at_once, made)
+
+
+def _products(first: Any, second: Any) -> Any:
+    """Return the inner product of each row of two matrices, dense or sparse, of the same shape."""
+    import numpy
+
+    product = first.multiply(second) if hasattr(first, "multiply") else first * second
+    return numpy.asarray(product.sum(axis=1)).ravel()

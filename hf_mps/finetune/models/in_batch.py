@@ -1,4 +1,4 @@
-"""Losses over a batch's other rows, where several processes have a part of the batch each.
+"""Losses over a batch's other rows, where several processes have a part of the batch each, and passes that they share.
 
 A pair's negatives are the other pairs of the whole step, so that two processes with half a batch each learn what one
 learns from the whole: sentence-transformers gathers the embeddings with their gradients for the losses that say so
@@ -7,10 +7,11 @@ learns from the whole: sentence-transformers gathers the embeddings with their g
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from hf_mps.distributed.ranks import Ranks
 from hf_mps.distributed.world import World
 
 ACROSS = "gather_across_devices"
@@ -43,15 +44,38 @@ def arguments(*, ranked: bool) -> dict[str, Any]:
 @contextmanager
 def within_a_process(loss: Any) -> Iterator[None]:
     """Let `loss` look at its own process's rows alone: in an evaluation batches may be of different size."""
-    before = getattr(loss, ACROSS, None)
+    inner = getattr(loss, "loss", loss)  # SpladeLoss adds to another one
+    before = getattr(inner, ACROSS, None)
     if not before:
         yield
         return
-    loss.gather_across_devices = False
+    inner.gather_across_devices = False
     try:
         yield
     finally:
-        loss.gather_across_devices = before
+        inner.gather_across_devices = before
+
+
+def each_once(model: Any, order: Sequence[int], size: int, compute: Callable[[Sequence[int]], Any]) -> list[Any]:
+    """Return what `compute` makes of each number in `order`, by number, in batches of `size` without gradients.
+
+    `compute` returns a tensor whose first dimension is that of its numbers. Where there are several processes each
+    computes a batch of every so many, and all get all.
+    """
+    import torch
+
+    results: list[Any] = [None] * len(order)
+    world, was_training = World.here(), model.training
+    model.eval()
+    with torch.no_grad():
+        for begin in range(0, len(order), size * world.size):
+            dealt = [order[begin + size * rank :][:size] for rank in range(world.size)]
+            made = compute(dealt[world.rank] or dealt[0])  # every process takes part in each pass
+            for numbers, part in zip(dealt, Ranks.here().exchange(made.cpu().numpy()), strict=True):
+                for number, result in zip(numbers, part, strict=False):
+                    results[number] = result
+    model.train(was_training)
+    return results
 
 
 def _gathering(loss: Any) -> Any:

@@ -35,9 +35,25 @@ KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
             "intermediate_size": 1536,
         },
     ),
+    "microsoft/MiniLM-L12-H384-uncased": (
+        "bert",
+        {
+            "hidden_size": 384,
+            "intermediate_size": 1536,
+        },
+    ),
     "distilbert/distilgpt2": ("gpt2", {"n_layer": 6}),
     "openai-community/gpt2": ("gpt2", {}),
     "google-t5/t5-small": ("t5", {}),
+    "openai/whisper-small": (
+        "whisper",
+        {
+            "d_model": 768,
+            **dict.fromkeys(("encoder_layers", "decoder_layers"), 12),
+            **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 12),
+            **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 3072),
+        },
+    ),
     "facebook/bart-base": (
         "bart",
         {

@@ -49,6 +49,30 @@ def confusion(pairs: Sequence[tuple[str, str]], names: Sequence[str], of: str = 
     return {"confusion_matrix.png": png((side + 1, side), paint, layout="constrained")}
 
 
+def by_label(pairs: Sequence[tuple[Sequence[str], Sequence[str]]], names: Sequence[str]) -> dict[str, bytes]:
+    """Return labels.png of (true labels, answered labels) of each row: F1 of each label, with the rows that have it.
+
+    Beyond SHOWN labels only the most frequent are shown, and the title says so.
+    """
+    true, said, right = Counter[str](), Counter[str](), Counter[str]()
+    for truth, answer in pairs:
+        true.update(truth)
+        said.update(answer)
+        right.update(set(truth) & set(answer))
+    shown = sorted(names, key=lambda name: -true[name])[:SHOWN][::-1]
+    scores = [2 * right[name] / max(1, true[name] + said[name]) for name in shown]
+    title = "F1 of each label" + (f": the {SHOWN} commonest of {len(names)}" if len(names) > SHOWN else "")
+
+    def paint(figure: Any) -> None:
+        axes = figure.add_subplot()
+        axes.barh([_short(name) for name in shown], scores, color=BLUE)
+        for place, name in enumerate(shown):
+            axes.text(1.01, place, f"{true[name]}", va="center", color=QUIET, fontsize=8)
+        axes.set(title=title, xlabel="F1; on the right the validation rows with the label", xlim=(0, 1.1))
+
+    return {"labels.png": png((7, 1.6 + 0.26 * len(shown)), paint, layout="constrained")}
+
+
 def scatter(truths: Sequence[float], answers: Sequence[float]) -> dict[str, bytes]:
     """Return values.png: each answered value over the truth, with the line of equality."""
 

@@ -72,19 +72,37 @@ def similarities(rows: Rows) -> dict[str, bytes]:
 
 
 def ranks(rows: Rows) -> dict[str, bytes]:
-    """Return ranks.png of `rank` and `cosine`: at which rank the right text came, and how similar it is."""
+    """Return ranks.png of `rank` and `cosine` or `score`: at which rank the right text came, and how like it is."""
+    similarity = "cosine" if "cosine" in rows[0] else "score"
     places = Counter(min(int(row["rank"]), RANKS + 1) for row in rows)
-    first = [float(row["cosine"]) for row in rows if row["rank"] == 1]
-    others = [float(row["cosine"]) for row in rows if row["rank"] != 1]
+    first = [float(row[similarity]) for row in rows if row["rank"] == 1]
+    others = [float(row[similarity]) for row in rows if row["rank"] != 1]
 
     def draw(left: Any, right: Any) -> None:
         left.bar(range(1, RANKS + 2), [places[rank] for rank in range(1, RANKS + 2)], color=BLUE)
         left.set(title="Rank of the right text", xlabel=f"rank ({RANKS + 1}: that or more)")
         right.hist([first, others], bins=20, color=[BLUE, ORANGE], label=["came first", "did not"])
-        right.set(title="Cosine of text and right text", xlabel="cosine")
+        right.set(title="Similarity of text and right text", xlabel=similarity)
         right.legend()
 
     return {"ranks.png": _page(draw)}
+
+
+def relevance(rows: Rows) -> dict[str, bytes]:
+    """Return relevance.png of `label`, `score` and `rank`: the ranks of relevant documents, and all scores."""
+    relevant = [row for row in rows if float(row["label"]) > 0]
+    others = [float(row["score"]) for row in rows if float(row["label"]) <= 0]
+    places = Counter(min(int(row["rank"]), RANKS + 1) for row in relevant)
+
+    def draw(left: Any, right: Any) -> None:
+        left.bar(range(1, RANKS + 2), [places[rank] for rank in range(1, RANKS + 2)], color=BLUE)
+        left.set(title="Ranks of the relevant documents", xlabel=f"rank ({RANKS + 1}: that or more)")
+        scores = [float(row["score"]) for row in relevant]
+        right.hist([scores, others], bins=20, color=[BLUE, ORANGE], label=["relevant", "irrelevant"])
+        right.set(title="Scores of all documents", xlabel="score")
+        right.legend()
+
+    return {"relevance.png": _page(draw)}
 
 
 def transcripts(rows: Rows) -> dict[str, bytes]:

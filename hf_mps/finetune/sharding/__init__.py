@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 KEY = "sharding"
 WITHOUT = "next: the same recipe without training.fsdp, which trains a whole model on each rank"
 GENERATES = "answers are generated between steps, token by token, and ranks would wait for each other's weights"
+PARTS = "sentence-transformers' trainer calls the parts of a model by themselves"
 # Tasks whose trainer does more with the model than forward and backward passes, and what.
 TASKS = {
     "dpo": "its reference model would stay whole on every rank",
-    "sentence-embeddings": "sentence-transformers' trainer calls the parts of a model by themselves",
-    **dict.fromkeys(("grpo", "speech-recognition", "summarization", "translation"), GENERATES),
+    **dict.fromkeys(("rerank", "sentence-embeddings", "sparse-embeddings"), PARTS),
+    **dict.fromkeys(("grpo", "speech-recognition", "speech-seq2seq", "summarization", "translation"), GENERATES),
 }
 # Optimizers whose state PyTorch makes of the weights' parts; others look at a weight's rows and columns, or pack it.
 OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")

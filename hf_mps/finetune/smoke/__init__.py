@@ -26,7 +26,7 @@ SHOWS = "--smoke shows that everything runs, on made-up rows: no score counts"
 STEPS = 6
 BATCH = 4
 # Made-up rows are short: a block of more than LONGEST tokens would be mostly padding, or need very many rows.
-LONGEST, SHORT = 512, 128
+LONGEST, SHORT, SHORT_TARGET = 512, 128, 32
 # The settings of a few steps; the command line overrides them.
 TRAINING = {
     "max_steps": STEPS,
@@ -119,6 +119,8 @@ def _values(whole: ResolvedRecipe, files: dict[str, str], folder: Path) -> dict[
             training[name] = said[name]
     if values.get("max_length", 0) > LONGEST and "max_length" not in whole.changed:
         values["max_length"] = SHORT
+    if hasattr(whole.recipe, "max_target_length") and "max_target_length" not in values:
+        values["max_target_length"] = SHORT_TARGET  # a model that has learned nothing generates as many
     values.pop("expect", None)
     values.setdefault("output_dir", str(folder / "run"))
     return values | {"model": str(folder / "model"), "data": data | {"files": files}, "training": training}

@@ -30,6 +30,7 @@ TASKS: dict[str, tuple[str, Input]] = {
     "image-segmentation": ("segformer", "image and mask"),
     "image-text": ("idefics3", "image and text"),
     "speech-recognition": ("wav2vec2", "sound"),
+    "speech-seq2seq": ("whisper", "sound"),
     "causal-lm": ("gpt2", "text"),
     **dict.fromkeys(("sft", "dpo", "grpo"), ("qwen2", "text")),
     **dict.fromkeys(("summarization", "translation"), ("t5", "text")),

@@ -123,6 +123,8 @@ def inputs(model: Any) -> dict[str, Any]:
     with torch.device("meta"):
         if name == "pixel_values":
             main_input = torch.zeros(1, getattr(config, "num_channels", 3), *picture(config))
+        elif name == "input_features" and hasattr(config, "max_source_positions"):  # Whisper takes no other length
+            main_input = torch.zeros(1, config.num_mel_bins, 2 * config.max_source_positions)
         elif name in ("input_values", "input_features"):
             width: Any = getattr(config, "num_mel_bins", None) or getattr(config, "feat_extract_input_dim", 80)
             main_input = torch.zeros(1, 4000) if name == "input_values" else torch.zeros(1, 64, width)

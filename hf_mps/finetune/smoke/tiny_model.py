@@ -51,7 +51,7 @@ def processor(family: Family, folder: Path, texts: Sequence[str]) -> dict[str, A
     if family.reads == "image and text":
         return seeing.processor(family, folder, texts)
     if family.reads == "sound":
-        return tokenizers.letters(texts, folder)
+        return tokenizers.spoken(texts, folder) if family.name == "whisper" else tokenizers.letters(texts, folder)
     tokenizer = tokenizers.train(family.words, texts, parts=family.name in PARTS)
     tokenizer.save_pretrained(folder)
     return _token_ids(tokenizer)
@@ -88,6 +88,8 @@ def _auto_class(config: Any) -> Any:
     import transformers
     from transformers.models.auto import modeling_auto as auto
 
+    if config.model_type in auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES:
+        return transformers.AutoModelForSpeechSeq2Seq
     if config.is_encoder_decoder:
         return transformers.AutoModelForSeq2SeqLM
     if config.model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -97,8 +98,6 @@ def _untrained(kind: Words, special: list[str]) -> tuple[Any, Any]:
 
 def letters(texts: Sequence[str], folder: Path) -> dict[str, Any]:
     """Write the processor of a wav2vec2 checkpoint, a token a letter; return what the configuration says of it."""
-    import json
-
     from transformers import Wav2Vec2CTCTokenizer, Wav2Vec2FeatureExtractor, Wav2Vec2Processor
 
     alphabet = sorted({letter for text in [*texts, SAMPLE] for letter in text.upper() if letter.isalpha()})
@@ -107,6 +106,27 @@ def letters(texts: Sequence[str], folder: Path) -> dict[str, Any]:
     tokenizer = Wav2Vec2CTCTokenizer(str(folder / "vocab.json"))
     Wav2Vec2Processor(Wav2Vec2FeatureExtractor(), tokenizer).save_pretrained(folder)
     return {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+
+
+def spoken(texts: Sequence[str], folder: Path) -> dict[str, Any]:
+    """Write the processor of a Whisper checkpoint with every language's token; return what the configuration says."""
+    from transformers import WhisperFeatureExtractor, WhisperProcessor, WhisperTokenizer
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+    model, trainer = _untrained("bytes", [])
+    model.train_from_iterator([*texts, SAMPLE], trainer)
+    ours = json.loads(model.to_str())["model"]
+    end = "<|endoftext|>"
+    tokenizer = WhisperTokenizer(
+        vocab=ours["vocab"] | {end: len(ours["vocab"])}, merges=[tuple(pair) for pair in ours["merges"]], pad_token=end
+    )
+    names = ["startoftranscript", *LANGUAGES, "translate", "transcribe", "startoflm", "startofprev", "nospeech"]
+    tokenizer.add_special_tokens({"extra_special_tokens": [f"<|{name}|>" for name in (*names, "notimestamps")]})
+    WhisperProcessor(WhisperFeatureExtractor(), tokenizer).save_pretrained(folder)
+    start = tokenizer.convert_tokens_to_ids("<|startoftranscript|>")
+    ids = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), tokenizer.eos_token_id)
+    unsaid = {"suppress_tokens": None, "begin_suppress_tokens": None}
+    return {"vocab_size": len(tokenizer), "decoder_start_token_id": start, **ids, **unsaid}
 
 
 def _templates(kind: Words) -> tuple[str, str] | None:

@@ -16,18 +16,17 @@ from pydantic import Field, model_validator
 from hf_mps import metrics
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, brief
+from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import SPLITS
 from hf_mps.finetune.models import embeddings, in_batch
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
-from hf_mps.finetune.text import buckets, lengths, tokens
+from hf_mps.finetune.text import lengths, tokens
 from hf_mps.metrics.selection import choose
 
 if TYPE_CHECKING:
-    from datasets import Dataset
-
     from hf_mps.finetune.data.load import Rows
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
@@ -108,7 +107,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     model.max_seq_length = longest
     span = _span(recipe, rows) if scored else Choice((0.0, 1.0), "")
     roles = [role for role in recipe.data.columns.roles() if role != "score"]
-    encoded = {split: _encoded(rows[split], model.tokenizer, longest, roles, span.value) for split in rows}
+    encoded = {split: embeddings.encoded(rows[split], model.tokenizer, longest, roles, span.value) for split in rows}
     counts = {split: encoded[split]["lengths"][:] for split in encoded}
     flat = {split: list(itertools.chain(*counts[split])) for split in counts}
     length = lengths.decide(recipe, flat["train"], longest, others=itertools.chain(*flat.values()), grouped=False)
@@ -117,7 +116,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         "lengths": length,
         "loss": Choice(loss_name, "loss in the recipe" if recipe.loss else _why(scored)),
         **({"scores": Choice(f"{span.value[0]:g} to {span.value[1]:g}", span.reason)} if scored else {}),
-        "sampling": _sampling(recipe, scored),
+        "sampling": embeddings.sampling(recipe, scored=scored),
         "model": weights,
     }
     columns = [*(embeddings.NAMES[role] for role in roles), *(["score"] if scored else [])]
@@ -189,17 +188,17 @@ def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], de
 def smoke_rows(recipe: Recipe, folder: Any) -> dict[str, list[dict[str, Any]]]:
     """Return pairs of short generated texts about one thing, with a score or a negative where the recipe has them."""
     named = recipe.data.columns
-    things, doings = ("kite", "drum", "boat", "lamp", "tent", "coin"), ("bought", "painted", "lost", "sold")
     rows: list[dict[str, Any]] = []
-    for thing, doing in itertools.product(things, doings):
-        number = len(rows)
-        row: dict[str, Any] = {named.text: f"Ada {doing} a {thing}.", named.text_pair: f"A {thing} was {doing} by Ada."}
+    for number, (text, other) in enumerate(synthetic.about_things()):
+        row: dict[str, Any] = {named.text: text, named.text_pair: other}
         if named.negative:
-            row[named.negative] = f"Ada {doing} a {things[(number + 7) % len(things)]}."
+            row[named.negative] = synthetic.about_another(number)
         if named.score:
             low, high = recipe.data.score_range or (0.0, 5.0)
             row[named.score] = float(high) if number % 2 else low + (high - low) / 10 * (number % 5)
-            row[named.text_pair] = row[named.text_pair] if number % 2 else f"Kofi sleeps near the {things[number % 6]}."
+            row[named.text_pair] = (
+                row[named.text_pair] if number % 2 else f"Kofi sleeps near the {synthetic.THINGS[number % 6]}."
+            )
         rows.append(row)
     return {"train": rows[:16], "validation": rows[16:]}
 
@@ -208,15 +207,6 @@ def _why(scored: bool) -> str:
     if scored:
         return "the pairs have a score, which the cosine is to equal"
     return "the other pairs of a batch are what a text is not about: a larger batch is a harder lesson"
-
-
-def _sampling(recipe: Recipe, scored: bool) -> Choice[str]:
-    """Describe how batches are drawn."""
-    if said := recipe.training.get("batch_sampler"):
-        return Choice(str(said), "the recipe says so")
-    if scored:
-        return Choice(buckets.RANDOM, "sentence-transformers draws its batches itself")
-    return Choice("random, no text twice", "a text that stands twice in a batch would be its own wrong answer")
 
 
 def _span(recipe: Recipe, rows: Mapping[str, Rows]) -> Choice[tuple[float, float]]:
@@ -256,33 +246,3 @@ def _number(rows: Rows, place: int, raw: Any) -> float:
             f"{rows.where}: row {rows.number(place)} has the score {brief(repr(raw))}; allowed: a number in every row"
         )
     return value
-
-
-def _encoded(rows: Rows, tokenizer: Any, longest: int, roles: Sequence[str], span: tuple[float, float]) -> Dataset:
-    """Return the texts, the score between 0 and 1, and `lengths`: the tokens of each text."""
-    from datasets import Features, List, Value
-
-    tokens.refuse_other_than_text(rows, roles)
-    has_score = "score" in rows.dataset.column_names
-
-    def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
-        texts = {embeddings.NAMES[role]: tokens.texts(rows, role, batch, indices) for role in roles}
-        cut = [tokenizer(column, truncation=True, max_length=longest)["input_ids"] for column in texts.values()]
-        made: dict[str, Any] = {**texts, "lengths": [[len(ids) for ids in row] for row in zip(*cut, strict=True)]}
-        if has_score:
-            low, high = span
-            made["score"] = [(float(raw) - low) / (high - low) for raw in batch["score"]]
-        return made
-
-    kinds: dict[str, Any] = {
-        **{embeddings.NAMES[role]: Value("string") for role in roles},
-        "lengths": List(Value("int32")),
-    }
-    return tokens.map_cached(
-        rows,
-        encode,
-        content=tokens.digest(tokenizer),
-        key=("sentence-embeddings", longest, roles, span),
-        # float32: Metal refuses the float64 that a plain Python float would become.
-        features=Features({**kinds, **({"score": Value("float32")} if has_score else {})}),
-    )

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import struct
-import wave
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,14 +13,13 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels
 from hf_mps.finetune.data.load import SPLITS
-from hf_mps.finetune.media import audio, letters
+from hf_mps.finetune.media import audio, letters, synthetic_sound, transcripts
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import tokens
 from hf_mps.metrics.selection import choose
-from hf_mps.metrics.texts import cer, wer
 
 if TYPE_CHECKING:
     from hf_mps.finetune.data.load import Rows
@@ -88,7 +84,10 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     choices["ctc"] = _configure(config, recipe, tokenizer)
     encoded = {split: _encoded(rows[split], spelling, extractor.sampling_rate) for split in ("train", "validation")}
     counts = {split: encoded[split]["samples"][:] for split in encoded}
-    short_enough = {"train": _short(rows["train"], counts["train"], recipe, extractor.sampling_rate, choices)}
+    most = recipe.max_duration_in_seconds
+    short_enough = {"train": transcripts.short_enough(rows["train"], counts["train"], most, extractor.sampling_rate)}
+    missing = len(counts["train"]) - len(short_enough["train"])
+    choices |= transcripts.left_out({"training": {f"longer than {most:g} seconds": missing}})
     short_enough["validation"] = list(range(len(counts["validation"])))
     hop = getattr(config, "inputs_to_logits_ratio", HOP)
     frames = {split: [-(-counts[split][row] // hop) for row in short_enough[split]] for split in encoded}
@@ -164,21 +163,7 @@ def _model(recipe: Recipe, checkpoint: Checkpoint, config: Any, choices: dict[st
 def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Write words spelled in tones, a tone for a letter, as wav files into `folder`, and return their rows."""
     named = recipe.data.columns
-    words = ("abba", "baa", "cab", "dad", "add", "bad", "cad", "dab")
-    rows = []
-    for number in range(24):
-        text = f"{words[number % 8]} {words[number // 8]}"
-        path = folder / f"{number}.wav"
-        with wave.open(str(path), "wb") as file:
-            file.setnchannels(1)
-            file.setsampwidth(2)
-            file.setframerate(8000)
-            for letter in text:
-                pitch = 0 if letter == " " else 300 + 200 * (ord(letter) - ord("a"))
-                tone = (int(9000 * math.sin(2 * math.pi * pitch * time / 8000)) for time in range(800))
-                file.writeframes(b"".join(struct.pack("<h", sample) for sample in tone))
-        rows.append({named.audio: str(path), named.text: text})
-    return {"train": rows[:16], "validation": rows[16:]}
+    return synthetic_sound.rows(folder, named.audio, named.text)
 
 
 def _extractor(checkpoint: Checkpoint) -> Any:
@@ -186,7 +171,7 @@ def _extractor(checkpoint: Checkpoint) -> Any:
     if extractor.model_input_names[0] != "input_values":
         raise UserError(
             f"model {checkpoint.name}: it takes {extractor.model_input_names[0]}; allowed: models that take the wave"
-            " itself, such as wav2vec2, hubert, wavlm, sew"
+            " itself, such as wav2vec2, hubert, wavlm, sew; next: for Whisper task=speech-seq2seq"
         )
     return extractor
 
@@ -233,20 +218,6 @@ def _encoded(rows: Rows, spelling: letters.Spelling, rate: int) -> Any:
     )
 
 
-def _short(rows: Rows, counts: Sequence[int], recipe: Recipe, rate: int, choices: dict[str, Choice[Any]]) -> list[int]:
-    """Return the numbers of the training rows that are short enough. Raises UserError where none is."""
-    most = recipe.max_duration_in_seconds
-    kept = [row for row, count in enumerate(counts) if count <= most * rate]
-    if not kept:
-        shortest = min(counts) / rate
-        raise UserError(
-            f"{rows.where}: every row is longer than max_duration_in_seconds, {most:g}; the shortest has {shortest:.1f}"
-        )
-    if len(kept) < len(counts):
-        choices["left_out"] = Choice(f"{len(counts) - len(kept)} training rows", f"longer than {most:g} seconds")
-    return kept
-
-
 def _best_letters(logits: Any, labels: Any) -> Any:
     """Return each frame's likeliest letter; on the device, because logits are larger by the vocabulary's size."""
     return (logits[0] if isinstance(logits, tuple) else logits).argmax(dim=-1)
@@ -277,13 +248,4 @@ class ASREvaluator:
 
     def rows(self, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Yield the rows of predictions.csv."""
-        for number, text in enumerate(texts):
-            line = {
-                "row": self._rows.number(number),
-                "seconds": round(self._seconds[number], 2),
-                "prediction": text,
-            }
-            if self.truths:
-                truth = self.truths[number]
-                line |= {"truth": truth, "wer": round(wer([text], [truth]), 4), "cer": round(cer([text], [truth]), 4)}
-            yield line
+        return transcripts.lines(self._rows, self._seconds, texts, self.truths)

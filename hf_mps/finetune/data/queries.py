@@ -1,0 +1,100 @@
+"""Queries with documents and how relevant each is: a list a row, a pair a row, or a right and a wrong one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hf_mps.core.errors import UserError, brief
+from hf_mps.finetune.data.rows import Rows
+from hf_mps.finetune.text import tokens
+
+
+@dataclass(frozen=True)
+class Query:
+    """A row: its `text`, its `documents` and for each how relevant it is, 0 or above; `number` is its place from 1.
+
+    `relevance` is empty where nobody says it.
+    """
+
+    text: str
+    documents: tuple[str, ...]
+    relevance: tuple[float, ...]
+    number: int
+
+
+def read(rows: Rows) -> list[Query]:
+    """Return every row's query, in its order.
+
+    The columns are `text` and `documents` with `label` (lists of as many), `text_pair` with `label`, or `text_pair` and
+    `negative`; without a label and a negative the documents are to be judged. Raises UserError, naming the row, for a gap, for lists that do not fit, and for a relevance that is no
+    number of 0 or above.
+    """
+    names = rows.dataset.column_names
+    _refuse_other_types(rows)
+    return [_query(rows, index, row, names) for index, row in enumerate(rows.dataset)]
+
+
+def by_text(queries: Sequence[Query]) -> list[list[tuple[int, int]]]:
+    """Return for each text of a query where its documents are, as (place among `queries`, place in its documents).
+
+    Pairs that share a query are one list.
+    """
+    found: dict[str, list[tuple[int, int]]] = {}
+    for place, query in enumerate(queries):
+        found.setdefault(query.text, []).extend((place, inner) for inner in range(len(query.documents)))
+    return list(found.values())
+
+
+def by_row(queries: Sequence[Query]) -> list[list[tuple[int, int]]]:
+    """Return the documents as `by_text` does, those of each row by themselves."""
+    return [[(place, inner) for inner in range(len(query.documents))] for place, query in enumerate(queries)]
+
+
+def _query(rows: Rows, index: int, row: Mapping[str, Any], names: Sequence[str]) -> Query:
+    place = f"{rows.where}: row {rows.number(index)}"
+    for name in names:
+        if row[name] is None or row[name] == "":
+            raise UserError(f"{place} has no {name}; allowed: one in every row")
+    if "documents" in names:
+        documents, raw = tuple(row["documents"]), tuple(row.get("label", ()))
+        if "label" in names and len(documents) != len(raw):
+            raise UserError(f"{place} has {len(documents)} documents and {len(raw)} labels; allowed: one for each")
+        if not documents or not all(documents):
+            what = "an empty document" if documents else "no documents"
+            raise UserError(f"{place} has {what}; allowed: a text for each, one or more in every row")
+    elif "negative" in names:
+        documents, raw = (row["text_pair"], row["negative"]), (1.0, 0.0)
+    else:
+        documents, raw = (row["text_pair"],), (row["label"],) if "label" in names else ()
+    return Query(row["text"], documents, tuple(_relevance(place, one) for one in raw), rows.number(index))
+
+
+def _relevance(place: str, raw: Any) -> float:
+    try:
+        value = float(raw)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not math.isfinite(value) or value < 0:
+        raise UserError(f"{place} has the label {brief(repr(raw))}; allowed: 0 for irrelevant, and numbers above")
+    return value
+
+
+def _refuse_other_types(rows: Rows) -> None:
+    tokens.refuse_other_than_text(
+        rows, [name for name in ("text", "text_pair", "negative") if name in rows.dataset.features]
+    )
+    if "documents" not in rows.dataset.features:
+        return
+    for role, what in (("documents", "texts"), ("label", "numbers")):
+        if role not in rows.dataset.features:
+            continue
+        feature = rows.dataset.features[role]
+        if getattr(feature, "feature", None) is None:
+            kind = getattr(feature, "dtype", type(feature).__name__)
+            raise UserError(
+                f"{rows.where}: data.columns.{role} names a column of type {kind}; allowed: a list of {what} in each"
+                " row, as JSON and Parquet have them"
+            )

@@ -1,0 +1,201 @@
+"""What the task rerank takes from sentence-transformers: the cross-encoder's collator, trainer and evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.finetune.data import queries
+from hf_mps.finetune.models import embeddings, in_batch
+from hf_mps.metrics import Baseline, ranking
+from hf_mps.metrics.selection import Chosen
+from hf_mps.metrics.table import METRICS
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.data.queries import Query
+    from hf_mps.finetune.text.lengths import Lengths
+
+LISTED = ("LambdaLoss", "ListNetLoss", "RankNetLoss")
+"""Losses over the documents of a query; the others are over single pairs."""
+SIZES = "documents"
+"""The column of a batch that says how many documents each of its queries has."""
+BATCH = 32
+
+
+def loss(losses: Any, name: str, model: Any) -> Any:
+    """Return the loss `name` of sentence-transformers' module `losses`; a list's documents pass the model at once."""
+    made: Callable[..., Any] = getattr(losses, name)
+    return made(model, mini_batch_size=-1) if name in LISTED else made(model)
+
+
+def collator(tokenizer: Any, length: Lengths) -> Any:
+    """Return a collator for sentence-transformers' trainer: every pair of a batch a row of tokens, padded by a list.
+
+    sentence-transformers tokenises within its losses, each batch to a length of its own: for Metal, a new graph each.
+    """
+    from sentence_transformers.cross_encoder.data_collator import CrossEncoderDataCollator
+    from transformers import DataCollatorWithPadding
+
+    pad = length.collator(DataCollatorWithPadding(tokenizer), tokenizer)
+
+    class Pairs(CrossEncoderDataCollator):  # type: ignore[misc]
+        def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
+            import torch
+
+            names = [name for name in features[0] if name != "label"]
+            pairs = [dict(zip(names, one, strict=True)) for row in features for one in _each(row, names)]
+            relevance = [value for row in features for value in row["label"]]
+            return {
+                **pad(pairs),
+                "label": torch.tensor(relevance, dtype=torch.float32),
+                SIZES: [len(row["label"]) for row in features],
+            }
+
+    return Pairs(preprocess_fn=None)
+
+
+def _each(row: Mapping[str, Any], names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Yield the columns `names` of each pair of a row."""
+    return zip(*(row[name] for name in names), strict=True)
+
+
+def trainer(evaluator: RerankEvaluator, *, listed: bool) -> Callable[..., Any]:
+    """Return sentence-transformers' trainer class over batches of `collator`, with what `evaluator` measures.
+
+    Its losses are handed the numbers of a batch's pairs in place of their texts, and a `preprocess` that looks up the
+    tokens of those pairs. With `listed` the loss gets lists of documents.
+    """
+    measuring: Any = embeddings.trainer(evaluator, "CrossEncoderTrainer")
+
+    class Reranking(measuring):  # type: ignore[misc]
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            super().__init__(*arguments, **settings)
+            self._tokens: dict[str, Any] | None = None
+            self._texts = self.model.preprocess
+            object.__setattr__(self.model, "preprocess", self._preprocessed)
+
+        def _preprocessed(self, inputs: Any, **settings: Any) -> Any:
+            if self._tokens is None:
+                return self._texts(inputs, **settings)
+            chosen = [number for _, number in inputs]
+            whole = chosen == list(range(len(self._tokens["input_ids"])))
+            picked = {name: tensor if whole else tensor[chosen] for name, tensor in self._tokens.items()}
+            return {**picked, "modality": "text"}
+
+        def collect_features(self, inputs: dict[str, Any]) -> tuple[list[Any], Any]:
+            relevance, sizes = inputs.pop("label"), inputs.pop(SIZES)
+            numbers = list(range(len(relevance)))
+            self._tokens = dict(inputs)
+            if not listed:
+                return [numbers, numbers], relevance
+            ends = [sum(sizes[: place + 1]) for place in range(len(sizes))]
+            documents = [numbers[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+            return [list(range(len(sizes))), documents], list(relevance.split(sizes))
+
+        def compute_loss(self, *arguments: Any, **settings: Any) -> Any:
+            try:
+                return super().compute_loss(*arguments, **settings)
+            finally:
+                self._tokens = None
+
+    return Reranking
+
+
+class RerankEvaluator:
+    """Measures a model on the validation queries, by the order or the scores that it gives their documents."""
+
+    def __init__(
+        self, found: Sequence[Query], encoded: Any, measured: Chosen | None, pad: Callable[[list[dict[str, Any]]], Any]
+    ) -> None:
+        self._queries = found
+        self._measured = measured
+        self._collator = pad
+        # Documents that are to be judged come by and by: only those of a row are known together.
+        self._groups = queries.by_text(found) if measured is not None else queries.by_row(found)
+        self._encoded = encoded
+
+    @property
+    def without(self) -> int:
+        """How many queries have no relevant document, or none else: no order of theirs is better than another."""
+        return sum(not _can_rank(self._relevance(group)) for group in self._groups)
+
+    def measure(self, model: Any) -> dict[str, float]:
+        """Return the metrics of `model` on the validation queries."""
+        return self._metrics(self._scores(model))
+
+    def baseline(self) -> Baseline:
+        """Return what the words that a query shares with its documents achieve."""
+        from sklearn.feature_extraction.text import HashingVectorizer
+
+        counts = HashingVectorizer(token_pattern=r"\w+", alternate_sign=False)
+        scores = []
+        for query in self._queries:
+            asked, answers = counts.transform([query.text]), counts.transform(query.documents)
+            scores.append((answers @ asked.T).toarray().ravel().tolist())
+        return Baseline("ranks by the words that query and document share", self._metrics(scores))
+
+    def rows(self, model: Any) -> Iterator[dict[str, Any]]:
+        """Yield the rows of predictions.csv, one for each document, with its rank among those of its query."""
+        scores = self._scores(model)
+        ranks: dict[tuple[int, int], int] = {}
+        for group in self._groups:
+            ordered = ranking.order([scores[place][inner] for place, inner in group], self._relevance(group))
+            ranks |= {group[number]: rank for rank, number in enumerate(ordered, 1)}
+        for place, query in enumerate(self._queries):
+            for inner, document in enumerate(query.documents):
+                line: dict[str, Any] = {"row": query.number, "text": query.text, "document": document}
+                if query.relevance:
+                    line["label"] = query.relevance[inner]
+                line["score"] = round(scores[place][inner], 4)
+                if query.relevance or len(query.documents) > 1:
+                    line["rank"] = ranks[place, inner]
+                yield line
+
+    def _relevance(self, group: Sequence[tuple[int, int]]) -> list[float]:
+        return [
+            self._queries[place].relevance[inner] if self._queries[place].relevance else 0.0 for place, inner in group
+        ]
+
+    def _metrics(self, scores: Sequence[Sequence[float]]) -> dict[str, float]:
+        """Return the metrics of each query's scores of its documents."""
+        values: dict[str, float] = {}
+        assert self._measured is not None
+        if "rerank" in self._measured.names:
+            sides = [
+                ([scores[place][inner] for place, inner in group], self._relevance(group)) for group in self._groups
+            ]
+            ranked = [(given, truths) for given, truths in sides if _can_rank(truths)] or sides
+            for name, formula in (("ndcg@10", ranking.ndcg), ("mrr@10", ranking.reciprocal_rank)):
+                values[name] = sum(formula(*one) for one in ranked) / len(ranked)
+        given, truths = ([value for row in side for value in row] for side in (scores, self._truths()))
+        for name in self._measured.names:
+            if (compute := METRICS[name].compute) is not None:
+                values |= compute(given, truths)
+        return self._measured.of(values)
+
+    def _truths(self) -> list[tuple[float, ...]]:
+        return [query.relevance for query in self._queries]
+
+    def _scores(self, model: Any) -> list[list[float]]:
+        """Return the logit of each document of each query; pairs of like length share a batch.
+
+        Where there are several processes each scores a batch of every so many, and all get all.
+        """
+        pairs = [(place, inner) for place, row in enumerate(self._queries) for inner in range(len(row.documents))]
+        rows = [self._pair(place, inner) for place, inner in pairs]
+
+        def scored(numbers: Sequence[int]) -> Any:
+            batch = self._collator([rows[number] for number in numbers])
+            return model({name: value.to(model.device) for name, value in batch.items()})["scores"].view(-1).float()
+
+        order = sorted(range(len(rows)), key=lambda number: len(rows[number]["input_ids"]))
+        found = iter(in_batch.each_once(model, order, BATCH, scored))
+        return [[float(next(found)) for _ in query.documents] for query in self._queries]
+
+    def _pair(self, place: int, inner: int) -> dict[str, Any]:
+        row = self._encoded[place]
+        return {name: column[inner] for name, column in row.items() if name != "label"}
+
+
+def _can_rank(relevance: Sequence[float]) -> bool:
+    return max(relevance) > 0 and min(relevance) < max(relevance)

@@ -1,0 +1,61 @@
+"""Speech written by generation: transformers' Seq2SeqTrainer, and the texts of what a model generated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from transformers import Seq2SeqTrainer
+
+from hf_mps.finetune.media import transcripts
+from hf_mps.finetune.models.parts import MeasuredBefore
+from hf_mps.finetune.models.seq2seq import decoded
+from hf_mps.finetune.run.logging import errors_only
+from hf_mps.metrics import Metrics
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.data.load import Rows
+
+
+class SpeechTrainer(MeasuredBefore, Seq2SeqTrainer):  # type: ignore[misc]
+    """Seq2SeqTrainer without the warnings that Whisper's generation draws from transformers' own."""
+
+    def prediction_step(self, *arguments: Any, **settings: Any) -> Any:
+        # Whisper's own generate hands transformers' a configuration and settings beside it, which is warned of.
+        with errors_only():
+            return super().prediction_step(*arguments, **settings)
+
+
+class Transcriber:
+    """Reads what was generated for the rows `kept` of a split, and measures it after `clean`."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        kept: Sequence[int],
+        seconds: Sequence[float],
+        truths: Sequence[str],
+        tokenizer: Any,
+        clean: Callable[[str], str],
+    ) -> None:
+        self._rows = rows
+        self._kept = kept
+        self._seconds = seconds
+        self._truths = truths
+        self._tokenizer = tokenizer
+        self._clean = clean
+
+    def measure(self, evaluated: Any, measured: Metrics) -> dict[str, float]:
+        """Return the metrics of an evaluation's generated ids, shape (rows, tokens).
+
+        Rows whose truth is nothing after `clean` are not measured: they hold no word to get wrong.
+        """
+        said = decoded(evaluated.predictions, self._tokenizer)
+        pairs = [(self._clean(text), self._clean(truth)) for text, truth in zip(said, self._truths, strict=True)]
+        answers, truths = zip(*(pair for pair in pairs if pair[1]), strict=True)
+        return measured.compute(list(answers), list(truths))
+
+    def lines(self, trainer: Any, features: Any) -> Iterator[dict[str, Any]]:
+        """Yield the rows of predictions.csv."""
+        said = decoded(trainer.predict(features).predictions, self._tokenizer)
+        return transcripts.lines(self._rows, self._seconds, said, self._truths, kept=self._kept, clean=self._clean)

@@ -1,0 +1,293 @@
+"""Reranking: a cross-encoder reads a query with a document and scores how relevant that is, by sentence-transformers.
+
+It reads both texts together and so judges better than embeddings, but can encode nothing ahead: search engines let it
+sort the few documents that a faster method found.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, model_validator
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.data import labels, queries, synthetic
+from hf_mps.finetune.data.load import SPLITS
+from hf_mps.finetune.models import embeddings, in_batch, reranking
+from hf_mps.finetune.recipe import schema
+from hf_mps.finetune.report import pictures
+from hf_mps.finetune.tasks._answering import Answering
+from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.text import buckets, lengths, tokens
+from hf_mps.metrics.selection import choose
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from hf_mps.finetune.data.load import Rows
+    from hf_mps.finetune.data.queries import Query
+    from hf_mps.finetune.models.checkpoint import Checkpoint
+
+# The class that has the fields; CrossEncoderTrainingArguments, which is used, adds none.
+ARGUMENTS = ("sentence_transformers/base/training_args.py", "BaseTrainingArguments")
+SETTLED = {
+    "train_sampling_strategy": "sentence-transformers draws its batches itself; leave it out",
+    "batch_sampler": "a row has its own documents, and none of another row is one of its wrong ones; leave it out",
+    "label_smoothing_factor": "its losses know no classes; leave it out",
+    "multi_dataset_batch_sampler": "a recipe has one data set; leave it out",
+    "router_mapping": "a recipe trains one encoder for all texts; leave it out",
+    "prompts": "a cross-encoder reads query and document as they are; leave it out",
+    "warmup_ratio": "it was removed in transformers 5; in its place: warmup_steps, of which a part of 1 is a share",
+}
+Loss = Literal["BinaryCrossEntropyLoss", "LambdaLoss", "ListNetLoss", "RankNetLoss"]
+ORDERED = ("rerank",)
+PAIRED = ("average_precision", "rerank")
+TRUTH = ("label", "negative")
+GRADED = ("spearmanr", "pearsonr", "mse", "rerank")
+SNIPPET = """from sentence_transformers import CrossEncoder
+model = CrossEncoder(".")
+print(model.rank("a query", ["one document", "another document"]))"""
+
+
+class Columns(schema.Columns):
+    """The columns of the data by their roles: the query is `text`.
+
+    Its documents are a list (`documents`, with a list of as many in `label`), one a row (`text_pair`, with `label`), or
+    a right and a wrong one (`text_pair` and `negative`). A label is 0 or above: how relevant the document is.
+    """
+
+    text: str = "query"
+    documents: str | None = None
+    text_pair: str | None = None
+    negative: str | None = None
+    label: str | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Columns:
+        if bool(self.documents) == bool(self.text_pair):
+            both = "documents and text_pair" if self.documents else "neither documents nor text_pair"
+            raise ValueError(f"has {both}; give one of the two")
+        if self.negative and self.documents:
+            raise ValueError("has negative beside documents; leave it out")
+        if bool(self.label) == bool(self.negative):
+            given = "label beside negative" if self.label else "neither label nor negative"
+            raise ValueError(f"has {given}; give one of the two")
+        return self
+
+
+class Data(schema.Data):
+    """Adds the columns."""
+
+    columns: Columns = Columns(documents="documents", label="labels")
+
+
+class Recipe(lengths.Padded):
+    """Adds the loss, by its class name in sentence-transformers; it defaults to what suits the data.
+
+    `config_overrides` are for the model's configuration.
+    """
+
+    task: Literal["rerank"]
+    data: Data
+    loss: Loss | None = None
+    config_overrides: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _lists(self) -> Recipe:
+        if self.loss in reranking.LISTED and self.data.columns.text_pair and not self.data.columns.negative:
+            raise ValueError(
+                f"has loss {self.loss}, which compares the documents of a row, and these have one each; allowed:"
+                " BinaryCrossEntropyLoss, or data.columns.documents"
+            )
+        return self
+
+
+def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
+    """Make rows, model, loss and metrics from the rows of both splits.
+
+    Raises UserError for rows, lengths or a checkpoint that cannot be used, and without sentence-transformers.
+    """
+    library = embeddings.library()
+    found = {split: queries.read(rows[split]) for split in rows}
+    measured = choose(recipe.metrics or _metrics(found), _allowed(found), recipe.task)
+    name = recipe.loss or ("BinaryCrossEntropyLoss" if recipe.data.columns.text_pair else "LambdaLoss")
+    _refuse_out_of_range(rows, found, name)
+    model, weights = _model(recipe, checkpoint, device)
+    tokenizer = model.tokenizer
+    longest = lengths.limit(recipe, tokenizer, checkpoint.config())
+    model.max_length = longest
+    encoded = {split: _encoded(rows[split], found[split], tokenizer, longest) for split in rows}
+    counts = {split: [[len(ids) for ids in row] for row in encoded[split]["input_ids"][:]] for split in encoded}
+    flat = {split: list(itertools.chain(*counts[split])) for split in counts}
+    length = lengths.decide(recipe, flat["train"], longest, others=itertools.chain(*flat.values()), grouped=False)
+    collator = reranking.collator(tokenizer, length.value)
+    pad = length.value.collator(_padding(tokenizer), tokenizer)
+    evaluator = reranking.RerankEvaluator(found["validation"], encoded["validation"], measured, pad)
+    return Prepared(
+        splits={split: encoded[split] for split in SPLITS},
+        model=model,
+        processing_class=tokenizer,
+        collator=collator,
+        metrics=measured,
+        compute_metrics=None,
+        baseline=evaluator.baseline(),
+        auto_class="CrossEncoder",
+        library="sentence-transformers",
+        pipeline_tag="text-ranking",
+        choices={
+            "lengths": length,
+            "loss": Choice(name, "loss in the recipe" if recipe.loss else _why(name)),
+            "queries": _described(found, evaluator.without if "rerank" in measured.names else 0),
+            "sampling": Choice(buckets.RANDOM, "sentence-transformers draws its batches itself"),
+            "model": weights,
+        },
+        trainer=reranking.trainer(evaluator, listed=name in reranking.LISTED),
+        arguments=library.CrossEncoderTrainingArguments,
+        arguments_defaults=in_batch.arguments(ranked=False),
+        trainer_settings={"loss": reranking.loss(library.cross_encoder.losses, name, model)},
+        token_counts=[max(row) for row in counts["train"]],
+        predict=lambda trainer: evaluator.rows(trainer.model),
+        figures=pictures.relevance,
+        snippet=SNIPPET,
+    )
+
+
+def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], device: str) -> Answering:
+    """Return how a saved cross-encoder scores documents, and ranks those of a row.
+
+    Raises UserError for a checkpoint that cannot be used, and without sentence-transformers.
+    """
+    embeddings.library()
+    model, weights = _model(recipe, checkpoint, device)
+    tokenizer = model.tokenizer
+    length = lengths.kept(recipe, chosen, tokenizer, checkpoint.config())
+    pad = length.value.collator(_padding(tokenizer), tokenizer)
+
+    def answers(trainer: Any, rows: Rows) -> Iterator[dict[str, Any]]:
+        found = queries.read(rows)
+        encoded = _encoded(rows, found, tokenizer, length.value.longest)
+        return reranking.RerankEvaluator(found, encoded, None, pad).rows(trainer.model)
+
+    return Answering(
+        model=model,
+        processing_class=tokenizer,
+        collator=pad,
+        answers=answers,
+        choices={"lengths": length, "model": weights},
+        trainer=embeddings.apart,
+    )
+
+
+def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return queries that name a kind of thing, and documents of sentences about one kind each."""
+    draw, named = random.Random(recipe.seed), recipe.data.columns
+
+    def row(kind: int) -> dict[str, Any]:
+        kinds = [kind, *draw.sample([other for other in range(4) if other != kind], 2)]
+        draw.shuffle(kinds)
+        texts = [synthetic.sentence(draw, one) for one in kinds]
+        made: dict[str, Any] = {named.text: f"which one was {synthetic.word(draw, kind)}"}
+        if named.documents:
+            return made | {named.documents: texts, str(named.label): [int(one == kind) for one in kinds]}
+        right, wrong = (
+            next(text for text, one in zip(texts, kinds, strict=True) if (one == kind) is so) for so in (True, False)
+        )
+        if named.negative:
+            return made | {str(named.text_pair): right, named.negative: wrong}
+        label = draw.randrange(2)
+        return made | {str(named.text_pair): right if label else wrong, str(named.label): label}
+
+    return {split: [row(kind) for kind in synthetic.classes(n, 4, draw)] for split, n in synthetic.splits().items()}
+
+
+def _metrics(found: Mapping[str, Sequence[Query]]) -> tuple[str, ...]:
+    """Return what is measured where the recipe does not say: an order, where queries have one."""
+    if any(len(group) > 1 for group in queries.by_text(found["validation"])):
+        return ORDERED
+    return GRADED[:2] if _graded(found) else PAIRED[:1]
+
+
+def _allowed(found: Mapping[str, Sequence[Query]]) -> tuple[str, ...]:
+    return GRADED if _graded(found) else PAIRED
+
+
+def _graded(found: Mapping[str, Sequence[Query]]) -> bool:
+    return any(value not in (0.0, 1.0) for query in found["validation"] for value in query.relevance)
+
+
+def _why(name: str) -> str:
+    if name in reranking.LISTED:
+        return "the documents of a query are compared: what counts is the place of the relevant ones"
+    return "each pair is judged by itself, relevant or not"
+
+
+def _described(found: Mapping[str, Sequence[Query]], without: int) -> Choice[str]:
+    train = found["train"]
+    documents = sum(len(query.documents) for query in train)
+    said = f"{len(train)} with {documents / len(train):.1f} documents each"
+    relevant = sum(value > 0 for query in train for value in query.relevance)
+    reason = f"{relevant / documents:.0%} of the training documents are relevant"
+    if without:
+        reason += f"; {without} of the validation queries have no order to measure, with all documents alike"
+    return Choice(said, reason)
+
+
+def _refuse_out_of_range(rows: Mapping[str, Rows], found: Mapping[str, Sequence[Query]], name: str) -> None:
+    """Raise UserError for a relevance above 1 where the loss takes it for a probability."""
+    if name in reranking.LISTED:
+        return
+    for split, some in found.items():
+        for query in some:
+            if max(query.relevance) > 1:
+                most = max(query.relevance)
+                raise UserError(
+                    f"{rows[split].where}: row {query.number} has the label {most:g}, and {name} takes 0 to 1; next:"
+                    " labels of that range, or for lists of documents loss=LambdaLoss"
+                )
+
+
+def _model(recipe: Recipe, checkpoint: Checkpoint, device: str) -> tuple[Any, Choice[str]]:
+    config = checkpoint.config()
+    labels.override(config, recipe.config_overrides)
+    model = checkpoint.cross_encoder(device, recipe.config_overrides)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    kind = type(model[0].model).__name__
+    return model, Choice(checkpoint.name, f"{kind} with one score, {count / 1e6:.1f} M parameters")
+
+
+def _padding(tokenizer: Any) -> Any:
+    from transformers import DataCollatorWithPadding
+
+    return DataCollatorWithPadding(tokenizer)
+
+
+def _encoded(rows: Rows, found: Sequence[Query], tokenizer: Any, longest: int) -> Dataset:
+    """Return the model's columns, each a list with an entry for each document of a row, and their relevance."""
+    from datasets import Features, List, Value
+
+    names = list(tokenizer("a", "b"))
+
+    def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
+        made: dict[str, list[Any]] = {name: [] for name in (*names, "label")}
+        for index in indices:
+            query = found[index]
+            asked = [query.text] * len(query.documents)
+            encoded = tokenizer(asked, list(query.documents), truncation="longest_first", max_length=longest)
+            for name in names:
+                made[name].append(encoded[name])
+            made["label"].append(list(query.relevance))
+        return made
+
+    kinds: dict[str, Any] = {name: List(List(Value("int32"))) for name in names}
+    return tokens.map_cached(
+        rows,
+        encode,
+        content=tokens.digest(tokenizer),
+        key=("rerank", longest, sorted(rows.dataset.column_names)),
+        features=Features({**kinds, "label": List(Value("float32"))}),
+    )
