@@ -29,8 +29,8 @@ def read(rows: Rows) -> list[Query]:
     """Return every row's query, in its order.
 
     The columns are `text` and `documents` with `label` (lists of as many), `text_pair` with `label`, or `text_pair` and
-    `negative`; without a label and a negative the documents are to be judged. Raises UserError, naming the row, for a gap, for lists that do not fit, and for a relevance that is no
-    number of 0 or above.
+    `negative`; without a label and a negative the documents are to be judged. Raises UserError, naming the row, for a
+    gap, for lists that do not fit, and for a relevance that is no number of 0 or above.
     """
     names = rows.dataset.column_names
     _refuse_other_types(rows)

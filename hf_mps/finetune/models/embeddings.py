@@ -13,7 +13,7 @@ from hf_mps.finetune.models import in_batch
 from hf_mps.finetune.text import buckets, tokens
 from hf_mps.finetune.text.lengths import Lengths
 from hf_mps.finetune.text.padding import PadToBucket, pad_values
-from hf_mps.metrics import Baseline, Metrics
+from hf_mps.metrics import Baseline
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -30,7 +30,7 @@ BATCH = 32
 BLOCK = 1024
 
 
-def library() -> Any:
+def library(task: str = "sentence-embeddings") -> Any:
     """Return the module sentence_transformers. Raises UserError, with the command that installs it, where it is
     absent.
     """
@@ -40,7 +40,7 @@ def library() -> Any:
         import sentence_transformers.sentence_transformer.losses  # version 6 has them there
         import sentence_transformers.sparse_encoder.losses
     except ImportError as error:
-        raise UserError(f"this task needs sentence-transformers 6; next: {extras.install('embeddings')}") from error
+        raise UserError(f"{task} needs sentence-transformers 6; next: {extras.install('embeddings')}") from error
     return sentence_transformers
 
 
@@ -177,7 +177,7 @@ class EmbeddingEvaluator:
 
     SIMILARITY = "cosine"
 
-    def __init__(self, rows: Rows, data: Any, measured: Metrics, collator: Any) -> None:
+    def __init__(self, rows: Rows, data: Any, measured: Any, collator: Any) -> None:
         self._rows = rows
         self._measured = measured
         self._collator = collator
@@ -202,7 +202,7 @@ class EmbeddingEvaluator:
     def rows(self, model: Any) -> Iterator[dict[str, Any]]:
         """Yield the rows of predictions.csv."""
         first, second = (self._embedded(model, self._texts[name], name) for name in ("anchor", "positive"))
-        cosines = _products(first, second)
+        cosines = products(first, second)
         ranks, nearest = (None, None) if self._scores is not None else self._ranks(first, self._candidates(model))
         corpus = list(self._corpus)
         raw = self._rows.dataset["score"][:] if self._scores is not None else None
@@ -223,7 +223,7 @@ class EmbeddingEvaluator:
         first = embed(self._texts["anchor"], "anchor")
         if self._scores is not None:
             second = embed(self._texts["positive"], "positive")
-            return self._measured.compute(_products(first, second), self._scores)
+            return self._measured.compute(products(first, second), self._scores)
         ranks, _ = self._ranks(first, embed(list(self._corpus), "positive"))
         return self._measured.compute(ranks, [1] * len(ranks))
 
@@ -244,8 +244,9 @@ class EmbeddingEvaluator:
                 if itself is not None and itself != right[begin + line]:
                     cosines[line, itself] = -numpy.inf  # the query itself is no answer to it
             own = cosines[numpy.arange(len(cosines)), right[begin : begin + BLOCK]]
-            # Not "above it": a NaN cosine must never rank first.
-            ranks += (1 + (~(cosines <= own[:, None])).sum(axis=1)).tolist()
+            # Not "above it": neither a NaN cosine nor one that all candidates have may rank first.
+            ahead, alike = ~(cosines <= own[:, None]), cosines == own[:, None]
+            ranks += (1 + ahead.sum(axis=1) + numpy.maximum(alike.sum(axis=1) - 1, 0)).tolist()
             nearest += cosines.argmax(axis=1).tolist()
         return ranks, nearest
 
@@ -286,7 +287,7 @@ def vectors(
     return in_batch.each_once(model, order, at_once, made)
 
 
-def _products(first: Any, second: Any) -> Any:
+def products(first: Any, second: Any) -> Any:
     """Return the inner product of each row of two matrices, dense or sparse, of the same shape."""
     import numpy
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
@@ -13,6 +13,8 @@ from hf_mps.metrics.table import METRICS
 if TYPE_CHECKING:
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
+SHOWN = 5
+"""Words of an embedding that predictions.csv shows."""
 INNER = "SparseMultipleNegativesRankingLoss"
 
 
@@ -58,18 +60,36 @@ def trainer(evaluator: Any) -> Callable[..., Any]:
     return Sparse
 
 
+def matrix(model: Any, collator: Any, texts: Sequence[str], column: str) -> Any:
+    """Return the embeddings of `texts` as a scipy matrix of shape (texts, words of the vocabulary)."""
+    from scipy.sparse import csr_matrix, vstack
+
+    return vstack([csr_matrix(row) for row in embeddings.vectors(model, collator, texts, column)], format="csr")
+
+
+def heaviest(model: Any, row: Any, most: int | None = None) -> dict[str, float]:
+    """Return the words of one embedding with their weights, by falling weight, `most` of them."""
+    ordered = sorted(zip(row.data, row.indices, strict=True), reverse=True)[:most]
+    words = model.tokenizer.convert_ids_to_tokens([int(place) for _, place in ordered])
+    return {word: round(float(weight), 4) for word, (weight, _) in zip(words, ordered, strict=True)}
+
+
+def answers(model: Any, collator: Any, texts: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Any]]:
+    """Yield what a model says of texts by their roles: of pairs the score, of texts alone the words' weights."""
+    found = [matrix(model, collator, some, embeddings.NAMES[role]) for role, some in texts.items()]
+    scores = embeddings.products(found[0], found[-1]).tolist()
+    for number, score in enumerate(scores):
+        line: dict[str, Any] = {role: some[number] for role, some in texts.items()}
+        yield line | ({"score": round(score, 4)} if len(found) > 1 else {"words": heaviest(model, found[0][number])})
+
+
 class SparseEvaluator(embeddings.EmbeddingEvaluator):
     """Measures a model on the validation rows by the inner products of its embeddings, and how sparse these are."""
 
     SIMILARITY = "score"
 
     def _embedded(self, model: Any, texts: list[str], column: str) -> Any:
-        """Return the embeddings as a scipy matrix of shape (texts, words of the vocabulary)."""
-        from scipy.sparse import csr_matrix, vstack
-
-        return vstack(
-            [csr_matrix(row) for row in embeddings.vectors(model, self._collator, texts, column)], format="csr"
-        )
+        return matrix(model, self._collator, texts, column)
 
     def _metrics(self, embed: Callable[[list[str], str], Any]) -> dict[str, float]:
         queries, corpus = embed(self._texts["anchor"], "anchor"), embed(list(self._corpus), "positive")
@@ -84,7 +104,4 @@ class SparseEvaluator(embeddings.EmbeddingEvaluator):
         """Yield the rows of predictions.csv, each with the words that its query is found by."""
         weights = self._embedded(model, self._texts["anchor"], "anchor")
         for number, line in enumerate(super().rows(model)):
-            row = weights[number]
-            heaviest = sorted(zip(row.data, row.indices, strict=True), reverse=True)[:5]
-            words = model.tokenizer.convert_ids_to_tokens([int(place) for _, place in heaviest])
-            yield {**line, "active_dims": int(row.nnz), "heaviest": words}
+            yield {**line, "active_dims": int(weights[number].nnz), "words": heaviest(model, weights[number], SHOWN)}

@@ -112,7 +112,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
 
     Raises UserError for rows, lengths or a checkpoint that cannot be used, and without sentence-transformers.
     """
-    library = embeddings.library()
+    library = embeddings.library(recipe.task)
     found = {split: queries.read(rows[split]) for split in rows}
     measured = choose(recipe.metrics or _metrics(found), _allowed(found), recipe.task)
     name = recipe.loss or ("BinaryCrossEntropyLoss" if recipe.data.columns.text_pair else "LambdaLoss")
@@ -162,7 +162,7 @@ def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], de
 
     Raises UserError for a checkpoint that cannot be used, and without sentence-transformers.
     """
-    embeddings.library()
+    embeddings.library(recipe.task)
     model, weights = _model(recipe, checkpoint, device)
     tokenizer = model.tokenizer
     length = lengths.kept(recipe, chosen, tokenizer, checkpoint.config())

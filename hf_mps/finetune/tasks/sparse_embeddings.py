@@ -75,7 +75,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
 
     Raises UserError for lengths or a checkpoint that cannot be used, and without sentence-transformers.
     """
-    library = embeddings.library()
+    library = embeddings.library(recipe.task)
     measured = choose(recipe.metrics, ("sparse_retrieval", "active_dims"), recipe.task)
     model, weights = sparse.load(checkpoint, device)
     longest = lengths.limit(recipe, model.tokenizer, checkpoint.config())
@@ -124,7 +124,7 @@ def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], de
 
     Raises UserError for a checkpoint that cannot be used, and without sentence-transformers.
     """
-    embeddings.library()
+    embeddings.library(recipe.task)
     model, weights = sparse.load(checkpoint, device)
     length = lengths.kept(recipe, chosen, model.tokenizer, checkpoint.config())
     model.max_seq_length = length.value.longest
