@@ -205,8 +205,9 @@ def test_the_baseline_of_values_is_their_mean() -> None:
 
 
 def test_a_recipe_may_name_every_metric_of_the_table_and_those_that_a_task_computes_itself() -> None:
-    # These are taken from sums over pixels, tokens and pairs, and from what a model generates itself.
-    sums = {"mean_iou", "perplexity", "rewards/accuracies", "rewards/margins"}
+    # These are taken from sums over pixels, tokens and pairs, from the words of texts, from queries with their
+    # documents, and from what a model generates itself.
+    sums = {"mean_iou", "perplexity", "rewards/accuracies", "rewards/margins", "active_dims", "rerank"}
     generated = {"reward", "kl", "completions/mean_length", "completions/clipped_ratio"}
     assert set(metrics.available()) - set(computed()) == sums | generated
 
@@ -250,6 +251,8 @@ EXAMPLES: dict[str, tuple[list[Any], list[Any], dict[str, float]]] = {
     "cer": (["cat"], ["cats"], {"cer": 0.25}),
     "sts": ([0.1, 0.2, 0.4], [1.0, 2.0, 4.0], {"spearman_cosine": 1.0, "pearson_cosine": 1.0}),
     "retrieval": ([1, 2, 11], [1, 1, 1], {"cosine_accuracy@1": 1 / 3, "cosine_mrr@10": 0.5}),
+    "sparse_retrieval": ([1, 2, 11], [1, 1, 1], {"dot_accuracy@1": 1 / 3, "dot_mrr@10": 0.5}),
+    "average_precision": ([0.9, 0.8, 0.1], [1, 0, 1], {"average_precision": (1 + 2 / 3) / 2}),
 }
 
 

@@ -13,7 +13,8 @@ from hf_mps.finetune.models import in_batch
 from hf_mps.finetune.text import buckets, tokens
 from hf_mps.finetune.text.lengths import Lengths
 from hf_mps.finetune.text.padding import PadToBucket, pad_values
-from hf_mps.metrics import Baseline
+from hf_mps.metrics import Baseline, Metrics
+from hf_mps.metrics.selection import Chosen
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -177,9 +178,9 @@ class EmbeddingEvaluator:
 
     SIMILARITY = "cosine"
 
-    def __init__(self, rows: Rows, data: Any, measured: Any, collator: Any) -> None:
+    def __init__(self, rows: Rows, data: Any, measured: Metrics | Chosen, collator: Any) -> None:
         self._rows = rows
-        self._measured = measured
+        self._measured: Any = measured
         self._collator = collator
         self._texts: dict[str, list[str]] = {name: data[name][:] for name in data.column_names if name != "score"}
         self._scores: list[float] | None = data["score"][:] if "score" in data.column_names else None
@@ -219,13 +220,12 @@ class EmbeddingEvaluator:
 
     def _metrics(self, embed: Callable[[list[str], str], Any]) -> dict[str, float]:
         """Return the metrics; `embed(texts, column)` gives unit vectors (texts, dimensions), dense or sparse."""
-
         first = embed(self._texts["anchor"], "anchor")
         if self._scores is not None:
             second = embed(self._texts["positive"], "positive")
-            return self._measured.compute(products(first, second), self._scores)
+            return dict(self._measured.compute(products(first, second), self._scores))
         ranks, _ = self._ranks(first, embed(list(self._corpus), "positive"))
-        return self._measured.compute(ranks, [1] * len(ranks))
+        return dict(self._measured.compute(ranks, [1] * len(ranks)))
 
     def _ranks(self, queries: Any, corpus: Any) -> tuple[list[int], list[int]]:
         """Return the rank of each row's right answer among all candidates, from 1, and the number of the first-ranked

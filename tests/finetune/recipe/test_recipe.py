@@ -158,11 +158,11 @@ def test_the_short_names_of_ones_own_data_are_offered_where_they_are_taken(tmp_p
         " broken_rows, rows, hold_out, columns, labels"
     )
     assert masked(refused(tmp_path, PLAIN, "data.txt=body"), allowed=allowed) == snapshot(
-        "command line: data.txt is not a key here; allowed: <allowed>, train, validation, test, text,"
-        " text_pair, label; did you mean 'text'?"
+        "command line: data.txt is not a key here; allowed: <allowed>, separator, train, validation, test,"
+        " text, text_pair, label; did you mean 'text'?"
     )
     assert masked(refused(tmp_path, {**PLAIN, "data": {**PLAIN["data"], "txt": "body"}}), allowed=allowed) == snapshot(
-        "my.yaml:5: data.txt is not a key here; allowed: <allowed>"
+        "my.yaml:5: data.txt is not a key here; allowed: <allowed>, separator"
     )
 
 
