@@ -12,7 +12,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
-from hf_mps.metrics import labels, pixels, scores, seqeval, squad, texts
+from hf_mps.metrics import boxes, labels, pixels, scores, seqeval, squad, texts
 
 Rows = Literal["labels", "values", "words", "sets"]
 Compute = Callable[[Any, Any], dict[str, Any]]
@@ -202,6 +202,7 @@ METRICS: dict[str, Metric] = {
     "mean_iou": Metric(
         ("mean_iou", "mean_accuracy", "overall_accuracy"), evaluate=Interface(pixels.mean_iou, [("map", "map")])
     ),
+    "map": Metric(boxes.NUMBERS),
     "perplexity": Metric(("perplexity",), lower_is_better=True),
     "rewards/accuracies": Metric(("rewards/accuracies",)),
     "rewards/margins": Metric(("rewards/margins",)),

@@ -17,6 +17,7 @@ ARCHITECTURES = {
     "ForQuestionAnswering": "question-answering",
     "ForMultipleChoice": "multiple-choice",
     "ForImageClassification": "image-classification",
+    "ForObjectDetection": "object-detection",
     "ForSemanticSegmentation": "image-segmentation",
     "ForCTC": "speech-recognition",
     "ForMaskedLM": "masked-lm",

@@ -107,8 +107,10 @@ def test_a_recipe_is_measured_in_real_size_by_the_runners_own_step(
             snapshot(
                 "hf-mps: --model needs a word about what it is to learn; next: --task with one of causal-lm, dpo,"
                 " grpo, image-classification, image-segmentation, image-text, masked-lm, multiple-choice,"
-                " question-answering, rerank, sentence-embeddings, sft, sparse-embeddings, speech-recognition,"
-                " speech-seq2seq, summarization, text-classification, token-classification, translation\n"
+                " object-detection, question-answering, rerank, sentence-embeddings, sft, sparse-embeddings,"
+                " speech-recognition, speech-seq2seq, summarization, text-classification, token-classification,"
+                " translation
+"
             ),
         ),
         (

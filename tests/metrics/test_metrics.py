@@ -205,9 +205,9 @@ def test_the_baseline_of_values_is_their_mean() -> None:
 
 
 def test_a_recipe_may_name_every_metric_of_the_table_and_those_that_a_task_computes_itself() -> None:
-    # These are taken from sums over pixels, tokens and pairs, from the words of texts, from queries with their
-    # documents, and from what a model generates itself.
-    sums = {"mean_iou", "perplexity", "rewards/accuracies", "rewards/margins", "active_dims", "rerank"}
+    # These are taken from sums over pixels, tokens and pairs, from boxes, from the words of texts, from queries with
+    # their documents, and from what a model generates itself.
+    sums = {"map", "mean_iou", "perplexity", "rewards/accuracies", "rewards/margins", "active_dims", "rerank"}
     generated = {"reward", "kl", "completions/mean_length", "completions/clipped_ratio"}
     assert set(metrics.available()) - set(computed()) == sums | generated
 

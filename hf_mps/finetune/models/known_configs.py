@@ -130,6 +130,18 @@ KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "facebook/wav2vec2-base": ("wav2vec2", {}),
     "google/vit-base-patch16-224-in21k": ("vit", {}),
+    # Of hustvl/yolos-tiny: 6.5 M parameters (github.com/hustvl/YOLOS).
+    "hustvl/yolos-tiny": (
+        "yolos",
+        {
+            "hidden_size": 192,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 3,
+            "intermediate_size": 768,
+            "image_size": [800, 1333],
+            "use_mid_position_embeddings": False,
+        },
+    ),
     "nvidia/mit-b0": ("segformer", {}),
     "meta-llama/Llama-2-7b-hf": ("llama", {}),
 }

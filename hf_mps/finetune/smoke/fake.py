@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +17,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 FOLLOWED, FRACTIONS = 2**22, 2**12
 CPU = torch.device("cpu")
 _aten = torch.ops.aten
+# transformers' losses that pair what is found with what there is.
+LOSSES, PAIRING = "transformers.loss.", "linear_sum_assignment"
 # Operators that a mask tells which elements to take: where the mask is true must be known.
 BY_MASKS = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default)
 # Their result depends on a tensor's shape alone.
@@ -35,6 +38,10 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     `aten::_ctc_loss` takes its lengths from such values, and its result's shape follows from them.
 
+    DETR's loss pairs boxes with queries by their costs, on the CPU (scipy's linear_sum_assignment): here the first
+    queries are taken. Whether all of some unknown values meet a condition reads as true: it is a check, of boxes whose
+    corners are in order for instance.
+
     `aten::_grouped_mm` multiplies by the weights of a mixture of experts in transformers. PyTorch's shape rule for it
     (torch/_meta_registrations.py) is CUDA's, bfloat16 alone; on Metal a loop over the groups takes every dtype.
     """
@@ -47,6 +54,21 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # A batch's pixels too: Idefics3 asks which of its images are of zeros alone, and leaves those out.
             self._real[fake] = real
             self._most = max(self._most, real.numel())
+
+    def __enter__(self) -> Any:
+        self._losses = {
+            module: getattr(module, PAIRING)
+            for name, module in list(sys.modules.items())
+            if name.startswith(LOSSES) and hasattr(module, PAIRING)
+        }
+        for module, stock in self._losses.items():
+            setattr(module, PAIRING, _first_queries(stock))
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *raised: Any) -> None:
+        for module, stock in self._losses.items():
+            setattr(module, PAIRING, stock)
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -70,7 +92,11 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return 1.0 if args[0].is_floating_point() else func(*args)
         if not known:
             self._forget(func, args)
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if func is _aten.all.default:
+                with unset_fake_temporarily():
+                    self._real[result] = torch.ones((), dtype=torch.bool)
+            return result
         with unset_fake_temporarily():
             real = func(*tree_map(self._counterpart, args), **tree_map(self._counterpart, kwargs))
         if torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags:
@@ -139,6 +165,19 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return self._real.get(value, value)
             return torch.zeros((), dtype=value.dtype).expand(value.shape)
         return CPU if isinstance(value, torch.device) else value
+
+
+def _first_queries(stock: Any) -> Any:
+    """Return scipy's linear_sum_assignment, which pairs rows and columns in their order where costs are no numbers."""
+
+    def assigned(costs: Any, *arguments: Any, **settings: Any) -> Any:
+        if type(costs) is torch.Tensor or not isinstance(costs, torch.Tensor):
+            return stock(costs, *arguments, **settings)
+        with unset_fake_temporarily():
+            pairs = torch.arange(min(costs.shape)).numpy()
+        return pairs, pairs
+
+    return assigned
 
 
 def _followed(count: int, dtype: torch.dtype | None) -> bool:

@@ -29,6 +29,7 @@ TASKS: dict[str, tuple[str, Input]] = {
     "image-classification": ("vit", "image"),
     "image-segmentation": ("segformer", "image and mask"),
     "image-text": ("idefics3", "image and text"),
+    "object-detection": ("yolos", "image and boxes"),
     "speech-recognition": ("wav2vec2", "sound"),
     "speech-seq2seq": ("whisper", "sound"),
     "causal-lm": ("gpt2", "text"),

@@ -13,7 +13,11 @@ from hf_mps.finetune.smoke.families import Family
 
 SPECIAL = ("pad", "bos", "eos", "sep", "cls", "mask", "unk")
 # The image processor of each kind of input, as the architectures that are usual for it have it.
-PICTURES = {"image": "ViTImageProcessor", "image and mask": "SegformerImageProcessor"}
+PICTURES = {
+    "image": "ViTImageProcessor",
+    "image and mask": "SegformerImageProcessor",
+    "image and boxes": "YolosImageProcessor",
+}
 PARTS = ("bert", "electra")  # their tokenizers tell the model which of two texts a token belongs to
 
 

@@ -145,6 +145,7 @@ def test_a_recipe_of_the_project_names_a_model_whose_architecture_is_known() -> 
         ("image-classification", "vit"),
         ("image-text/vqa", "idefics3"),
         ("image-segmentation", "segformer"),
+        ("object-detection", "yolos"),
     ],
 )
 def test_a_smoke_run_has_the_architecture_of_the_recipes_model_or_one_that_is_usual(name: str, family: str) -> None:

@@ -1,0 +1,63 @@
+"""transformers' Trainer for detectors: an evaluation keeps the boxes and scores of each image alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import Trainer
+
+from hf_mps.finetune.run.callbacks import Epochs
+from hf_mps.metrics import boxes
+
+NOTHING = -1.0
+"""The label of the rows that fill a batch's tensors up."""
+
+
+class DetectionTrainer(Trainer):  # type: ignore[misc]
+    """Trainer whose predictions are (B, MOST, 6) of label, score and box, and whose labels are (B, n, 5) of label and
+    box: corners as shares of the image's width and height, rows of NOTHING at the end.
+    """
+
+    def __init__(self, *arguments: Any, train: Any = None, callbacks: Any = (), **settings: Any) -> None:
+        told = [Epochs(train.begin)] if train is not None else []
+        super().__init__(*arguments, callbacks=[*(callbacks or ()), *told], **settings)
+
+    def prediction_step(
+        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[Any, Any, Any]:
+        """Return the batch's loss (None without labels), its predictions and its labels."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            outputs = model(**inputs)
+        loss = outputs.loss.detach() if "labels" in inputs else None
+        if prediction_loss_only:
+            return loss, None, None
+        found = self.processing_class.post_process_object_detection(outputs, threshold=0.0)
+        labels = [_truth(one) for one in inputs["labels"]] if "labels" in inputs else None
+        return loss, _filled([_best(one) for one in found], boxes.MOST), None if labels is None else _filled(labels)
+
+
+def _best(found: Mapping[str, Any]) -> Any:
+    """Return the boxes of an image with the highest scores as rows of label, score and box, the best first."""
+    scores, order = found["scores"].float().sort(descending=True, stable=True)
+    order = order[: boxes.MOST]
+    columns = [found["labels"][order].float()[:, None], scores[: boxes.MOST, None], found["boxes"][order].float()]
+    return torch.cat(columns, dim=1)
+
+
+def _truth(labels: Mapping[str, Any]) -> Any:
+    centre, size = labels["boxes"].float().split(2, dim=1)
+    return torch.cat([labels["class_labels"].float()[:, None], centre - size / 2, centre + size / 2], dim=1)
+
+
+def _filled(rows: list[Any], least: int = 1) -> Any:
+    """Return tensors of n rows each as one, filled up with NOTHING to the longest, and to `least` rows."""
+    most = max(least, *map(len, rows))
+    return torch.stack([torch.nn.functional.pad(one, (0, 0, 0, most - len(one)), value=NOTHING) for one in rows])
+
+
+def unfilled(rows: Any) -> list[Any]:
+    """Return each image's rows of an array without those that fill it up (Trainer fills with -100)."""
+    return [one[one[:, 0] >= 0] for one in rows]
