@@ -79,13 +79,13 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live: dict[int, tuple[Any, int, str]] = {}
         self._now = 0
         self._parts = dict.fromkeys(PARTS, 0)
+        self._passing: dict[Any, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.add.Tensor and not kwargs and (place := self._joined(*args)) is not None:
             return args[place].add_(args[1 - place])
         if func.namespace == quantized.NAMESPACE:
-            with self:
-                return quantized.expanded(func, *args, **(kwargs or {}))
+            return self._expanded(func, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
         if func.namespace in SENDING:
             for leaf in tree_leaves((args, kwargs, result)):
@@ -95,6 +95,30 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for leaf in tree_leaves(result):
                 if isinstance(leaf, torch.Tensor):
                     self._made(leaf)
+        return result
+
+    def _expanded(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of one of bitsandbytes' operators, with what its kernel makes on the way.
+
+        That is followed once for each shape of what goes in: a model has few, in many layers.
+        """
+        leaves = tree_leaves((args, kwargs))
+        shapes = [(one.shape, one.dtype) if isinstance(one, torch.Tensor) else str(one) for one in leaves]
+        key = (func.name(), tuple(shapes))
+        if key not in self._passing:
+            now, peak, self.peak = self._now, self.peak, Peak(self._now)
+            with self:
+                result = quantized.expanded(func, *args, **kwargs)
+            self._passing[key] = self.peak.bytes - now
+            self.peak = max(peak, self.peak, key=lambda one: one.bytes)
+            return result
+        place = self._tracker.here()
+        part = _OF_PHASE.get(place[0], WORKING)
+        if (size := self._now + self._passing[key]) > self.peak.bytes:
+            parts = self._parts | {part: self._parts[part] + self._passing[key]}
+            self.peak = Peak(size, parts, place)
+        result = func(*args, **kwargs)
+        self._made(result)
         return result
 
     def _joined(self, first: Any, second: Any) -> int | None:

@@ -70,7 +70,7 @@ def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], de
     loaded = language.load(recipe, checkpoint)
     around = blocks.SpecialTokens(blocks.special_tokens(loaded.tokenizer).before, ())
     length = lengths.kept(recipe, chosen, loaded.tokenizer, loaded.config)
-    model = language.model(recipe, checkpoint, loaded)
+    model = language.model(recipe, checkpoint, loaded, device=device)
     return Answering(
         model=model,
         processing_class=loaded.tokenizer,

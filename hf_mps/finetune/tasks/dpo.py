@@ -118,7 +118,7 @@ def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], de
     loaded.choices["chat_template"] = chat.template(loaded.tokenizer, recipe.chat_template)
     loaded.content = tokens.digest(loaded.tokenizer)
     length = lengths.kept(recipe, chosen, loaded.tokenizer, loaded.config)
-    model = language.model(recipe, checkpoint, loaded, chunks=False)
+    model = language.model(recipe, checkpoint, loaded, chunks=False, device=device)
     rewarding: list[Any] = []
 
     def answers(trainer: Any, rows: Rows) -> Iterator[dict[str, Any]]:

@@ -109,7 +109,7 @@ def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], de
     """Return how a saved model answers conversations. Raises UserError for a checkpoint that cannot be used."""
     loaded = language.load(recipe, checkpoint)
     loaded.choices["chat_template"] = chat.template(loaded.tokenizer, recipe.chat_template)
-    model = language.model(recipe, checkpoint, loaded, chunks=False)
+    model = language.model(recipe, checkpoint, loaded, chunks=False, device=device)
 
     def answers(trainer: Any, rows: Rows) -> Iterator[dict[str, Any]]:
         asked = [conversations.prompt(rows, row, index) for index, row in enumerate(rows.dataset)]

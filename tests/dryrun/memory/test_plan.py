@@ -20,7 +20,7 @@ from hf_mps.dryrun.modules import ModuleTracker
 from hf_mps.dryrun.render import render
 from hf_mps.dryrun.resolve import resolve_target
 from scripts.bench import check_plan
-from scripts.bench.check_plan import BLOCKS, CHECKPOINTING, CLASSIFY, CONTINUE, LORA, Pair
+from scripts.bench.check_plan import BLOCKS, CHECKPOINTING, CLASSIFY, CONTINUE, LORA, NF4, Pair
 from tests import CHECKOUT
 
 GIB = 2**30
@@ -32,6 +32,7 @@ GIB = 2**30
     [
         Pair("bert", CLASSIFY, 8, 64, (BLOCKS,)),
         Pair("llama", CONTINUE, 2, 128, (LORA, CHECKPOINTING)),
+        Pair("llama", CONTINUE, 2, 128, (LORA, NF4, CHECKPOINTING)),
         Pair("mixtral", CONTINUE, 2, 32),
         # Weights that outweigh all else: what a sentinel copies, or a gradient that is added to another, is seen.
         Pair("gpt2-wide", CONTINUE, 1, 16),
@@ -40,6 +41,7 @@ GIB = 2**30
     ids=[
         "encoder, attention in blocks",
         "decoder, LoRA, checkpointing",
+        "decoder, LoRA over 4 bits, checkpointing",
         "mixture of experts",
         "wide",
         "wide, two gradients of one weight",

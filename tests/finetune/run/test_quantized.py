@@ -1,0 +1,102 @@
+"""A run over quantized weights: it resumes exactly, saves its adapter, and steps in float32."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inline_snapshot import snapshot
+
+from tests.finetune import builders, tiny
+from tests.finetune.tiny import Command
+
+pytest.importorskip("bitsandbytes")
+
+RECIPE = """\
+task: causal-lm
+model: {model}
+data: {{files: {{train: train.txt, validation: train.txt}}}}
+max_length: 32
+quantization: nf4
+lora: {{r: 4}}
+training: {{per_device_train_batch_size: 2, max_steps: 4, save_strategy: steps, save_steps: 2, learning_rate: 0.01}}
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(builders.model(tmp_path_factory.mktemp("models"), "qwen3"))
+
+
+def adapter(folder: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "adapter_model.safetensors")
+
+
+def test_it_resumes_exactly_on_the_device_and_saves_the_adapter_alone(
+    place: str, desk: Path, finetune: Command
+) -> None:
+    import torch
+
+    (desk / "train.txt").write_text("\n".join(builders.TEXTS * 3), encoding="utf-8")
+    (desk / "q.yaml").write_text(RECIPE.format(model=place), encoding="utf-8")
+    whole = finetune("q.yaml", "output_dir=whole")
+    assert whole.code == 0, whole.err
+    header = " ".join(whole.out.split())
+    assert "quantization nf4 the recipe says so: 14 linear layers, " in header
+    assert "saved adapter: merged, weights would be rounded again; next, for whole ones: hf-mps export merged" in header
+    results = json.loads((desk / "whole" / "results.json").read_text(encoding="utf-8"))
+    assert results["metrics"]["loss"] < results["baseline"]["metrics"]["loss"] - 0.05
+    assert results["unexpected_fallback"] == []
+    assert 'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")' in (desk / "whole/README.md").read_text()
+    assert not list((desk / "whole").glob("model*.safetensors"))
+
+    shutil.copytree(desk / "whole" / "checkpoint-2", desk / "half")
+    again = finetune("q.yaml", "output_dir=again", f"training.resume_from_checkpoint={desk / 'half'}")
+    assert again.code == 0, again.err
+    ours, theirs = adapter(desk / "again"), adapter(desk / "whole")
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert any(weight.abs().sum() > 0 for name, weight in ours.items() if "lora_B" in name)
+
+
+def test_preferences_train_adapters_in_float32_over_it(place: str, tmp_path: Path) -> None:
+    """TRL's DPOTrainer rounds them to bfloat16, where a step of 5e-6 is lost."""
+    import torch
+
+    rows = [{"question": f"Is it {n}?", "chosen": "Yes, it is.", "rejected": "The moon."} for n in range(4)]
+    file = str(tiny.write_jsonl(tmp_path / "pairs.jsonl", rows))
+    data = {"files": {"train": file, "validation": file}, "columns": {"prompt": "question"}}
+    prepared = builders.prepare(
+        task="dpo", model=place, data=data, max_length=64, lora={"r": 4}, quantization="nf4", weights="bfloat16"
+    )
+    trained = {name: each.clone() for name, each in prepared.model.named_parameters() if each.requires_grad}
+    trainer = builders.trainer(prepared, tmp_path / "run", use_cpu=True)
+    now = {name: each for name, each in trainer.model.named_parameters() if each.requires_grad}
+    assert {each.dtype for each in now.values()} == {torch.float32}
+    assert all(torch.equal(now[name], each) for name, each in trained.items())
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (
+            ["lora=null"],
+            snapshot(
+                "hf-mps: q.yaml: the recipe has quantization: nf4 without lora, and rounded weights cannot step; give"
+                " lora: {} for adapters over them, or leave quantization out\n"
+            ),
+        ),
+        (
+            ["quantization=int4"],
+            snapshot("hf-mps: command line: quantization is 'int4'; allowed: nf4, fp4, int8; did you mean 'int8'?\n"),
+        ),
+    ],
+)
+def test_what_it_cannot_be_is_one_line(place: str, desk: Path, finetune: Command, given: list[str], line: str) -> None:
+    (desk / "q.yaml").write_text(RECIPE.format(model=place), encoding="utf-8")
+    assert finetune("q.yaml", *given) == (2, "", line)
