@@ -3,7 +3,7 @@
     HF_MPS_SIMULATE=1 python scripts/bench/quantized_lora.py MODEL TEXT.txt [--steps 200] [--kinds nf4 int8]
 
 MODEL is a folder or hub id of a decoder, TEXT.txt holds texts, one in a line. Each run takes the same steps from the
-same seed; the ratios are of the mean training losses of the last tenth of them, and of the validation losses at the end.
+same seed; the ratios are of the mean training losses of the last tenth of them, and of the last validation losses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model planned in 4 or 8 bits holds what the loaded one does, tensor by tensor, and nothing on the way is left out."""
+"""A model planned in 4 or 8 bits holds what the loaded one does, and what its products make on the way is counted."""
 
 from __future__ import annotations
 
