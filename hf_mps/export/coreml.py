@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.text import summary
-from hf_mps.export import loading
+from hf_mps.export import loading, merged
 from hf_mps.export.compare import Comparison, difference
 from hf_mps.export.formats import F16, F32
 
@@ -53,7 +53,8 @@ def write(job: Job, folder: Path) -> None:
 
     lengths = _lengths(job)
     names = [name for name in INPUTS if name in job.batches[0]]
-    traced = job.traced = _traced(job, names, lengths.value)
+    model = merged.plain_model(job, folder.parent / "plain")
+    traced = job.traced = _traced(job, model, names, lengths.value[-1])
     job.choices["lengths"] = Choice(", ".join(map(str, lengths.value)), lengths.reason)
     job.choices["runs on"] = Choice("macOS 15, iOS 18", "before them Core ML takes one input of several lengths")
     shapes = [[1, length] for length in lengths.value]
@@ -71,11 +72,11 @@ def write(job: Job, folder: Path) -> None:
     except (NotImplementedError, ValueError, RuntimeError, TypeError, KeyError) as error:
         raise UserError(
             f"{job.saved.where}: coremltools {coremltools.__version__} does not convert"
-            f" {type(job.model).__name__}: {summary(error)}; next: hf-mps export onnx"
+            f" {type(model).__name__}: {summary(error)}; next: hf-mps export onnx"
         ) from error
     folder.mkdir()
     converted.save(str(folder / PACKAGE))
-    job.model.config.save_pretrained(folder)
+    model.config.save_pretrained(folder)
     loading.copy_companions(job.saved, folder)
 
 
@@ -89,35 +90,43 @@ def _lengths(job: Job) -> Choice[tuple[int, ...]]:
 
     if job.options.lengths is not None:
         return Choice(tuple(sorted(set(job.options.lengths))), "--lengths; a text is padded to the next one")
-    most = positions(job.tokenizer, job.model.config)
+    most = positions(job.tokenizer, loading.plain(job.model).config)
     fitting = tuple(dict.fromkeys((*(length for length in LENGTHS if length < most), min(most, LENGTHS[-1]))))
     return Choice(fitting, "the default, within the model's positions; a text is padded to the next one")
 
 
-def _traced(job: Job, names: Sequence[str], lengths: Sequence[int]) -> Any:
-    """Return the model as TorchScript with the inputs `names`, each of shape (1, length) and int32."""
+def _traced(job: Job, model: Any, names: Sequence[str], length: int) -> Any:
+    """Return the model as TorchScript with the inputs `names`, each of shape (1, length) and int32.
+
+    coremltools has no operators for the mask that transformers makes, so that the model gets a finished one, added to
+    the scores; where it takes that for something else (DeBERTa), it gets the tokens' own.
+    """
+    import numpy
     import torch
 
     class Encoder(torch.nn.Module):
-        """The model with a mask of its own: coremltools has no operators for the one that transformers makes."""
-
-        def __init__(self, model: Any) -> None:
+        def __init__(self, added: bool) -> None:
             super().__init__()
-            self.model = model
+            self.model, self.added = model, added
 
         def forward(self, *inputs: Any) -> Any:
             given = dict(zip(names, inputs, strict=True))
-            hidden = (1.0 - given["attention_mask"].to(torch.float32)) * HIDDEN
-            answer = self.model(**given | {"attention_mask": hidden[:, None, None, :]})
+            if self.added:
+                hidden = (1.0 - given["attention_mask"].to(torch.float32)) * HIDDEN
+                given["attention_mask"] = hidden[:, None, None, :]
+            answer = self.model(**given)
             return tuple(getattr(answer, name) for name in outputs(job))
 
-    model = job.model.merge_and_unload() if hasattr(job.model, "peft_config") else job.model
     model.set_attn_implementation("eager")
-    first = {name: rows[:1] for name, rows in job.batches[0].items()}
-    padded = _padded(first, lengths[-1], job.tokenizer)
+    short = min(range(len(job.batches[0]["input_ids"])), key=lambda at: int(job.batches[0]["attention_mask"][at].sum()))
+    padded = _padded({name: rows[short : short + 1] for name, rows in job.batches[0].items()}, length, job.tokenizer)
+    given = tuple(padded[name] for name in names)
     with torch.no_grad():
+        expected = loading.first(model(**padded)).numpy()
+        found = numpy.stack([one.numpy() for one in Encoder(True)(*given)], axis=-1)
+        added = numpy.allclose(found.reshape(expected.shape), expected, rtol=1e-3, atol=1e-5)
         return torch.jit.trace(  # type: ignore[no-untyped-call]
-            Encoder(model).eval(), tuple(padded[name] for name in names), strict=False, check_trace=False
+            Encoder(added).eval(), given, strict=False, check_trace=False
         )
 
 

@@ -66,7 +66,7 @@ def write(job: Job, folder: Path) -> None:
     """Write one .gguf file into `folder`. Raises UserError for an architecture that llama.cpp does not know."""
     found = converter(job.options.converter)
     job.choices["converter"] = Choice(Path(found.value[-1]).name, found.reason)
-    source = plain_folder(job, folder.parent / "plain")
+    source = merged.plain_folder(job, folder.parent / "plain")
     folder.mkdir()
     kind = KINDS[job.weights]
     words = [str(source), "--outfile", str(folder / f"{job.name}-{kind}.gguf"), "--outtype", kind]
@@ -87,17 +87,6 @@ def _failure(job: Job, done: subprocess.CompletedProcess[str]) -> Exception:
         return UserError(f"{job.saved.where}: llama.cpp's converter does not know {name}; next: hf-mps export mlx")
     errors = [line for line in lines if "Error" in line] or lines or [f"exit code {done.returncode}"]
     return RunError(f"llama.cpp's converter failed: {errors[-1]}; nothing was written")
-
-
-def plain_folder(job: Job, scratch: Path) -> Path:
-    """Return a folder with the model in transformers' own form: its own, or `scratch` with the adapter merged."""
-    own = job.saved.checkpoint._folder()
-    if own is not None and not hasattr(job.model, "peft_config"):
-        return own
-    kind = BF16 if job.weights not in (F32, F16) else F32
-    layers = merged.save(job.saved, job.model, scratch, kind)
-    job.choices["adapter"] = Choice(f"merged into {layers} layers", "the format holds no adapters")
-    return scratch
 
 
 def compare(job: Job, folder: Path) -> Comparison:

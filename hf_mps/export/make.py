@@ -20,7 +20,7 @@ from hf_mps.core.checkpoint_files import staged
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.files import write_json
-from hf_mps.core.text import duration, memory, summary
+from hf_mps.core.text import MIB, duration, memory, summary
 from hf_mps.export import coreml, formats, gguf, loading, merged, mlx, onnx
 from hf_mps.export.loading import Job, Options
 from hf_mps.finetune.report import screen
@@ -147,6 +147,11 @@ def sizes(folder: Path) -> dict[str, int]:
     }
 
 
+def told(size: int) -> str:
+    """Return the size of files in words: `812 B`, `24.5 KiB`, `44 MiB`."""
+    return memory(size) if size >= MIB else f"{size / 1024:.1f} KiB" if size >= 1024 else f"{size} B"
+
+
 def _say(form: Format, job: Job, comparison: Comparison, target: Path, seconds: float) -> None:
     """Print what was decided, how far the export is from the model, and what it takes on the disk."""
     written = sizes(target)
@@ -156,4 +161,4 @@ def _say(form: Format, job: Job, comparison: Comparison, target: Path, seconds: 
     for line in comparison.lines():
         print(line)
     on = f"{platform.system()} on {platform.machine()}"
-    print(f"written  {target}, {memory(sum(written.values()))} in {len(written)} files, {duration(seconds)} ({on})")
+    print(f"written  {target}, {told(sum(written.values()))} in {len(written)} files, {duration(seconds)} ({on})")

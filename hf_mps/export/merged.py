@@ -18,6 +18,7 @@ from hf_mps.core.files import write_json
 from hf_mps.core.text import gib
 from hf_mps.export import loading
 from hf_mps.export.compare import Comparison, difference
+from hf_mps.export.formats import BF16, F16, F32
 from hf_mps.finetune.models import quantization
 from hf_mps.finetune.models.lora import plain_name
 from hf_mps.finetune.run.logging import errors_only
@@ -63,7 +64,6 @@ def write(job: Job, folder: Path) -> None:
 
 def compare(job: Job, folder: Path) -> Comparison:
     """Load the folder with transformers and compare its logits with those of base and adapter."""
-    import torch
     import transformers
 
     dtype = job.choices["compared in"].value
@@ -72,10 +72,7 @@ def compare(job: Job, folder: Path) -> Comparison:
     if needed > free:
         why = f"the merged model takes {gib(needed)} in {dtype}, and {gib(free)} are free"
         return Comparison(opened_by, not_compared=why)
-    auto_class = getattr(transformers, loading.auto_class(job.saved.task.value))
-    with errors_only():
-        opened = auto_class.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
-    logits = loading.logits(opened, job.batches)
+    logits = loading.logits(_opened(job, folder, dtype), job.batches)
     return Comparison(opened_by, difference(job.reference, logits, job.weights))
 
 
@@ -101,6 +98,35 @@ def save(saved: SavedRun, model: Any, folder: Path, kind: str, shard: int = SHAR
             plain.generation_config.save_pretrained(folder)
     loading.copy_companions(saved, folder)
     return len(layers)
+
+
+def plain_folder(job: Job, scratch: Path) -> Path:
+    """Return a folder with the model in transformers' own form: its own, or `scratch` with the adapter merged."""
+    own = job.saved.checkpoint._folder()
+    if own is not None and not hasattr(job.model, "peft_config"):
+        return own
+    layers = save(job.saved, job.model, scratch, F32 if job.weights in (F32, F16) else BF16)
+    job.choices["adapter"] = Choice(f"merged into {layers} layers", "the format holds no adapters")
+    return scratch
+
+
+def plain_model(job: Job, scratch: Path) -> Any:
+    """Return the model without adapters and with whole weights in float32: its own, or a merged one from `scratch`."""
+    if not hasattr(job.model, "peft_config"):
+        return job.model
+    save(job.saved, job.model, scratch, F32)
+    job.choices["adapter"] = Choice("merged", "the format holds no adapters")
+    return _opened(job, scratch, "float32")
+
+
+def _opened(job: Job, folder: Path, dtype: str) -> Any:
+    """Return what stands in `folder`, loaded as anybody would, on the CPU."""
+    import torch
+    import transformers
+
+    auto_class = getattr(transformers, loading.auto_class(job.saved.task.value))
+    with errors_only():
+        return auto_class.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
 
 
 def _adapted(model: Any, who: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import first_line
-from hf_mps.export import gguf, loading
+from hf_mps.export import loading, merged
 from hf_mps.export.compare import Comparison, difference
 from hf_mps.export.formats import Q4, Q8
 
@@ -42,7 +42,7 @@ def write(job: Job, folder: Path) -> None:
     """Let mlx-lm write `folder`: weights, configuration and tokenizer."""
     from mlx_lm import convert
 
-    source = gguf.plain_folder(job, folder.parent / "plain")
+    source = merged.plain_folder(job, folder.parent / "plain")
     bits = BITS.get(job.weights)
     dtype = "bfloat16" if bits else loading.DTYPES[job.weights]
     convert(str(source), str(folder), dtype=dtype, quantize=bits is not None, q_bits=bits)

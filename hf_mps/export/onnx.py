@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.export import loading
+from hf_mps.export import loading, merged
 from hf_mps.export.compare import Comparison, difference
 from hf_mps.export.formats import LANGUAGE
 
@@ -43,10 +43,7 @@ def write(job: Job, folder: Path) -> None:
     """Write model.onnx with its weights beside it, configuration, and tokenizer or processor."""
     from transformers.exporters import OnnxConfig, OnnxExporter
 
-    model = job.model
-    if hasattr(model, "peft_config"):
-        model = model.merge_and_unload()
-        job.choices["adapter"] = Choice("merged", "a graph holds one weight a layer")
+    model = merged.plain_model(job, folder.parent / "plain")
     inputs = _widened(job.batches[0])
     settings = {}
     if job.saved.task.value in LANGUAGE:

@@ -10,8 +10,8 @@ from typing import Any
 
 from hf_mps.core import status
 from hf_mps.core.errors import RunError, UserError, neighbour
-from hf_mps.core.text import aligned, counted, first_line, memory
-from hf_mps.export.make import RECORD
+from hf_mps.core.text import aligned, counted, first_line
+from hf_mps.export.make import RECORD, told
 from hf_mps.finetune.recipe import training_section
 from hf_mps.finetune.run.logging import no_bars
 from hf_mps.saved.run import open_run
@@ -133,15 +133,11 @@ def _literal(path: str) -> str:
 
 
 def _say(folder: Path, upload: Upload, name: str) -> None:
-    total = memory(sum(upload.files.values()))
+    total = told(sum(upload.files.values()))
     print(f"hf_mps push {folder} to {name}: {counted(len(upload.files), 'file')}, {total}")
-    rows = [(file, _bytes(size), "") for file, size in upload.files.items()]
-    rows += [(file, _bytes(size), f"stays here: {why}") for file, (size, why) in upload.left_out.items()]
+    rows = [(file, told(size), "") for file, size in upload.files.items()]
+    rows += [(file, told(size), f"stays here: {why}") for file, (size, why) in upload.left_out.items()]
     for line in aligned(rows, right=(1,)):
         print(f"  {line}")
     if CARD not in upload.files:
         print(f"  no {CARD}: the hub shows no card; a run's own folder has one")
-
-
-def _bytes(size: int) -> str:
-    return memory(size) if size >= 2**20 else f"{size:,} B"
