@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hf_mps.saved.run import SavedRun
 
 SCRIPT = "convert_hf_to_gguf.py"
-# The script itself, as CMake's install and Homebrew put it on the PATH, and the names that distributions give it.
+# The script itself, and the names that distributions give it (containers/ramalama#2786 calls the second).
 COMMANDS = (SCRIPT, "llama-convert-hf-to-gguf", "convert-hf-to-gguf")
 KINDS = {BF16: "bf16", F16: "f16", F32: "f32", Q8: "q8_0"}
 UNKNOWN = re.compile(r"Model (\S+) is not supported|Architecture '?(\S+?)'? not supported")
