@@ -17,6 +17,7 @@ from trl.chat_template_utils import parse_response
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import add_fused_lm_head, use_adapter
 
+from hf_mps.core import notices
 from hf_mps.finetune.models import quantization
 from hf_mps.finetune.models.parts import MeasuredBefore, PlainArguments, QuietTrl
 from hf_mps.finetune.rewards.score import Score
@@ -24,6 +25,8 @@ from hf_mps.metrics.selection import Chosen
 
 STATE = "completions_{}.pth"
 """In a checkpoint, of the process with this number: what TRL keeps in memory alone."""
+ALIKE = 8
+"""Steps in which no completion scored above another before that is said."""
 COLUMNS = ("reward", "tokens", "cut", "kl")
 """Of an answer, behind the score of each reward."""
 
@@ -65,6 +68,7 @@ class GroupTrainer(MeasuredBefore, QuietTrl, GRPOTrainer):  # type: ignore[misc]
         finally:
             args.beta = beta
         self.beta = beta
+        self._alike: int | None = 0  # steps without any difference between rewards; None: there was one, or it was said
         self.compute_metrics = compute_metrics
         if ref_model is not None:
             add_fused_lm_head(ref_model, temperature=self.temperature)
@@ -170,6 +174,17 @@ class GroupTrainer(MeasuredBefore, QuietTrl, GRPOTrainer):  # type: ignore[misc]
             yield
         finally:
             self.generation_config, self.generation_kwargs = before
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if self.model.training and self._alike is not None:
+            shares = self._metrics["train"].get("frac_reward_zero_std", ())
+            self._alike = self._alike + len(shares) if all(share == 1 for share in shares) else None
+            if self._alike is not None and self._alike >= ALIKE:
+                scored = f"the completions of each prompt scored alike in all of the first {self._alike} steps"
+                way_on = "next: a reward that tells them apart, or a higher training.temperature"
+                notices.say(f"{scored}, so nothing was learned; {way_on}", notices.SentinelNotice)
+                self._alike = None
+        super().log(logs, start_time)
 
     # What is drawn, and goes on where it was.
 

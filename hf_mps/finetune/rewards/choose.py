@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
+from unicodedata import category
 
 from pydantic import Field, model_validator
 
@@ -44,6 +45,11 @@ class Reward(schema.Section):
             if said is not None and self.name != owner:
                 raise ValueError(f"has {option} beside {self.name}, and it belongs to {owner}; leave it out")
         if self.pattern is not None:
+            if any(category(letter) == "Cc" and letter not in "\n\t" for letter in self.pattern):
+                came = (
+                    f"has the pattern {self.pattern!r}, where YAML's double quotes made a control letter of a backslash"
+                )
+                raise ValueError(f"{came}; next: single quotes, '\\bword\\b'")
             try:
                 re.compile(self.pattern)
             except re.error as error:

@@ -148,6 +148,8 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
 
 def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], device: str) -> Answering:
     """Return how a saved model answers prompts. Raises UserError for a checkpoint that cannot be used."""
+    from hf_mps.finetune.models.group_trainer import Arguments
+
     loaded = _loaded(recipe, checkpoint)
     model = language.model(recipe, checkpoint, loaded, chunks=False, device=device)
     drawn = groups.decide(recipe.training, loaded.longest, adapters=False)
@@ -163,7 +165,9 @@ def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], de
         settings = language.Generate(max_new_tokens=drawn.longest)
         return language.answered(trainer, loaded.tokenizer, list(asked(rows)), settings, **_template(recipe))
 
-    return language.answering(model, loaded, answers)
+    made = language.answering(model, loaded, answers)
+    made.arguments, made.arguments_defaults = Arguments, dict(drawn.arguments)
+    return made
 
 
 reference = language.started_from

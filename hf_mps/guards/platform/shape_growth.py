@@ -107,11 +107,11 @@ def _without_rows(shape: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _shape(batch: Any) -> tuple[Any, ...]:
-    """The shapes of the tensors of a batch, whatever holds them."""
+    """The shapes of the tensors of a batch, whatever holds them; a list of Python's numbers or words has none."""
     if isinstance(batch, Mapping):
-        return tuple(_shape(each) for each in batch.values())
+        return tuple(shape for each in batch.values() if (shape := _shape(each)))
     if isinstance(batch, tuple | list):
-        return tuple(_shape(each) for each in batch)
+        return tuple(shape for each in batch if (shape := _shape(each)))
     return tuple(getattr(batch, "shape", ()))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from inline_snapshot import snapshot
 
+from hf_mps.core import notices
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.tasks.grpo import conversation
 from hf_mps.finetune.text import chat
@@ -142,6 +144,38 @@ def history(run: Path) -> list[dict[str, Any]]:
         for entry in results(run)["log_history"]
         if "train_runtime" not in entry
     ]
+
+
+def test_rewards_that_never_differ_are_told(place: str, tmp_path: Path) -> None:
+    sizes = {"num_generations": 2, "per_device_train_batch_size": 2, "max_completion_length": 2}
+    made = prepared(place, tmp_path, sizes, rewards=[{"name": "format", "pattern": "no such words"}])
+    trainer = builders.trainer(made, tmp_path / "run", max_steps=8, per_device_train_batch_size=2, eval_on_start=False)
+    heard: list[str] = []
+    with notices.told(heard.append):
+        trainer.train()
+    assert heard == snapshot(
+        [
+            "the completions of each prompt scored alike in all of the first 8 steps, so nothing was learned; next: a"
+            " reward that tells them apart, or a higher training.temperature"
+        ]
+    )
+
+
+def test_a_saved_model_answers_prompts_as_its_run_did(
+    place: str, tmp_path: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hf_mps.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    file = prompts(tmp_path)["files"]["train"]
+    words = [f"model={place}", f"data.train={file}", f"data.validation={file}", "data.prompt=question"]
+    words += ["data.answer=solution", "training.max_steps=1", "training.max_completion_length=4"]
+    assert finetune("grpo/gsm8k", *words, "training.gradient_accumulation_steps=4", "output_dir=run").code == 0
+    tiny.write_jsonl(tmp_path / "asked.jsonl", [{"question": "Is the ball red, 3?"}])
+    assert main(["predict", "run", "asked.jsonl", "--out", "answers.jsonl"], program="hf-mps") == 0
+    answered = json.loads((tmp_path / "answers.jsonl").read_text(encoding="utf-8"))
+    said = {row["prompt"]: row["generated"] for row in predictions(tmp_path / "run")}
+    assert answered == {"prompt": answered["prompt"], "generated": said[answered["prompt"]]}
 
 
 def test_each_epoch_has_an_order_of_its_own_that_follows_from_its_number(place: str, tmp_path: Path) -> None:
