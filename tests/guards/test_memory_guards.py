@@ -116,6 +116,14 @@ def test_many_shapes_are_told_of_once_with_what_to_do() -> None:
     assert len([line for line in guards.get("shape-growth").lines if "different lengths" in line]) == 1
 
 
+def test_lists_of_numbers_and_words_in_a_batch_of_rows_are_no_shapes() -> None:
+    from hf_mps.guards.platform import shape_growth
+
+    for length in range(1, 40):
+        shape_growth.GUARD._at_batch([{"prompt": ["a"] * length, "ids": [1] * length}])
+    assert not [line for line in guards.get("shape-growth").lines if "different lengths" in line]
+
+
 def test_new_shapes_without_pressure_leave_the_cache_alone(emptied: list[float]) -> None:
     steps = Steps()
     for number in range(2 * APART):

@@ -38,6 +38,7 @@ def shapes(target: Target, length: int | None = None) -> dict[str, tuple[int, ..
         ("summarization/xsum", ["input_ids", "attention_mask"]),
         ("sft/chat", ["input_ids", "labels"]),
         ("dpo/ultrafeedback", ["input_ids", "attention_mask"]),
+        ("grpo/gsm8k", ["input_ids", "attention_mask"]),
     ],
 )
 def test_every_task_takes_the_length_that_is_asked_for(recipe: str, ids: list[str]) -> None:

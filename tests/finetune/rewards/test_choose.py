@@ -137,7 +137,13 @@ def test_a_function_that_fails_later_ends_the_run_in_one_line() -> None:
 
 @pytest.mark.parametrize(
     "section",
-    [{"name": "numbr"}, {"name": "length"}, {"name": "number", "most": 3}, {"name": "format", "pattern": "("}],
+    [
+        {"name": "numbr"},
+        {"name": "length"},
+        {"name": "number", "most": 3},
+        {"name": "format", "pattern": "("},
+        {"name": "format", "pattern": "\bword\b"},
+    ],
 )
 def test_a_section_that_cannot_be_meant_is_refused(section: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
