@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,18 @@ import pytest
 
 from hf_mps.core.errors import UserError
 from tests.finetune import builders, tiny
+from tests.finetune.run_files import predictions, results
+from tests.finetune.tiny import Command
 
 COLOURS = {"red": (220, 40, 40), "green": (40, 190, 60), "blue": (40, 60, 220), "white": (245, 245, 245)}
 SIZES = [(64, 48), (40, 90), (200, 30)]
 ASKED = "What colour is this?"
+# Qwen-VL's format of conversations.
+QWEN = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% for part in message['content'] %}"
+    "{{ part['text'] if part['type'] == 'text' else '<|vision_start|><|image_pad|><|vision_end|>' }}{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -258,3 +268,123 @@ def test_a_model_without_eyes_is_refused(tmp_path: Path) -> None:
     place = str(builders.model(tmp_path, "qwen3"))
     with pytest.raises(UserError, match="a qwen3 reads no text beside images; allowed: a model of images and text"):
         builders.prepare(task="image-text", model=place, data=asked(tmp_path))
+
+
+RECIPE = """# What colour is it?
+task: image-text
+model: smol
+data:
+  files: {train: train.jsonl, validation: dev.jsonl}
+  columns: {image: image, question: question, answer: answer}
+lora: {r: 4}
+generate: {rows: 2, max_new_tokens: 4}
+seed: 1
+training:
+  per_device_train_batch_size: 4
+  learning_rate: 1e-2
+  max_steps: 8
+  eval_strategy: "no"
+  save_strategy: steps
+  save_steps: 4
+"""
+
+
+def test_a_resumed_run_is_the_whole_one_and_the_saved_model_answers_new_rows(
+    desk: Path, smol: str, finetune: Command, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    from hf_mps.cli.main import main
+
+    shutil.copytree(smol, desk / "smol")
+    for name, rows in (("train", questions(desk, 16)), ("dev", questions(desk, 4, 16))):
+        tiny.write_jsonl(desk / f"{name}.jsonl", rows)
+    (desk / "my.yaml").write_text(RECIPE, encoding="utf-8")
+    ended = finetune("my.yaml", "output_dir=whole")
+    assert (ended.code, ended.err) == (0, "")
+    assert results(desk / "whole")["fallback"] == []
+    assert finetune("my.yaml", "output_dir=resumed", "training.resume_from_checkpoint=whole/checkpoint-4").code == 0
+    whole, again = (load_file(desk / name / "model.safetensors") for name in ("whole", "resumed"))
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+    lines = predictions(desk / "whole")
+    tiny.write_jsonl(desk / "new.jsonl", [{"image": f"{number}.png", "question": ASKED} for number in (16, 17)])
+    capfd.readouterr()
+    assert main(["predict", "whole", "new.jsonl", "--format", "jsonl"]) == 0
+    found = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [row["prompt"] for row in found] == [line["prompt"] for line in lines]
+    assert [row["generated"] for row in found] == [line["generated"] for line in lines]
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny Qwen2.5-VL: its patches are a 3-D convolution, and its positions need to know which tokens are images."""
+    import torch
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    from hf_mps.finetune.smoke import tokenizers
+
+    place = tmp_path_factory.mktemp("models") / "qwen"
+    tokenizer = tokenizers.train("chat", [f"It is {colour}. {ASKED}" for colour in COLOURS] * 4, parts=False)
+    marks = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    tokenizer.chat_template = QWEN
+    tokenizer.save_pretrained(place)
+    says = {"image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen2_5_VLProcessor", "patch_size": 8}
+    says |= {"merge_size": 2, "temporal_patch_size": 2, "size": {"shortest_edge": 256, "longest_edge": 65536}}
+    (place / "preprocessor_config.json").write_text(json.dumps(says), encoding="utf-8")
+    ids = dict(
+        zip(("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id"), marks, strict=True)
+    )
+    torch.manual_seed(0)
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
+    text = {
+        **size,
+        "num_key_value_heads": 1,
+        "vocab_size": len(tokenizer),
+        "rope_parameters": rope,
+        "bos_token_id": None,
+    }
+    vision = {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64, "out_hidden_size": 32}
+    vision |= {"patch_size": 8, "window_size": 32, "fullatt_block_indexes": [1]}
+    config = Qwen2_5_VLConfig(
+        text_config=text,
+        vision_config=vision,
+        **{name: tokenizer.convert_tokens_to_ids(mark) for name, mark in ids.items()},
+    )
+    Qwen2_5_VLForConditionalGeneration(config).save_pretrained(place)
+    return str(place)
+
+
+@pytest.mark.usefixtures("untouched")
+def test_qwen_vl_reads_images_without_torchvision_and_learns_as_on_the_cpu_where_volumes_are_misread(
+    qwen: str, tmp_path: Path
+) -> None:
+    """macOS 26.0 to 26.2 convolve volumes wrongly (pytorch#197114): without the guard the loss differs, with it it is
+    the CPU's.
+    """
+    import torch
+
+    from hf_mps import guards
+    from tests import hazards
+
+    prepared = builders.prepare(task="image-text", model=qwen, data=asked(tmp_path), max_image_tokens=12)
+    assert prepared.choices["images"].value == "up to 9 tokens an image"
+    assert prepared.collator is not None
+    batch = prepared.collator([prepared.train[place] for place in range(3)])
+    assert batch["mm_token_type_ids"].sum() == batch["image_grid_thw"].prod(1).sum() // 4
+    model = prepared.model.eval()
+
+    def loss(device: str) -> float:
+        with torch.no_grad():
+            placed = {name: value.to(device) for name, value in batch.items()}
+            return float(model.to(device)(**placed).loss)
+
+    right = loss("cpu")
+    assert loss("mps") == pytest.approx(right, rel=1e-5)
+    with hazards.on("conv3d-layout"):
+        assert loss("mps") == pytest.approx(right, rel=1e-5)
+        with guards.get("conv3d-layout").left_alone():
+            assert loss("mps") != pytest.approx(right, rel=1e-5)
