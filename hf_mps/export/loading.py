@@ -67,6 +67,8 @@ class Job:
     weights: str
     """What the export's weights are: a key of `formats.TOLERANCE`."""
     model: Any
+    """None from the comparison on."""
+    architecture: str
     batches: list[Batch]
     reference: list[numpy.ndarray]
     """The model's own logits for `batches`."""

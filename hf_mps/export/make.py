@@ -68,6 +68,7 @@ def export(name: str, where: str, out: str, weights: str | None = None, options:
         with _in_one_line(form, where), staged(target, RECORD) as stage:
             with loading.silent():
                 module.write(job, stage)
+            job.model = None  # its logits are here, and the export may need the room
             status.now("comparing its logits with the model's …")
             with loading.silent():
                 comparison = module.compare(job, stage)
@@ -109,7 +110,8 @@ def _job(saved: SavedRun, kind: Choice[str], options: Options) -> Job:
     batches = loading.samples(saved, model)
     reference = loading.logits(model, batches)
     choices: dict[str, Choice[Any]] = {"task": saved.task, "weights": kind, "compared in": dtype}
-    return Job(saved, kind.value, model, batches, reference, options, choices)
+    architecture = type(loading.plain(model)).__name__
+    return Job(saved, kind.value, model, architecture, batches, reference, options, choices)
 
 
 def _record(
@@ -123,7 +125,7 @@ def _record(
         "schema": SCHEMA,
         "format": form.name,
         "model": job.name,
-        "architecture": type(loading.plain(job.model)).__name__,
+        "architecture": job.architecture,
         "command": command,
         "choices": job.choices,
         "comparison": comparison,

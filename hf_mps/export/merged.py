@@ -1,7 +1,7 @@
 """`export merged`: safetensors that load without peft, made shard by shard.
 
-What is held in memory is the model as it was loaded, one shard of the result, and one weight in float32: a 4-bit base
-is dequantized weight by weight, never whole.
+What is held in memory is the model as it was loaded, one shard of the result (twice, while it is written), and one
+weight in float32: a 4-bit base is dequantized weight by weight, never whole. scripts/bench/merging.py measures it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from hf_mps.export.loading import Job, Options
     from hf_mps.saved.run import SavedRun
 
-SHARD = 2 * 10**9
-"""Bytes of a shard at most, which are held in memory; a weight that is larger has one of its own."""
+SHARD = 10**9
+"""Bytes of a shard at most; a weight that is larger has one of its own. It is held twice while it is written."""
 PATTERN = "model{suffix}.safetensors"
 INDEX = "model.safetensors.index.json"
 
