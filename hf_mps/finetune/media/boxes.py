@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -45,34 +44,21 @@ def objects(rows: Rows, index: int, raw: Any, names: Sequence[str], form: Format
     return found
 
 
-class Boxes:
+class Boxes(images.Varied):
     """A split for Trainer: rows of `pixel_values`, float32 of shape (3, H, W), and `labels`, as the model's loss has
     them: {"class_labels": (n,), "boxes": (n, 4)}, centre and size as shares of the image's.
 
     `found` are the objects of each row; None where the rows have none to learn from. A row of a training split is
-    mirrored with probability `flip`, drawn from seed, epoch and row alone.
+    mirrored with probability `flip`.
     """
 
     def __init__(
         self, rows: Rows, processor: Any, found: Sequence[Sequence[Object]] | None, *, flip: float = 0.0, seed: int = 0
     ) -> None:
-        import torch
-
-        self._rows = rows
+        super().__init__(rows, seed)
         self._processor = processor
         self._found = found
         self._flip = flip
-        self._seed = seed
-        # In shared memory: persistent workers see the next epoch too.
-        epoch: Any = torch.zeros((), dtype=torch.int64)
-        self._epoch = epoch.share_memory_()
-
-    def __len__(self) -> int:
-        return len(self._rows.dataset)
-
-    def begin(self, epoch: int) -> None:
-        """Mirror as in epoch `epoch`, counted from 0."""
-        self._epoch.fill_(epoch)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         from PIL import Image
@@ -81,7 +67,7 @@ class Boxes:
         if self._found is None:
             return {"pixel_values": self._processor(images=[image], return_tensors="pt")["pixel_values"][0]}
         found = self._found[index]
-        if self._flip and random.Random(f"{self._seed} {int(self._epoch)} {index}").random() < self._flip:
+        if self._flip and self.draw(index).random() < self._flip:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             found = [([image.width - box[0] - box[2], *box[1:]], kind) for box, kind in found]
         annotations = [{"bbox": box, "category_id": kind, "area": box[2] * box[3], "iscrowd": 0} for box, kind in found]

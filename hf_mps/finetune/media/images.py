@@ -49,22 +49,16 @@ class Augmentation(schema.Section):
         return f"{self.crop[0]:.0%} to {self.crop[1]:.0%} of the area, mirrored in {self.flip:.0%}"
 
 
-class Images:
-    """A split for Trainer: rows of `pixel_values`, float32 of shape (3, height, width), and `labels` where it has any.
+class Varied:
+    """Rows that are varied anew in each epoch: what is drawn for one depends on seed, epoch and row alone.
 
-    The augmentation of a row depends on seed, epoch and row alone: a resumed run sees the images that it would have
-    seen, with any number of worker processes.
+    A resumed run sees what it would have seen, with any number of worker processes.
     """
 
-    def __init__(
-        self, rows: Rows, labels: Sequence[int] | None, processor: Any, augment: Augmentation | None, seed: int
-    ) -> None:
+    def __init__(self, rows: Rows, seed: int) -> None:
         import torch
 
         self._rows = rows
-        self._labels = labels
-        self._processor = processor
-        self._augment = augment
         self._seed = seed
         # In shared memory: persistent workers see the next epoch too.
         epoch: Any = torch.zeros((), dtype=torch.int64)
@@ -74,20 +68,37 @@ class Images:
         return len(self._rows.dataset)
 
     def begin(self, epoch: int) -> None:
-        """Augment as in epoch `epoch`, counted from 0.
+        """Vary the rows as in epoch `epoch`, counted from 0.
 
         The name `set_epoch` is avoided: Accelerate's data loader calls that, but not in the epoch in which a run
         resumes (DataLoaderShard.set_epoch stops at the sampler that skips what was seen).
         """
         self._epoch.fill_(epoch)
 
+    def draw(self, index: int) -> random.Random:
+        """Return the random numbers of one row in this epoch."""
+        return random.Random(f"{self._seed} {int(self._epoch)} {index}")
+
+
+class Images(Varied):
+    """A split for Trainer: rows of `pixel_values`, float32 of shape (3, height, width), and `labels` where it has any.
+
+    They are augmented where `augment` says how.
+    """
+
+    def __init__(
+        self, rows: Rows, labels: Sequence[int] | None, processor: Any, augment: Augmentation | None, seed: int
+    ) -> None:
+        super().__init__(rows, seed)
+        self._labels = labels
+        self._processor = processor
+        self._augment = augment
+
     def __getitem__(self, index: int) -> dict[str, Any]:
         image, settings = opened(self._rows, index), {}
         if self._augment is not None:
-            draw = random.Random(f"{self._seed} {int(self._epoch)} {index}")
-            image = augmented(
-                image, self._augment, size(self._processor), getattr(self._processor, "resample", None), draw
-            )
+            resample = getattr(self._processor, "resample", None)
+            image = augmented(image, self._augment, size(self._processor), resample, self.draw(index))
             settings = {"do_resize": False, "do_center_crop": False}
         pixels = self._processor(image, return_tensors="pt", **settings)["pixel_values"][0]
         return {"pixel_values": pixels} | ({"labels": self._labels[index]} if self._labels is not None else {})

@@ -17,12 +17,11 @@ IGNORED = 255
 """The class of pixels that are neither learned nor counted (semantic_loss_ignore_index of transformers)."""
 
 
-class Masks:
+class Masks(images.Varied):
     """A split for Trainer: rows of `pixel_values`, float32 of shape (3, H, W), and of `labels`, int64 of shape (H, W),
     where they have a mask.
 
-    The augmentation of a row depends on seed, epoch and row alone, as that of `Images`. `reduce` makes class 0 the one
-    that is left out, and counts the others from 0 (ADE20K's masks need that).
+    `reduce` makes class 0 the one that is left out, and counts the others from 0 (ADE20K's masks need that).
     """
 
     def __init__(
@@ -35,32 +34,18 @@ class Masks:
         augment: Augmentation | None = None,
         seed: int = 0,
     ) -> None:
-        import torch
-
-        self._rows = rows
+        super().__init__(rows, seed)
         self._processor = processor
         self._classes = classes
         self._reduce = reduce
         self._augment = augment
-        self._seed = seed
-        # In shared memory: persistent workers see the next epoch too.
-        epoch: Any = torch.zeros((), dtype=torch.int64)
-        self._epoch = epoch.share_memory_()
-
-    def __len__(self) -> int:
-        return len(self._rows.dataset)
-
-    def begin(self, epoch: int) -> None:
-        """Augment as in epoch `epoch`, counted from 0."""
-        self._epoch.fill_(epoch)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         if "mask" not in self._rows.dataset.column_names:
             return prepared(self._processor, images.opened(self._rows, index), None, reduce=False)
         image, mask = pair(self._rows, index)
         if self._augment is not None:
-            draw = random.Random(f"{self._seed} {int(self._epoch)} {index}")
-            image, mask = varied(image, mask, self._augment, draw)
+            image, mask = varied(image, mask, self._augment, self.draw(index))
         made = prepared(self._processor, image, mask, reduce=self._reduce)
         self._refuse_unknown(index, made["labels"])
         return made
