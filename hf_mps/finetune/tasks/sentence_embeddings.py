@@ -23,7 +23,7 @@ from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
-from hf_mps.finetune.text import lengths, tokens
+from hf_mps.finetune.text import lengths
 from hf_mps.metrics.selection import choose
 
 if TYPE_CHECKING:
@@ -152,37 +152,7 @@ def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], de
     Raises UserError for a checkpoint that cannot be used, and without sentence-transformers.
     """
     embeddings.library()
-    model, weights = embeddings.load(checkpoint, device)
-    length = lengths.kept(recipe, chosen, model.tokenizer, checkpoint.config())
-    model.max_seq_length = length.value.longest
-    collator = embeddings.collator(model, length.value, recipe.training.get("prompts"))
-
-    def answers(trainer: Any, rows: Rows) -> Iterator[dict[str, Any]]:
-        roles = [role for role in ("text", "text_pair") if role in rows.dataset.column_names]
-        tokens.refuse_other_than_text(rows, roles)
-        every = range(len(rows.dataset))
-        texts = {role: tokens.texts(rows, role, {role: rows.dataset[role][:]}, every) for role in roles}
-        found = [
-            embeddings.embedded(
-                trainer.model, collator, texts[role], embeddings.NAMES[role], trainer.args.eval_batch_size
-            )
-            for role in roles
-        ]
-        cosines = (found[0] * found[-1]).sum(axis=1).tolist()
-        for number in every:
-            line = {role: texts[role][number] for role in roles}
-            alone = len(roles) == 1
-            yield line | ({"embedding": found[0][number]} if alone else {"cosine": round(cosines[number], 4)})
-
-    return Answering(
-        model=model,
-        processing_class=model.tokenizer,
-        collator=collator,
-        answers=answers,
-        choices={"lengths": length, "model": weights},
-        trainer=embeddings.apart,
-        batch=embeddings.BATCH,
-    )
+    return embeddings.answering(recipe, checkpoint, chosen, embeddings.load(checkpoint, device), _answers)
 
 
 def smoke_rows(recipe: Recipe, folder: Any) -> dict[str, list[dict[str, Any]]]:
@@ -201,6 +171,17 @@ def smoke_rows(recipe: Recipe, folder: Any) -> dict[str, list[dict[str, Any]]]:
             )
         rows.append(row)
     return {"train": rows[:16], "validation": rows[16:]}
+
+
+def _answers(trainer: Any, collator: Any, texts: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Any]]:
+    """Yield the cosine of each pair of texts, or the embedding of each text alone."""
+    size = trainer.args.eval_batch_size
+    found = [
+        embeddings.embedded(trainer.model, collator, some, embeddings.NAMES[role], size) for role, some in texts.items()
+    ]
+    for number, cosine in enumerate((found[0] * found[-1]).sum(axis=1).tolist()):
+        line = {role: some[number] for role, some in texts.items()}
+        yield line | ({"embedding": found[0][number]} if len(texts) == 1 else {"cosine": round(cosine, 4)})
 
 
 def _why(scored: bool) -> str:

@@ -7,7 +7,7 @@ weight.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +21,7 @@ from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
-from hf_mps.finetune.text import lengths, tokens
+from hf_mps.finetune.text import lengths
 from hf_mps.metrics.selection import choose
 
 if TYPE_CHECKING:
@@ -125,26 +125,9 @@ def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], de
     Raises UserError for a checkpoint that cannot be used, and without sentence-transformers.
     """
     embeddings.library(recipe.task)
-    model, weights = sparse.load(checkpoint, device)
-    length = lengths.kept(recipe, chosen, model.tokenizer, checkpoint.config())
-    model.max_seq_length = length.value.longest
-    collator = embeddings.collator(model, length.value, recipe.training.get("prompts"))
-
-    def answers(trainer: Any, rows: Rows) -> Iterator[dict[str, Any]]:
-        roles = [role for role in ("text", "text_pair") if role in rows.dataset.column_names]
-        tokens.refuse_other_than_text(rows, roles)
-        every = range(len(rows.dataset))
-        texts = [tokens.texts(rows, role, {role: rows.dataset[role][:]}, every) for role in roles]
-        return sparse.answers(trainer.model, collator, dict(zip(roles, texts, strict=True)))
-
-    return Answering(
-        model=model,
-        processing_class=model.tokenizer,
-        collator=collator,
-        answers=answers,
-        choices={"lengths": length, "model": weights},
-        trainer=embeddings.apart,
-        batch=embeddings.BATCH,
+    opened = sparse.load(checkpoint, device)
+    return embeddings.answering(
+        recipe, checkpoint, chosen, opened, lambda trainer, *texts: sparse.answers(trainer.model, *texts)
     )
 
 
