@@ -78,7 +78,7 @@ class Input:
         import pyarrow
 
         if self.files:
-            (column,) = self.columns.values()
+            column = next(self.columns[role] for role in MEDIA if role in self.columns)
             for start in range(0, len(self.files), size):
                 yield pyarrow.table({column: [str(file) for file in self.files[start : start + size]]})
         elif self.kind == "parquet":
@@ -145,8 +145,9 @@ def _found(name: str, columns: Mapping[str, str], optional: tuple[str, ...], dat
     """Return the rows in a file or folder. Raises UserError."""
     path = Path(name).expanduser()
     media = [role for role in columns if role in MEDIA]
+    alone = bool(media) and set(columns) - set(optional) == set(media)
     if path.is_dir():
-        if not media:
+        if not alone:
             raise UserError(f"{name}: is a folder; allowed: a file of rows ({formats.allowed()}), or - for stdin")
         column, files = sources.media(path)
         if column != media[0]:
@@ -157,7 +158,7 @@ def _found(name: str, columns: Mapping[str, str], optional: tuple[str, ...], dat
     if path.stat().st_size == 0:
         raise UserError(f"{name}: the file is empty; allowed: at least one row")
     kind = formats.kind(path)
-    if kind is None and media and len(columns) == 1:
+    if kind is None and alone:
         return Input(path, name, "", columns, optional, data, (path.resolve(),))
     if kind is None:
         raise UserError(f"{name}: cannot tell the format; allowed: {formats.allowed()}, or - for stdin")

@@ -221,4 +221,4 @@ def _answered(trainer: Any, rows: Rows, reader: Reader, joining: Collator, recip
     most = recipe.generate.max_new_tokens
     found = image_chats.answers(trainer.model, rows, reader, joining, asked, most, ANSWERED)
     for truth, row in zip(truths, found, strict=True):
-        yield {"prompt": row["prompt"], "reference": truth, "generated": row["generated"]}
+        yield {"image": row["image"], "prompt": row["prompt"], "reference": truth, "generated": row["generated"]}

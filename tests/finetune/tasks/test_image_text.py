@@ -315,6 +315,9 @@ def test_a_resumed_run_is_the_whole_one_and_the_saved_model_answers_new_rows(
     found = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert [row["prompt"] for row in found] == [line["prompt"] for line in lines]
     assert [row["generated"] for row in found] == [line["generated"] for line in lines]
+    assert [row["image"] for row in found] == [line["image"] for line in lines] == ["16.png", "17.png"]
+    assert main(["predict", "whole", "16.png", "--format", "jsonl"]) == 0  # a photo alone: there is no question
+    assert json.loads(capfd.readouterr().out)["prompt"].endswith("User:<image><end_of_utterance>\nAssistant:")
 
 
 @pytest.fixture(scope="module")
