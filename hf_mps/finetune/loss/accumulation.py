@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import Trainer
@@ -13,6 +15,8 @@ from transformers import Trainer
 # Two numbers of items in a step, far enough apart that a loss which reads them cannot come out equal.
 ITEM_COUNTS = (1, 1000)
 TRIAL_ROWS = 2
+FOUND: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+"""Models that were tried, and whether their loss reads the number of items."""
 
 
 def fix_accumulation_scaling(trainer: Any) -> bool:
@@ -29,8 +33,12 @@ def fix_accumulation_scaling(trainer: Any) -> bool:
     has_own_loss = type(trainer).compute_loss is not Trainer.compute_loss or trainer.compute_loss_func is not None
     if has_own_loss or not trainer.model_accepts_loss_kwargs:
         return False
+    model = trainer.model
+    if isinstance(next(model.parameters()), FakeTensor):  # `hf-mps plan` traces a model again, in another batch
+        trainer.model_accepts_loss_kwargs = FOUND.get(model, True)
+        return not trainer.model_accepts_loss_kwargs
     dataset = getattr(trainer.train_dataset, "sample", trainer.train_dataset)  # of a stream its first rows
-    model, rows = trainer.model, range(min(TRIAL_ROWS, len(dataset)))
+    rows = range(min(TRIAL_ROWS, len(dataset)))
     training, rng_state = model.training, torch.get_rng_state()
     with torch.device("cpu"):  # whatever the default is
         inputs = trainer.data_collator([dataset[row] for row in rows])
@@ -45,6 +53,7 @@ def fix_accumulation_scaling(trainer: Any) -> bool:
         by_tokens = shared and _is_mean_over_tokens(model, inputs)
     finally:
         model.train(training)
+    FOUND[model] = reads_count
     if not reads_count:
         trainer.model_accepts_loss_kwargs = False
     if by_tokens:
