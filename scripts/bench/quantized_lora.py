@@ -54,7 +54,7 @@ def losses(asked: argparse.Namespace, kind: str | None, folder: Path) -> tuple[f
     recipe.write_text(
         f"task: causal-lm\nmodel: {asked.model}\noutput_dir: {output}\n"
         f"data: {{files: {{train: {asked.text.resolve()}}}, hold_out: 0.1, columns: {{text: text}}}}\n"
-        f"max_length: {asked.tokens}\nweights: bfloat16\nlora: {{r: 8, export: adapter}}\n"
+        f"max_length: {asked.tokens}\nweights: bfloat16\nlora: {{export: adapter}}\n"
         + (f"quantization: {kind}\n" if kind else "")
         + f"training: {{max_steps: {asked.steps}, per_device_train_batch_size: {asked.rows}, learning_rate: 1e-3,"
         " logging_steps: 1, eval_strategy: 'no', save_strategy: steps, save_steps: 1000000}\n",

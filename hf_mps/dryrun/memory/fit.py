@@ -16,6 +16,7 @@ from hf_mps.dryrun.launches import Launches, launch_lines
 from hf_mps.dryrun.memory.machine import Machine
 from hf_mps.dryrun.memory.trace import PARTS, Estimate, Tracer, largest
 from hf_mps.dryrun.render import Report
+from hf_mps.finetune.models import quantization
 from hf_mps.finetune.recipe import training_section
 from hf_mps.finetune.recipe.overrides import of_values
 from hf_mps.finetune.run import early_steps
@@ -30,6 +31,7 @@ BF16 = {"training.bf16": True}
 ADAFACTOR: dict[str, Any] = {"training.optim": "adafactor"}
 HALVES: dict[str, Any] = {early_steps.WEIGHTS: early_steps.HALVES}
 LORA: dict[str, Any] = {"lora": {}}
+QUANTIZED: dict[str, Any] = {quantization.KEY: quantization.NF4}
 # From the least change to the greatest. What each costs: accumulation and checkpointing give the same gradients (but
 # for dropout's draws); checkpointing runs each forward pass twice; another optimizer and weights in halves take other
 # steps; adapters train other weights than the recipe says. State on the CPU is none: it is the same memory on a Mac.
@@ -49,6 +51,14 @@ WAYS: tuple[tuple[dict[str, Any], str], ...] = (
     (
         LORA | CHECKPOINTING | HALVES,
         "adapters in float32 over frozen weights in bfloat16, and the forward pass runs twice",
+    ),
+    (
+        QUANTIZED | CHECKPOINTING | HALVES,
+        "adapters over frozen weights in 4 bits, the rest in bfloat16, and the forward pass runs twice",
+    ),
+    (
+        LORA | QUANTIZED | CHECKPOINTING | HALVES,
+        "adapters over frozen weights in 4 bits, the rest in bfloat16, and the forward pass runs twice",
     ),
 )
 BESIDE = f"live memory, of tensors alone: {DRIVER}; Python and PyTorch hold some hundred megabytes more"
@@ -131,7 +141,7 @@ def _option(tracer: Tracer, machine: Machine, changes: dict[str, Any], reason: s
 
 def _steps_early(changes: Mapping[str, Any]) -> bool:
     """Whether a step with them cannot accumulate."""
-    return any(changes.get(key) for key in EARLY | HALVES) and LORA.keys().isdisjoint(changes)
+    return any(changes.get(key) for key in EARLY | HALVES) and (LORA | QUANTIZED).keys().isdisjoint(changes)
 
 
 def words(changes: dict[str, Any]) -> tuple[str, ...]:
@@ -157,6 +167,10 @@ def changes_something(target: Target, changes: Mapping[str, Any]) -> bool:
         return False
     if "training.bf16" in changes and (training.get("bf16") or training.get("fp16")):
         return False
+    if quantization.KEY in changes and getattr(recipe, quantization.KEY, quantization.NF4) is not None:
+        return False  # quantized already, or a task that has no such weights
+    if quantization.KEY in changes and "lora" not in changes and getattr(recipe, "lora", None) is None:
+        return False  # rounded weights do not step themselves
     return "lora" not in changes or ("lora" in type(recipe).model_fields and getattr(recipe, "lora", None) is None)
 
 

@@ -147,7 +147,7 @@ def settle(model: Any, dtype: str) -> None:
     for module in model.modules():
         if isinstance(module, bitsandbytes.nn.Linear4bit):
             module.support_avx512bf16_for_cpu = False
-            module.compute_dtype = getattr(torch, dtype)
+            module.compute_dtype = module.weight.quant_state.dtype = getattr(torch, dtype)  # forward and backward
             if module.in_features % rounded_layers.BLOCK:
                 module.__class__ = rounded_layers.UnevenLinear4bit
         elif isinstance(module, bitsandbytes.nn.Linear8bitLt):
