@@ -162,6 +162,17 @@ def test_what_would_make_it_fit_the_least_change_first(tight: Any, monkeypatch: 
     assert all(option.estimate.bytes <= small.comfortable for option in found.options)
 
 
+def test_weights_in_4_bits_are_proposed_below_adapters_alone(tmp_path: Path) -> None:
+    target = resolve_target(str(check_plan.recipe(Pair("llama", CONTINUE, 8, 128), tmp_path)))
+    with_lora = target.varied(fit.LORA)
+    assert not fit.changes_something(target, fit.QUANTIZED)
+    assert fit.changes_something(target, fit.LORA | fit.QUANTIZED)
+    assert fit.changes_something(with_lora, fit.QUANTIZED)
+    assert not fit.changes_something(with_lora.varied(fit.QUANTIZED), fit.QUANTIZED)
+    classifier = resolve_target(str(check_plan.recipe(Pair("bert", CLASSIFY, 8, 128), tmp_path)))
+    assert not fit.changes_something(classifier, fit.LORA | fit.QUANTIZED)
+
+
 @pytest.mark.slow
 def test_the_plan_is_of_the_step_that_the_run_takes_and_says_why(tight: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "TRACES", 1)
