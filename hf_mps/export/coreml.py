@@ -167,8 +167,9 @@ def compare(job: Job, folder: Path) -> Comparison:
             found = job.traced(*(torch.from_numpy(rows) for rows in inputs.values()))
         return {name: one.numpy() for name, one in zip(outputs(job), found, strict=True)}
 
+    alike = _same_weights(job, opened)
     return Comparison(
-        f"{version}; the TorchScript that it converted was compared",
+        f"{version}; the TorchScript that it converted was compared, and {alike} weights in the package",
         _difference(job, answer, F32),
         f"Core ML predicts on macOS alone, and this is {platform.system()}",
     )
@@ -184,6 +185,27 @@ def _same_inputs(job: Job, description: Any) -> None:
             raise RunError(f"the package takes {given.name} of {sorted(found)} tokens, not {sorted(asked)}")
     if {given.name for given in description.output} != set(outputs(job)):
         raise RunError(f"the package gives {', '.join(given.name for given in description.output)}")
+
+
+def _same_weights(job: Job, opened: Any) -> int:
+    """Return how many of the traced model's weights stand in the package as they should, rounded to its type.
+
+    coremltools calls them by their names in the model. Raises RunError for one that is another.
+    """
+    import coremltools
+    import numpy
+
+    stored = coremltools.optimize.coreml.get_weights_metadata(opened, weight_threshold=1)
+    ending, width = ("_to_fp16", numpy.float16) if job.weights == F16 else ("", numpy.float32)
+    alike = 0
+    for name, weight in job.traced.named_parameters():
+        found = stored.get(name.replace(".", "_") + ending)
+        if found is None or found.val.shape != tuple(weight.shape):
+            continue
+        if not numpy.array_equal(found.val, weight.detach().numpy().astype(width)):
+            raise RunError(f"the package holds another {name} than the model; nothing was written")
+        alike += 1
+    return alike
 
 
 def _difference(job: Job, answer: Any, weights: str) -> Any:

@@ -53,7 +53,7 @@ def push(where: str, name: str, *, private: bool = False, dry_run: bool = False)
     if not sent:
         why = "--dry-run" if dry_run else f"no token is here ({LOGIN} makes one)"
         print(f"nothing was sent: {why}")
-        print(f"to share  {training_section.UPLOAD.replace('NAME', name).format(shlex.quote(str(folder)))}")
+        print(f"to share  {_command(folder, upload, name)}")
         return
     with status.shown(f"sending {where} to {name} …"), no_bars():
         url = _send(folder, upload, name, private)
@@ -125,6 +125,14 @@ def _send(folder: Path, upload: Upload, name: str, private: bool) -> str:
     except unreachable as error:
         raise RunError(f"the hub cannot be reached: {first_line(error)}; next: the same command again") from error
     return str(sent.commit_url)
+
+
+def _command(folder: Path, upload: Upload, name: str) -> str:
+    """Return the command of huggingface_hub's own program that sends the same files."""
+    command = training_section.UPLOAD.replace("NAME", name).format(shlex.quote(str(folder)))
+    kept = (stays.rstrip("/") for stays in upload.left_out)
+    more = [one for one in kept if not any(fnmatch.fnmatch(one, pattern) for pattern in training_section.KEPT_HERE)]
+    return " ".join([command, *(f"--exclude {shlex.quote(one)}" for one in more)])
 
 
 def _literal(path: str) -> str:

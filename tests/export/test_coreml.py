@@ -40,7 +40,7 @@ def test_off_a_mac_it_says_what_was_compared_and_what_was_not(hf_mps: Run, class
     ended = hf_mps("export", "coreml", classifier, tmp_path / "out", "--lengths", "16,32", "--weights", "f32")
     assert "not compared: Core ML predicts on macOS alone, and this is Linux\n" in ended.out
     found = record(tmp_path / "out")["comparison"]
-    assert found["opened_by"].endswith("the TorchScript that it converted was compared")
+    assert found["opened_by"].endswith("the TorchScript that it converted was compared, and 41 weights in the package")
     assert found["not_compared"]
     assert found["difference"]["relative"] < 1e-5
 

@@ -7,10 +7,13 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from hf_mps.core.choice import Choice
 from hf_mps.core.files import plain
 from hf_mps.core.text import duration, memory
 from hf_mps.finetune.report.results import RunRecord, is_hub_id
 from hf_mps.metrics import available
+
+SIMULATED = "simulated: the CPU of a machine without Metal computed"
 
 
 def card(record: RunRecord) -> str:
@@ -91,8 +94,11 @@ def _opening(record: RunRecord) -> str:
     if record.model and is_hub_id(record.model):
         base = f"[{record.model}](https://huggingface.co/{record.model})"
     data = f" on {_cell(record.dataset_words)}" if record.dataset_words else ""
-    device = f"`{record.device.value}` ({_cell(record.device.reason)})"
-    where = f"a simulated device {device}" if record.simulated else f"the device {device}"
+    device = f"`{record.device.value}`"
+    # The chip of a simulated device is a profile's, and was not there.
+    where = (
+        f"a simulated device {device}" if record.simulated else f"the device {device} ({_cell(record.device.reason)})"
+    )
     return f"Fine-tuned from {base}{data}, by hf_mps on {where}. Training took {_cost(record)}."
 
 
@@ -140,7 +146,8 @@ def _snippet(record: RunRecord) -> str:
 
 
 def _choices(record: RunRecord) -> str:
-    rows = {"device": record.device, **record.choices}
+    device = Choice(record.device.value, SIMULATED) if record.simulated else record.device
+    rows = {"device": device, **record.choices}
     return _table(
         ("what", "value", "why"),
         [(name, f"`{_code(_words(choice.value))}`", choice.reason) for name, choice in rows.items()],

@@ -39,7 +39,7 @@ def test_a_run_trains_on_mps_and_leaves_its_files(desk: Path, finetune: Command)
     assert said["simulated"] is device.simulated()
     assert ("(simulated)" in said["device"]["reason"]) is device.simulated()
     assert ("device    simulated: time and memory say nothing about a Mac\n" in ended.out) is device.simulated()
-    assert (" on a simulated device `mps` (" in (run / "README.md").read_text()) is device.simulated()
+    assert (" on a simulated device `mps`. " in (run / "README.md").read_text()) is device.simulated()
     assert said["recipe"]["seed"] == 3
     assert set(said["metrics"]) == {"f1", "accuracy", "loss"}
     assert said["main_metric"] == "f1"
