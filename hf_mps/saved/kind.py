@@ -24,6 +24,7 @@ ARCHITECTURES = {
     **dict.fromkeys(
         (f"{name}ForConditionalGeneration" for name in ("Idefics3", "SmolVLM", "VL", "Llava", "InternVL")), "image-text"
     ),
+    "WhisperForConditionalGeneration": "speech-seq2seq",
     "MTModel": "translation",
     "M2M100ForConditionalGeneration": "translation",
     "ForConditionalGeneration": "summarization",
@@ -32,6 +33,8 @@ ARCHITECTURES = {
 }
 SENTENCES = "modules.json"
 """The file of sentence-transformers' models."""
+SPARSE = "SpladePooling"
+"""The module of theirs that makes weights of words."""
 TEMPLATE = "chat_template.jinja"
 
 
@@ -47,7 +50,9 @@ def of(checkpoint: Checkpoint, asked: str | None = None) -> Choice[str]:
         return Choice(asked, "--task")
     folder = checkpoint._folder()
     if folder is not None and (folder / SENTENCES).is_file():
-        return Choice("sentence-embeddings", f"its {SENTENCES} is sentence-transformers'")
+        sparse = SPARSE in (folder / SENTENCES).read_text(encoding="utf-8", errors="replace")
+        name, told = ("sparse-embeddings", f" and names {SPARSE}") if sparse else ("sentence-embeddings", "")
+        return Choice(name, f"its {SENTENCES} is sentence-transformers'{told}")
     classes = checkpoint.stored_config().get("architectures") or _of_the_hub(checkpoint)
     for name in map(str, classes):
         task = next((task for end, task in ARCHITECTURES.items() if name.endswith(end)), None)

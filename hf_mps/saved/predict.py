@@ -34,6 +34,8 @@ def predict(
     default what `out` is called, and csv). At most `batch` rows are computed at once. Raises UserError for rows, files
     and models that cannot be used, RunError for a failure of the machine.
     """
+    from hf_mps.finetune.run import measuring
+
     kind = _kind(kind, out)
     began, read = 0.0, 0
     with rows.opened(run, source) as given, ready.answering(run, batch) as model, _written(out) as file:
@@ -42,6 +44,7 @@ def predict(
         with status.shown("answering …"):
             for some in given.batches(model.answering.at_a_time):
                 write(model.answering.answers(model.trainer, some))
+                measuring.forget_rows(model.trainer)
                 read += len(some.dataset)
                 status.now(f"answered {read:,} rows, {read / max(time.monotonic() - began, 1e-9):,.0f} a second …")
     seconds = time.monotonic() - began

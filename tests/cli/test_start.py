@@ -51,6 +51,9 @@ SHORT = [
     ["--help"],
     ["finetune", "--help"],
     ["bench", "--help"],
+    ["predict", "--help"],
+    ["chat", "--help"],
+    ["evaluate", "--help"],
     ["recipes", "list"],
     ["recipes", "keys", "quickstart"],
 ]

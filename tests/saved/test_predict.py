@@ -139,6 +139,30 @@ def test_rows_are_answered_a_few_at_a_time_and_none_is_loaded_before(pairs: Kept
             next(batches)
 
 
+def test_answered_rows_are_let_go_of(pairs: Kept) -> None:
+    import gc
+
+    from datasets import Dataset
+
+    from hf_mps.finetune.run import measuring
+    from hf_mps.saved import ready, rows
+    from hf_mps.saved.run import open_run
+
+    def alive() -> int:
+        gc.collect()
+        return sum(isinstance(one, Dataset) for one in gc.get_objects())
+
+    run = open_run(str(pairs.folder))
+    counts = []
+    with rows.opened(run, str(pairs.rows)) as given, ready.answering(run) as model:
+        for some in given.batches(2):
+            assert len(list(model.answering.answers(model.trainer, some))) == 2
+            measuring.forget_rows(model.trainer)
+            counts.append(alive())
+    assert len(counts) >= 4
+    assert counts[-1] <= counts[0]
+
+
 @pytest.mark.parametrize("batch", [1, 3])
 def test_the_batch_changes_no_answer(pairs: Kept, command: Command, batch: int) -> None:
     answers = read_csv(command("predict", pairs.folder, pairs.rows, "--batch", batch).out)

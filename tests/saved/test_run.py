@@ -46,6 +46,12 @@ def test_an_adapter_is_opened_with_its_base_model(kept: Made) -> None:
     assert opened.to_use.lora is None
 
 
+def test_every_task_says_how_its_saved_models_answer() -> None:
+    from hf_mps.finetune import tasks
+
+    assert [name for name in tasks.names() if not hasattr(tasks.module(name), "answer")] == []
+
+
 @pytest.mark.parametrize(
     ("task", "reason"),
     [

@@ -78,6 +78,12 @@ def trainer(
     return built, {"precision": precision, "batch": size}
 
 
+def forget_rows(trainer: Any) -> None:
+    """Let go of the rows that `trainer` has answered: accelerate keeps every data loader that it has prepared."""
+    if (accelerator := getattr(trainer, "accelerator", None)) is not None:
+        accelerator._dataloaders.clear()
+
+
 def _batch(said: Mapping[str, Any], chosen: Mapping[str, Any], asked: int | None) -> Choice[int]:
     if asked is not None:
         return Choice(asked, "--batch")
