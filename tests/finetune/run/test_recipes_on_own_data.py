@@ -22,6 +22,8 @@ RUNS = {
         ["data.prompt=conversations", "max_length=256"],
         "rewards/accuracies",
     ),
+    "sft/qlora": ("", "sft/alpaca_en_demo.json", ["max_length=256", "generate.rows=2"], "perplexity"),
+    "dpo/qlora": ("", "sft/dpo_en_demo.json", ["data.prompt=conversations", "max_length=256"], "rewards/accuracies"),
     "summarization/dialogsum": ("bart", "dialogsum/dialogsum.dev.jsonl", ["max_length=128"], "rouge1"),
     "summarization/xsum": ("t5", "samples/xsum/sample.json", ["max_length=128", "data.hold_out=0.3"], "rouge1"),
     "translation/wmt16-en-ro": (
