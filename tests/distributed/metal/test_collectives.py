@@ -11,6 +11,7 @@ import pytest
 
 from tests.distributed.launching import launch_hosts
 
+pytestmark = pytest.mark.process
 PROGRAMS = Path(__file__).parent / "programs"
 HOSTS = [2, pytest.param(4, marks=pytest.mark.slow)]
 
@@ -22,10 +23,26 @@ def lines_of_main(hosts: int, program: str, *words: str, **kwargs: Any) -> list[
     return [json.loads(line) for line in done[0].stdout.splitlines() if line.startswith('{"')]
 
 
-@pytest.mark.process
-@pytest.mark.parametrize("hosts", HOSTS)
-def test_every_collective_is_gloo_s_to_the_bit_for_every_dtype(hosts: int) -> None:
-    (said,) = lines_of_main(hosts, "collectives.py")
+@pytest.fixture(scope="module", params=HOSTS)
+def hosts(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture(scope="module")
+def lines(hosts: int) -> list[dict[str, Any]]:
+    """What the programs say, all run by the same processes; DDP's are last: one of its ranks goes away."""
+    return lines_of_main(hosts, "together.py", "fsdp.py", "collectives.py", "ddp.py")
+
+
+def test_fsdp2_shards_gradients_and_the_optimizer_s_states(hosts: int, lines: list[dict[str, Any]]) -> None:
+    said = lines[0]
+    assert said["far"] < 1e-6
+    assert said["held"] <= said["total"] / hosts + 3 * 33, "a rank holds its part of the states alone"
+    assert said["copied"] == 0
+
+
+def test_every_collective_is_gloo_s_to_the_bit_for_every_dtype(hosts: int, lines: list[dict[str, Any]]) -> None:
+    said = lines[1]
     assert said["backend"] == "metal"
     assert said["wrong"] == []
     assert said["count"] > 200
@@ -46,10 +63,10 @@ def test_every_collective_is_gloo_s_to_the_bit_for_every_dtype(hosts: int) -> No
     assert said["refusal"].startswith("DistBackendError: allreduce of int16 tensors: Gloo, which the backend metal")
 
 
-@pytest.mark.process
-@pytest.mark.parametrize("hosts", HOSTS)
-def test_a_step_of_ddp_is_one_process_s_step_with_the_same_global_batch(hosts: int) -> None:
-    said, last = lines_of_main(hosts, "ddp.py")
+def test_a_step_of_ddp_is_one_process_s_step_with_the_same_global_batch(
+    hosts: int, lines: list[dict[str, Any]]
+) -> None:
+    said, last = lines[2:]
     rounded = {"fp16_compress_hook": 1e-4, "builtin fp16": 1e-4, "bf16_compress_hook": 1e-3}
     assert {way: far for way, far in said["ways"].items() if far > rounded.get(way, 1e-6)} == {}
     assert len(said["ways"]) == 12

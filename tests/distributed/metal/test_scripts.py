@@ -40,14 +40,6 @@ def test_lightning_in_an_unchanged_script(tmp_path: Path, run_python: Any) -> No
         assert found == pytest.approx(wanted, abs=1e-6)
 
 
-@pytest.mark.process
-def test_fsdp2_shards_gradients_and_the_optimizer_s_states() -> None:
-    (said,) = lines_of_main(2, "fsdp.py")
-    assert said["far"] < 1e-6
-    assert said["held"] <= said["total"] / 2 + 3 * 33, "a rank holds its part of the states alone"
-    assert said["copied"] == 0
-
-
 @pytest.mark.slow
 @pytest.mark.process
 def test_a_recipe_on_two_macs(tmp_path: Path) -> None:

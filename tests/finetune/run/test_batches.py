@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hf_mps.core.errors import UserError
+from hf_mps.distributed.world import World
 from hf_mps.finetune.run import batches
 
 
@@ -58,3 +59,13 @@ def test_no_batch_for_each_process_is_refused() -> None:
 )
 def test_a_step_is_said_in_rows(accumulation: int, processes: int, said: str) -> None:
     assert batches._whole(8, accumulation, processes) == said
+
+
+def test_a_process_that_accelerate_started_alone_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert batches._processes(World()) == {}
+    for name, value in {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "ACCELERATE_DYNAMO_BACKEND": "NO"}.items():
+        monkeypatch.setenv(name, value)
+    assert str(batches._processes(World())["processes"]) == (
+        "1 (accelerate launch was told of several, and starts one by itself unless the type is MULTI_GPU or FSDP; next:"
+        " distributed_type: MULTI_GPU in its file, also without a GPU)"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,25 @@ def test_the_plan_is_the_runs_own_header(desk: Path, finetune: Command) -> None:
     ran = results(desk / "runs/my")["choices"]
     assert {name: said[name] for name in ran} == ran
     assert set(said) - set(ran) == {"parameters", "memory", "operators", "launches"}
+
+
+def test_a_plan_says_when_another_number_of_processes_goes_on(desk: Path, finetune: Command) -> None:
+    words = ("my.yaml", "training.save_strategy=steps", "training.save_steps=3")
+    assert finetune(*words).code == 0
+    run = desk / "runs/my"
+    (run / "results.json").unlink()  # as if it had been stopped
+    state = run / "checkpoint-3" / "trainer_state.json"
+    stored = json.loads(state.read_text(encoding="utf-8"))
+    stored["stateful_callbacks"]["Shares"]["attributes"] |= {"processes": 2, "batch": 4}
+    state.write_text(json.dumps(stored), encoding="utf-8")
+    for other in {*run.glob("checkpoint-*")} - {state.parent}:
+        shutil.rmtree(other)
+    said = json.loads(finetune(*words, "--plan", "--json").out)["choices"]
+    assert (said["processes"]["value"], said["batch"]["value"]) == (1, 4)
+    assert said["processes"]["reason"] == (
+        "the run began in 2 processes, with 8 rows in a step; each has 2 batches of 4 now, so that the same rows are"
+        " left; random draws (dropout) are others"
+    )
 
 
 def test_a_plan_refuses_what_a_run_would(finetune: Command, desk: Path) -> None:

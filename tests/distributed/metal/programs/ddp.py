@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from contextlib import nullcontext
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from hf_mps.distributed.metal.traffic import traffic
 
 ROWS, STEPS = 4, 3
 
-dist.init_process_group(timeout=timedelta(seconds=120))
 RANK, SIZE = dist.get_rank(), dist.get_world_size()
 BATCHES = torch.randn(STEPS, ROWS * SIZE, 8, generator=torch.Generator().manual_seed(3))
 

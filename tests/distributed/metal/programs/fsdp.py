@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -15,7 +14,6 @@ from torch.distributed.tensor import DTensor
 
 from hf_mps.distributed.metal.traffic import traffic
 
-dist.init_process_group(timeout=timedelta(seconds=120))
 RANK, SIZE = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
 sharded = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3)).to("mps")
@@ -40,4 +38,3 @@ if RANK == 0:
     far = max((whole[name] - weight.cpu()).abs().max().item() for name, weight in alone.state_dict().items())
     total = sum(weight.numel() for weight in alone.parameters())
     print(json.dumps({"far": far, "held": held, "total": total, "copied": traffic().copied}))
-dist.destroy_process_group()
