@@ -54,6 +54,16 @@ RECIPES: dict[str, dict[str, Any]] = {
         "generate": {"rows": 3, "max_new_tokens": 4},
         "data": {"columns": {"instruction": "text", "output": "answer"}},
     },
+    "several-labels": {
+        "task": "text-classification",
+        "model": "bert",
+        "data": {"columns": {"text": "text", "label": "labels"}},
+    },
+    "pairs": {
+        "task": "rerank",
+        "model": "bert",
+        "data": {"columns": {"text": "text", "text_pair": "answer", "label": "label"}},
+    },
     "embeddings": {
         "task": "sentence-embeddings",
         "model": "bert",
@@ -90,6 +100,7 @@ def _row(draw: random.Random) -> dict[str, Any]:
         "text": " ".join(words),
         "answer": " ".join(answer),
         "label": int("boat" in words),
+        "labels": [word for word in ("boat", "kite", "drum") if word in words],
         "tokens": words,
         "tags": ["THING" if word in ("boat", "kite", "drum") else "O" for word in words],
     }

@@ -49,6 +49,8 @@ ORDERED = ("rerank",)
 PAIRED = ("average_precision", "rerank")
 TRUTH = ("label", "negative")
 GRADED = ("spearmanr", "pearsonr", "mse", "rerank")
+# Documents of a generated query: about as many as MS MARCO has, for a plan counts them.
+LISTED = 8
 SNIPPET = """from sentence_transformers import CrossEncoder
 model = CrossEncoder(".")
 print(model.rank("a query", ["one document", "another document"]))"""
@@ -115,7 +117,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     library = embeddings.library(recipe.task)
     found = {split: queries.read(rows[split]) for split in rows}
     measured = choose(recipe.metrics or _metrics(found), _allowed(found), recipe.task)
-    name = recipe.loss or ("BinaryCrossEntropyLoss" if recipe.data.columns.text_pair else "LambdaLoss")
+    name = recipe.loss or ("BinaryCrossEntropyLoss" if recipe.data.columns.text_pair else "ListNetLoss")
     _refuse_out_of_range(rows, found, name)
     model, weights = _model(recipe, checkpoint, device)
     tokenizer = model.tokenizer
@@ -188,7 +190,7 @@ def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
     draw, named = random.Random(recipe.seed), recipe.data.columns
 
     def row(kind: int) -> dict[str, Any]:
-        kinds = [kind, *draw.sample([other for other in range(4) if other != kind], 2)]
+        kinds = [kind, *draw.choices([other for other in range(4) if other != kind], k=LISTED - 1)]
         draw.shuffle(kinds)
         texts = [synthetic.sentence(draw, one) for one in kinds]
         made: dict[str, Any] = {named.text: f"which one was {synthetic.word(draw, kind)}"}
@@ -222,7 +224,7 @@ def _graded(found: Mapping[str, Sequence[Query]]) -> bool:
 
 def _why(name: str) -> str:
     if name in reranking.LISTED:
-        return "the documents of a query are compared: what counts is the place of the relevant ones"
+        return "the documents of a query are compared; LambdaLoss, which weighs places, makes Metal wait at each step"
     return "each pair is judged by itself, relevant or not"
 
 

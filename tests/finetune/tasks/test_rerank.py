@@ -67,7 +67,7 @@ def test_lists_are_learned_measured_and_saved_for_sentence_transformers(asking: 
     assert set(said["metrics"]) == {"ndcg@10", "mrr@10", "loss"}
     # Shared words know nothing of it; a list that the model has learned is in order.
     assert said["metrics"]["ndcg@10"] > said["baseline"]["metrics"]["ndcg@10"] + 0.15
-    assert said["choices"]["loss"]["value"] == "LambdaLoss"
+    assert said["choices"]["loss"]["value"] == "ListNetLoss"
     lines = predictions(run)
     by_row: dict[str, list[dict[str, str]]] = {}
     for line in lines:
@@ -114,7 +114,7 @@ def test_a_right_and_a_wrong_answer_are_a_list_of_two(asking: Path, finetune: Co
         ]
         tiny.write_jsonl(asking / f"{name}.jsonl", rows)
     columns = "data.columns={text: question, text_pair: yes, negative: no}"
-    for loss in ("RankNetLoss", "ListNetLoss", "BinaryCrossEntropyLoss"):
+    for loss in ("RankNetLoss", "LambdaLoss", "BinaryCrossEntropyLoss"):
         ended = finetune("my.yaml", columns, f"loss={loss}", "training.max_steps=2", f"output_dir={loss}")
         assert (ended.code, ended.err) == (0, "")
         assert [line["label"] for line in predictions(asking / loss)] == ["1.0", "0.0"] * 9
@@ -132,7 +132,7 @@ def test_the_losses_see_the_tokens_of_the_batch_and_not_the_texts(asking: Path) 
     from hf_mps.finetune.run import train
     from hf_mps.finetune.tasks import rerank
 
-    made = load_recipe("my.yaml", ["data.rows.train=8"])
+    made = load_recipe("my.yaml", ["data.rows.train=8", "loss=LambdaLoss"])
     rows = load.load(made.recipe.data, 1)
     prepared = rerank.prepare(made.recipe, rows, checkpoint.resolve("model"), "cpu")
     assert train.REFUSALS
