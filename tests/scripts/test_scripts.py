@@ -93,8 +93,9 @@ def test_a_script_trains_on_metal(name: str, train, tmp_path: Path) -> None:
     assert "eval_loss" in results or "accuracy" in results or "val_accuracy" in results
 
 
+# One of each kind of loop: Trainer's, a bare one of Accelerate, Lightning's.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("name", ["run_glue.py", "run_glue_no_trainer.py", "lightning_glue.py"])
 def test_a_script_trains_on_the_cpu_where_asked(name: str, train, tmp_path: Path) -> None:
     data = generated(tmp_path) if "glue" in name else []
     said, results = train(name, *SHORT[name], *data, HF_MPS_DEVICE="cpu")
