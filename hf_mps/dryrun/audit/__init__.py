@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     from hf_mps.dryrun.audit.record import Audit, OperatorRecorder
     from hf_mps.dryrun.modules import ModuleTracker
     from hf_mps.dryrun.resolve import Target
+    from hf_mps.finetune.recipe.schema import Recipe
     from hf_mps.operators.launch_class import LaunchTable
     from hf_mps.operators.support import OperatorSupport
 
 FAKE = Choice("fake", "shapes and dtypes in real size, without numbers and memory")
+TRACED = 2
+"""Batches of a step that are looked at: the first finds no gradients, every other one adds to them as the second."""
 OF_A_SCRIPT = Choice("real", "the script's own, from its start to the end of its first optimizer step")
 
 
@@ -74,7 +77,9 @@ def _audit(
         told = {**facts, **step.facts, "tensors": tensors}
         return audit_of(target.name, recorder, support, told, launches)
 
-    with prepare.weightless(target) as parts:
+    training, accumulated = _traced(target.resolved.recipe)
+    facts = {**facts, **accumulated}
+    with prepare.weightless(target, training=training) as parts:
         try:
             return audited(parts, FAKE)
         except Exception as error:
@@ -83,6 +88,21 @@ def _audit(
             why = summary(error)
     with prepare.small(target, device) as parts:
         return audited(parts, Choice("real", f"a small real step; fake tensors cannot run this one: {why}"))
+
+
+def _traced(recipe: Recipe) -> tuple[Mapping[str, Any], dict[str, Choice[str]]]:
+    """Return a recipe's `training` with at most `TRACED` batches a step, and the fact where there are more.
+
+    GRPO's groups of completions fill all batches of a step together: those stay as many as they are.
+    """
+    training = recipe.training
+    batches = training.get("gradient_accumulation_steps") or 1
+    if batches <= TRACED or recipe.task == "grpo":
+        return training, {}
+    told = Choice(
+        f"{TRACED} of {batches} batches", "the others of a step call what the second does; they are not counted"
+    )
+    return {**training, "gradient_accumulation_steps": TRACED}, {"accumulation": told}
 
 
 def is_command(words: Sequence[str]) -> bool:
