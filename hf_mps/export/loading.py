@@ -7,7 +7,6 @@ import io
 import logging
 import re
 import shutil
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,12 +47,7 @@ def silent() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with (
-            contextlib.redirect_stderr(io.StringIO()),
-            contextlib.redirect_stdout(io.StringIO()),
-            warnings.catch_warnings(),
-        ):
-            warnings.simplefilter("ignore")
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
             yield
     finally:
         logging.disable(before)

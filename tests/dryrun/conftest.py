@@ -4,6 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from hf_mps.finetune.recipe import catalogue
+
+# The model and the step of glue/mrpc over other sentences: one of them, with a number for a label, stands for all.
+ALIKE = {f"glue/{name}" for name in ("cola", "mnli", "qnli", "qqp", "rte", "sst2", "wnli")}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give a test that asks for `recipe` the name of every recipe whose step is one of its own."""
+    if "recipe" in metafunc.fixturenames:
+        metafunc.parametrize("recipe", [entry.name for entry in catalogue.entries() if entry.name not in ALIKE])
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _imported() -> None:

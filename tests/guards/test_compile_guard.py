@@ -88,9 +88,9 @@ def test_switches_that_the_user_set_stay(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_model_that_is_not_compiled_changes_nothing() -> None:
+    before = torch._inductor.config.layout_optimization, torch._dynamo.config.suppress_errors
     loops.new_accelerator().prepare(nn.Linear(3, 1))
-    assert torch._inductor.config.layout_optimization
-    assert not torch._dynamo.config.suppress_errors
+    assert (torch._inductor.config.layout_optimization, torch._dynamo.config.suppress_errors) == before
 
 
 @pytest.fixture

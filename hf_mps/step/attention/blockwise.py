@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,7 +80,7 @@ class _Call:
 class _Blockwise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, call: _Call) -> Tensor:
-        with torch.autocast(query.device.type, enabled=False):
+        with _without_autocast(query.device):
             call.random = _generator(query.device).get_state() if call.dropout else None
             out, sums = _forward(call, query, key, value, bias)
         ctx.call = call
@@ -91,8 +91,15 @@ class _Blockwise(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> Any:
         device, call = upstream.device, ctx.call
-        with torch.autocast(device.type, enabled=False), _replayed(call.random, device):
+        with _without_autocast(device), _replayed(call.random, device):
             return (*_backward(call, upstream, ctx.saved_tensors, ctx.needs_input_grad), None)
+
+
+def _without_autocast(device: torch.device) -> Any:
+    """Compute in the dtypes that come. A trace on the device meta has no autocast, and PyTorch raises for it."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def _forward(call: _Call, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -233,7 +240,7 @@ def _add_bias(total: Tensor, block: Block, by_score: Tensor, group: int) -> None
 
 
 def _generator(device: torch.device) -> torch.Generator:
-    if device.type == "cpu":
+    if device.type in ("cpu", "meta"):  # a trace on meta draws nothing
         return torch.default_generator
     module: Any = torch.get_device_module(device)
     of_all = getattr(module, "default_generators", None)

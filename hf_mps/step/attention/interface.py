@@ -90,8 +90,7 @@ def _mask_and_bias(given: Tensor | None, is_causal: bool) -> tuple[Mask | None, 
 def _as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """In autocast's dtype, where that is on: PyTorch's own attention is on its list of operators (lower precision)."""
     device = tensors[0].device.type
-    # A trace on the device meta has no autocast: PyTorch raises for a device that it does not know.
-    if device == "meta" or not torch.is_autocast_enabled(device):
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
         return tensors
     return tuple(tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors)
 

@@ -21,7 +21,6 @@ from hf_mps.dryrun.audit.report import report
 from hf_mps.dryrun.launches import Launches
 from hf_mps.dryrun.render import render
 from hf_mps.dryrun.resolve import resolve_target
-from hf_mps.finetune.recipe import catalogue
 from hf_mps.operators import launch_class
 from hf_mps.operators.support import OperatorSupport
 from hf_mps.operators.table import functions_file
@@ -68,10 +67,9 @@ def test_every_part_of_the_step_is_there_with_its_modules(mrpc: Audit) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [entry.name for entry in catalogue.entries()])
-def test_its_list_is_what_the_ledger_books_of_a_real_step(name: str) -> None:
-    found = audit(resolve_target(name))
-    assert {entry.operator for entry in found.of("fallback")} == booked(name)
+def test_its_list_is_what_the_ledger_books_of_a_real_step(recipe: str) -> None:
+    found = audit(resolve_target(recipe))
+    assert {entry.operator for entry in found.of("fallback")} == booked(recipe)
     assert found.of("refused", "unknown") == []
 
 
