@@ -77,6 +77,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _compiler_as_found() -> Iterator[None]:
+    """Give torch's compiler its switches back after a test in which something was compiled for the device.
+
+    bitsandbytes compiles what makes its 4-bit weights whole, and the guard `compile` sets a switch of the process then.
+    """
+    yield
+    inductor = sys.modules.get("torch._inductor.config")
+    if inductor is not None and not inductor.layout_optimization:
+        import torch._dynamo.config
+
+        from hf_mps import guards
+
+        inductor.layout_optimization, torch._dynamo.config.suppress_errors = True, False
+        torch._dynamo.reset()
+        guards.get("compile").forget()
+
+
+@pytest.fixture(autouse=True)
 def _imports_are_no_garbage() -> Iterator[None]:
     """Keep modules, once imported, out of the garbage collector's rounds.
 
