@@ -24,6 +24,7 @@ from hf_mps.cli.predict import predict
 from hf_mps.cli.push import push
 from hf_mps.cli.recipes import recipes
 from hf_mps.core.errors import UserError, run_command
+from hf_mps.core.extras import bitsandbytes_unheard
 
 app = typer.Typer(no_args_is_help=True, help="Hugging Face training on a Mac's GPU.")
 
@@ -48,7 +49,8 @@ def main(argv: Sequence[str] | None = None, *, program: str = "hf-mps") -> int:
         except typer.Abort as stop:  # what its questions make of a Ctrl-C
             raise KeyboardInterrupt from stop
 
-    return run_command(verb, debug="--debug" in words) or sum(codes)
+    with bitsandbytes_unheard():
+        return run_command(verb, debug="--debug" in words) or sum(codes)
 
 
 def _parse(argv: list[str], program: str) -> Callable[[], int | None] | int | None:

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, requires
+
+
+@contextmanager
+def bitsandbytes_unheard() -> Iterator[None]:
+    """Let bitsandbytes be imported without its warning that the package `kernels`, whose kernel for x86 it would fetch,
+    is missing; peft imports it wherever it is installed.
+    """
+    logger = logging.getLogger("bitsandbytes")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def install(extra: str) -> str:

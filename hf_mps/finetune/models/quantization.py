@@ -6,7 +6,6 @@ the same bits everywhere and a device never holds a layer whole.
 
 from __future__ import annotations
 
-import logging
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -64,7 +63,9 @@ def config(kind: Kind, dtype: str) -> Any:
 
     if find_spec("bitsandbytes") is None:
         raise UserError(f"{KEY}: bitsandbytes is not installed; next: {extras.install('quantized')}, or {KEY}=null")
-    with _quiet():
+    with extras.bitsandbytes_unheard(), errors_only():
+        import bitsandbytes  # noqa: F401
+
         if kind == "int8":
             return BitsAndBytesConfig(load_in_8bit=True)
         return BitsAndBytesConfig(
@@ -73,20 +74,6 @@ def config(kind: Kind, dtype: str) -> Any:
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=getattr(torch, dtype),
         )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Import bitsandbytes without its warning of a kernel for x86, which it looks for in the package `kernels`."""
-    logger = logging.getLogger("bitsandbytes")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with errors_only():
-            import bitsandbytes  # noqa: F401
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def refuse_device(device: str) -> None:

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
+from hf_mps.core import extras
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.guards.base import Guard
@@ -91,7 +92,8 @@ def _lacks(bits: int, *, paged: bool) -> str:
         # For 32 bits transformers' own words are right: once installed, it trains.
         what = "paged" if paged else "8-bit"
         return f"bitsandbytes is not installed, and has no {what} optimizers for mps" if paged or bits == 8 else ""
-    import bitsandbytes  # noqa: F401
+    with extras.bitsandbytes_unheard():
+        import bitsandbytes  # noqa: F401
 
     if paged and not _pages():
         return "paged optimizers of the installed bitsandbytes need CUDA's managed memory, which Metal does not have"

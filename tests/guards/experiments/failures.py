@@ -82,8 +82,16 @@ def bf16_lightning(folder: Path) -> bool:
 
 
 def paged_optimizer(folder: Path) -> bool:
-    """Trainer with a paged optimizer trains, or the line names another."""
-    return refused(lambda: loops.trained(folder, optim="paged_adamw_8bit", max_steps=1), "adamw_torch")
+    """A paged optimizer of bitsandbytes takes a step, or the line names another."""
+
+    def step() -> None:
+        from bitsandbytes.optim import PagedAdamW8bit
+
+        weight = torch.nn.Parameter(torch.ones(400, 300, device="mps"))  # smaller states than 100,000 are not paged
+        weight.grad = torch.ones_like(weight)
+        PagedAdamW8bit([weight]).step()
+
+    return refused(step, "torch.optim.AdamW")
 
 
 def several_processes(folder: Path) -> bool:
