@@ -61,7 +61,11 @@ def weightless(
     with smoke_recipe(target.resolved, weights=whole.task in OF_A_FOLDER) as small, no_bars(), errors_only():
         size, told = known_configs.config(whole)
         recipe = small.recipe.model_copy(
-            update={"training": whole.training if training is None else training, **_framed(target, size)}
+            update={
+                "training": whole.training if training is None else training,
+                **{key: getattr(whole, key) for key in ("image_size",) if hasattr(whole, key)},
+                **_framed(target, size),
+            }
         )
         source = MetaCheckpoint(whole.model, small.recipe.model, local=True, size=size, device=device)
         run = prepare_run(replace(small, recipe=recipe), source, device=on)

@@ -93,16 +93,19 @@ def _audit(
 def _traced(recipe: Recipe) -> tuple[Mapping[str, Any], dict[str, Choice[str]]]:
     """Return a recipe's `training` with at most `TRACED` batches a step, and the fact where there are more.
 
-    GRPO's groups of completions fill all batches of a step together: those stay as many as they are.
+    GRPO's groups of completions fill all batches of a step together: they become as small.
     """
     training = recipe.training
     batches = training.get("gradient_accumulation_steps") or 1
-    if batches <= TRACED or recipe.task == "grpo":
+    if batches <= TRACED:
         return training, {}
     told = Choice(
         f"{TRACED} of {batches} batches", "the others of a step call what the second does; they are not counted"
     )
-    return {**training, "gradient_accumulation_steps": TRACED}, {"accumulation": told}
+    less = {"gradient_accumulation_steps": TRACED}
+    if recipe.task == "grpo":
+        less["num_generations"] = TRACED * (training.get("per_device_train_batch_size") or 1)
+    return {**training, **less}, {"accumulation": told}
 
 
 def is_command(words: Sequence[str]) -> bool:

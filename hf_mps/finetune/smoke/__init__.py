@@ -27,6 +27,8 @@ STEPS = 6
 BATCH = 4
 # Made-up rows are short: a block of more than LONGEST tokens would be mostly padding, or need very many rows.
 LONGEST, SHORT, SHORT_TARGET = 512, 128, 32
+SIDE = 128
+"""Pixels of an image's sides where a recipe says them (`image_size`)."""
 # The settings of a few steps; the command line overrides them.
 TRAINING = {
     "max_steps": STEPS,
@@ -121,6 +123,8 @@ def _values(whole: ResolvedRecipe, files: dict[str, str], folder: Path) -> dict[
         values["max_length"] = SHORT
     if hasattr(whole.recipe, "max_target_length") and "max_target_length" not in values:
         values["max_target_length"] = SHORT_TARGET  # a model that has learned nothing generates as many
+    if hasattr(whole.recipe, "image_size") and "image_size" not in whole.changed:
+        values["image_size"] = SIDE
     values.pop("expect", None)
     values.setdefault("output_dir", str(folder / "run"))
     return values | {"model": str(folder / "model"), "data": data | {"files": files}, "training": training}
