@@ -161,7 +161,7 @@ def _image_model(name: str, **more: Any) -> Callable[[Path], None]:
         from hf_mps.finetune.smoke import tiny_model
 
         folder.mkdir(parents=True)
-        tiny_model.image_processor(folder, (SIZE, SIZE))
+        tiny_model.image_processor(folder, (SIZE, SIZE), "ViTImageProcessor")
         config = AutoConfig.for_model(name, **TINY, image_size=SIZE, patch_size=8, **more)
         AutoModel.from_config(config).save_pretrained(folder)
 
