@@ -11,9 +11,9 @@ ALIKE = {f"glue/{name}" for name in ("cola", "mnli", "qnli", "qqp", "rte", "sst2
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give a test that asks for `recipe` the name of every recipe whose step is one of its own."""
-    if "recipe" in metafunc.fixturenames:
-        metafunc.parametrize("recipe", [entry.name for entry in catalogue.entries() if entry.name not in ALIKE])
+    """Give a test that asks for `each_recipe` the name of every recipe whose step is one of its own."""
+    if "each_recipe" in metafunc.fixturenames:
+        metafunc.parametrize("each_recipe", [entry.name for entry in catalogue.entries() if entry.name not in ALIKE])
 
 
 @pytest.fixture(scope="session", autouse=True)
