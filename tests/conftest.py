@@ -14,11 +14,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import CHECKOUT
 from tests.snapshots import text_in_pieces  # noqa: F401  inline-snapshot looks for such a hook in a conftest
+
+if TYPE_CHECKING:
+    from tests.distributed.agents import Agent
 
 ON_A_MAC = platform.system() == "Darwin"
 
@@ -186,6 +190,16 @@ def minilm() -> Path:
     return Path(spec.origin).parent / "model"
 
 
+@pytest.fixture(scope="session")
+def agent() -> Iterator[Agent]:
+    """Launches ranks on the CPU as torchrun does, without its start: tests/distributed/agents.py."""
+    from tests.distributed.agents import Agent
+
+    made = Agent()
+    yield made
+    made.end()
+
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -219,3 +233,15 @@ def run_python(tmp_path: Path) -> Run:
         )
 
     return run
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The test's own cache of prepared rows, empty as yet: no other test's rows are found, and the user's is not
+    touched.
+    """
+    import datasets
+
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
+    return cache

@@ -71,7 +71,7 @@ def of_target(target: Target, quick: bool) -> Iterator[Case]:
     from hf_mps.dryrun.step import model_errors
 
     with model_errors(target.resolved), prepare.weightless(target, "cpu") as parts:
-        wide = batch.width(parts.recipe, parts.prepared)
+        wide = batch.width(parts.whole, parts.prepared)
 
         @contextmanager
         def make(device: Choice[str]) -> Iterator[Work]:

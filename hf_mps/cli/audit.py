@@ -10,7 +10,6 @@ import typer
 from hf_mps.cli.options import Debug, Json, Task, Torch, deferred
 from hf_mps.core import status
 from hf_mps.core.errors import UserError
-from hf_mps.dryrun import render
 
 
 @deferred
@@ -39,6 +38,7 @@ def audit(
     compiled for each shape. Exit code 0 where all run on Metal, 1 where the CPU takes some or
     Metal refuses some.
     """
+    from hf_mps.dryrun import render
     from hf_mps.dryrun.audit import audit as audit_target
     from hf_mps.dryrun.audit import audit_script, is_command
     from hf_mps.dryrun.resolve import resolve_target

@@ -8,8 +8,6 @@ import typer
 
 from hf_mps.cli.options import Debug, RecipeName, Version, deferred
 from hf_mps.core.errors import UserError
-from hf_mps.distributed.ranks import Ranks
-from hf_mps.distributed.voice import one_voice
 
 if TYPE_CHECKING:
     from hf_mps.finetune.recipe.resolve import ResolvedRecipe
@@ -74,6 +72,8 @@ def finetune(
         raise UserError("--json belongs to --plan; a run leaves results.json in its folder")
     if check_parity and asked:
         raise UserError(f"--check-parity belongs to a run, and {asked[0]} is another thing; leave one of them out")
+    from hf_mps.distributed.ranks import Ranks
+    from hf_mps.distributed.voice import one_voice
     from hf_mps.finetune.recipe.resolve import load_recipe
 
     with one_voice():

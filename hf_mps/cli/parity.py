@@ -8,7 +8,6 @@ import typer
 
 from hf_mps.cli.options import Debug, Json, Overrides, Target, Task, deferred
 from hf_mps.core import status
-from hf_mps.dryrun import render
 
 
 @deferred
@@ -26,6 +25,7 @@ def parity(
     Exit code 0 where they agree within the tolerance of the precision and what two runs on the device differ by, 1
     where they do not.
     """
+    from hf_mps.dryrun import render
     from hf_mps.dryrun.parity import parity as compare
     from hf_mps.dryrun.resolve import resolve_target
 

@@ -9,7 +9,6 @@ import typer
 from hf_mps.cli.options import Debug, Json, Overrides, Target, Task, Torch, deferred
 from hf_mps.core import status
 from hf_mps.core.errors import UserError
-from hf_mps.dryrun import render
 
 
 @deferred
@@ -35,6 +34,7 @@ def plan(
     And what that step launches on a release: Metal kernels, or MPSGraphs that are compiled for each shape.
     Exit code 0 where it fits, 1 where macOS would swap or PyTorch would refuse.
     """
+    from hf_mps.dryrun import render
     from hf_mps.dryrun.memory import plan as plan_memory
     from hf_mps.dryrun.memory.machine import named
     from hf_mps.dryrun.resolve import resolve_target

@@ -29,6 +29,13 @@ def predict(
     kind: Annotated[
         str | None, typer.Option("--format", help="csv or jsonl. Default: what --out is called, or csv.")
     ] = None,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="Also the probability of every class or label, not the best alone.")
+    ] = False,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option("--keep", metavar="COLUMN", help="A column of the input for the answers, an id; may be repeated."),
+    ] = None,
     batch: Annotated[int | None, typer.Option("--batch", min=1, help="Rows that are computed at once.")] = None,
     task: SavedTask = None,
     debug: Debug = False,
@@ -37,6 +44,8 @@ def predict(
 
     The answers are those of a run's predictions.csv, with probabilities, a row for each row. Columns are called as in
     the model's own recipe; data.text=body names another one. Rows are read and answered in batches: memory stays flat.
+    The masks of image-segmentation are PNG files beside --out (answers.csv has answers.files/000001.png): the number of
+    a class in each pixel, with a palette.
     """
     from hf_mps.saved.run import open_run
 
@@ -47,4 +56,12 @@ def predict(
     with status.shown("loading PyTorch …"):
         from hf_mps.saved.predict import predict as answer
 
-        answer(saved, files[0] if files else "-", out, kind=kind, batch=batch)
+        answer(
+            saved,
+            files[0] if files else "-",
+            out,
+            kind=kind,
+            batch=batch,
+            probabilities=probabilities,
+            keep=tuple(dict.fromkeys(keep or ())),
+        )

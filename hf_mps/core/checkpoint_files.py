@@ -8,10 +8,10 @@ import re
 import shutil
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_HIDDEN = re.compile(r"^\.(?P<name>.+)\.(?P<kind>saving|replaced)-(?P<process>\d+)$")
+_HIDDEN = re.compile(r"^\.(?P<name>.+)\.(?P<kind>saving|replaced|lent)-(?P<process>\d+)$")
 _TORCH = {".pt", ".pth", ".bin", ".pkl"}
 _TRAINERS = re.compile(r"checkpoint-\d+$")
 _WEIGHTS = re.compile(r"(model|pytorch_model|adapter_model)\.(safetensors|bin)(\.index\.json)?$")
@@ -123,6 +123,29 @@ def staged(target: Path, last: str, levels: int = 1, *, owner: int | None = None
         if owns:
             shutil.rmtree(outer, ignore_errors=True)
         _active.discard(outer)
+
+
+@contextmanager
+def set_aside(target: Path, kind: str = "saving") -> Iterator[Path]:
+    """Give a hidden folder beside `target`, with its name behind a dot, that is gone when the block has ended.
+
+    So are the folders above it that were made for it. `kind` tells two of one `target` apart: saving, or lent. Raises
+    OSError for a folder that cannot be made.
+    """
+    root = target.parent
+    made = [folder for folder in (root, *root.parents) if not folder.exists()]
+    outer = root / f".{target.name}.{kind}-{os.getpid()}"
+    sweep(root)
+    _active.add(outer)
+    try:
+        outer.mkdir(parents=True, exist_ok=True)
+        yield outer
+    finally:
+        shutil.rmtree(outer, ignore_errors=True)
+        _active.discard(outer)
+        for folder in made:
+            with suppress(OSError):  # somebody else's files are in it
+                folder.rmdir()
 
 
 def sweep(folder: Path) -> None:

@@ -6,7 +6,6 @@ import logging
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, requires
 
 
 @contextmanager
@@ -29,6 +28,8 @@ def install(extra: str) -> str:
     It names the packages, as the installed metadata has them: `pip install 'hf-mps[lora]'` asks an index for hf-mps,
     which fails for who installed it from a wheel file or from its sources. Raises ValueError for an unknown extra.
     """
+    from importlib.metadata import PackageNotFoundError, requires
+
     try:
         lines = requires("hf-mps") or []
     except PackageNotFoundError:  # run from its sources, without being installed

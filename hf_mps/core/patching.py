@@ -23,6 +23,13 @@ MISSING: Any = object()
 """What a library's attribute is where there is none."""
 LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
 """The two names under which Lightning comes, with modules of each."""
+CONNECTORS = (
+    "lightning.fabric.connector:_Connector",
+    "lightning_fabric.connector:_Connector",
+    "lightning.pytorch.trainer.connectors.accelerator_connector:_AcceleratorConnector",
+    "pytorch_lightning.trainer.connectors.accelerator_connector:_AcceleratorConnector",
+)
+"""What reads `accelerator=`, `devices=` and `num_nodes=` of Lightning's Fabric and Trainer."""
 
 
 class Declaration(NamedTuple):

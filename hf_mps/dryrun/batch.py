@@ -29,7 +29,9 @@ class Width:
 
 
 def width(recipe: Any, prepared: Prepared, length: int | None = None) -> Width:
-    """What rows are cut to, which the longest of real rows may reach; `length` is the user's word for the tokens.
+    """What `recipe` cuts rows to, which the longest of real rows may reach; `length` is the user's word for the tokens.
+
+    The rows that `prepared` has may be cut shorter, as made-up ones are.
 
     Raises UserError where rows have no tokens, and for more tokens than the model has positions.
     """
@@ -42,7 +44,10 @@ def width(recipe: Any, prepared: Prepared, length: int | None = None) -> Width:
     positions = _positions(prepared.model)
     if length is not None and positions is not None and length > positions:
         raise UserError(f"--length {length}: allowed: at most {positions}, the positions that this model has")
-    return Width(length or prepared.choices["lengths"].value.longest, _targets(prepared))
+    if length is None:
+        length = max(prepared.choices["lengths"].value.longest, getattr(recipe, "max_length", None) or 0)
+        length = min(length, positions or length)
+    return Width(length, _targets(prepared))
 
 
 def collate(prepared: Prepared, trainer: Any, rows: int, wide: Width, first: int = 0) -> dict[str, Any]:
@@ -56,7 +61,8 @@ def collate(prepared: Prepared, trainer: Any, rows: int, wide: Width, first: int
 
 
 def widened(batch: Mapping[str, Any], wide: Width) -> dict[str, Any]:
-    """The batch with each tensor of tokens (…, T) or samples repeated or cut to its width; others stay as they are.
+    """The batch with each tensor of tokens (…, T) or samples repeated or cut to its width, labels of each token
+    (…, T, labels) too; others stay as they are.
 
     Tensors that are as wide as the ids whose prefix they share (`anchor_input_ids`) belong to them. Where answers have
     a width of their own (`wide.targets`), their tensors get that one.
@@ -69,9 +75,13 @@ def widened(batch: Mapping[str, Any], wide: Width) -> dict[str, Any]:
         size = wide.tokens if kind == IDS else wide.samples
         if kind is None or size is None or name in TARGETS:
             continue
+        table: Any = batch.get("labels")
+        if getattr(table, "shape", ())[:-1] == ids.shape:  # labels of each token
+            result["labels"] = _repeated(table.transpose(-1, -2), size).transpose(-1, -2).contiguous()
         prefix = name.removesuffix(kind)
         for other, tensor in batch.items():
             own = other.startswith(prefix) and not (wide.targets is not None and other in TARGETS)
+            own = own and getattr(tensor, "shape", ())[:-1] != ids.shape
             if own and getattr(tensor, "ndim", 0) > 1 and tensor.shape[-1] == ids.shape[-1]:
                 # Each place of an image belongs to one: the words behind it are repeated, the places are not.
                 result[other] = _continued(tensor, size) if PIXELS in batch else _repeated(tensor, size)

@@ -33,6 +33,8 @@ class Parts:
 
     run: PreparedRun
     facts: dict[str, Choice[Any]]
+    whole: Recipe
+    """The target's own recipe, whose rows may be longer than those at hand."""
 
     @property
     def recipe(self) -> Recipe:
@@ -63,7 +65,7 @@ def weightless(
         recipe = small.recipe.model_copy(
             update={
                 "training": whole.training if training is None else training,
-                **{key: getattr(whole, key) for key in ("image_size",) if hasattr(whole, key)},
+                **{key: getattr(whole, key) for key in ("image_size", "max_target_length") if hasattr(whole, key)},
                 **_framed(target, size),
             }
         )
@@ -71,7 +73,7 @@ def weightless(
         run = prepare_run(replace(small, recipe=recipe), source, device=on)
         count = quantization.parameters(run.prepared.model)
         model = Choice(f"{told.value}, {count / 1e6:,.1f} M parameters", told.reason)
-        yield Parts(run, {**target.facts, "model": model, "rows": MADE_UP})
+        yield Parts(run, {**target.facts, "model": model, "rows": MADE_UP}, whole)
 
 
 @contextmanager
@@ -93,7 +95,7 @@ def with_weights(target: Target, device: Choice[str]) -> Iterator[Parts]:
             if not _out_of_reach(error):
                 raise
         else:
-            yield Parts(run, {**target.facts, "model": run.prepared.choices["model"]})
+            yield Parts(run, {**target.facts, "model": run.prepared.choices["model"]}, recipe)
             return
         with small(target, device) as parts:
             yield parts
@@ -107,7 +109,7 @@ def small(target: Target, device: Choice[str]) -> Iterator[Parts]:
     with smoke_recipe(target.resolved) as tiny, no_bars(), errors_only():
         run = prepare_run(tiny, checkpoint.resolve(tiny.recipe.model), device=device)
         model = Choice(target.resolved.recipe.model, "a tiny model of the same architecture, with random weights")
-        yield Parts(run, {**target.facts, "model": model, "rows": MADE_UP})
+        yield Parts(run, {**target.facts, "model": model, "rows": MADE_UP}, target.resolved.recipe)
 
 
 def step(

@@ -28,7 +28,6 @@ LENGTHS = (32, 64, 128, 256, 512)
 HIDDEN = -1e4
 """What a score gets where there is padding: float16, whose least number is -65504, holds a sum of two such."""
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-OUTPUTS = {"question-answering": ("start_logits", "end_logits")}
 
 
 def check(saved: SavedRun, options: Options) -> None:
@@ -82,7 +81,7 @@ def write(job: Job, folder: Path) -> None:
 
 def outputs(job: Job) -> tuple[str, ...]:
     """Return the names of the model's outputs."""
-    return OUTPUTS.get(job.saved.task.value, ("logits",))
+    return loading.SPAN if job.saved.task.value == "question-answering" else ("logits",)
 
 
 def _lengths(job: Job) -> Choice[tuple[int, ...]]:
@@ -122,9 +121,9 @@ def _traced(job: Job, model: Any, names: Sequence[str], length: int) -> Any:
     padded = _padded({name: rows[short : short + 1] for name, rows in job.batches[0].items()}, length, job.tokenizer)
     given = tuple(padded[name] for name in names)
     with torch.no_grad():
-        expected = loading.first(model(**padded)).numpy()
-        found = numpy.stack([one.numpy() for one in Encoder(True)(*given)], axis=-1)
-        added = numpy.allclose(found.reshape(expected.shape), expected, rtol=1e-3, atol=1e-5)
+        expected = loading.answered(model(**padded))
+        found = loading.answered(dict(zip(outputs(job), Encoder(True)(*given), strict=True)))
+        added = numpy.allclose(found, expected, rtol=1e-3, atol=1e-5)
         return torch.jit.trace(  # type: ignore[no-untyped-call]
             Encoder(added).eval(), given, strict=False, check_trace=False
         )
@@ -210,8 +209,6 @@ def _same_weights(job: Job, opened: Any) -> int:
 
 def _difference(job: Job, answer: Any, weights: str) -> Any:
     """Compare row by row, each padded to every length that it fits into."""
-    import numpy
-
     lengths = list(map(int, str(job.choices["lengths"].value).split(", ")))
     ours, theirs = [], []
     for batch, reference in zip(job.batches, job.reference, strict=True):
@@ -221,9 +218,8 @@ def _difference(job: Job, answer: Any, weights: str) -> Any:
             for length in lengths:
                 if length < tokens.sum():
                     continue
-                given = answer({name: one.numpy() for name, one in _padded(row, length, job.tokenizer).items()})
-                found = [numpy.asarray(given[name]) for name in outputs(job)]
-                logits = found[0] if len(found) == 1 else numpy.stack(found, axis=-1)
+                given = {name: one.numpy() for name, one in _padded(row, length, job.tokenizer).items()}
+                logits = loading.answered(answer(given))
                 wanted = reference[at : at + 1]
                 if wanted.ndim == 3:  # logits of each token: those of padding are nobody's
                     wanted, logits = wanted[:, tokens], logits[:, : tokens.sum()]

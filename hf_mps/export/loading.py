@@ -7,7 +7,7 @@ import io
 import logging
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,8 @@ LONGEST = 64
 CHOICES = 4
 SECONDS = 1
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+SPAN = ("start_logits", "end_logits")
+"""What a model of question answering gives in place of `logits`."""
 DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 
@@ -215,18 +217,18 @@ def logits(model: Any, batches: Sequence[Batch]) -> list[numpy.ndarray]:
     found = []
     with torch.inference_mode():
         for batch in batches:
-            answer = model(**batch)
-            found.append(masked(first(answer).float().numpy(), batch))
+            found.append(masked(answered(model(**batch)), batch))
     return found
 
 
-def first(answer: Any) -> Any:
-    """Return the logits of a model's answer; of question answering those of start and end, shape (batch, length, 2)."""
+def answered(outputs: Mapping[str, Any]) -> numpy.ndarray:
+    """Return the logits among a model's outputs in float32; of question answering start and end, (batch, length, 2)."""
+    import numpy
     import torch
 
-    if getattr(answer, "start_logits", None) is not None:
-        return torch.stack([answer.start_logits, answer.end_logits], dim=-1)
-    return answer.logits
+    names = SPAN if SPAN[0] in outputs else ("logits",)
+    found = [torch.as_tensor(outputs[name]).float().numpy() for name in names]
+    return numpy.stack(found, axis=-1) if len(found) > 1 else found[0]
 
 
 def masked(logits: numpy.ndarray, batch: Batch) -> numpy.ndarray:

@@ -85,7 +85,6 @@ def _configured(model: Any, settings: dict[str, Any]) -> Iterator[None]:
 
 def compare(job: Job, folder: Path) -> Comparison:
     """Open the file with ONNX Runtime on the CPU and compare its logits, batches of other sizes included."""
-    import numpy
     import onnxruntime
 
     session = onnxruntime.InferenceSession(folder / FILE, providers=["CPUExecutionProvider"])
@@ -94,10 +93,6 @@ def compare(job: Job, folder: Path) -> Comparison:
     for batch in job.batches:
         fed = {name: batch[name].numpy() for name in asked}
         named = dict(zip([one.name for one in session.get_outputs()], session.run(None, fed), strict=True))
-        if "start_logits" in named:
-            logits = numpy.stack([named["start_logits"], named["end_logits"]], axis=-1)
-        else:
-            logits = named["logits"]
-        found.append(loading.masked(logits, batch))
+        found.append(loading.masked(loading.answered(named), batch))
     opened_by = f"onnxruntime {onnxruntime.__version__} on the CPU"
     return Comparison(opened_by, difference(job.reference, found, job.weights))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,9 @@ from hf_mps.core.errors import RunError, UserError, neighbour
 from hf_mps.core.text import aligned, counted, first_line
 from hf_mps.export.make import RECORD, told
 from hf_mps.finetune.recipe import training_section
+from hf_mps.finetune.report.results import is_hub_id
 from hf_mps.finetune.run.logging import no_bars
+from hf_mps.saved import adapter
 from hf_mps.saved.run import open_run
 
 CARD = "README.md"
@@ -101,7 +104,7 @@ def _refuse_name(name: str) -> None:
 
 def _send(folder: Path, upload: Upload, name: str, private: bool) -> str:
     """Make the repository where it is not there, and send the files in one commit; return its address."""
-    from huggingface_hub import HfApi
+    from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     # The errors of whichever HTTP library this release of huggingface_hub goes by.
@@ -109,11 +112,9 @@ def _send(folder: Path, upload: Upload, name: str, private: bool) -> str:
     api = HfApi()
     try:
         repository = api.create_repo(name, private=private or None, exist_ok=True)
-        # By name: a pattern of huggingface_hub matches a whole path, so that * would leave out too much.
-        sent: Any = api.upload_folder(
+        sent: Any = api.create_commit(
             repo_id=repository.repo_id,
-            folder_path=folder,
-            allow_patterns=[_literal(file) for file in upload.files],
+            operations=[CommitOperationAdd(file, content(folder / file)) for file in upload.files],
             commit_message=f"Upload {folder.resolve().name} with hf_mps",
         )
     except OfflineModeIsEnabled as error:
@@ -127,17 +128,26 @@ def _send(folder: Path, upload: Upload, name: str, private: bool) -> str:
     return str(sent.commit_url)
 
 
+def content(file: Path) -> Path | bytes:
+    """Return what goes to the hub of a file: the file, or an adapter's settings without the path of a local base model.
+
+    Here peft finds the model by that path; elsewhere its last part says which one it was.
+    """
+    if file.name != adapter.FILE:
+        return file
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    base = str(stored.get("base_model_name_or_path") or "")
+    if is_hub_id(base):
+        return file
+    return json.dumps(stored | {"base_model_name_or_path": Path(base).name}, indent=2).encode()
+
+
 def _command(folder: Path, upload: Upload, name: str) -> str:
     """Return the command of huggingface_hub's own program that sends the same files."""
     command = training_section.UPLOAD.replace("NAME", name).format(shlex.quote(str(folder)))
     kept = (stays.rstrip("/") for stays in upload.left_out)
     more = [one for one in kept if not any(fnmatch.fnmatch(one, pattern) for pattern in training_section.KEPT_HERE)]
     return " ".join([command, *(f"--exclude {shlex.quote(one)}" for one in more)])
-
-
-def _literal(path: str) -> str:
-    """Return a pattern that matches this path alone."""
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in path)
 
 
 def _say(folder: Path, upload: Upload, name: str) -> None:

@@ -92,6 +92,8 @@ _AFTER: dict[str, tuple[str, ...]] = {
     "transformers.modeling_utils": ("attention",),
     "transformers.masking_utils": ("batch-waits",),
     "accelerate.launchers": ("one-device",),
+    "lightning.fabric.connector": ("one-device",),
+    "lightning_fabric.connector": ("one-device",),
     "accelerate.utils.memory": ("oom-text",),
 }
 # Lightning comes under two names, and its modules of each.
@@ -105,7 +107,7 @@ for _lightning in ("lightning.pytorch", "pytorch_lightning"):
             "huge-embedding",
             "index-range",
         ),
-        f"{_lightning}.trainer.connectors.accelerator_connector": ("half-precision",),
+        f"{_lightning}.trainer.connectors.accelerator_connector": ("half-precision", "one-device"),
         f"{_lightning}.trainer.connectors.checkpoint_connector": ("lightning-rng",),
         f"{_lightning}.loops.fetchers": ("lightning-rng",),
         f"{_lightning}.utilities.memory": ("oom-text",),

@@ -14,7 +14,7 @@ from typing import Any
 
 from hf_mps.core import settings
 from hf_mps.core.notices import tell
-from hf_mps.core.patching import Put
+from hf_mps.core.patching import CONNECTORS, Put
 from hf_mps.device.choice import metal, switch
 from hf_mps.integrations import say_if_metal_fails
 
@@ -113,12 +113,6 @@ def _one(devices: Any) -> Any:
     return 1
 
 
-_CONNECTORS = (
-    "lightning.fabric.connector:_Connector",
-    "lightning_fabric.connector:_Connector",
-    "lightning.pytorch.trainer.connectors.accelerator_connector:_AcceleratorConnector",
-    "pytorch_lightning.trainer.connectors.accelerator_connector:_AcceleratorConnector",
-)
 _STRATEGIES = {
     "lightning.fabric.strategies.ddp:DDPStrategy": "_determine_ddp_device_ids",
     "lightning_fabric.strategies.ddp:DDPStrategy": "_determine_ddp_device_ids",
@@ -131,6 +125,6 @@ patches = {
         f"{package}.accelerators.mps:MPSAccelerator.is_available": Put(lambda stock: staticmethod(_is_available))
         for package in ("lightning.fabric", "lightning_fabric")
     },
-    **{f"{connector}._check_config_and_set_final_flags": "_accelerator" for connector in _CONNECTORS},
-    **{f"{connector}._check_device_config_and_set_final_flags": "_devices" for connector in _CONNECTORS},
+    **{f"{connector}._check_config_and_set_final_flags": "_accelerator" for connector in CONNECTORS},
+    **{f"{connector}._check_device_config_and_set_final_flags": "_devices" for connector in CONNECTORS},
 }

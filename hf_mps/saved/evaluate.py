@@ -17,7 +17,7 @@ from typing import Any
 from hf_mps.core import status
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.data import labels, load
+from hf_mps.finetune.data import label_sets, labels, load
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe import overrides, schema
 from hf_mps.finetune.recipe.resolve import validate
@@ -103,8 +103,11 @@ def settled(run: SavedRun) -> Recipe:
     data: dict[str, Any] = {}
     of_data = type(recipe.data).model_fields
     if "labels" in of_data:
-        classes = labels.kept(run.checkpoint.config())
-        data["labels"] = list(classes.names) or None
+        config = run.checkpoint.config()
+        several = label_sets.kept(config)
+        classes = several or labels.kept(config)
+        # Where words have several labels O is among the recipe's own, and none of the model's.
+        data["labels"] = (several and recipe.data.labels) or list(classes.names) or None  # type: ignore[attr-defined]
         said["problem_type"] = classes.problem_type
     if "score_range" in of_data and (span := SPAN.fullmatch(str(chosen.get("scores")))):
         data["score_range"] = [float(bound) for bound in span.groups()]

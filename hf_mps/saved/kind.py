@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, nearest
@@ -31,10 +32,18 @@ ARCHITECTURES = {
     "ForCausalLM": "causal-lm",
     "LMHeadModel": "causal-lm",
 }
-SENTENCES = "modules.json"
-"""The file of sentence-transformers' models."""
+SENTENCES, SAVED = "modules.json", "config_sentence_transformers.json"
+"""The files of sentence-transformers' models: their modules, and since release 5 the kind of model (`model_type`)."""
+KINDS = {
+    "SentenceTransformer": "sentence-embeddings",
+    "SparseEncoder": "sparse-embeddings",
+    "CrossEncoder": "rerank",
+}
+"""Their kinds of models, and the task of ours that each is for."""
 SPARSE = "SpladePooling"
 """The module of theirs that makes weights of words."""
+SCORING = ("sentence_transformers", "sbert_ce_default_activation_function")
+"""What a cross-encoder's own configuration has where it was saved by their release 4, and by older ones."""
 TEMPLATE = "chat_template.jinja"
 
 
@@ -50,10 +59,11 @@ def of(checkpoint: Checkpoint, asked: str | None = None) -> Choice[str]:
         return Choice(asked, "--task")
     folder = checkpoint._folder()
     if folder is not None and (folder / SENTENCES).is_file():
-        sparse = SPARSE in (folder / SENTENCES).read_text(encoding="utf-8", errors="replace")
-        name, told = ("sparse-embeddings", f" and names {SPARSE}") if sparse else ("sentence-embeddings", "")
-        return Choice(name, f"its {SENTENCES} is sentence-transformers'{told}")
-    classes = checkpoint.stored_config().get("architectures") or _of_the_hub(checkpoint)
+        return _of_sentence_transformers(checkpoint, folder)
+    stored = checkpoint.stored_config()
+    if (said := next((key for key in SCORING if stored.get(key)), None)) and len(stored.get("id2label") or ()) == 1:
+        return Choice("rerank", f"its configuration has one score and {said}, as sentence-transformers' CrossEncoder")
+    classes = stored.get("architectures") or _of_the_hub(checkpoint)
     for name in map(str, classes):
         task = next((task for end, task in ARCHITECTURES.items() if name.endswith(end)), None)
         if task == "causal-lm" and folder is not None and _chats(folder):
@@ -62,6 +72,17 @@ def of(checkpoint: Checkpoint, asked: str | None = None) -> Choice[str]:
             return Choice(task, f"its configuration names {name}")
     named = ", ".join(map(str, classes)) or "no class"
     raise UserError(f"{checkpoint.name}: its configuration names {named}, which tells no task; next: --task TASK")
+
+
+def _of_sentence_transformers(checkpoint: Checkpoint, folder: Path) -> Choice[str]:
+    """Return the task of a model that sentence-transformers saved. Raises UserError for a kind without one."""
+    if kind := _read(folder / SAVED).get("model_type"):
+        if kind in KINDS:
+            return Choice(KINDS[kind], f"its {SAVED} names {kind}")
+        raise UserError(f"{checkpoint.name}: its {SAVED} names {kind}, and no task is for that; next: --task TASK")
+    if SPARSE in (folder / SENTENCES).read_text(encoding="utf-8", errors="replace"):
+        return Choice("sparse-embeddings", f"its {SENTENCES} is sentence-transformers' and names {SPARSE}")
+    return Choice("sentence-embeddings", f"its {SENTENCES} is sentence-transformers'")
 
 
 def _of_the_hub(checkpoint: Checkpoint) -> list[str]:
@@ -73,7 +94,13 @@ def _chats(folder: Path) -> bool:
     """Whether the tokenizer in `folder` has a chat template, in a file of its own or among its settings."""
     if (folder / TEMPLATE).is_file():
         return True
+    return bool(_read(folder / TOKENIZER).get("chat_template"))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; an empty one where there is none."""
     try:
-        return bool(json.loads((folder / TOKENIZER).read_text(encoding="utf-8")).get("chat_template"))
-    except (OSError, ValueError, AttributeError):
-        return False
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -6,44 +6,65 @@ import contextlib
 import csv
 import json
 import os
-import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from hf_mps.core import status
 from hf_mps.core.errors import RunError, UserError, neighbour
 from hf_mps.core.files import plain
 from hf_mps.core.text import counted, duration
 from hf_mps.finetune.report.predictions import cell
-from hf_mps.saved import ready, rows
+from hf_mps.saved import pictures, ready, rows
 from hf_mps.saved.run import SavedRun
 
+if TYPE_CHECKING:
+    from hf_mps.finetune.data.rows import Rows
+    from hf_mps.finetune.tasks._answering import Answering
+
+ROW = "row"
+"""The column of answers that says which row of the input they are of, from 1."""
 FORMATS = ("csv", "jsonl")
 
 
 def predict(
-    run: SavedRun, source: str, out: Path | None = None, *, kind: str | None = None, batch: int | None = None
+    run: SavedRun,
+    source: str,
+    out: Path | None = None,
+    *,
+    kind: str | None = None,
+    batch: int | None = None,
+    probabilities: bool = False,
+    keep: Sequence[str] = (),
 ) -> int:
     """Answer the rows of `source` (a file, a folder of pictures or sound, `-`) and return how many there were.
 
     The answers go to `out`, which appears once all are there, or to stdout as they come; as csv or jsonl (`kind`; by
-    default what `out` is called, and csv). At most `batch` rows are computed at once. Raises UserError for rows, files
-    and models that cannot be used, RunError for a failure of the machine.
+    default what `out` is called, and csv). Answers that are pictures go to a folder beside `out`, and nowhere without
+    it. At most `batch` rows are computed at once. With `probabilities` there is that of every class; the columns `keep`
+    of the input stand before the answers. Raises UserError for rows, files and models that cannot be used, RunError for
+    a failure of the machine.
     """
     from hf_mps.finetune.run import measuring
 
     kind = _kind(kind, out)
     began, read = 0.0, 0
-    with rows.opened(run, source) as given, ready.answering(run, batch) as model, _written(out) as file:
+    with (
+        rows.opened(run, source, keep) as given,
+        ready.answering(run, batch) as model,
+        _written(out) as file,
+        pictures.beside(out) as folder,
+    ):
+        answers = _answers(run, model.answering, probabilities)
         write = Writer(file, kind)
         began = time.monotonic()
         with status.shown("answering …"):
-            for some in given.batches(model.answering.at_a_time):
-                write(model.answering.answers(model.trainer, some))
+            for some, kept in given.with_kept(model.answering.at_a_time):
+                found = folder.kept(answers(model.trainer, some))
+                write(_beside(found, some, kept) if keep else found)
                 measuring.forget_rows(model.trainer)
                 read += len(some.dataset)
                 status.now(f"answered {read:,} rows, {read / max(time.monotonic() - began, 1e-9):,.0f} a second …")
@@ -52,6 +73,28 @@ def predict(
     speed = f"{read / seconds:,.1f} a second" if seconds > 0 else ""
     print(f"hf-mps: {counted(read, 'row')} answered in {duration(seconds)}, {speed}{where}", file=sys.stderr)
     return read
+
+
+def _answers(run: SavedRun, answering: Answering, probabilities: bool) -> Callable[[Any, Rows], Iterable[Any]]:
+    """Return what answers rows. Raises UserError where the probabilities of classes are asked for without any."""
+    if not probabilities:
+        return answering.answers
+    if answering.every is None:
+        raise UserError(f"--probabilities is of classes, and {run.task.value} answers without any; leave it out")
+    return answering.every
+
+
+def _beside(answers: Iterable[Mapping[str, Any]], some: Rows, kept: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
+    """Yield answers behind the columns `kept` of their rows: each names its row, or there is one for each.
+
+    Raises UserError for a column that is called like one of the answers'.
+    """
+    by_number = {some.number(at): columns for at, columns in enumerate(kept)}
+    for at, answer in enumerate(answers):
+        columns = by_number[answer[ROW]] if ROW in answer else kept[at]
+        if twice := next((name for name in columns if name in answer), None):
+            raise UserError(f"--keep {twice}: the answers have a column '{twice}' of their own; leave it out")
+        yield {**columns, **answer}
 
 
 class Writer:
@@ -104,7 +147,7 @@ def _written(out: Path | None) -> Iterator[IO[str]]:
     if out is None:
         yield sys.stdout
         return
-    hidden = out.with_name(f".{out.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    hidden = pictures.hidden(out)
     try:
         with hidden.open("x", encoding="utf-8", newline="") as file:
             yield file

@@ -7,9 +7,9 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -34,7 +34,8 @@ LOOKED_AT = 1 << 16
 class Input:
     """The rows in a file, read when asked for: `kind` is one of `formats`, `files` are single pictures or sound.
 
-    `columns` are those of the task by their roles, without the truth; `optional` ones may be missing.
+    `columns` are those of the task by their roles, without the truth; `optional` ones may be missing. `keep` are
+    columns that go from the input into the answers.
     """
 
     path: Path
@@ -44,19 +45,33 @@ class Input:
     optional: tuple[str, ...]
     data: schema.Data
     files: tuple[Path, ...] = ()
+    keep: tuple[str, ...] = ()
 
     def batches(self, size: int) -> Iterator[Rows]:
         """Yield the rows, `size` at a time. Raises UserError for what cannot be read, missing columns, and no rows."""
+        return (rows for rows, _ in self.with_kept(size))
+
+    def with_kept(self, size: int) -> Iterator[tuple[Rows, list[dict[str, Any]]]]:
+        """Yield as `batches` does, and of each row the columns `keep` as they stand in the input."""
         first = 0
         columns: Mapping[str, str] | None = None
         for table in self._tables(size):
             rows = self._rows(table, first)
             columns = columns if columns is not None else self._present(rows)
             if len(rows.dataset):
-                yield _split_words(load.narrow(rows, columns, self.data))
+                yield _split_words(load.narrow(rows, columns, self.data)), self._kept(rows)
             first += len(rows.dataset)
         if not first:
             raise UserError(f"{self.name}: {sources.NO_ROWS}")
+
+    def _kept(self, rows: Rows) -> list[dict[str, Any]]:
+        """Return each row's columns `keep`. Raises UserError for one that is not there."""
+        there = rows.dataset.column_names
+        for name in self.keep:
+            if name not in there:
+                shown = ", ".join(map(brief, there))
+                raise UserError(f"{self.name}: there is no column '{name}' for --keep; the columns are {shown}")
+        return rows.dataset.select_columns(list(self.keep)).to_list() if self.keep else []
 
     def _present(self, rows: Rows) -> dict[str, str]:
         """Return the columns to read: without those that may be missing and are."""
@@ -88,7 +103,9 @@ class Input:
             for table in sources.reading(self.data, self.path, self.name, self.kind).make():
                 yield table.rename_columns([column])
         else:
-            yield from sources.reading(self.data, self.path, self.name, self.kind, self.columns.values()).make()
+            yield from sources.reading(
+                self.data, self.path, self.name, self.kind, (*self.columns.values(), *self.keep)
+            ).make()
 
     def _rows(self, table: pyarrow.Table, first: int) -> Rows:
         from datasets import Dataset
@@ -103,16 +120,17 @@ class Input:
 
 
 @contextmanager
-def opened(run: SavedRun, name: str) -> Iterator[Input]:
+def opened(run: SavedRun, name: str, keep: Sequence[str] = ()) -> Iterator[Input]:
     """Give the rows in the file, folder or `-` (standard input) called `name` for the model of `run`.
 
     Standard input is kept in a temporary file while the context lasts: its first line tells what it is, and JSON is
-    gone through twice. Raises UserError for what is not there, is empty, or of no format that is read.
+    gone through twice. The columns `keep` are read beside the task's. Raises UserError for what is not there, is empty,
+    or of no format that is read.
     """
     columns, optional = _columns(run)
     data = run.recipe.data
     if name != STDIN:
-        yield _found(name, columns, optional, data)
+        yield replace(_found(name, columns, optional, data), keep=tuple(keep))
         return
     if sys.stdin.isatty():
         print("hf-mps: reads rows from the keyboard; Ctrl-D ends them", file=sys.stderr)
@@ -124,7 +142,7 @@ def opened(run: SavedRun, name: str) -> Iterator[Input]:
             raise UserError(f"stdin: {sources.NO_ROWS}")
         kind = _told_by_its_first_line(whole, [column for role, column in columns.items() if role not in optional])
         path = whole.rename(whole.with_name(f"rows.{'txt' if kind == 'text' else kind}"))
-        yield Input(path, "stdin", kind, columns, optional, data)
+        yield Input(path, "stdin", kind, columns, optional, data, keep=tuple(keep))
 
 
 def _binary() -> BinaryIO:

@@ -27,8 +27,8 @@ class Call:
     hidden: Hidden | None
 
 
-def hidden(seen: Tensor, heads: int) -> Hidden:
-    """The same for a mask of bools that is True where a query sees a key.
+def hidden(seen: Tensor, heads: int, *, all_see: bool = False) -> Hidden:
+    """The same for a mask of bools that is True where a query sees a key; `all_see` where each is known to see one.
 
     A score so low becomes 0 beside any other. Where all of a row are, the softmax would be even: stock makes zeros
     (`_safe_softmax`), and the second tensor does. What all queries and heads see alike is made once for each head.
@@ -36,16 +36,20 @@ def hidden(seen: Tensor, heads: int) -> Hidden:
     seen = seen[(None,) * (4 - seen.dim())]
     if seen.stride(2) == 0:
         seen = seen.narrow(2, 0, 1)
-    alive, unseen = seen.any(-1, keepdim=True), seen.logical_not()
-    if seen.shape[1] == seen.shape[2] == 1:
-        return (unseen.expand(-1, heads, -1, -1) * _lowest(seen.device)).flatten(0, 1), alive
-    return unseen * _lowest(seen.device), alive
+    alive = None if all_see else seen.any(-1, keepdim=True)
+    alike = seen.shape[1] == seen.shape[2] == 1
+    # The lowest, and as much more where a key is seen: 0.
+    added = torch.add(_lowest(seen.device), seen.expand(-1, heads, -1, -1) if alike else seen, alpha=-LOWEST)
+    return added.flatten(0, 1) if alike else added, alive
+
+
+LOWEST = torch.finfo(torch.float32).min
 
 
 @functools.cache
 def _lowest(device: torch.device) -> Tensor:
     """A tensor, by which bools become float32 whatever the program's default is."""
-    return torch.full((), torch.finfo(torch.float32).min, dtype=torch.float32, device=device)
+    return torch.full((), LOWEST, dtype=torch.float32, device=device)
 
 
 class Attention(torch.autograd.Function):

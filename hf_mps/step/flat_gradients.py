@@ -3,9 +3,9 @@
 What is known here is torch/nn/utils/clip_grad.py: `clip_grad_norm_` is `_get_total_norm`, then
 `_clip_grads_with_norm_`, which ask for a norm and a product of each gradient on devices without foreach kernels, Metal
 among them; and `zero_grad(set_to_none=False)`, which fills each. They are given the same elements in fewer tensors and
-do the rest, so that what they raise and return stays theirs. The factor is what they make of a one, by which one kernel
-of GradScaler's then multiplies all long tensors (aten::_amp_foreach_non_finite_check_and_unscale_). Accelerate, Trainer
-and Lightning clip through them.
+do the rest, so that what they raise and return stays theirs. Where their sums over one tensor would be launches for
+nothing, its norm and the factor are written out here; one kernel of GradScaler's then multiplies all long tensors
+(aten::_amp_foreach_non_finite_check_and_unscale_). Accelerate, Trainer and Lightning clip through them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from hf_mps.step import spans
+from hf_mps.step import constants, spans
 from hf_mps.step.base import Part
 
 CLIP = "torch.nn.utils.clip_grad"
 EXPORTED = "torch.nn.utils"
-FEW = 3
-"""Long tensors up to which each is scaled by itself: what stock makes of the norm and the maximum is a launch too."""
+FEW = 1
+"""Long tensors up to which each is scaled by itself: by one kernel there is nothing to save."""
 
 
 class FlatGradients(Part):
@@ -85,6 +85,8 @@ class FlatGradients(Part):
             known = self._known(given)
             if known or self._ours(given):
                 given = _norms(known or spans.spans(given), float(norm_type))
+                if len(given) == 1 and not error_if_nonfinite:  # stock takes the norm of that norm, twice
+                    return torch.linalg.vector_norm(given[0], float(norm_type))
         return stock(given, norm_type, error_if_nonfinite, foreach)
 
     def _scale(
@@ -92,11 +94,16 @@ class FlatGradients(Part):
     ) -> Any:
         carriers = self._carriers(parameters, foreach)
         long = [each.grad for each in carriers] if carriers is not parameters else []
-        if len(long) <= FEW or not _one_kernel_scales(long):
+        if not _plain_factor(long, max_norm, total_norm):
             return stock(carriers, max_norm, total_norm, foreach)
-        factor = torch.ones(1, dtype=torch.float32, device=long[0].device)
-        stock([SimpleNamespace(grad=factor)], max_norm, total_norm, foreach)
-        torch._amp_foreach_non_finite_check_and_unscale_(long, torch.empty_like(factor), factor)
+        # Stock's factor; a limit on the device is divided by in one launch, a number in two.
+        limit = constants.number(float(max_norm), torch.float32, total_norm.device)
+        factor = torch.clamp(limit / (total_norm + 1e-6), max=1.0)
+        if len(long) > FEW and _one_kernel_scales(long):
+            torch._amp_foreach_non_finite_check_and_unscale_(long, torch.empty_like(factor), factor)
+        else:
+            for each in long:
+                each.mul_(factor)
         return None
 
     def _clip_value(
@@ -150,6 +157,13 @@ class FlatGradients(Part):
         return {each.device.type for each in gradients} <= self.devices
 
 
+def _plain_factor(long: Sequence[Any], max_norm: Any, total_norm: Any) -> bool:
+    """Whether there are long tensors, and a norm of float32 beside all of them, to be held under a number."""
+    plain = isinstance(max_norm, int | float) and type(total_norm) is torch.Tensor and not total_norm.requires_grad
+    there = plain and bool(long) and total_norm.dim() == 0 and total_norm.dtype == torch.float32
+    return there and {each.device for each in long} == {total_norm.device}
+
+
 def _one_kernel_scales(long: Sequence[Any]) -> bool:
     """Whether GradScaler's kernel takes them all at once; one with gaps in memory would make it wait for the factor."""
     kinds = {(each.dtype, each.device) for each in long}
@@ -159,10 +173,10 @@ def _one_kernel_scales(long: Sequence[Any]) -> bool:
 def _norms(long: Sequence[Any], order: float) -> list[Any]:
     """Tensors, one for each dtype and device, whose norm is that of `long`: of these stock takes the norm."""
     kinds: dict[tuple[Any, Any], list[Any]] = {}
+    for each in long:
+        kinds.setdefault((each.device, each.dtype), []).append(each)
     with torch.no_grad():
-        for each in long:
-            kinds.setdefault((each.device, each.dtype), []).append(spans.norms(each, order))
-        return [torch.cat(several) if len(several) > 1 else several[0] for several in kinds.values()]
+        return [spans.norms(several, order) for several in kinds.values()]
 
 
 def _gradients(parameters: Any) -> list[Any]:

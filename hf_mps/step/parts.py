@@ -17,7 +17,9 @@ PARTS = Catalogue(
     "hf_mps.step",
     {
         "torch": ("flat-gradients", "fused-optimizer", "fused-dropout", "short-attention", "one-copy"),
-        "transformers.modeling_utils": ("joint-projections", "decoder-pieces"),
+        "accelerate.accelerator": ("loss-scalars",),
+        "transformers.trainer": ("loss-scalars",),
+        "transformers.modeling_utils": ("joint-projections", "decoder-pieces", "fixed-positions"),
         "transformers.masking_utils": ("padding-masks",),
     },
     lambda module: module.PART,

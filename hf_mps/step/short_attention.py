@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hf_mps.core.stock import Stock
+from hf_mps.guards.platform import batch_waits
 from hf_mps.operators import dispatcher
 from hf_mps.step import attention_in_one
 from hf_mps.step.autograd_kernels import AutogradKernel
@@ -116,7 +117,7 @@ class ShortAttention(Part):
         known = masks.setdefault(base, {})
         if place not in known:
             known.clear()
-            known[place] = attention_in_one.hidden(mask, heads)
+            known[place] = attention_in_one.hidden(mask, heads, all_see=_all_see(mask, base))
         found: attention_in_one.Hidden = known[place]
         return found
 
@@ -131,6 +132,15 @@ class ShortAttention(Part):
             if found.numel() <= KEPT:
                 self._causal[place] = found
         return found
+
+
+def _all_see(mask: Tensor, batch: Tensor) -> bool:
+    """Whether a mask is a batch's for all queries, and hides no row whole: its values on the host say so."""
+    whole = mask.dim() == 4 and mask.stride(2) == 0 and mask.storage_offset() == batch.storage_offset()
+    if not whole or (mask.shape[0], mask.shape[3]) != tuple(batch.shape) or mask.stride(3) != batch.stride(-1):
+        return False
+    host = batch_waits.GUARD.host(batch)
+    return host is not None and bool(host.any(-1).all())
 
 
 def _is_ours(mask: Tensor, query: Tensor, key: Tensor) -> bool:

@@ -6,6 +6,7 @@ checkpoints and whoever holds it: only where its elements lie changes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -80,24 +81,32 @@ def gather(tensors: Sequence[torch.Tensor], small: int = SMALL, buffer: int = BU
     return found + spans(rest)
 
 
-def norms(tensor: torch.Tensor, order: float) -> torch.Tensor:
-    """Norms of pieces of a plain tensor, one dimension, whose norm is the tensor's; a short one is its own pieces."""
-    if tensor.numel() <= ROW or not dense(tensor):
-        return tensor.reshape(-1)
+def norms(tensors: Sequence[torch.Tensor], order: float) -> torch.Tensor:
+    """One tensor of one dimension, whose norm is that of plain tensors of one dtype and device.
+
+    It has the norms of their rows, and the elements of short tensors, which are their own norms.
+    """
+    short = [each.reshape(-1) for each in tensors if each.numel() <= ROW or not dense(each)]
+    rows = [row for each in tensors if each.numel() > ROW and dense(each) for row in _rows(each)]
+    if not rows:
+        return torch.cat(short) if len(short) > 1 else short[0]
+    found = torch.empty(sum(map(len, rows)), dtype=rows[0].dtype, device=rows[0].device)
+    start = 0
+    for each in rows:
+        torch.linalg.vector_norm(each, order, dim=1, out=found[start : start + len(each)])
+        start += len(each)
+    return torch.cat([found, *short]) if short else found
+
+
+def _rows(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """All elements of a dense tensor as rows of like length, in as few tensors as there can be."""
     last = tensor.shape[-1]
     whole = tensor.numel() // ROW * ROW
-    if whole == tensor.numel():
-        return _of_rows(_flat(tensor), ROW, order)
-    if tensor.dim() > 1 and tensor.is_contiguous() and ROW // 32 <= last <= ROW:
-        return _of_rows(tensor, last, order)
+    if whole < tensor.numel() and tensor.dim() > 1 and tensor.is_contiguous() and ROW // 32 <= last <= ROW:
+        return [tensor.view(-1, last)]
     flat = _flat(tensor)
-    rest = flat[whole:]
-    return torch.cat((_of_rows(flat[:whole], ROW, order), _of_rows(rest, rest.numel(), order)))
-
-
-def _of_rows(tensor: torch.Tensor, length: int, order: float) -> torch.Tensor:
-    found: torch.Tensor = torch.linalg.vector_norm(tensor.view(-1, length), order, dim=1)
-    return found
+    rest = [flat[whole:].view(1, -1)] if whole < tensor.numel() else []
+    return [flat[:whole].view(-1, ROW), *rest]
 
 
 def _places(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, int, torch.Tensor]]:
@@ -125,7 +134,9 @@ def _by_storage(tensors: Sequence[torch.Tensor]) -> Iterable[list[torch.Tensor]]
 
 
 def _fill(tensors: list[torch.Tensor]) -> bool:
-    """Whether tensors of one storage fill it side by side in their order, and nothing else looks into it."""
+    """Whether tensors of one storage fill it side by side in their order, and nothing else looks into it.
+
+    At its end there may be zeros that `_brought_together` put there."""
     if len(tensors) == 1:
         return side_by_side.alone(tensors[0])
     storage = tensors[0].untyped_storage()
@@ -138,7 +149,7 @@ def _fill(tensors: list[torch.Tensor]) -> bool:
         if each.storage_offset() * each.element_size() != reached:
             return False
         reached += each.nbytes
-    return reached == storage.nbytes()
+    return reached <= storage.nbytes() < reached + ROW * tensors[0].element_size()
 
 
 def _pieces(several: list[list[torch.Tensor]], most: int) -> Iterator[list[list[torch.Tensor]]]:
@@ -156,15 +167,23 @@ def _pieces(several: list[list[torch.Tensor]], most: int) -> Iterator[list[list[
 
 
 def _brought_together(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """The buffer in which the tensors lie from now on."""
+    """The buffer in which the tensors lie from now on; a long one ends in zeros, so that its rows are full."""
+    rest = -sum(each.numel() for each in tensors) % ROW
+    few = sum(each.numel() for each in tensors) <= ROW
+    filling = [] if few or not rest else [_zeros(tensors[0].dtype, tensors[0].device)[:rest]]
     with torch.no_grad():
-        found: torch.Tensor = torch.cat([each.view(-1) for each in tensors])
+        found: torch.Tensor = torch.cat([*(each.view(-1) for each in tensors), *filling])
         storage, offset = found.untyped_storage(), 0
         for each in tensors:
             size = each.numel()
             each.set_(storage, offset, each.shape, each.stride())
             offset += size
     return found
+
+
+@functools.cache
+def _zeros(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.zeros(ROW, dtype=dtype, device=device)
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

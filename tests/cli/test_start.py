@@ -35,6 +35,8 @@ for words in json.loads(sys.argv[1]):
     found[" ".join(words)] = [reached, shown]
 print(json.dumps(found))
 """
+# What only some verbs need, and takes a tenth of a second and more at each start.
+LATER = ("psutil", "hf_mps.distributed.ranks", "hf_mps.dryrun", "yaml", "importlib.metadata")
 LONG = [
     ["finetune", "quickstart"],
     ["finetune", "quickstart", "--plan"],
@@ -92,3 +94,12 @@ def test_help_and_lists_are_done_without_torch(shown: Shown) -> None:
     for command, (reached, words) in shown(SHORT, terminal=False).items():
         assert not reached, f"{command} imports torch"
         assert words.count("\n") > 5, command
+
+
+def test_help_starts_without_what_only_some_verbs_need(run_python: Callable[..., object], tmp_path: object) -> None:
+    code = (
+        "import json, sys\nfrom hf_mps.cli.main import main\nmain(['--help'])\n"
+        f"print(json.dumps([name for name in {LATER} if name in sys.modules]))"
+    )
+    ended = run_python("-c", code, cwd=tmp_path)
+    assert ended.stdout.splitlines()[-1] == "[]", ended.stdout  # type: ignore[attr-defined]

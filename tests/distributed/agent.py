@@ -1,10 +1,10 @@
-"""Runs in which something befalls a rank, each of them processes forked from this one, which has imported all that is
-slow: `torchrun` without its start.
+"""Groups of ranks, each of them processes forked from this one, which has imported all that is slow: `torchrun` without
+its start, 3 s for its own and 10 s for each rank's.
 
-    python -m tests.distributed.agent FOLDER    reads FOLDER/plan.json, leaves FOLDER/NAME.json for each run
+    python -m tests.distributed.agent    reads a line of JSON for each group, answers with one on how it ended
 
 Like torchrun's agent it holds the store, gives each rank its variables, and where one of them fails it ends the others
-by SIGTERM, and after `PATIENCE` seconds by SIGKILL.
+by SIGTERM, and after `PATIENCE` seconds by SIGKILL. tests/distributed/agents.py starts it and asks it.
 """
 
 from __future__ import annotations
@@ -12,77 +12,92 @@ from __future__ import annotations
 import json
 import os
 import platform
+import runpy
+import shutil
 import signal
 import sys
 import time
 import traceback
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import transformers.trainer  # noqa: F401  slow, and needed by every child
+import datasets
+import peft  # noqa: F401  slow, and needed by every child
+import transformers.trainer  # noqa: F401  the same
 from torch._C._distributed_c10d import TCPStore
 
 from hf_mps.finetune.run import runner, train  # noqa: F401  the same
 from scripts.tools.hosts import Host, hosts
-from tests.distributed import faulty
 
 PATIENCE = 15.0
+# What a rank on a host of its own has beside its number.
+ALONE = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+READ = ("my.yaml", "train.csv", "dev.csv", "model")
 
 
-def main(folder: Path) -> None:
-    """Run the plan: for each name the ranks of one part after the other."""
-    for name, parts in json.loads((folder / "plan.json").read_text()).items():
-        ended = [part(folder, **one) for one in parts]
-        (folder / f"{name}.json").write_text(json.dumps(ended))
+def main() -> None:
+    """Let one group after the other run, until nobody asks any more."""
+    for line in sys.stdin:
+        print(json.dumps(group(**json.loads(line))), flush=True)
 
 
-def part(
-    folder: Path, ranks: int, fault: str, words: list[str], restarts: int = 0, apart: bool = False
+def group(
+    ranks: int,
+    words: list[str],
+    cwd: str,
+    env: dict[str, str],
+    restarts: int = 0,
+    apart: bool = False,
+    own: bool = False,
 ) -> dict[str, Any]:
-    """How one group of processes ended: each one's exit code and what they printed, and how long the end took.
+    """How the ranks of one group ended: each one's exit code and what it printed, and how long the end took.
 
-    With `apart` each is the only one of a host of its own, with a network between them.
+    With `apart` each is the only one of a host of its own, with a network between them; with `own` it counts as that,
+    and has files of its own, in mac-0, mac-1, …
     """
-    if apart:
-        with hosts(ranks) as macs:
-            return on_hosts(folder, macs, fault, words)
-    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    variables = {
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "GROUP_RANK": "0",
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_RUN_ID": "none",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RESTART_COUNT": str(restarts),
-    }
-    texts = [folder / f"rank-{rank}.txt" for rank in range(ranks)]
-    children = [forked(rank, variables, fault, words, texts[rank]) for rank in range(ranks)]
-    codes, seconds = ended(children)
-    return {"codes": codes, "seconds": seconds, "texts": [text.read_text() for text in texts]}
+    with ExitStack() as stack:
+        macs = stack.enter_context(hosts(ranks)) if apart else []
+        if macs:  # as mpirun starts them: the first one's process has the store
+            variables = {"MASTER_ADDR": macs[0].address, "MASTER_PORT": "29500"}
+            variables |= {"GLOO_SOCKET_IFNAME": "net0", "HF_MPS_SILENCE": "3"}
+        else:
+            store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+            variables = {"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
+            variables |= {"GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+            variables |= {"TORCHELASTIC_RESTART_COUNT": str(restarts)}
+        variables |= {"WORLD_SIZE": str(ranks), **env}
+        alone = [ALONE | {"GROUP_RANK": str(rank)} if apart or own else {} for rank in range(ranks)]
+        texts = [[Path(cwd) / f"rank-{rank}.{name}" for name in ("out", "err")] for rank in range(ranks)]
+        places = [own_files(Path(cwd), rank) if own else Path(cwd) for rank in range(ranks)]
+        datasets.config.HF_DATASETS_CACHE = Path(cwd) / "cache"
+        children = [
+            forked(rank, words, places[rank], variables | alone[rank], texts[rank], macs[rank] if macs else None)
+            for rank in range(ranks)
+        ]
+        codes, seconds = ended(children, together=not apart and not own)
+    out, err = ([pair[which].read_text(encoding="utf-8") for pair in texts] for which in (0, 1))
+    for pair in texts:
+        for text in pair:
+            text.unlink()
+    return {"codes": codes, "seconds": seconds, "out": out, "err": err}
 
 
-def on_hosts(folder: Path, macs: list[Host], fault: str, words: list[str]) -> dict[str, Any]:
-    """The same, each rank on a host, as mpirun starts them: the first one's process has the store."""
-    variables = {
-        "WORLD_SIZE": str(len(macs)),
-        "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": macs[0].address,
-        "MASTER_PORT": "29500",
-        "GLOO_SOCKET_IFNAME": "net0",
-        "HF_MPS_SILENCE": "3",
-    }
-    texts = [folder / f"rank-{mac.index}.txt" for mac in macs]
-    children = [forked(mac.index, variables, fault, words, texts[mac.index], mac) for mac in macs]
-    codes, seconds = ended(children, together=False)
-    return {"codes": codes, "seconds": seconds, "texts": [text.read_text() for text in texts]}
+def own_files(folder: Path, rank: int) -> Path:
+    """A folder with a copy of all that the recipe reads."""
+    place = folder / f"mac-{rank}"
+    if not place.exists():
+        place.mkdir()
+        for name in READ:
+            copy = shutil.copytree if (folder / name).is_dir() else shutil.copy
+            copy(folder / name, place / name)
+    return place
 
 
 def forked(
-    rank: int, variables: dict[str, str], fault: str, words: list[str], text: Path, host: Host | None = None
+    rank: int, words: list[str], cwd: Path, variables: dict[str, str], texts: list[Path], host: Host | None
 ) -> int:
-    """The process of a rank, which prints into `text`, on another host where one is given."""
+    """The process of a rank, which prints into `texts`, on another host where one is given."""
     sys.stdout.flush()
     child = os.fork()
     if child:
@@ -90,21 +105,39 @@ def forked(
     code = 1
     try:
         os.setsid()
-        os.environ.update(variables, RANK=str(rank), LOCAL_RANK=str(rank if host is None else 0))
+        os.chdir(cwd)
+        os.environ.update({"LOCAL_RANK": str(rank)} | variables, RANK=str(rank))
         if host is not None:
             host.enter()
-            os.environ["GROUP_RANK"] = str(rank)
             platform._uname_cache = None  # type: ignore[attr-defined]  # the name of this machine
-        output = os.open(text, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        code = faulty.main(fault, words)
+        if cwd.name == f"mac-{rank}":
+            platform.node = lambda: cwd.name
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for number, text in enumerate(texts, start=1):
+            os.dup2(os.open(text, os.O_CREAT | os.O_TRUNC | os.O_WRONLY), number)
+        code = run(words)
     except BaseException:
         traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def run(words: list[str]) -> int:
+    """Run `python *words`, a program or `-m` and a module with its arguments; its exit code."""
+    try:
+        if words[0] == "-m":
+            sys.argv = words[1:]
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = list(words)
+            runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
 
 
 def ended(children: list[int], *, together: bool = True) -> tuple[list[int], float]:
@@ -135,4 +168,4 @@ def signal_all(processes: set[int], number: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scripts.tools.hosts import refusal
-from tests import CHECKOUT
-from tests.distributed import launching
+from tests.distributed.agents import Agent, Ranks
 from tests.finetune import tiny
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="a forked process cannot use a Mac's own device")
@@ -31,50 +31,45 @@ UNPLUGGED = {"the main host unplugged": "UNPLUG@step 4@0", "another host unplugg
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """How each run ended, all of them from one process that forks their ranks."""
-    plan = {
-        name: [{"ranks": ranks, "fault": fault, "words": [*WORDS, f"output_dir={name.replace(' ', '-')}"]}]
-        for name, (ranks, fault) in FAULTS.items()
-    }
+def ended(tmp_path_factory: pytest.TempPathFactory, agent: Agent) -> dict[str, Ranks]:
+    """How each run ended."""
+    folder = tmp_path_factory.mktemp("faults")
+    furnish(folder)
+    found = {name: faulty(agent, folder, name, ranks, fault) for name, (ranks, fault) in FAULTS.items()}
     if not refusal():
-        plan |= {
-            name: [
-                {"ranks": 3, "apart": True, "fault": fault, "words": [*WORDS, f"output_dir={name.replace(' ', '-')}"]}
-            ]
-            for name, fault in UNPLUGGED.items()
-        }
-    return {name: parts[0] for name, parts in carried_out(plan, tmp_path_factory.mktemp("faults")).items()}
+        found |= {name: faulty(agent, folder, name, 3, fault, apart=True) for name, fault in UNPLUGGED.items()}
+    return found
 
 
-def carried_out(plan: dict[str, Any], folder: Path, *, still: bool = False) -> dict[str, Any]:
-    """The plan's runs in a folder with a tiny model, with `still` one without dropout too, and rows; see agent.py."""
+def faulty(
+    agent: Agent, folder: Path, name: str, ranks: int, fault: str, words: Sequence[str] = WORDS, **settings: Any
+) -> Ranks:
+    """Train into the folder that `name` is, in which `fault` happens; see faulty.py."""
+    module = ("-m", "tests.distributed.faulty", fault)
+    return agent.launch(ranks, *module, *words, f"output_dir={name.replace(' ', '-')}", cwd=folder, **settings)
+
+
+def furnish(folder: Path) -> None:
+    """Write a tiny model, one without dropout beside it, rows and their recipe into a folder."""
     tiny.model(folder / "model")
-    if still:
-        config = json.loads((tiny.model(folder / "still") / "config.json").read_text())
-        config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-        (folder / "still" / "config.json").write_text(json.dumps(config))
+    config = json.loads((tiny.model(folder / "still") / "config.json").read_text())
+    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (folder / "still" / "config.json").write_text(json.dumps(config))
     tiny.write_csv(folder / "train.csv", tiny.rows(48))
     tiny.write_csv(folder / "dev.csv", tiny.rows(32, 48))
     (folder / "my.yaml").write_text(tiny.RECIPE, encoding="utf-8")
-    (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
-    variables = {"PYTHONPATH": str(CHECKOUT), "HF_DATASETS_CACHE": str(folder / "cache")}
-    words = ("-W", "ignore", "-m", "tests.distributed.agent", folder)
-    done = launching.python(*words, cwd=folder, env=variables, timeout=580)
-    assert done.returncode == 0, done.stderr
-    return {name: json.loads((folder / f"{name}.json").read_text()) for name in plan}
 
 
-def said(run: Any) -> list[str]:
+def said(run: Ranks) -> list[str]:
     """The lines about the end that the processes printed, all together, with the host's name masked."""
-    lines = [line for text in run["texts"] for line in text.splitlines() if line.startswith("hf-mps: ")]
+    lines = [line for text in run.texts for line in text.splitlines() if line.startswith("hf-mps: ")]
     return [re.sub(r"( on )\S+:", r"\1HOST:", line) for line in lines]
 
 
 @pytest.mark.parametrize("name", [name for name, (_, fault) in FAULTS.items() if "SIGINT" not in fault])
-def test_all_end_within_seconds(name: str, ended: dict[str, Any]) -> None:
-    assert ended[name]["seconds"] < 10
-    assert 0 not in ended[name]["codes"]
+def test_all_end_within_seconds(name: str, ended: dict[str, Ranks]) -> None:
+    assert ended[name].seconds < 10
+    assert 0 not in ended[name].codes
 
 
 @pytest.mark.parametrize(
@@ -101,22 +96,22 @@ def test_all_end_within_seconds(name: str, ended: dict[str, Any]) -> None:
         ("a bug", [1, 1], "rank 1 on HOST: IndexError: index 7 is out of range"),
     ],
 )
-def test_one_line_names_rank_host_and_cause(name: str, codes: list[int], line: str, ended: dict[str, Any]) -> None:
+def test_one_line_names_rank_host_and_cause(name: str, codes: list[int], line: str, ended: dict[str, Ranks]) -> None:
     assert said(ended[name]) == [f"hf-mps: {line}"]
-    assert ended[name]["codes"] == codes
+    assert ended[name].codes == codes
 
 
-def test_a_bug_shows_its_traceback_and_nothing_else_does(ended: dict[str, Any]) -> None:
-    shown = {name for name, run in ended.items() if "Traceback" in "".join(run["texts"])}
+def test_a_bug_shows_its_traceback_and_nothing_else_does(ended: dict[str, Ranks]) -> None:
+    shown = {name for name, run in ended.items() if "Traceback" in "".join(run.texts)}
     assert shown == {"a bug"}
-    assert "Traceback" not in ended["a bug"]["texts"][0]
+    assert "Traceback" not in ended["a bug"].texts[0]
 
 
 @pytest.mark.parametrize(
     ("name", "code"), [("Ctrl-C at one", 130), ("SIGTERM at all", 143), ("Ctrl-C in an evaluation", 130)]
 )
-def test_a_signal_stops_all_at_one_step_with_one_line(name: str, code: int, ended: dict[str, Any]) -> None:
-    assert set(ended[name]["codes"]) == {code}
+def test_a_signal_stops_all_at_one_step_with_one_line(name: str, code: int, ended: dict[str, Ranks]) -> None:
+    assert set(ended[name].codes) == {code}
     stopping = "hf-mps: stopping after this step, with a checkpoint; Ctrl-C again stops at once"
     *before, last = said(ended[name])
     assert before == ([stopping] if code == 130 else [])
@@ -127,10 +122,10 @@ def test_a_signal_stops_all_at_one_step_with_one_line(name: str, code: int, ende
 
 @pytest.mark.skipif(bool(refusal()), reason=f"no hosts: {refusal()}")
 @pytest.mark.parametrize("name", UNPLUGGED)
-def test_a_host_that_is_unplugged_ends_all_in_a_line_each(name: str, ended: dict[str, Any]) -> None:
+def test_a_host_that_is_unplugged_ends_all_in_a_line_each(name: str, ended: dict[str, Ranks]) -> None:
     run = ended[name]
-    assert run["codes"] == [1, 1, 1]
-    assert run["seconds"] < 10
+    assert run.codes == [1, 1, 1]
+    assert run.seconds < 10
     gone = "rank {} on mac-{}: it does not answer: its host is off, asleep or cut off"
     meeting = (
         "the host 10.77.0.1, at which the processes of this run meet, does not answer: it is off, asleep or cut off"
@@ -140,5 +135,5 @@ def test_a_host_that_is_unplugged_ends_all_in_a_line_each(name: str, ended: dict
         "the main host unplugged": [gone.format(1, 1), f"{meeting} from here", f"{meeting} from here"],
         "another host unplugged": [gone.format(2, 2), gone.format(2, 2), f"{meeting} from here"],
     }
-    lines = [[line for line in text.splitlines() if line.startswith("hf-mps: ")] for text in run["texts"]]
+    lines = [[line for line in text.splitlines() if line.startswith("hf-mps: ")] for text in run.texts]
     assert lines == [[f"hf-mps: {words}{kept}"] for words in told[name]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ from safetensors.numpy import load_file
 from hf_mps.core import checkpoint_files
 from hf_mps.finetune.run.run_dir import STATE
 from tests import CHECKOUT
+from tests.distributed.agents import Agent, Ranks
 from tests.distributed.launching import launch
-from tests.distributed.test_faults import carried_out, said
+from tests.distributed.test_faults import faulty, furnish, said
 from tests.finetune.run_files import results
 
 pytestmark = [
@@ -37,24 +37,28 @@ WORLDS = {"two become one": (2, 1), "one becomes two": (1, 2), "two become three
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the runs: `whole`, and one for each kill, gone on with."""
+    """The folder of the runs, with what each of them trains from."""
     folder = tmp_path_factory.mktemp("going-on")
-    plan: dict[str, Any] = {"whole": parts("whole", ["none@never"])}
-    plan |= {name: parts(name, [fault, "none@never"]) for name, fault in KILLS.items()}
-    still = (*WORDS, "model=still", "training.num_train_epochs=3")
-    plan["without dropout"] = parts("without dropout", ["none@never"], words=still)
-    for name, (first, second) in WORLDS.items():
-        batch = f"training.per_device_train_batch_size={16 // first}"
-        begun = parts(name, ["SIGKILL@step 6@0"], first, (*still, batch))
-        plan[name] = [*begun, *parts(name, ["none@never"], second, (*still, batch))]
-    carried_out(plan, folder, still=True)
+    furnish(folder)
     return folder
 
 
-def parts(name: str, faults: list[str], ranks: int = 2, words: tuple[str, ...] = TWO) -> list[dict[str, Any]]:
-    """One run's parts, each with its fault."""
-    output = f"output_dir={name.replace(' ', '-')}"
-    return [{"ranks": ranks, "fault": fault, "words": [*words, output]} for fault in faults]
+@pytest.fixture(scope="module")
+def parts(place: Path, agent: Agent) -> dict[str, list[Ranks]]:
+    """How each run's parts ended: `whole`, and for each kill one that is gone on with."""
+
+    def run(name: str, faults: list[str], ranks: int = 2, words: tuple[str, ...] = TWO) -> list[Ranks]:
+        return [faulty(agent, place, name, ranks, fault, words) for fault in faults]
+
+    found = {"whole": run("whole", ["none@never"])}
+    found |= {name: run(name, [fault, "none@never"]) for name, fault in KILLS.items()}
+    still = (*WORDS, "model=still", "training.num_train_epochs=3")
+    found["without dropout"] = run("without dropout", ["none@never"], words=still)
+    for name, (first, second) in WORLDS.items():
+        batch = f"training.per_device_train_batch_size={16 // first}"
+        begun = run(name, ["SIGKILL@step 6@0"], first, (*still, batch))
+        found[name] = [*begun, *run(name, ["none@never"], second, (*still, batch))]
+    return found
 
 
 def end(run: Path) -> tuple[dict[str, bytes], list[dict[str, Any]]]:
@@ -66,15 +70,15 @@ def end(run: Path) -> tuple[dict[str, bytes], list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("name", KILLS)
-def test_it_ends_as_the_run_that_was_never_killed(name: str, place: Path) -> None:
-    first, second = json.loads((place / f"{name}.json").read_text())
-    assert 0 not in first["codes"]
-    assert second["codes"] == [0, 0], second["texts"]
+def test_it_ends_as_the_run_that_was_never_killed(name: str, place: Path, parts: dict[str, list[Ranks]]) -> None:
+    first, second = parts[name]
+    assert 0 not in first.codes
+    assert second.codes == [0, 0], second.texts
     assert end(place / name.replace(" ", "-")) == end(place / "whole")
 
 
 @pytest.mark.parametrize("name", KILLS)
-def test_no_checkpoint_is_torn_and_nothing_is_left(name: str, place: Path) -> None:
+def test_no_checkpoint_is_torn_and_nothing_is_left(name: str, place: Path, parts: dict[str, list[Ranks]]) -> None:
     run = place / name.replace(" ", "-")
     for folder in run.glob("checkpoint-*"):
         assert checkpoint_files.torn(folder, STATE) is None
@@ -83,18 +87,20 @@ def test_no_checkpoint_is_torn_and_nothing_is_left(name: str, place: Path) -> No
 
 
 @pytest.mark.parametrize("name", [name for name, (_, after) in WORLDS.items() if after != 3])
-def test_another_number_of_processes_goes_on_with_the_rows_that_are_left(name: str, place: Path) -> None:
-    first, second = json.loads((place / f"{name}.json").read_text())
-    assert -9 in first["codes"]
-    assert set(second["codes"]) == {0}, second["texts"]
+def test_another_number_of_processes_goes_on_with_the_rows_that_are_left(
+    name: str, place: Path, parts: dict[str, list[Ranks]]
+) -> None:
+    first, second = parts[name]
+    assert -9 in first.codes
+    assert set(second.codes) == {0}, second.texts
     whole, changed = (end(place / run)[1] for run in ("without-dropout", name.replace(" ", "-")))
     assert len(whole) == len(changed)
     for one, other in zip(whole, changed, strict=True):  # without dropout all numbers hang on the rows of the steps
         assert other == pytest.approx(one, abs=1e-5)
 
 
-def test_what_changed_is_said(place: Path) -> None:
-    texts = {name: json.loads((place / f"{name}.json").read_text())[1]["texts"][0] for name in WORLDS}
+def test_what_changed_is_said(parts: dict[str, list[Ranks]]) -> None:
+    texts = {name: parts[name][1].texts[0] for name in WORLDS}
     said = {name: [line for line in text.splitlines() if " the run began in " in line] for name, text in texts.items()}
     assert {name: line.split(maxsplit=2)[1:] for name, (line,) in said.items()} == snapshot(
         {
@@ -117,7 +123,7 @@ def test_what_changed_is_said(place: Path) -> None:
     )
 
 
-def test_torchrun_starts_the_ranks_again_where_one_was_killed(place: Path) -> None:
+def test_torchrun_starts_the_ranks_again_where_one_was_killed(place: Path, parts: dict[str, list[Ranks]]) -> None:
     fault = ("-m", "tests.distributed.faulty", "SIGKILL@step 6@1", *TWO, "output_dir=again")
     env = {"PYTHONPATH": str(CHECKOUT), "HF_DATASETS_CACHE": str(place / "cache")}
     ended = launch(2, "--max-restarts", "1", *fault, cwd=place, env=env, timeout=400)
@@ -136,7 +142,7 @@ def test_the_ranks_of_a_torchrun_that_was_killed_end_too(place: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
-def test_the_rank_that_could_not_write_is_named(place: Path) -> None:
-    first, _ = json.loads((place / "a full disk at one.json").read_text())
+def test_the_rank_that_could_not_write_is_named(parts: dict[str, list[Ranks]]) -> None:
+    first, _ = parts["a full disk at one"]
     (line,) = said(first)
     assert line.startswith("hf-mps: rank 1 on HOST: no space is left on the disk")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from hf_mps.export.push import _literal, chosen
+from hf_mps.export.push import chosen, content
 from tests.conftest import Run
 from tests.export import hub
 from tests.finetune.tiny import Ended
@@ -44,12 +45,16 @@ def test_what_goes_and_what_stays_is_told_with_sizes_and_reasons(folder: Path) -
     assert found.files["model.safetensors"] == (folder / "model.safetensors").stat().st_size
 
 
-def test_a_pattern_that_is_made_of_a_path_matches_it_alone() -> None:
-    from huggingface_hub.utils import filter_repo_objects
-
-    names = ["a[1].txt", "a1.txt", "b*.json", "bb.json", "what?"]
-    for name in names:
-        assert list(filter_repo_objects(names, allow_patterns=[_literal(name)])) == [name]
+def test_an_adapters_settings_go_without_the_path_of_a_local_base_model(tmp_path: Path) -> None:
+    file = tmp_path / "adapter_config.json"
+    told = {"peft_type": "LORA", "r": 8}
+    for base, sent in {"/home/me/models/tiny": "tiny", "../tiny": "tiny", str(tmp_path): tmp_path.name}.items():
+        file.write_text(json.dumps(told | {"base_model_name_or_path": base}), encoding="utf-8")
+        goes = content(file)
+        assert isinstance(goes, bytes)
+        assert json.loads(goes) == told | {"base_model_name_or_path": sent}
+    file.write_text(json.dumps(told | {"base_model_name_or_path": "Qwen/Qwen3-0.6B"}), encoding="utf-8")
+    assert content(file) == file
 
 
 def _environment(there: hub.Hub, folder: Path, token: str) -> dict[str, str | None]:

@@ -48,11 +48,8 @@ def _unrendered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def desk(_tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def desk(_tiny_model: Path, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder: `my.yaml`, `model/`, `train.csv` (48 rows), `dev.csv` (16 rows) and a cache of its own."""
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     place = tmp_path / "desk"
     place.mkdir()
     shutil.copytree(_tiny_model, place / "model")

@@ -6,104 +6,29 @@ from one that has imported everything: a start of Python for each would take lon
 
 from __future__ import annotations
 
-import json
 import os
-import random
 import socket
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+
+from tests.finetune import every_task
 
 WORLDS = (1, 2, 4)
-TRAIN, VALIDATION, GLOBAL_BATCH, EVALUATED = 40, 17, 8, 4
-WORDS = (
-    "the",
-    "a",
-    "red",
-    "old",
-    "boat",
-    "kite",
-    "drum",
-    "sails",
-    "sounds",
-    "flies",
-    "far",
-    "home",
-    "now",
-    "and",
-    "we",
-)
-RECIPES: dict[str, dict[str, Any]] = {
-    "classification": {
-        "task": "text-classification",
-        "model": "bert",
-        "data": {"columns": {"text": "text", "label": "label"}},
-    },
-    "tokens": {
-        "task": "token-classification",
-        "model": "bert",
-        "data": {"columns": {"words": "tokens", "tags": "tags"}},
-    },
-    "packed": {
-        "task": "sft",
-        "model": "qwen2",
-        "max_length": 64,
-        "packing": True,
-        "lora": {"r": 4},
-        "generate": {"rows": 3, "max_new_tokens": 4},
-        "data": {"columns": {"instruction": "text", "output": "answer"}},
-    },
-    "several-labels": {
-        "task": "text-classification",
-        "model": "bert",
-        "data": {"columns": {"text": "text", "label": "labels"}},
-    },
-    "pairs": {
-        "task": "rerank",
-        "model": "bert",
-        "data": {"columns": {"text": "text", "text_pair": "answer", "label": "label"}},
-    },
-    "embeddings": {
-        "task": "sentence-embeddings",
-        "model": "bert",
-        "data": {"columns": {"text": "text", "text_pair": "answer"}},
-        "training": {"batch_sampler": "batch_sampler"},
-    },
-}
+GLOBAL_BATCH, EVALUATED = 8, 4
+RECIPES = ("classification", "tokens", "packed", "several-labels", "labels-of-words", "pairs", "embeddings")
+BY_TWO = ("sparse", "speech", "masks", "boxes", "questions")
+"""Those that one and two processes train."""
+
+
+def trained_by(processes: int) -> tuple[str, ...]:
+    """The recipes that a world of so many processes trains."""
+    return RECIPES if processes > 2 else (*RECIPES, *BY_TWO)
 
 
 def write(folder: Path) -> None:
     """Write models, rows and recipes into `folder`."""
-    from hf_mps.finetune.smoke import tiny_model
-    from hf_mps.finetune.smoke.families import Family
-
-    draw = random.Random(0)
-    rows = [_row(draw) for _ in range(TRAIN + VALIDATION)]
-    for split, some in (("train", rows[:TRAIN]), ("validation", rows[TRAIN:])):
-        (folder / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in some), encoding="utf-8")
-    for name, words in (("bert", "wordpiece"), ("qwen2", "chat")):
-        tiny_model.write(Family(name, "text", words, {}), folder / name, [" ".join(WORDS)] * 8, 0)  # type: ignore[arg-type]
-        path = folder / name / "config.json"
-        config = json.loads(path.read_text(encoding="utf-8"))
-        config |= {key: 0.0 for key in config if "dropout" in key}
-        path.write_text(json.dumps(config), encoding="utf-8")
-    for name, values in RECIPES.items():
-        made = {**values, "data": {**values["data"], "files": {s: f"{s}.jsonl" for s in ("train", "validation")}}}
-        (folder / f"{name}.yaml").write_text(json.dumps(made), encoding="utf-8")
-
-
-def _row(draw: random.Random) -> dict[str, Any]:
-    words = [draw.choice(WORDS) for _ in range(draw.randint(3, 14))]
-    answer = [draw.choice(WORDS) for _ in range(draw.randint(1, 9))]
-    return {
-        "text": " ".join(words),
-        "answer": " ".join(answer),
-        "label": int("boat" in words),
-        "labels": [word for word in ("boat", "kite", "drum") if word in words],
-        "tokens": words,
-        "tags": ["THING" if word in ("boat", "kite", "drum") else "O" for word in words],
-    }
+    every_task.write(folder, (*RECIPES, *BY_TWO), dropout=0.0)
 
 
 def words_of(name: str, processes: int) -> list[str]:
@@ -137,7 +62,7 @@ def _train(processes: int) -> int:
     from hf_mps.cli.main import main
 
     try:
-        codes = [main(["finetune", *words_of(name, processes)]) for name in RECIPES]
+        codes = [main(["finetune", *words_of(name, processes)]) for name in trained_by(processes)]
     except BaseException:
         traceback.print_exc()
         return 1
@@ -155,8 +80,8 @@ def main() -> int:
     from hf_mps.finetune import tasks
     from hf_mps.finetune.run import prepare  # noqa: F401
 
-    for values in RECIPES.values():
-        tasks.module(values["task"])
+    for name in trained_by(1):
+        tasks.module(every_task.RECIPES[name]["task"])
     for size in WORLDS:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.distributed.agents import Agent
 from tests.distributed.launching import launch
 
 FINETUNE = ("-m", "hf_mps.finetune")
@@ -33,10 +34,13 @@ def test_two_processes_train_one_run_and_one_of_them_speaks(tmp_path: Path) -> N
         world["samples_per_second"], rel=0.5
     )  # each by its own clock
     assert 0 <= world["efficiency"] <= 1
-    again = launch(2, *FINETUNE, "glue/mrpc", "nosuchkey=1", cwd=tmp_path)
-    assert again.stderr.count("hf-mps: ") == 1
-    assert "nosuchkey" in again.stderr
-    assert "exitcode  : 2" in again.stderr
+
+
+def test_a_wrong_word_is_said_by_one_of_them_and_ends_all(tmp_path: Path, agent: Agent) -> None:
+    ended = agent.launch(2, *FINETUNE, "glue/mrpc", "nosuchkey=1", cwd=tmp_path)
+    assert ended.codes == [2, 2]
+    assert "".join(ended.err).count("hf-mps: ") == 1
+    assert "nosuchkey" in ended.err[0]
 
 
 @pytest.mark.parametrize(("processes", "rank", "seed"), [(1, 0, 7), (2, 0, 3), (2, 1, 4)])

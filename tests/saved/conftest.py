@@ -74,20 +74,21 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Made:
 def _trained(place: Path, recipe: str, *words: str) -> Kept:
     from hf_mps.activation import activate
     from hf_mps.finetune.recipe.resolve import load_recipe
-    from hf_mps.finetune.run import runner
+    from hf_mps.finetune.run import run_dir, runner
     from hf_mps.finetune.smoke import smoke_recipe
 
     activate.activate()
     resolved = load_recipe(recipe, [f"output_dir={place / 'run'}", "training.max_steps=2", *words])
     with smoke_recipe(resolved) as small:
         runner.train(small, keep=False)
+        run_dir.store(place / "run", small)  # which has the paths of the rows, as that of a run that is kept
         theirs = Path(small.recipe.data.files["validation"]).parent
         shutil.copytree(theirs, place / "rows", ignore=shutil.ignore_patterns("cache"))
     rows = place / "rows" / "validation.jsonl"
     # Sound is named by its path, and the base model of a run too.
     rows.write_text(rows.read_text(encoding="utf-8").replace(str(theirs), str(place / "rows")), encoding="utf-8")
-    results = place / "run" / "results.json"
-    results.write_text(results.read_text(encoding="utf-8").replace(str(theirs), str(place / "rows")), encoding="utf-8")
+    stored = place / "run" / "recipe.yaml"
+    stored.write_text(stored.read_text(encoding="utf-8").replace(str(theirs), str(place / "rows")), encoding="utf-8")
     return Kept(place / "run", rows)
 
 

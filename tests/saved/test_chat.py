@@ -126,7 +126,7 @@ def test_a_model_that_does_not_chat_is_refused_in_one_line(kept: Made, command: 
         2,
         "",
         snapshot(
-            "hf-mps: <run> is of the task text-classification (its results.json), which does not chat; next:"
+            "hf-mps: <run> is of the task text-classification (its recipe.yaml), which does not chat; next:"
             " hf-mps predict <run> FILE\n"
         ),
     )

@@ -15,14 +15,9 @@ from tests.finetune.tiny import Ended
 from tests.saved.conftest import RECIPES, Kept, Made
 from tests.snapshots import masked
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 Command = Callable[..., Ended]
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 def results(run: Kept) -> dict[str, Any]:

@@ -163,6 +163,55 @@ def test_answered_rows_are_let_go_of(pairs: Kept) -> None:
     assert counts[-1] <= counts[0]
 
 
+@pytest.mark.parametrize("task", ["text-classification", "token-classification", "multiple-choice"])
+def test_the_probability_of_every_class_is_there_on_demand(task: str, kept: Made, command: Command) -> None:
+    run = kept(task)
+    ended = command("predict", run.folder, run.rows, "--probabilities", "--format", "jsonl")
+    assert ended.code == 0, ended.err
+    answers = [json.loads(line) for line in ended.out.splitlines()]
+    assert [answer["prediction"] for answer in answers] == [row["prediction"] for row in run.predictions]
+    for answer in answers:
+        shares = answer["probabilities"]
+        assert sum(shares.values()) == pytest.approx(1, abs=1e-3)
+        assert shares[answer["prediction"]] == max(shares.values()) == answer["probability"]
+
+
+def test_columns_of_the_input_are_kept_beside_the_answers(pairs: Kept, command: Command, tmp_path: Path) -> None:
+    made = [row | {"id": f"row-{at}", "note": at} for at, row in enumerate(rows_of(pairs))]
+    plain = read_csv(command("predict", pairs.folder, pairs.rows).out)
+    for file in (tiny.write_jsonl(tmp_path / "rows.jsonl", made), tiny.write_csv(tmp_path / "rows.csv", made)):
+        answers = read_csv(command("predict", pairs.folder, file, "--keep", "id", "--keep", "note").out)
+        assert [list(answer)[:2] for answer in answers] == [["id", "note"]] * len(made)
+        kept_apart = [(answer.pop("id"), answer.pop("note")) for answer in answers]
+        assert kept_apart == [(f"row-{at}", f"{at}") for at in range(len(made))]
+        assert answers == plain
+    wrong = command("predict", pairs.folder, tmp_path / "rows.csv", "--keep", "ident")
+    assert (wrong.code, wrong.out) == (2, "")
+    assert wrong.err.splitlines()[-1].rpartition("rows.csv: ")[2] == snapshot(
+        "there is no column 'ident' for --keep; the columns are sentence1, sentence2, label, id, note"
+    )
+
+
+def test_a_kept_column_stands_at_every_word_of_its_row(kept: Made, command: Command, tmp_path: Path) -> None:
+    run = kept("token-classification")
+    made = [row | {"id": f"row-{at}", "word": 1} for at, row in enumerate(rows_of(run), 1)]
+    file = tiny.write_jsonl(tmp_path / "rows.jsonl", made)
+    answers = read_csv(command("predict", run.folder, file, "--keep", "id").out)
+    assert [answer["id"] for answer in answers] == [f"row-{answer['row']}" for answer in answers]
+    assert command("predict", run.folder, file, "--keep", "word").err.splitlines()[-1] == snapshot(
+        "hf-mps: --keep word: the answers have a column 'word' of their own; leave it out"
+    )
+
+
+def test_probabilities_of_classes_that_there_are_not_are_refused(kept: Made, command: Command) -> None:
+    run = kept("summarization")
+    ended = command("predict", run.folder, run.rows, "--probabilities")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.splitlines()[-1] == snapshot(
+        "hf-mps: --probabilities is of classes, and summarization answers without any; leave it out"
+    )
+
+
 @pytest.mark.parametrize("batch", [1, 3])
 def test_the_batch_changes_no_answer(pairs: Kept, command: Command, batch: int) -> None:
     answers = read_csv(command("predict", pairs.folder, pairs.rows, "--batch", batch).out)
@@ -173,7 +222,7 @@ def test_the_batch_changes_no_answer(pairs: Kept, command: Command, batch: int) 
 
 def test_the_device_and_the_reasons_stand_on_stderr(pairs: Kept, command: Command) -> None:
     lines = command("predict", pairs.folder, pairs.rows).err.splitlines()
-    assert lines[0].startswith(f"hf-mps: {pairs.folder}: task text-classification (its results.json); device mps (")
+    assert lines[0].startswith(f"hf-mps: {pairs.folder}: task text-classification (its recipe.yaml); device mps (")
     assert "; precision fp32 (" in lines[0]
     assert lines[-1].startswith(f"hf-mps: {len(pairs.predictions)} rows answered in ")
 

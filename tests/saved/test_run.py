@@ -20,7 +20,7 @@ from tests.snapshots import masked
 def test_a_run_names_its_recipe_its_choices_and_what_it_was_trained_from(kept: Made) -> None:
     run = kept("text-classification")
     opened = open_run(str(run.folder))
-    assert str(opened.task) == "text-classification (its results.json)"
+    assert str(opened.task) == "text-classification (its recipe.yaml)"
     assert opened.recipe.task == "text-classification"
     assert opened.recipe.data.columns.roles()["text_pair"] == "sentence2"
     assert opened.chosen["device"] == "mps"
@@ -57,7 +57,7 @@ def test_every_task_says_how_its_saved_models_answer() -> None:
     [
         ("token-classification", "its configuration names BertForTokenClassification"),
         ("question-answering", snapshot("its configuration names BertForQuestionAnswering")),
-        ("sentence-embeddings", "its modules.json is sentence-transformers'"),
+        ("sentence-embeddings", "its config_sentence_transformers.json names SentenceTransformer"),
         ("sft", "its configuration names Qwen2ForCausalLM, and its tokenizer has a chat template"),
         ("image-classification", "its configuration names ViTForImageClassification"),
         ("speech-recognition", "its configuration names Wav2Vec2ForCTC"),
@@ -73,6 +73,47 @@ def test_a_folder_without_a_run_tells_its_task_by_its_configuration(
     assert (opened.task.value, opened.task.reason) == (task, reason)
     assert opened.chosen == {}
     assert opened.results is None
+
+
+RERANKER = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+
+
+@pytest.mark.parametrize(
+    ("files", "task"),
+    [
+        ({"modules.json": [], "config_sentence_transformers.json": {"model_type": "CrossEncoder"}}, "rerank"),
+        (
+            {"modules.json": [], "config_sentence_transformers.json": {"model_type": "SparseEncoder"}},
+            "sparse-embeddings",
+        ),
+        ({"modules.json": [], "config_sentence_transformers.json": {}}, "sentence-embeddings"),
+        ({"config.json": RERANKER | {"sentence_transformers": {"activation_fn": "torch.nn.Sigmoid"}}}, "rerank"),
+        ({"config.json": RERANKER | {"sbert_ce_default_activation_function": "torch.nn.Identity"}}, "rerank"),
+        # A cross-encoder of three classes (entailment) and a model of one number that nobody calls a reranker.
+        (
+            {"config.json": RERANKER | {"sentence_transformers": {}, "id2label": {"0": "a", "1": "b", "2": "c"}}},
+            "text-classification",
+        ),
+        ({"config.json": RERANKER}, "text-classification"),
+    ],
+)
+def test_a_model_of_sentence_transformers_tells_its_kind_by_its_files(
+    files: dict[str, object], task: str, tmp_path: Path
+) -> None:
+    for name, content in {"model.safetensors": "", "config.json": RERANKER, **files}.items():
+        (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
+    assert open_run(str(tmp_path)).task.value == task
+
+
+def test_a_kind_of_sentence_transformers_that_no_task_is_for_is_refused(tmp_path: Path) -> None:
+    saved = {"modules.json": [], "config_sentence_transformers.json": {"model_type": "MultiVectorEncoder"}}
+    for name, content in {"model.safetensors": "", **saved}.items():
+        (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(UserError) as refused:
+        open_run(str(tmp_path))
+    assert str(refused.value).removeprefix(str(tmp_path)) == snapshot(
+        ": its config_sentence_transformers.json names MultiVectorEncoder, and no task is for that; next: --task TASK"
+    )
 
 
 def test_halves_are_taken_as_a_file_has_them_where_the_device_computes_them(kept: Made, tmp_path: Path) -> None:

@@ -79,14 +79,14 @@ def encoder() -> Made:
     return model, rows
 
 
-def decoder() -> Made:
+def decoder(dropout: float = 0.05) -> Made:
     """A Llama whose attention has LoRA, with dropout in the adapters."""
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
 
     model = LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, max_position_embeddings=LENGTH, **SHAPE))
     adapted = get_peft_model(
-        model, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"], lora_dropout=0.05)
+        model, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"], lora_dropout=dropout)
     )
     return adapted, [{"input_ids": row, "attention_mask": [1] * LENGTH, "labels": row} for row in ids(_draw())]
 
@@ -148,6 +148,7 @@ def embeddings() -> Made:
 FAMILIES: dict[str, Callable[[], Made]] = {
     "encoder": encoder,
     "decoder with LoRA": decoder,
+    "decoder with LoRA, nothing dropped": lambda: decoder(0.0),
     "pictures": pictures,
     "translation": translation,
     "embeddings": embeddings,

@@ -200,7 +200,7 @@ def test_large_gradients_are_scaled_in_one_kernel(fused: Fused) -> None:
     for mine, theirs in zip(gradients(ours), gradients(stock), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=0)
     assert counts.operators["aten::_amp_foreach_non_finite_check_and_unscale_"] == 1
-    assert counts.operators["aten::mul_.Tensor"] == 1, "the factor alone"
+    assert counts.operators["aten::mul_.Tensor"] == 0, "none by itself"
 
 
 def test_gradients_that_fill_a_storage_together_move_together() -> None:

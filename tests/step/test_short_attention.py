@@ -13,6 +13,8 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 from torch.utils.checkpoint import checkpoint
 
 from hf_mps import simulator
+from hf_mps.guards.platform import batch_waits
+from hf_mps.step import short_attention
 from hf_mps.step.short_attention import PART
 
 Fused = Callable[[], AbstractContextManager[None]]
@@ -219,3 +221,18 @@ def test_a_wrong_call_is_refused_in_torchs_words(fused: Fused) -> None:
     with fused(), pytest.raises(RuntimeError, match="same dtype"):
         attention(query, key.half(), value)
     assert not PART.broken
+
+
+@pytest.mark.parametrize(
+    ("host", "all_see"), [([[1, 1, 0], [1, 0, 0]], True), ([[1, 1, 0], [0, 0, 0]], False)], ids=["seen", "hidden"]
+)
+def test_whether_rows_are_hidden_whole_is_seen_on_the_host(host: list[list[int]], all_see: bool) -> None:
+    there = torch.tensor(host, device="mps").bool()
+    batch_waits.GUARD.moved([(there, torch.tensor(host).bool())])
+    mask = there[:, None, None, :].expand(-1, 1, 3, -1)
+    with simulator.counted() as counts:
+        assert short_attention._all_see(mask, there) is all_see
+        assert not short_attention._all_see(mask[..., 1:], there), "another mask than the batch's"
+    assert (counts.launches, counts.waits) == (0, 0)
+    there.logical_not_()
+    assert not short_attention._all_see(mask, there), "what was changed on the device nobody knows"

@@ -23,7 +23,8 @@ def test_a_recipe_is_told_what_its_step_does(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("HF_MPS_FUSED_STEP", raising=False)
     chosen = switch.choose(None, model(), "mps")
     assert chosen.value == snapshot(
-        "12 small gradients in 1 flat buffer, Adam's step counters in one buffer, each batch in one copy"
+        "12 small gradients in 1 flat buffer, Adam's step counters in one buffer, each batch in one copy,"
+        " labels counted on the host"
     )
     assert chosen.reason == switch.REASON
 

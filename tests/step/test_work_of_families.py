@@ -14,9 +14,16 @@ from tests.step import families
 Fused = Callable[[], AbstractContextManager[None]]
 STEPS, PLAIN_STEPS = 32, 4
 # What is left of the plain Trainer's launches, of models with two layers.
-SHARES = {"encoder": 0.43, "decoder with LoRA": 0.67, "pictures": 0.42, "translation": 0.69, "embeddings": 0.57}
+SHARES = {
+    "encoder": 0.39,
+    "decoder with LoRA": 0.57,
+    "decoder with LoRA, nothing dropped": 0.5,
+    "pictures": 0.38,
+    "translation": 0.67,
+    "embeddings": 0.56,
+}
 # Launches of a step of MiniLM, six layers.
-OF_MINILM, OF_PLAIN_MINILM = 296, 754
+OF_MINILM, OF_PLAIN_MINILM = 279, 754
 
 
 @pytest.mark.parametrize("name", families.FAMILIES)
@@ -47,7 +54,7 @@ def test_a_step_of_minilm(minilm: Path, tmp_path: Path, fused: Fused) -> None:
     assert (found.copies_in, found.waits <= 2) == (STEPS, True)
 
 
-@pytest.mark.parametrize("name", ["encoder", "decoder with LoRA", "pictures"])
+@pytest.mark.parametrize("name", ["encoder", "decoder with LoRA", "decoder with LoRA, nothing dropped", "pictures"])
 def test_losses_of_50_steps_are_the_plain_trainers(name: str, tmp_path: Path, fused: Fused) -> None:
     """The simulated device draws the same masks for dropout in pieces and in one kernel."""
     how = {"steps": 50 - families.WARM - 1, "logging_steps": 1, "learning_rate": 1e-3}

@@ -50,7 +50,8 @@ def plan(
     from hf_mps.dryrun.memory import room
     from hf_mps.dryrun.memory.fit import MemoryPlan, ranked
     from hf_mps.dryrun.memory.machine import present
-    from hf_mps.dryrun.memory.trace import Tracer, largest
+    from hf_mps.dryrun.memory.search import largest
+    from hf_mps.dryrun.memory.trace import Tracer
     from hf_mps.dryrun.step import model_errors
     from hf_mps.finetune.run.room import Room
     from hf_mps.operators.launch_class import LaunchTable

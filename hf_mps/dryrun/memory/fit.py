@@ -14,7 +14,8 @@ from hf_mps.device.memory import DRIVER
 from hf_mps.dryrun import prepare
 from hf_mps.dryrun.launches import Launches, launch_lines
 from hf_mps.dryrun.memory.machine import Machine
-from hf_mps.dryrun.memory.trace import PARTS, Estimate, Tracer, largest
+from hf_mps.dryrun.memory.search import largest
+from hf_mps.dryrun.memory.trace import PARTS, Estimate, Tracer
 from hf_mps.dryrun.render import Report
 from hf_mps.finetune.models import quantization
 from hf_mps.finetune.recipe import training_section

@@ -24,7 +24,9 @@ from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.text import first_line
 from hf_mps.dryrun import prepare
 from hf_mps.dryrun.memory.machine import Machine, of_ranks
-from hf_mps.dryrun.memory.trace import Peak, Tracer, largest, peak
+from hf_mps.dryrun.memory.peak import Peak
+from hf_mps.dryrun.memory.search import largest
+from hf_mps.dryrun.memory.trace import Tracer, peak
 from hf_mps.finetune.sharding import engine, settings
 
 if TYPE_CHECKING:

@@ -18,7 +18,9 @@ from torch.utils._pytree import tree_leaves
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError
 from hf_mps.core.text import summary
-from hf_mps.dryrun import batch, prepare, quantized
+from hf_mps.dryrun import batch, generation, prepare, quantized
+from hf_mps.dryrun.memory import layers
+from hf_mps.dryrun.memory.peak import Peak
 from hf_mps.dryrun.modules import BACKWARD, CLIPPING, FORWARD, GENERATION, LOSS, OPTIMIZER, ModuleTracker, family
 from hf_mps.finetune.smoke.fake import needs_numbers
 from hf_mps.operators.support import NO_OPERATORS
@@ -56,17 +58,6 @@ _OF_PHASE = {
 }
 # At most so many steps: the first makes the optimizer's moments, so the second one is the highest.
 STEPS = 2
-LARGEST_BATCH, TRACES = 4096, 8
-"""Rows of the largest batch that is looked for, and traces that the search may take beside the first two."""
-
-
-@dataclass
-class Peak:
-    """The highest moment: bytes in all and by part, and where it was: phase and module."""
-
-    bytes: int = 0
-    parts: dict[str, int] = field(default_factory=dict)
-    where: tuple[str, str] = ("", "")
 
 
 class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -75,6 +66,9 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, tracker: ModuleTracker, device: str = "mps", vocabulary: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = Peak()
+        self.moments: dict[tuple[tuple[str, str], str], Peak] | None = None
+        """The highest moment of each operator at each place; None where nobody asks."""
+        self._operator = ""
         self._tracker, self._device, self._vocabulary = tracker, device, vocabulary
         self._live: dict[int, tuple[Any, int, str]] = {}
         self._now = 0
@@ -84,6 +78,7 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.add.Tensor and not kwargs and (place := self._joined(*args)) is not None:
             return args[place].add_(args[1 - place])
+        self._operator = func.name()
         if func.namespace == quantized.NAMESPACE:
             return self._expanded(func, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
@@ -114,9 +109,7 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         place = self._tracker.here()
         part = _OF_PHASE.get(place[0], WORKING)
-        if (size := self._now + self._passing[key]) > self.peak.bytes:
-            parts = self._parts | {part: self._parts[part] + self._passing[key]}
-            self.peak = Peak(size, parts, place)
+        self._seen(self._now + self._passing[key], part, self._passing[key], place)
         result = func(*args, **kwargs)
         self._made(result)
         return result
@@ -187,8 +180,21 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _grow(self, size: int, part: str, place: tuple[str, str] | None = None) -> None:
         self._now += size
         self._parts[part] += size
-        if self._now > self.peak.bytes:
-            self.peak = Peak(self._now, dict(self._parts), place or self._tracker.here())
+        self._seen(self._now, part, 0, place)
+
+    def _seen(self, size: int, part: str, passing: int, place: tuple[str, str] | None) -> None:
+        """Keep a moment of `size` bytes, `passing` of them of `part` besides what lives, where it is the highest."""
+        highest = size > self.peak.bytes
+        if not highest and self.moments is None:
+            return
+        place = place or self._tracker.here()
+        if highest:
+            self.peak = Peak(size, self._parts | {part: self._parts[part] + passing}, place)
+        if self.moments is not None:
+            before = self.moments.get((place, self._operator))
+            if before is None or size > before.bytes:
+                parts = self._parts | {part: self._parts[part] + passing}
+                self.moments[place, self._operator] = Peak(size, parts, place)
 
     def _freed(self, key: int) -> None:
         _, size, part = self._live.pop(key)
@@ -216,7 +222,19 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 def peak(step: TrainingStep, *others: Any, device: str = "mps") -> Peak:
     """Run a step twice and return its highest moment; the recorders `others` look on, and keep the second one's."""
+    return _told(followed(step, *others, device=device).peak)
+
+
+def _told(highest: Peak) -> Peak:
+    """A peak without empty parts, at a kind of module."""
+    phase, module = highest.where
+    return Peak(highest.bytes, {part: size for part, size in highest.parts.items() if size}, (phase, family(module)))
+
+
+def followed(step: TrainingStep, *others: Any, device: str = "mps", moments: bool = False) -> Memory:
+    """Run a step twice and return its memory, with the highest of all `moments` where they are asked for."""
     memory = Memory(step.tracker, device, vocabulary=_vocabulary(step.model))
+    memory.moments = {} if moments else None
     memory.hold([*step.model.parameters(), *step.model.buffers(), *quantized.statistics(step.model)])
     with ExitStack() as hooks:
         hooks.enter_context(resizes(memory.resized))
@@ -232,9 +250,7 @@ def peak(step: TrainingStep, *others: Any, device: str = "mps") -> Peak:
                 other.forget()
 
         step.run(STEPS, watch=[memory, *others], after_step=begin_again)
-    highest = memory.peak
-    phase, module = highest.where
-    return Peak(highest.bytes, {part: size for part, size in highest.parts.items() if size}, (phase, family(module)))
+    return memory
 
 
 @contextmanager
@@ -297,7 +313,7 @@ class Tracer:
     ) -> None:
         self._parts, self._device = parts, device
         self._also = also
-        self.wide = batch.width(parts.recipe, parts.prepared, length)
+        self.wide = batch.width(parts.whole, parts.prepared, length)
         self._known: dict[int, Estimate] = {}
         self.rows = self._setting("per_device_train_batch_size", 32)
         self.accumulation = self._setting("gradient_accumulation_steps", 1)
@@ -332,37 +348,32 @@ class Tracer:
         )
 
     def _highest(self, changes: dict[str, Any], rows: int) -> tuple[TrainingStep, Peak]:
-        step = prepare.step(self._parts, self._device, fake=True, changes=changes, rows=rows, wide=self.wide)
+        step = self._step(changes, rows)
         other = self._also(step) if self._also is not None else None
+        if other is None and (highest := self._of_few(step, changes, rows)) is not None:
+            return step, highest
         return step, peak(step, *([] if other is None else [other]))
+
+    def _step(self, changes: dict[str, Any], rows: int) -> TrainingStep:
+        return prepare.step(self._parts, self._device, fake=True, changes=changes, rows=rows, wide=self.wide)
+
+    def _of_few(self, step: TrainingStep, changes: dict[str, Any], rows: int) -> Peak | None:
+        """The peak scaled from traces of a few layers; None for a model without many that are alike.
+
+        A step that generates is traced whole: its keys and values are kept for as many layers as the configuration
+        says.
+        """
+        name = layers.alike(step.model)
+        if name is None or generation.generates(step.trainer):
+            return None
+        found = {}
+        for count in layers.FEW:
+            shorter = self._step(changes, rows)
+            with layers.few(shorter.model, name, count):
+                found[count] = layers.folded(followed(shorter, moments=True).moments or {}, name, count)
+        highest = layers.scaled(found, len(step.model.get_submodule(name)))
+        return highest and _told(highest)
 
     def _setting(self, name: str, default: int) -> int:
         settings = self._parts.prepared.arguments_defaults | dict(self._parts.recipe.training)
         return int(settings.get(name) or default)
-
-
-def largest(peak_of: Callable[[int], int], limit: int, first: int, most: int = LARGEST_BATCH) -> int:
-    """The most rows of a batch whose peak is within `limit` bytes, 0 where not even one is; at most `most`.
-
-    Peaks grow by the same bytes for each row over long stretches, so a line through two of them leads near the answer;
-    at most TRACES more are made. The answer was traced, and is the largest or within a fiftieth of it.
-    """
-    if peak_of(1) > limit:
-        return 0
-    low, high = 1, most + 1  # what fits, and what does not
-    guess = min(max(first, 2), most)
-    for _ in range(TRACES):
-        size = peak_of(guess)
-        if size > limit:
-            high = guess
-            slope = (size - peak_of(low)) / (high - low)
-        else:
-            slope, low = (size - peak_of(low)) / (guess - low), guess
-            if high <= most:
-                slope = max(slope, (peak_of(high) - size) / (high - low))
-        if high - low <= max(1, low // 50):
-            break
-        # Level where another moment than the batch's is the highest: then in large strides.
-        reach = low + (limit - peak_of(low)) / slope if slope > 0 else 8 * low
-        guess = min(max(int(reach), low + 1), high - 1)
-    return low

@@ -20,6 +20,7 @@ ENDINGS = {
     ".parquet": "parquet",
     ".xlsx": "xlsx",
     ".conll": "conll",
+    ".conllu": "conll",
     ".txt": "text",
     ".tokens": "text",
 }

@@ -125,7 +125,7 @@ def _of_lists(train: Rows, named_in_recipe: Sequence[str] | None, separator: str
         by_name = {labels.key(name): number for number, name in enumerate(classes)}
         by_id = {str(number): number for number in range(len(classes))}
         are_ids = named is not None or not seen & by_name.keys()
-        reason = "data.labels in the recipe" if named_in_recipe else "the data set names them"
+        reason = "data.labels in the recipe" if named_in_recipe else labels.NAMED
         return replace(reader, names=tuple(classes), keys=by_id if are_ids else by_name, reason=reason)
     ordered = labels.in_order(seen)
     if len(ordered) == 1:

@@ -23,6 +23,8 @@ GAPS = ("nan", "NaN", "NAN", "null", "NULL", "Null", "None", "NA", "N/A", "n/a",
 DIGITS = 4000
 # Begins the reason where the training rows determine the labels.
 FOUND = "found in"
+# The reason where the data set itself names its classes.
+NAMED = "the data set names them"
 # Configuration keys that are counts (layers, heads, dimensions), and those that are probabilities.
 COUNT = re.compile(r"(^|_)(layers?|heads?|groups?|size|dim|embd|positions)$|^d_(model|ff|kv)$")
 PROBABILITY = re.compile(r"dropout|_prob$|_pdrop$")
@@ -98,9 +100,7 @@ def decide(
         doubt = f"{few}, and taken for a measure; problem_type=single_label_classification takes them for classes"
         return Labels((), {}, why, (doubt,) if whole else ())
     if classes := named_in_recipe or named:
-        labels = _named(
-            classes, train, seen, "data.labels in the recipe" if named_in_recipe else "the data set names them"
-        )
+        labels = _named(classes, train, seen, "data.labels in the recipe" if named_in_recipe else NAMED)
     else:
         ordered = in_order({key(raw) for raw in seen} - {""})
         labels = Labels(tuple(ordered), {name: number for number, name in enumerate(ordered)}, f"{FOUND} {train.where}")

@@ -5,6 +5,7 @@ sentences.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from hf_mps.finetune.data.cache import ROWS, Tables
 
 # CoNLL-2003's line between two documents: it has tags, and is no sentence.
 DOCUMENT = "-DOCSTART-"
+# CoNLL-U's ids of what is no word: several written as one (8-9), and words that are not written (8.1).
+CONLLU, NO_WORD = ".conllu", re.compile(r"\d+[-.]\d+\s")
 Sentence = tuple[list[str], list[str]]
 
 
@@ -101,6 +104,7 @@ def _sentences(path: Path, name: str, roles: dict[str, str], defaults: dict[str,
     words: list[str] = []
     tags: list[str] = []
     columns: _Columns | None = None
+    numbered = formats.ending(path) == CONLLU
     with _lines(path, name) as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -109,7 +113,7 @@ def _sentences(path: Path, name: str, roles: dict[str, str], defaults: dict[str,
                 words, tags = [], []
                 continue
             columns = columns or _columns(line, name, roles, defaults)
-            if columns is None or line.split()[0] == DOCUMENT:
+            if columns is None or line.split()[0] == DOCUMENT or (numbered and NO_WORD.match(line)):
                 continue
             fields = line.rstrip("\n").split(columns.separator)
             if len(fields) != columns.width:

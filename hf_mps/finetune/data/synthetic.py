@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from hf_mps.finetune.data import load
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.recipe import schema
 
 SUBJECTS = ("the film", "a book", "this song", "her play", "our trip", "that meal", "his match", "the talk")
 VERBS = ("was", "felt", "seemed", "turned out", "stayed", "became")
@@ -22,6 +28,11 @@ ROWS = {"train": 32, "validation": 16}
 def splits(wanted: Iterable[str] = ("train", "validation")) -> dict[str, int]:
     """Return the number of rows of each split: training's for `train`, validation's for all others."""
     return {split: ROWS["train" if split == "train" else "validation"] for split in wanted}
+
+
+def splits_of(data: schema.Data) -> dict[str, int]:
+    """Return the same for the splits that `data` reads, and the validation one that may be held out of them."""
+    return splits((*load.splits_to_read(data), "validation"))
 
 
 def word(draw: random.Random, kind: int) -> str:

@@ -83,7 +83,7 @@ def _loss_depends_on_count(model: Any, inputs: Mapping[str, Any]) -> bool:
 def _is_mean_over_tokens(model: Any, inputs: Mapping[str, Any]) -> bool:
     """Whether the model's loss is the mean of the cross-entropy over its labels, one for each token."""
     labels = inputs.get("labels")
-    if labels is None or labels.dim() != 2:
+    if not isinstance(labels, torch.Tensor) or labels.dim() != 2:  # a detector's are a list of boxes
         return False
     given = {name: value for name, value in inputs.items() if name != "labels"}
     with torch.no_grad(), torch.device(next(model.parameters()).device):

@@ -250,10 +250,10 @@ def size(processor: Any) -> tuple[int, int]:
     )
 
 
-def described(processor: Any) -> str:
-    """Return the size of a processor's output in words."""
+def prepared_by(processor: Any, *further: str) -> Choice[str]:
+    """Return the size of a processor's output, with what prepares images as the reason, and anything `further`."""
     said = ", ".join(f"{name} {pixels}" for name, pixels in dict(processor.size).items() if pixels)
-    return f"{said} pixels"
+    return Choice(f"{said} pixels", "; ".join((f"by {type(processor).__name__}, with PIL on any machine", *further)))
 
 
 def described_augmentation(augmentation: Augmentation | None) -> Choice[str]:

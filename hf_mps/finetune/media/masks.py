@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ from hf_mps.finetune.media.images import Augmentation
 if TYPE_CHECKING:
     from hf_mps.finetune.data.load import Rows
 
+# Classes that a palette of 8 bits has colours for.
+COLOURED = 256
 IGNORED = 255
 """The class of pixels that are neither learned nor counted (semantic_loss_ignore_index of transformers)."""
 
@@ -104,6 +107,30 @@ def varied(image: Any, mask: Any, augment: Augmentation, draw: random.Random) ->
     if draw.random() < augment.flip:
         return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT), mask[:, ::-1].copy()
     return image, mask
+
+
+def png(classes: Any) -> bytes:
+    """Return a PNG of an array of classes, (height, width): each pixel is its class's number, 8 bits with a palette.
+
+    The colours are Pascal VOC's: the bits of the number spread over red, green and blue. More than 256 classes are grey
+    numbers of 16 bits.
+    """
+    import numpy
+    from PIL import Image
+
+    if classes.max(initial=0) >= COLOURED:
+        image = Image.fromarray(classes.astype(numpy.uint16))
+    else:
+        image = Image.fromarray(classes.astype(numpy.uint8))
+        image.putpalette([one for number in range(COLOURED) for one in _colour(number)])
+    written = io.BytesIO()
+    image.save(written, "PNG")
+    return written.getvalue()
+
+
+def _colour(number: int) -> list[int]:
+    """Return the red, green and blue of a class: its bits 0, 3 and 6 are red's highest, and so on."""
+    return [sum(((number >> (3 * bit + channel)) & 1) << (7 - bit) for bit in range(8)) for channel in range(3)]
 
 
 def _numbers(mask: Any) -> Any:

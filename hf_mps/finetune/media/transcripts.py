@@ -1,4 +1,4 @@
-"""What recognised speech is measured on: which rows are heard, and the rows of predictions.csv with their errors."""
+"""What both ways of recognising speech share: columns, which rows are heard, and the rows of predictions.csv."""
 
 from __future__ import annotations
 
@@ -7,13 +7,31 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.finetune.recipe import schema
 from hf_mps.metrics.texts import cer, wer
 
 if TYPE_CHECKING:
     from hf_mps.finetune.data.rows import Rows
 
+SNIPPET = """from transformers import pipeline
+recognise = pipeline("automatic-speech-recognition", model=".")
+# recognise(array)['text'], of 16,000 samples a second in a numpy array"""
+
 Left = dict[str, dict[str, int]]
 """How many rows of each split are left out, by the reason."""
+
+
+class Columns(schema.Columns):
+    """The columns of the data by their roles: `audio` holds a path, relative to its file, or the bytes of a file."""
+
+    audio: str = "audio"
+    text: str = "text"
+
+
+class Data(schema.Data):
+    """Adds the columns."""
+
+    columns: Columns = Columns()
 
 
 def short_enough(rows: Rows, counts: Sequence[int], most: float, rate: int) -> list[int]:

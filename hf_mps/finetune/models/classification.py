@@ -28,16 +28,33 @@ def probabilities(logits: Any) -> Any:
 
 
 def rows(
-    inputs: Sequence[Mapping[str, Any]], truths: Sequence[int] | None, logits: Any, names: Sequence[str]
+    inputs: Sequence[Mapping[str, Any]],
+    truths: Sequence[int] | None,
+    logits: Any,
+    names: Sequence[str],
+    *,
+    every: bool = False,
 ) -> list[Row]:
     """Return each row's inputs, its true class, the predicted class and that class's probability.
 
-    `logits` has shape (rows, classes), `truths` holds class ids, None for rows without.
+    `logits` has shape (rows, classes), `truths` holds class ids, None for rows without. With `every` the probabilities
+    of all classes come by their names.
     """
     shares = probabilities(logits)
     answers = shares.argmax(axis=-1)
     known = [{}] * len(answers) if truths is None else [{"label": names[truth]} for truth in truths]
     return [
-        {**given, **truth, "prediction": names[answer], "probability": round(float(share[answer]), 4)}
+        {
+            **given,
+            **truth,
+            "prediction": names[answer],
+            "probability": round(float(share[answer]), 4),
+            **(by_name(share, names) if every else {}),
+        }
         for given, truth, answer, share in zip(inputs, known, answers, shares, strict=True)
     ]
+
+
+def by_name(shares: Any, names: Sequence[str]) -> Row:
+    """Return the probabilities of all classes, shape (classes,), by their names."""
+    return {"probabilities": {name: round(float(share), 4) for name, share in zip(names, shares, strict=True)}}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from transformers import Trainer
+from transformers.loss import loss_for_object_detection
 
 from hf_mps.finetune.run.callbacks import Epochs
 from hf_mps.metrics import boxes
@@ -24,12 +27,18 @@ class DetectionTrainer(Trainer):  # type: ignore[misc]
         told = [Epochs(train.begin)] if train is not None else []
         super().__init__(*arguments, callbacks=[*(callbacks or ()), *told], **settings)
 
+    def compute_loss(self, *arguments: Any, **settings: Any) -> Any:
+        with counted_once(lambda stock: partial(stock, reduction="sum")):
+            return super().compute_loss(*arguments, **settings)
+
     def prediction_step(
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Any, Any, Any]:
         """Return the batch's loss (None without labels), its predictions and its labels."""
         inputs = self._prepare_inputs(inputs)
-        with torch.no_grad(), self.compute_loss_context_manager():
+        processes = self.args.world_size
+        alone = counted_once(lambda _: lambda own: own * processes)  # each batch's loss is over its own boxes
+        with torch.no_grad(), self.compute_loss_context_manager(), alone:
             outputs = model(**inputs)
         loss = outputs.loss.detach() if "labels" in inputs else None
         if prediction_loss_only:
@@ -37,6 +46,21 @@ class DetectionTrainer(Trainer):  # type: ignore[misc]
         found = self.processing_class.post_process_object_detection(outputs, threshold=0.0)
         labels = [_truth(one) for one in inputs["labels"]] if "labels" in inputs else None
         return loss, _filled([_best(one) for one in found], boxes.MOST), None if labels is None else _filled(labels)
+
+
+@contextmanager
+def counted_once(counting: Any) -> Iterator[None]:
+    """Let transformers' loss sum its boxes over processes by `counting(stock)` before it divides by their number.
+
+    Its own call takes accelerate's default, the mean, which it divides once more (loss/loss_for_object_detection.py of
+    transformers 5.23, `num_boxes`): with two processes boxes would weigh twice as much beside classes.
+    """
+    stock = loss_for_object_detection.reduce
+    loss_for_object_detection.reduce = counting(stock)
+    try:
+        yield
+    finally:
+        loss_for_object_detection.reduce = stock
 
 
 def _best(found: Mapping[str, Any]) -> Any:

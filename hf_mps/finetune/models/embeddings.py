@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core import extras
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.models import in_batch
+from hf_mps.finetune.models import in_batch, parts
 from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.text import buckets, lengths, tokens
 from hf_mps.finetune.text.lengths import Lengths
@@ -27,6 +27,15 @@ if TYPE_CHECKING:
 # Each role's column for sentence-transformers, which refuses a name that begins with another one's.
 NAMES = {"text": "anchor", "text_pair": "positive", "negative": "negative"}
 IDS = "_input_ids"
+# The class that has the fields of all the library's training arguments; those of a kind of model add none.
+ARGUMENTS = ("sentence_transformers/base/training_args.py", "BaseTrainingArguments")
+SETTLED = {
+    "train_sampling_strategy": "sentence-transformers draws its batches itself; training.batch_sampler says how",
+    "label_smoothing_factor": "its losses know no classes; leave it out",
+    "multi_dataset_batch_sampler": "a recipe has one data set; leave it out",
+    "router_mapping": "a recipe trains one encoder for all texts; leave it out",
+    "warmup_ratio": "it was removed in transformers 5; in its place: warmup_steps, of which a part of 1 is a share",
+}
 # Rows embedded at once, and rows compared with all candidates at once.
 BATCH = 32
 BLOCK = 1024
@@ -119,6 +128,23 @@ def collator(model: Any, length: Lengths, prompts: Any) -> Any:
     return made
 
 
+class LossParts(parts.KeptInCheckpoints):
+    """A part of sentence-transformers' trainers: a checkpoint has the sums of a loss's parts since the last log entry.
+
+    SpladeLoss has three; most losses have none.
+    """
+
+    KEPT = "loss_parts_{}.pth"
+    accum_loss_components: dict[str, dict[str, Any]]
+
+    def _kept(self) -> dict[str, Any] | None:
+        unlogged = self.accum_loss_components["train"]
+        return unlogged if unlogged.get("steps") else None
+
+    def _put_back(self, kept: dict[str, Any]) -> None:
+        self.accum_loss_components["train"] = kept
+
+
 def trainer(evaluator: Any, kind: str = "SentenceTransformerTrainer") -> Callable[..., Any]:
     """Return sentence-transformers' trainer class `kind` with an evaluation that adds what `evaluator` measures.
 
@@ -129,7 +155,7 @@ def trainer(evaluator: Any, kind: str = "SentenceTransformerTrainer") -> Callabl
 
     stock: Any = getattr(sentence_transformers, kind)
 
-    class Measuring(stock):  # type: ignore[misc]
+    class Measuring(LossParts, stock):  # type: ignore[misc]
         def evaluation_loop(
             self,
             dataloader: Any,
@@ -142,6 +168,8 @@ def trainer(evaluator: Any, kind: str = "SentenceTransformerTrainer") -> Callabl
                 output = super().evaluation_loop(
                     dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
                 )
+            # Of a loss's parts the library takes a mean over batches, the last one and a process's repeats among them.
+            self.accum_loss_components["eval"] = {}
             measured = evaluator.measure(self.model)
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in measured.items()})
             return output

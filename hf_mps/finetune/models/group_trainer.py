@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -19,12 +18,10 @@ from trl.trainer.utils import add_fused_lm_head, use_adapter
 
 from hf_mps.core import notices
 from hf_mps.finetune.models import quantization
-from hf_mps.finetune.models.parts import MeasuredBefore, PlainArguments, QuietTrl
+from hf_mps.finetune.models.parts import KeptInCheckpoints, MeasuredBefore, PlainArguments, QuietTrl
 from hf_mps.finetune.rewards.score import Score
 from hf_mps.metrics.selection import Chosen
 
-STATE = "completions_{}.pth"
-"""In a checkpoint, of the process with this number: what TRL keeps in memory alone."""
 ALIKE = 8
 """Steps in which no completion scored above another before that is said."""
 COLUMNS = ("reward", "tokens", "cut", "kl")
@@ -36,7 +33,7 @@ class Arguments(PlainArguments, GRPOConfig):  # type: ignore[misc]
     """GRPOConfig with TrainingArguments' defaults."""
 
 
-class GroupTrainer(MeasuredBefore, QuietTrl, GRPOTrainer):  # type: ignore[misc]
+class GroupTrainer(KeptInCheckpoints, MeasuredBefore, QuietTrl, GRPOTrainer):  # type: ignore[misc]
     """GRPOTrainer that learns from the scores of `rewards`, and answers validation prompts once each, greedily.
 
     Equal weights then score equally, and no evaluation draws random numbers that the training would have drawn. The
@@ -46,6 +43,7 @@ class GroupTrainer(MeasuredBefore, QuietTrl, GRPOTrainer):  # type: ignore[misc]
     that is only looked at has it), no completion is generated, and each batch's last tokens count as one.
     """
 
+    KEPT = "completions_{}.pth"
     generation_config: Any
     generation_kwargs: dict[str, Any]
 
@@ -217,23 +215,15 @@ class GroupTrainer(MeasuredBefore, QuietTrl, GRPOTrainer):  # type: ignore[misc]
             inputs["ref_per_token_logps"] = self._reference_log_probs(ids, mask, said)
         return inputs
 
-    def _save_rng_state(self, output_dir: str) -> None:
-        super()._save_rng_state(output_dir)
+    def _kept(self) -> dict[str, Any]:
         # Those of a step that is whole are learned from; the next step draws its own.
         left = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
-        kept = {"step": self._step, "metrics": dict(self._metrics["train"]), "inputs": self._buffered_inputs}
-        torch.save(kept if left else kept | {"inputs": None}, self._state_file(output_dir))
+        inputs = self._buffered_inputs if left else None
+        return {"step": self._step, "metrics": dict(self._metrics["train"]), "inputs": inputs}
 
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        super()._load_rng_state(checkpoint)
-        if checkpoint is None or not (file := self._state_file(checkpoint)).is_file():
-            return
-        kept = torch.load(file, map_location=self.args.device, weights_only=True)
+    def _put_back(self, kept: dict[str, Any]) -> None:
         self._step, self._buffered_inputs = kept["step"], kept["inputs"]
         self._metrics["train"].update(kept["metrics"])
-
-    def _state_file(self, folder: str) -> Path:
-        return Path(folder, STATE.format(self.args.process_index))
 
 
 class EachEpochAnew:

@@ -31,6 +31,15 @@ def make(losses: Any, name: str, model: Any) -> Any:
     return made
 
 
+def regularizer(losses: Any, name: str, model: Any) -> Any:
+    """Return the regularizer `name` of that module, over the embeddings of all processes.
+
+    FlopsLoss squares the mean over a batch: a mean over processes of that would be another, larger cost.
+    """
+    loss = getattr(losses, name)
+    return loss(model) if World.here().alone else _gathering(loss)(model)
+
+
 def arguments(*, ranked: bool) -> dict[str, Any]:
     """Return the training arguments that suit the losses: with `ranked` pairs no text comes twice in a step.
 
@@ -44,16 +53,14 @@ def arguments(*, ranked: bool) -> dict[str, Any]:
 @contextmanager
 def within_a_process(loss: Any) -> Iterator[None]:
     """Let `loss` look at its own process's rows alone: in an evaluation batches may be of different size."""
-    inner = getattr(loss, "loss", loss)  # SpladeLoss adds to another one
-    before = getattr(inner, ACROSS, None)
-    if not before:
-        yield
-        return
-    inner.gather_across_devices = False
+    gathering = [part for part in loss.modules() if getattr(part, ACROSS, False)]  # SpladeLoss is of three
+    for part in gathering:
+        part.gather_across_devices = False
     try:
         yield
     finally:
-        inner.gather_across_devices = before
+        for part in gathering:
+            part.gather_across_devices = True
 
 
 def each_once(model: Any, order: Sequence[int], size: int, compute: Callable[[Sequence[int]], Any]) -> list[Any]:
@@ -88,10 +95,14 @@ def _gathering(loss: Any) -> Any:
     class Gathering(loss):  # type: ignore[misc]
         gather_across_devices = True
 
-        def compute_loss_from_embeddings(self, embeddings: list[Any], labels: Any) -> Any:
+        def compute_loss_from_embeddings(self, embeddings: Any, *labels: Any) -> Any:
             if self.gather_across_devices:
-                embeddings, labels = [all_gather_with_grad(one) for one in embeddings], all_gather(labels)
-            return super().compute_loss_from_embeddings(embeddings, labels)
+                several = isinstance(embeddings, list)  # a regularizer is given those of one column
+                embeddings = (
+                    list(map(all_gather_with_grad, embeddings)) if several else all_gather_with_grad(embeddings)
+                )
+                labels = tuple(map(all_gather, labels))
+            return super().compute_loss_from_embeddings(embeddings, *labels)
 
     Gathering.__name__ = loss.__name__
     return Gathering

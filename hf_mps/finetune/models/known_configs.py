@@ -101,6 +101,8 @@ KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    # The text model is that of config.json in huggingface.co/Mattimax/DATA-AI_Smol256M-Instruct, made from it;
+    # the images' is SigLIP base patch-16/512 (huggingface.co/blog/smolervlm), 64 tokens for 512 x 512 pixels.
     "HuggingFaceTB/SmolVLM-256M-Instruct": (
         "idefics3",
         {
@@ -130,7 +132,7 @@ KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "facebook/wav2vec2-base": ("wav2vec2", {}),
     "google/vit-base-patch16-224-in21k": ("vit", {}),
-    # Of hustvl/yolos-tiny: 6.5 M parameters (github.com/hustvl/YOLOS).
+    # `yolos_ti` of transformers' convert_yolos_to_pytorch.py; 6.5 M parameters (README of github.com/hustvl/YOLOS).
     "hustvl/yolos-tiny": (
         "yolos",
         {
@@ -145,6 +147,10 @@ KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
     "nvidia/mit-b0": ("segformer", {}),
     "meta-llama/Llama-2-7b-hf": ("llama", {}),
 }
+
+
+_OUT_OF_REACH: dict[str, str] = {}
+"""What was said of models that the hub did not give: without a network it tries for 23 s, and a plan asks often."""
 
 
 def model_type(recipe: Recipe, stored: Mapping[str, Any]) -> str | None:
@@ -162,11 +168,14 @@ def config(recipe: Recipe) -> tuple[Any, Choice[str]]:
     named = recipe.model
     source = checkpoint.resolve(named)
     try:
+        if named in _OUT_OF_REACH:
+            raise UserError(_OUT_OF_REACH[named])
         loaded = _started(source.config())
         return loaded, Choice(named, f"{type(loaded).__name__} of the model itself, without its weights")
     except UserError as error:
         if source.local:
             raise
+        _OUT_OF_REACH[named] = str(error)
         architecture = model_type(recipe, source.stored_config())
         if architecture is None:
             raise UserError(f"{error}, or its architecture with model_type=NAME") from error

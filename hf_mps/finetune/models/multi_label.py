@@ -7,6 +7,7 @@ from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.finetune.data.label_sets import LabelSets
+from hf_mps.finetune.models import classification
 
 THRESHOLD = 0.5
 SNIPPET = """from transformers import pipeline
@@ -36,11 +37,19 @@ def answers(logits: Any, least: float) -> Any:
     return probabilities(logits) >= least
 
 
-def rows(inputs: Sequence[Mapping[str, Any]], truths: Any, logits: Any, found: LabelSets, least: float) -> list[Any]:
+def rows(
+    inputs: Sequence[Mapping[str, Any]],
+    truths: Any,
+    logits: Any,
+    found: LabelSets,
+    least: float,
+    *,
+    every: bool = False,
+) -> list[Any]:
     """Return the rows of predictions.csv: each row's inputs, its labels, those answered and their probabilities.
 
     `truths` (0 and 1; None for rows without) and `logits` have the shape (rows, labels); a row's predictions come by
-    falling probability.
+    falling probability. With `every` the probabilities of all labels come by their names.
     """
     lines = []
     named = [
@@ -56,6 +65,7 @@ def rows(inputs: Sequence[Mapping[str, Any]], truths: Any, logits: Any, found: L
                 **truth,
                 "prediction": [found.names[place] for place in chosen],
                 "probability": [round(float(shares[place]), 4) for place in chosen],
+                **(classification.by_name(shares, found.names) if every else {}),
             }
         )
     return lines

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 from hf_mps.metrics.selection import Baseline, of_log
 
@@ -41,6 +42,42 @@ class MeasuredBefore:
             before: dict[str, Any] = next((entry for entry in self.state.log_history if entry.get("step") == 0), {})
             self._untrained.metrics.update(of_log(before))
         return bool(self._untrained.metrics)
+
+
+class KeptInCheckpoints:
+    """A part of a Trainer: a checkpoint also holds what the trainer has in memory alone, in a file of each process.
+
+    `_kept` returns it in types that torch.load reads with weights_only, None where there is nothing; `_put_back` takes
+    it, on the trainer's device, where a run resumes.
+    """
+
+    KEPT: ClassVar[str]
+    """The file's name, with a place for the number of the process."""
+    args: Any
+
+    def _kept(self) -> dict[str, Any] | None:
+        raise NotImplementedError
+
+    def _put_back(self, kept: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        import torch
+
+        super()._save_rng_state(output_dir)  # type: ignore[misc]
+        kept = self._kept()
+        if kept is not None:
+            torch.save(kept, self._kept_file(output_dir))
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        import torch
+
+        super()._load_rng_state(checkpoint)  # type: ignore[misc]
+        if checkpoint is not None and (file := self._kept_file(checkpoint)).is_file():
+            self._put_back(torch.load(file, map_location=self.args.device, weights_only=True))
+
+    def _kept_file(self, folder: str) -> Path:
+        return Path(folder, self.KEPT.format(self.args.process_index))
 
 
 @dataclass

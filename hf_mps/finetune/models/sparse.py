@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 SHOWN = 5
 """Words of an embedding that predictions.csv shows."""
 INNER = "SparseMultipleNegativesRankingLoss"
+COST = "FlopsLoss"
+"""SpladeLoss's own regularizer."""
 
 
 def load(checkpoint: Checkpoint, device: str) -> tuple[Any, Choice[str]]:
@@ -36,6 +38,8 @@ def loss(losses: Any, model: Any, document_weight: float, query_weight: float) -
     return losses.SpladeLoss(
         model,
         loss=in_batch.make(losses, INNER, model),
+        document_regularizer=in_batch.regularizer(losses, COST, model),
+        query_regularizer=in_batch.regularizer(losses, COST, model),
         document_regularizer_weight=document_weight,
         query_regularizer_weight=query_weight,
     )

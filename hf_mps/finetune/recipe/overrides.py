@@ -100,8 +100,14 @@ def in_full(key: str, task: Any) -> str:
     return key
 
 
+# A line of YAML that is one of these alone begins a text of several lines, and is empty: here it is a separator.
+BLOCKS = ("|", ">")
+
+
 def _value(key: str, text: str) -> Any:
     """Return `text` as YAML. A mapping needs braces: `translate English to German: ` is a text."""
+    if text in BLOCKS:
+        return text
     try:
         value = plain(text)
     except yaml.YAMLError as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hf_mps.core.files import write_atomic, write_json
 from hf_mps.finetune.recipe.expect import Expectation
+from hf_mps.finetune.report.paths import without_paths
 from hf_mps.finetune.report.predictions import FILE, Written
 from hf_mps.finetune.report.results import SCHEMA, RunRecord, results, versions
 from hf_mps.finetune.run import failures
@@ -24,12 +25,14 @@ def write(
     """Write results.json, training.png, README.md and what `answer` writes, each atomically; return their paths.
 
     results.json comes first. Any of the others may fail: a line on stderr says so, and no file mentions it. An earlier
-    run's files of these names are replaced. Raises OSError where the disk refuses the first.
+    run's files of these names are replaced. Local paths stand there by their last part. Raises OSError where the disk
+    refuses the first.
     """
     from hf_mps.finetune.report.card import card
     from hf_mps.finetune.report.plot import draw
 
     folder = Path(output_dir)
+    record = without_paths(record, folder)
     files = [write_json(folder / failures.RESULTS, results(record))]
     written = Written()
     if answer is not None:

@@ -28,7 +28,8 @@ class RunRecord:
     """Everything about a finished run that its files report.
 
     Units: seconds, bytes, training samples per second (epochs x rows / seconds of training). `recipe` is what ran, with
-    the user's own words for paths; `log_history` is the Trainer's; metric names carry no `eval_` prefix.
+    the user's own words for paths, which the files name by their last part; `log_history` is the Trainer's; metric
+    names carry no `eval_` prefix.
     """
 
     name: str
@@ -116,7 +117,7 @@ def results(record: RunRecord) -> dict[str, Any]:
     """The content of results.json, schema 1; a number that is not finite is null, and keys are only ever added.
 
     - `schema`: 1
-    - `name`, `recipe`: the recipe's name, and all of its keys as they ran
+    - `name`, `recipe`: the recipe's name, and all of its keys as they ran, local paths by their last part
     - `device`: {"value": "mps" | "cuda" | "cpu", "reason": str}
     - `simulated`: bool, whether that device was simulated; seconds, samples per second and bytes are then no Mac's
     - `choices`: {name: {"value": any, "reason": str}}

@@ -1,4 +1,4 @@
-"""Callbacks that the runner adds to Trainer: stop at a NaN loss, time the training alone, announce each epoch."""
+"""Callbacks that the runner adds to Trainer: stop at a NaN loss, time the training alone, keep processes alike."""
 
 from __future__ import annotations
 
@@ -97,6 +97,27 @@ class OwnDraws(TrainerCallback):  # type: ignore[misc]
             import torch
 
             torch.manual_seed(args.seed + args.process_index)
+
+
+class MainStatistics(TrainerCallback):  # type: ignore[misc]
+    """Gives every process the main one's statistics of batch norms before an evaluation, as the saved model has them.
+
+    DDP shares them before each step, and in the step each process takes in its own rows.
+    """
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **settings: Any) -> None:
+        if control.should_evaluate or control.should_training_stop:
+            self.on_epoch_end(args, state, control, **settings)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        import torch
+
+        if args.world_size == 1:
+            return
+        for module in model.modules():
+            if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+                for statistic in module.buffers():
+                    torch.distributed.broadcast(statistic, 0)
 
 
 class Epochs(TrainerCallback):  # type: ignore[misc]

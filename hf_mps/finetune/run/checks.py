@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_mps.core.errors import UserError, nearest
-from hf_mps.finetune.models import checkpoint
+from hf_mps.finetune.models import checkpoint, quantization
 from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import catalogue, expect, overrides
 from hf_mps.finetune.recipe.problems import Problem
@@ -62,7 +62,9 @@ def _of_recipe(recipe: Recipe, changed: Sequence[str]) -> dict[str, Callable[[],
     from hf_mps.finetune.text import chat
 
     checks: dict[str, Callable[[], object]] = {
-        "model": lambda: checkpoint.resolve(recipe.model),
+        "model": lambda: quantization.refuse_stored(
+            recipe.model, checkpoint.resolve(recipe.model).stored_config(), getattr(recipe, quantization.KEY, None)
+        ),
         "model_type": lambda: refuse_another_type(recipe.model_type, checkpoint.resolve(recipe.model)),
         "data": lambda: load.check(recipe.data),
         "expect": lambda: expect.refuse_unknown(recipe, changed),

@@ -24,6 +24,7 @@ def every_row(trainer: Any) -> None:
     of whole answers expect.
     """
     from torch.utils.data import SequentialSampler
+    from transformers import Seq2SeqTrainer
 
     if getattr(trainer.args, buckets.KEY, buckets.RANDOM) == "group_by_length":
         trainer._get_eval_sampler = SequentialSampler
@@ -34,6 +35,8 @@ def every_row(trainer: Any) -> None:
         for name in LOADERS:
             setattr(trainer, name, _dealt(getattr(trainer, name)))
         trainer.evaluation_loop = _exact(trainer, trainer.evaluation_loop)
+    elif isinstance(trainer, Seq2SeqTrainer):
+        trainer.evaluation_loop = _by_rows(trainer, trainer.evaluation_loop)
 
 
 def _undropped(args: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -125,6 +128,18 @@ class _Rounds:
         for batch in self._loader:
             self.given += 1
             yield batch
+
+
+def _by_rows(trainer: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Seq2SeqTrainer's `evaluation_loop` without its own gathering, which lets a last, smaller batch's loss count as
+    that of a whole one.
+    """
+
+    def loop(*arguments: Any, **settings: Any) -> Any:
+        trainer.gather_function = trainer.accelerator.gather_for_metrics
+        return stock(*arguments, **settings)
+
+    return loop
 
 
 def _exact(trainer: Any, stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,7 +21,8 @@ class RankRecord:
 
     `waited_seconds` is what DistributedDataParallel's own clock says, which looks at the first ten steps and then at
     each hundredth: the time from the first gradient sent to the last one received, less what the backward pass ran
-    meanwhile. None where another way than DistributedDataParallel averages the gradients.
+    meanwhile. None where another way averages the gradients, such as steps recorded as CUDA graphs, and on mps, which
+    that clock leaves out.
     """
 
     rank: int
@@ -49,7 +50,7 @@ def of_all(trained: Trained, samples: float) -> dict[str, Any] | None:
         host=platform.node(),
         device=_device(trainer.args.device),
         samples_per_second=samples / ranks.world.size / seconds if seconds > 0 else 0.0,
-        waited_seconds=_waited(trainer, trained.watch.first_step),
+        waited_seconds=waited(trainer, trained.watch.first_step),
     )
     every = ranks.gather((own, seconds))
     shares = [1 - one.waited_seconds / total for one, total in every if one.waited_seconds is not None and total > 0]
@@ -78,7 +79,8 @@ def _device(device: Any) -> str:
     return f"{device} ({torch.cuda.get_device_name(device)})"
 
 
-def _waited(trainer: Any, first_step: int) -> float | None:
+def waited(trainer: Any, first_step: int) -> float | None:
+    """Return `RankRecord.waited_seconds` of a training that began behind step `first_step`; None is not measured."""
     from torch.nn.parallel import DistributedDataParallel
 
     wrapped = trainer.model_wrapped

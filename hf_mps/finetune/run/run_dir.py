@@ -50,7 +50,8 @@ class RunDir:
     """The folder of a run and the reason for it.
 
     An unfinished run of the same recipe in it resumes from `checkpoint`; `finished` says that it holds the results.
-    `named` says that no other folder will do, because the user named it.
+    `named` says that no other folder will do, because the user named it. `host` is where it is, empty where this host
+    has it; `without` are the hosts of the run that have it not.
     """
 
     path: Path
@@ -58,6 +59,8 @@ class RunDir:
     named: bool
     checkpoint: Path | None = None
     finished: bool = False
+    host: str = ""
+    without: tuple[str, ...] = ()
 
     @classmethod
     def choose(cls, resolved: ResolvedRecipe, *, fresh: bool = False) -> RunDir:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from hf_mps.finetune import capture
 from hf_mps.finetune.recipe import expect, training_section
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import screen
-from hf_mps.finetune.run import caffeinate, failures, fingerprints, links
+from hf_mps.finetune.run import apart, caffeinate, failures, fingerprints, links
 from hf_mps.finetune.run.prepare import PreparedRun, locate, prepare_run
 from hf_mps.finetune.run.run_dir import RunDir, checkpoints, store
 
@@ -88,7 +88,8 @@ def train(
             if foresee is not None:
                 room = ranks.from_main(lambda: foresee(prepared_run))
                 prepared_run = replace(prepared_run, room=room)
-        run_dir = ranks.from_main(lambda: held.enter_context(run_dir.lock()))
+        locked = ranks.from_main(lambda: held.enter_context(run_dir.lock()))
+        run_dir = held.enter_context(apart.at_hand(locked))
         if ranks.watch is not None:
             ranks.watch.left = lambda: _kept_clause(run_dir, clean=False)
         with _failures_in_one_line(resolved, run_dir):
@@ -114,12 +115,12 @@ def _train(run: PreparedRun, run_dir: RunDir) -> RunRecord:
     from hf_mps.finetune.run.callbacks import Stopwatch
     from hf_mps.finetune.run.record import make_record
     from hf_mps.finetune.run.train import make_trainer, train_and_measure
-    from hf_mps.finetune.sharding.engine import save_whole
 
     recipe, prepared, watch = run.resolved.recipe, run.prepared, Stopwatch()
     ranks = Ranks.here()
     output = Choice(run_dir.path, run_dir.reason)
     plan = ranks.alike(lambda: processes.go_on(run.plan(output), run_dir.checkpoint, ranks.world.size))
+    apart.refuse_parts(plan, run_dir)
     kept = capture.measured(plan, prepared, recipe, run_dir.checkpoint)
     capture.choose_kernels(plan, prepared, recipe)
     trainer = ranks.alike(lambda: make_trainer(plan, prepared, watch, recipe.early_stopping_patience))
@@ -133,16 +134,7 @@ def _train(run: PreparedRun, run_dir: RunDir) -> RunRecord:
 
         shares.install(trainer, prepared, plan.choices, run_dir.checkpoint)
     header(run.resolved, plan)
-
-    def keep() -> None:
-        if trainer.is_fsdp_enabled:
-            save_whole(trainer, run_dir.staging)
-        elif prepared.save is not None:
-            ranks.from_main(lambda: save(trainer, run_dir.staging) if (save := prepared.save) else None)
-        else:
-            trainer.save_model(str(run_dir.staging))
-        ranks.from_main(run_dir.publish)
-
+    keep = _keeping(trainer, prepared.save, run_dir)
     with expected_operators(recipe.fallback):
         trained = train_and_measure(plan, prepared, trainer, watch, run_dir.checkpoint, keep)
     if captured is not None:
@@ -155,6 +147,28 @@ def _train(run: PreparedRun, run_dir: RunDir) -> RunRecord:
     files = report.write(run_dir.path, record, lambda: predictions.write(run_dir.path, prepared, trainer))
     _table(run.resolved, record, [run_dir.path, *files])
     return record
+
+
+def _keeping(trainer: Any, save: Callable[[Any, Path], None] | None, run_dir: RunDir) -> Callable[[], None]:
+    """Return what writes the trained model into the run's folder: called by every rank, by `save` of the task or whole.
+
+    To be made before the training begins.
+    """
+    from hf_mps.finetune.sharding.engine import save_whole
+
+    ranks, share_best = Ranks.here(), apart.best_for_all(trainer, run_dir)
+
+    def keep() -> None:
+        share_best()
+        if trainer.is_fsdp_enabled:
+            save_whole(trainer, run_dir.staging)
+        elif save is not None:
+            ranks.from_main(lambda: save(trainer, run_dir.staging))
+        else:
+            trainer.save_model(str(run_dir.staging))
+        ranks.from_main(run_dir.publish)
+
+    return keep
 
 
 def _loading(resolved: ResolvedRecipe) -> AbstractContextManager[None]:
@@ -223,7 +237,7 @@ def _table(resolved: ResolvedRecipe, record: RunRecord, files: Sequence[Path]) -
 
 def _finished(resolved: ResolvedRecipe, run_dir: RunDir) -> dict[str, Any]:
     """Print how an already finished run ended. Raises RunError where it missed what the recipe expects."""
-    results = run_dir.results()
+    results = Ranks.here().from_main(run_dir.results)
     metric, value = results["main_metric"], results["metrics"].get(results["main_metric"])
     scored = f" ({metric} {value:.4f})" if value is not None else ""
     again = resolved.command("finetune", "--fresh")
@@ -276,6 +290,8 @@ def _kept_clause(run_dir: RunDir | None, *, clean: bool = True) -> str:
     """
     if run_dir is None:
         return ""
+    if run_dir.host:
+        return f"; what was saved is in {run_dir.path} on {run_dir.host}"
     whole = run_dir.clean() if clean and World.here().main else checkpoints(run_dir.path)
     model = f"; the trained model is in {run_dir.path}" if run_dir.holds_model() else ""
     if not whole:

@@ -99,11 +99,11 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int
     from transformers import EarlyStoppingCallback, Trainer
 
     from hf_mps.finetune.loss import accumulation
-    from hf_mps.finetune.run.callbacks import FiniteLoss, OwnDraws
+    from hf_mps.finetune.run.callbacks import FiniteLoss, MainStatistics, OwnDraws
     from hf_mps.finetune.run.processes import Shares
 
     attention.give(prepared, plan.choices.get("attention"))
-    callbacks: list[Any] = [watch, FiniteLoss(), OwnDraws()]
+    callbacks: list[Any] = [watch, FiniteLoss(), OwnDraws(), MainStatistics()]
     if patience is not None:
         callbacks.append(EarlyStoppingCallback(early_stopping_patience=patience))
     args = training_arguments(plan, prepared)

@@ -17,7 +17,8 @@ from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.run.logging import datasets_silent
 
 KINDS = ("parquet", "json", "jsonl", "csv", "tsv", "text")
-# The builders of `datasets` that read such files, and the format that each stands for.
+# The builders of `datasets` that read such files, and the format that each stands for. Of a hub data set it is one of
+# their subclasses, with a name of its own (datasets' builder.py, `configure_builder_class`).
 BUILDERS = {"Parquet": "parquet", "Json": "jsonl", "Csv": "csv", "Text": "text"}
 
 
@@ -103,7 +104,7 @@ def of_hub(source: schema.Source, key: str) -> tuple[File, ...]:
             builder = load_dataset_builder(source.hub, source.config, revision=source.revision)
     except Exception as error:  # the hub's clients raise anything from ConnectionError to plain ValueError
         raise UserError(f"{key}: {where}: cannot be reached: {first_line(error)}; next: files on this disk") from error
-    kind = BUILDERS.get(type(builder).__name__)
+    kind = next((BUILDERS[each.__name__] for each in type(builder).__mro__ if each.__name__ in BUILDERS), None)
     if kind is None:
         raise UserError(f"{key}: {where}: rows are streamed from {formats.allowed(KINDS)}, and this set has others")
     splits: dict[str, Any] = dict(builder.config.data_files or {})

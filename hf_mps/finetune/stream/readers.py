@@ -10,6 +10,7 @@ from itertools import islice
 from typing import IO, Any
 
 from hf_mps.core.errors import UserError
+from hf_mps.core.text import first_line
 from hf_mps.finetune.data.csv import SEPARATORS, Shape, column_names
 from hf_mps.finetune.stream.files import File
 from hf_mps.finetune.stream.units import WHOLE, Unit
@@ -51,6 +52,15 @@ def read(file: File, unit: Unit, position: int | None, columns: Sequence[str]) -
             yield from reader(opened, file, unit, position, columns)
     except (OSError, EOFError) as error:
         raise UserError(f"{file.url}: cannot be read: {error}") from error
+    except Exception as error:
+        if file.local or not _of_a_client(error):
+            raise
+        raise UserError(f"{file.url}: cannot be read: {first_line(error)}; next: the same command") from error
+
+
+def _of_a_client(error: Exception) -> bool:
+    """Whether an error is one that a file system's client has for itself: httpx's, aiohttp's, botocore's."""
+    return type(error).__module__.partition(".")[0] not in ("builtins", "hf_mps")
 
 
 def _json(opened: IO[bytes], file: File, unit: Unit, position: int | None, columns: Sequence[str]) -> Rows:

@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 AT_A_TIME = 1000
 
 
+@dataclass(frozen=True)
+class Picture:
+    """An answer that is an image, in a file of its own beside the others where they go to a file: its PNG."""
+
+    png: bytes
+
+
 @dataclass
 class Answering:
     """A saved model ready to answer; the fields of the same names are `Prepared`'s.
@@ -28,6 +35,8 @@ class Answering:
     processing_class: Any
     collator: Callable[[list[Any]], Any] | None
     answers: Callable[[Any, Rows], Iterable[Mapping[str, Any]]]
+    every: Callable[[Any, Rows], Iterable[Mapping[str, Any]]] | None = None
+    """The same with the probability of every class by its name (`probabilities`), where answers are classes."""
     choices: dict[str, Choice[Any]] = field(default_factory=dict)
     trainer: Callable[..., Any] | None = None
     arguments: type[Any] | None = None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from hf_mps import metrics
-from hf_mps.core.choice import Choice
-from hf_mps.finetune.data import labels, load, synthetic
+from hf_mps.finetune.data import labels, synthetic
 from hf_mps.finetune.media import images
 from hf_mps.finetune.media.images import Augmentation, Images
 from hf_mps.finetune.models import classification
@@ -75,7 +75,7 @@ def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
         Image.frombytes("RGB", SMOKE_SIZE, pixels).save(file)
         return {named.image: f"{split}/{file.name}", named.label: synthetic.class_value(names, kind)}
 
-    rows = synthetic.splits((*load.splits_to_read(recipe.data), "validation"))
+    rows = synthetic.splits_of(recipe.data)
     return {
         split: [row(split, number, kind) for number, kind in enumerate(synthetic.classes(count, kinds, draw))]
         for split, count in rows.items()
@@ -115,7 +115,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         auto_class=AUTO_CLASS,
         pipeline_tag="image-classification",
         choices={
-            "images": _prepared_by(processor),
+            "images": images.prepared_by(processor, MODES),
             "augmentation": images.described_augmentation(recipe.augmentation),
             **labels.choices(classes),
             "model": weights,
@@ -136,31 +136,29 @@ def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], de
     classes = labels.kept(config)
     model, weights = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
 
-    def answers(trainer: Any, rows: Rows) -> list[dict[str, Any]]:
+    def answers(trainer: Any, rows: Rows, every: bool = False) -> list[dict[str, Any]]:
         images.refuse_missing(rows)
-        return _predicted(rows, trainer.predict(Images(rows, None, processor, None, recipe.seed)), classes.names)
+        evaluated = trainer.predict(Images(rows, None, processor, None, recipe.seed))
+        return _predicted(rows, evaluated, classes.names, every)
 
     return Answering(
         model=model,
         processing_class=processor,
         collator=transformers.default_data_collator,
         answers=answers,
-        choices={"model": weights, "images": _prepared_by(processor), "labels": labels.described(classes)},
+        every=partial(answers, every=True),
+        choices={"model": weights, "images": images.prepared_by(processor, MODES), "labels": labels.described(classes)},
         trainer_settings={"preprocess_logits_for_metrics": classification.keep_logits},
         at_a_time=AT_A_TIME,
     )
 
 
-def _prepared_by(processor: Any) -> Choice[str]:
-    """Return the size of the images, and what makes them."""
-    return Choice(images.described(processor), f"by {type(processor).__name__}, with PIL on any machine; {MODES}")
-
-
-def _predicted(rows: Rows, evaluated: Any, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the rows of predictions.csv."""
+def _predicted(rows: Rows, evaluated: Any, names: Sequence[str], every: bool = False) -> list[dict[str, Any]]:
+    """Return the rows of predictions.csv; `every` as `classification.rows`."""
     count = len(rows.dataset)
     inputs = [{"row": rows.number(at), "image": images.name(rows, at)} for at in range(count)]
-    return classification.rows(inputs, evaluated.label_ids, classification.logits_of(evaluated.predictions), names)
+    logits = classification.logits_of(evaluated.predictions)
+    return classification.rows(inputs, evaluated.label_ids, logits, names, every=every)
 
 
 def _figures(predicted: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Mapping[str, bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,13 +12,13 @@ from pydantic import Field
 from hf_mps import metrics
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.data import labels, load, synthetic
+from hf_mps.finetune.data import labels, synthetic
 from hf_mps.finetune.media import images, masks
 from hf_mps.finetune.media.images import Augmentation
 from hf_mps.finetune.media.masks import IGNORED, Masks
 from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.tasks._answering import Answering
+from hf_mps.finetune.tasks._answering import Answering, Picture
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.metrics import pixels
 from hf_mps.metrics.selection import choose
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 AUTO_CLASS = "AutoModelForSemanticSegmentation"
 METRICS = ("mean_iou",)
 TRUTH = ("mask",)
-# Images that are read and answered at a time.
-AT_A_TIME = 64
+# Images that are answered at a time: their logits are held, 10 MB for 150 classes at 128 x 128.
+AT_A_TIME = 16
 SNIPPET = """from transformers import pipeline
 
 segmenter = pipeline("image-segmentation", model=".")
@@ -108,7 +108,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         auto_class=AUTO_CLASS,
         pipeline_tag="image-segmentation",
         choices={
-            "images": _prepared_by(processor),
+            "images": images.prepared_by(processor),
             "augmentation": images.described_augmentation(recipe.augmentation),
             "labels": Choice(f"{len(names)} classes: {labels.listed(names)}", told),
             "model": weights,
@@ -122,27 +122,33 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
 
 def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], device: str) -> Answering:
     """Return how a saved model finds classes in images. Raises UserError for a checkpoint that cannot be used."""
+    import numpy
     import transformers
 
     processor, config = checkpoint.image_processor(), checkpoint.config()
     names = labels.kept(config).names
     model, weights = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
 
-    def answers(trainer: Any, rows: Rows) -> list[dict[str, Any]]:
+    def answers(trainer: Any, rows: Rows) -> Iterator[dict[str, Any]]:
         images.refuse_missing(rows)
         evaluated = trainer.predict(Masks(rows, processor, len(names)))
-        return [
-            {"row": rows.number(at), "image": images.name(rows, at), "prediction": _shares(counts, names)}
-            for at, counts in enumerate(evaluated.predictions)
-        ]
+        for at, logits in enumerate(evaluated.predictions):
+            width, height = images.dimensions(rows, at, rows.dataset[at]["image"])
+            found = _whole(logits, (height, width))
+            yield {
+                "row": rows.number(at),
+                "image": images.name(rows, at),
+                "prediction": _shares(numpy.bincount(found.ravel(), minlength=len(names)), names),
+                "mask": Picture(masks.png(found)),
+            }
 
     return Answering(
         model=model,
         processing_class=processor,
         collator=transformers.default_data_collator,
         answers=answers,
-        choices={"model": weights, "images": _prepared_by(processor)},
-        trainer_settings={"preprocess_logits_for_metrics": _counts(len(names))},
+        choices={"model": weights, "images": images.prepared_by(processor)},
+        trainer_settings={"preprocess_logits_for_metrics": classification.keep_logits},
         at_a_time=AT_A_TIME,
     )
 
@@ -169,7 +175,7 @@ def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
             Image.fromarray(array).save(folder / found[role])
         return {named.image: found["image"], named.mask: found["mask"]}
 
-    rows = synthetic.splits((*load.splits_to_read(recipe.data), "validation"))
+    rows = synthetic.splits_of(recipe.data)
     return {split: [row(split, number) for number in range(count)] for split, count in rows.items()}
 
 
@@ -199,18 +205,11 @@ def _areas(classes: int) -> Callable[[Any, Any], Any]:
     return areas
 
 
-def _counts(classes: int) -> Callable[[Any, Any], Any]:
-    """Return Trainer's `preprocess_logits_for_metrics` of images without masks: the pixels of each class, (B, classes),
-    at the size of the logits.
-    """
+def _whole(logits: Any, size: Sequence[int]) -> Any:
+    """Return the class of each pixel of one image at `size` (H, W), an array, of logits (classes, h, w)."""
+    import torch
 
-    def counts(logits: Any, _truths: Any) -> Any:
-        import torch
-
-        answers = classification.logits_of(logits).argmax(dim=1).cpu().flatten(1)
-        return torch.stack([torch.bincount(one, minlength=classes) for one in answers]).to(logits.device)
-
-    return counts
+    return _answers(torch.from_numpy(logits)[None], size)[0].numpy()
 
 
 def _shares(counts: Any, names: Sequence[str]) -> str:
@@ -218,10 +217,6 @@ def _shares(counts: Any, names: Sequence[str]) -> str:
     total = max(1, int(counts.sum()))
     largest = sorted(range(len(names)), key=lambda number: -counts[number])[:SHOWN]
     return ", ".join(f"{names[number]} {counts[number] / total:.0%}" for number in largest if counts[number])
-
-
-def _prepared_by(processor: Any) -> Choice[str]:
-    return Choice(images.described(processor), f"by {type(processor).__name__}, with PIL on any machine")
 
 
 def _answers(logits: Any, size: Sequence[int]) -> Any:

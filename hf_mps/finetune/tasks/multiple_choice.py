@@ -6,6 +6,7 @@ import itertools
 import random
 import string
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -89,7 +90,7 @@ def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
             return made | {named.choices: texts}
         return made | dict(zip(named.choices, texts, strict=True))
 
-    rows = synthetic.splits((*load.splits_to_read(recipe.data), "validation"))
+    rows = synthetic.splits_of(recipe.data)
     return {split: [row(right) for right in synthetic.classes(number, count, draw)] for split, number in rows.items()}
 
 
@@ -152,17 +153,18 @@ def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], de
     model, weights = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
     collator = transformers.data.data_collator.DataCollatorForMultipleChoice(tokenizer)
 
-    def answers(trainer: Any, rows: Rows) -> list[dict[str, Any]]:
+    def answers(trainer: Any, rows: Rows, every: bool = False) -> list[dict[str, Any]]:
         count = _count(rows)
         _refuse_misfits(rows, count)
         features = _tokenised(rows, tokenizer, content, length.value.longest)
-        return _predicted(rows, trainer.predict(features), list(map(str, range(count))))
+        return _predicted(rows, trainer.predict(features), list(map(str, range(count))), every)
 
     return Answering(
         model=model,
         processing_class=tokenizer,
         collator=length.value.collator(collator, tokenizer),
         answers=answers,
+        every=partial(answers, every=True),
         choices={"model": weights, "lengths": length, **lent},
         trainer_settings={"preprocess_logits_for_metrics": classification.keep_logits},
     )
@@ -255,12 +257,14 @@ def _longest(features: Dataset) -> list[int]:
     return [max(map(len, row)) for row in features["input_ids"]]
 
 
-def _predicted(rows: Rows, evaluated: Any, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the rows of predictions.csv, without the truth where the rows have none."""
+def _predicted(rows: Rows, evaluated: Any, names: Sequence[str], every: bool = False) -> list[dict[str, Any]]:
+    """Return the rows of predictions.csv, without the truth where the rows have none; `every` as
+    `classification.rows`.
+    """
     truths = evaluated.label_ids if "label" in rows.dataset.column_names else None
     given = rows.dataset.select_columns([role for role in ("context", "start") if role in rows.dataset.column_names])
     inputs = [{**row, "choices": choices} for row, choices in zip(given, _choices(rows), strict=True)]
-    return classification.rows(inputs, truths, classification.logits_of(evaluated.predictions), names)
+    return classification.rows(inputs, truths, classification.logits_of(evaluated.predictions), names, every=every)
 
 
 def _figures(predicted: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Mapping[str, bytes]:

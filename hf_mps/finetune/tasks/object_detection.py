@@ -12,7 +12,7 @@ from pydantic import Field
 from hf_mps import metrics
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.data import labels, load, synthetic
+from hf_mps.finetune.data import labels, synthetic
 from hf_mps.finetune.media import boxes, images
 from hf_mps.finetune.media.boxes import Boxes, Object
 from hf_mps.finetune.recipe import schema
@@ -100,7 +100,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         auto_class=AUTO_CLASS,
         pipeline_tag="object-detection",
         choices={
-            "images": _prepared_by(processor),
+            "images": images.prepared_by(processor, "one shape"),
             "objects": _described(found["train"], recipe.flip),
             "labels": Choice(f"{len(names)} classes: {labels.listed(names)}", told),
             "model": weights,
@@ -133,7 +133,7 @@ def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], de
         processing_class=processor,
         collator=boxes.collate,
         answers=answers,
-        choices={"model": weights, "images": _prepared_by(processor)},
+        choices={"model": weights, "images": images.prepared_by(processor, "one shape")},
         trainer=DetectionTrainer,
         at_a_time=AT_A_TIME,
     )
@@ -160,7 +160,7 @@ def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
         image.save(folder / name)
         return {named.image: name, named.objects: found}
 
-    rows = synthetic.splits((*load.splits_to_read(recipe.data), "validation"))
+    rows = synthetic.splits_of(recipe.data)
     return {split: [row(split, number) for number in range(count)] for split, count in rows.items()}
 
 
@@ -169,7 +169,7 @@ def _names(recipe: Recipe, train: Rows) -> tuple[list[str], str]:
     if recipe.data.labels:
         return recipe.data.labels, "data.labels in the recipe"
     if named := boxes.class_names(train):
-        return named, "the data set names them"
+        return named, labels.NAMED
     raise UserError("data.labels names no classes; next: data.labels=[cat, dog, …], in the order of their numbers")
 
 
@@ -189,25 +189,22 @@ def _described(found: Sequence[Sequence[Object]], flip: float) -> Choice[str]:
     return Choice(f"{count} in {len(found)} training images", f"images are {varied}{left_out}")
 
 
-def _prepared_by(processor: Any) -> Choice[str]:
-    return Choice(images.described(processor), f"by {type(processor).__name__}, with PIL on any machine; one shape")
-
-
 def _predicted(rows: Rows, predictions: Any, names: Sequence[str], threshold: float) -> list[dict[str, Any]]:
-    """Return the rows of predictions.csv: each image's boxes in pixels, the best first."""
+    """Return the rows of predictions.csv: each image's boxes, the best first, as transformers' pipeline has them."""
     found = []
     for at, best in enumerate(predictions):
         width, height = images.dimensions(rows, at, rows.dataset[at]["image"])
         told = [
-            f"{names[int(label)]} {score:.2f} at {_pixels(box, width, height)}"
+            {"label": names[int(label)], "score": round(score, 4), "box": _pixels(box, width, height)}
             for label, score, *box in best.tolist()
             if label >= 0 and score >= threshold
         ]
-        found.append({"row": rows.number(at), "image": images.name(rows, at), "prediction": "; ".join(told)})
+        found.append({"row": rows.number(at), "image": images.name(rows, at), "prediction": told})
     return found
 
 
-def _pixels(box: Sequence[float], width: int, height: int) -> str:
-    """Return a box's corners (left, upper, right, lower) in pixels, within the image."""
-    sizes = (width, height, width, height)
-    return ",".join(str(round(min(max(one, 0.0), 1.0) * size)) for one, size in zip(box, sizes, strict=True))
+def _pixels(box: Sequence[float], width: int, height: int) -> dict[str, int]:
+    """Return a box's corners in pixels, within the image, by their names."""
+    sizes = {"xmin": width, "ymin": height, "xmax": width, "ymax": height}
+    corners = zip(sizes.items(), box, strict=True)
+    return {name: round(min(max(one, 0.0), 1.0) * size) for (name, size), one in corners}

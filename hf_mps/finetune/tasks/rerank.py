@@ -33,16 +33,11 @@ if TYPE_CHECKING:
     from hf_mps.finetune.data.queries import Query
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
-# The class that has the fields; CrossEncoderTrainingArguments, which is used, adds none.
-ARGUMENTS = ("sentence_transformers/base/training_args.py", "BaseTrainingArguments")
-SETTLED = {
+ARGUMENTS = embeddings.ARGUMENTS
+SETTLED = embeddings.SETTLED | {
     "train_sampling_strategy": "sentence-transformers draws its batches itself; leave it out",
     "batch_sampler": "a row has its own documents, and none of another row is one of its wrong ones; leave it out",
-    "label_smoothing_factor": "its losses know no classes; leave it out",
-    "multi_dataset_batch_sampler": "a recipe has one data set; leave it out",
-    "router_mapping": "a recipe trains one encoder for all texts; leave it out",
     "prompts": "a cross-encoder reads query and document as they are; leave it out",
-    "warmup_ratio": "it was removed in transformers 5; in its place: warmup_steps, of which a part of 1 is a share",
 }
 Loss = Literal["BinaryCrossEntropyLoss", "LambdaLoss", "ListNetLoss", "RankNetLoss"]
 ORDERED = ("rerank",)

@@ -17,6 +17,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import SPLITS
 from hf_mps.finetune.models import embeddings, in_batch, sparse
+from hf_mps.finetune.models.embeddings import ARGUMENTS, SETTLED
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks._answering import Answering
@@ -28,15 +29,8 @@ if TYPE_CHECKING:
     from hf_mps.finetune.data.load import Rows
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
-# The class that has the fields; SparseEncoderTrainingArguments, which is used, adds none.
-ARGUMENTS = ("sentence_transformers/base/training_args.py", "BaseTrainingArguments")
-SETTLED = {
-    "train_sampling_strategy": "sentence-transformers draws its batches itself; training.batch_sampler says how",
-    "label_smoothing_factor": "its losses know no classes; leave it out",
-    "multi_dataset_batch_sampler": "a recipe has one data set; leave it out",
-    "router_mapping": "a recipe trains one encoder for all texts; leave it out",
-    "warmup_ratio": "it was removed in transformers 5; in its place: warmup_steps, of which a part of 1 is a share",
-}
+__all__ = ["ARGUMENTS", "OPTIONAL", "SETTLED", "TRUTH", "Recipe", "answer", "prepare", "smoke_rows"]
+
 TRUTH = ("negative",)
 OPTIONAL = ("text_pair",)
 SNIPPET = """from sentence_transformers import SparseEncoder

@@ -29,26 +29,8 @@ AUTO_CLASS = "AutoModelForCTC"
 TRUTH = ("text",)
 # Decoded sound is large, and a batch alone is held; so many rows are read at a time.
 AT_A_TIME = 128
-SNIPPET = """from transformers import pipeline
-recognise = pipeline("automatic-speech-recognition", model=".")
-# recognise(array)['text'], of 16,000 samples a second in a numpy array"""
-
-
 # Samples for each frame of wav2vec 2.0, where a configuration does not say.
 HOP = 320
-
-
-class Columns(schema.Columns):
-    """The columns of the data by their roles: `audio` holds a path, relative to its file, or the bytes of a file."""
-
-    audio: str = "audio"
-    text: str = "text"
-
-
-class Data(schema.Data):
-    """Adds the columns."""
-
-    columns: Columns = Columns()
 
 
 class Recipe(schema.Recipe):
@@ -60,7 +42,7 @@ class Recipe(schema.Recipe):
     """
 
     task: Literal["speech-recognition"]
-    data: Data
+    data: transcripts.Data
     vocabulary: Literal["data", "checkpoint"] | None = None
     letter_case: Literal["lower", "upper", "keep"] | None = None
     chars_to_ignore: list[str] = Field(default_factory=list)
@@ -118,7 +100,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         token_counts=frames["train"],
         predict=lambda trainer: evaluator.rows(evaluator.texts(trainer.predict(trainer.eval_dataset).predictions)),
         figures=pictures.transcripts,
-        snippet=SNIPPET,
+        snippet=transcripts.SNIPPET,
     )
 
 

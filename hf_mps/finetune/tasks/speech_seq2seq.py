@@ -37,22 +37,6 @@ TRUTH = ("text",)
 AT_A_TIME = 64
 # What transformers' run_speech_recognition_seq2seq.py generates at most (its README's generation_max_length).
 TARGET = 225
-SNIPPET = """from transformers import pipeline
-recognise = pipeline("automatic-speech-recognition", model=".")
-# recognise(array)['text'], of 16,000 samples a second in a numpy array"""
-
-
-class Columns(schema.Columns):
-    """The columns of the data by their roles: `audio` holds a path, relative to its file, or the bytes of a file."""
-
-    audio: str = "audio"
-    text: str = "text"
-
-
-class Data(schema.Data):
-    """Adds the columns."""
-
-    columns: Columns = Columns()
 
 
 class Recipe(schema.Recipe):
@@ -65,7 +49,7 @@ class Recipe(schema.Recipe):
     """
 
     task: Literal["speech-seq2seq"]
-    data: Data
+    data: transcripts.Data
     language: str | None = None
     speech_task: whisper.Task | None = None
     letter_case: letters.Case = "keep"
@@ -99,7 +83,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     if not any(map(clean, truths)):
         raise UserError(f"{rows['validation'].where}: no text has a word left to measure; next: normalizer=none")
     targets = {split: [len(row) for row in one.of("labels")] for split, one in heard.items()}
-    shapes = lengths.decide(_as_padded(recipe), targets["train"], longest, others=targets["validation"], grouped=False)
+    shapes = _target_lengths(recipe, targets, longest)
     choices["lengths"] = width = _width(extractor)
     missing = {name: heard[split].missing for split, name in (("train", "training"), ("validation", "validation"))}
     choices |= {"target_lengths": shapes, **transcripts.left_out(missing)}
@@ -124,7 +108,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         trainer_settings={"untrained": baseline},
         predict=lambda trainer: transcriber.lines(trainer, sounds["validation"]),
         figures=pictures.transcripts,
-        snippet=SNIPPET,
+        snippet=transcripts.SNIPPET,
     )
 
 
@@ -218,6 +202,12 @@ def _width(extractor: Any) -> Choice[audio.Spectrograms]:
     frames = extractor.nb_max_frames
     width = audio.Spectrograms(frames, "max_length", hop=extractor.hop_length, rate=extractor.sampling_rate)
     return Choice(width, f"the encoder takes {frames} frames, and silence fills up what is shorter")
+
+
+def _target_lengths(recipe: Recipe, counts: Mapping[str, list[int]], longest: int) -> Choice[lengths.Lengths]:
+    """Choose what labels are padded to; a batch groups none of like length."""
+    train, others = counts["train"], counts["validation"]
+    return lengths.decide(_as_padded(recipe), train, longest, others=others, grouped=False, name="target_lengths")
 
 
 def _longest_target(recipe: Recipe, config: Any) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +14,7 @@ from pydantic import Field, model_validator
 from hf_mps import metrics
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, brief
-from hf_mps.finetune.data import label_sets, labels, load, synthetic
+from hf_mps.finetune.data import label_sets, labels, synthetic
 from hf_mps.finetune.data.label_sets import LabelSets
 from hf_mps.finetune.models import classification, multi_label
 from hf_mps.finetune.recipe import schema
@@ -122,7 +123,7 @@ def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
         label = 2.5 * kind if recipe.problem_type == "regression" else synthetic.class_value(names, kind)
         return made | {str(named.label): label}
 
-    rows = synthetic.splits((*load.splits_to_read(recipe.data), "validation"))
+    rows = synthetic.splits_of(recipe.data)
     return {split: [row(kind) for kind in synthetic.classes(count, kinds, draw)] for split, count in rows.items()}
 
 
@@ -189,15 +190,16 @@ def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], de
     lent = tokens.set_pad_token(tokenizer, config)
     model, weights = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
 
-    def answers(trainer: Any, rows: Rows) -> list[dict[str, Any]]:
+    def answers(trainer: Any, rows: Rows, every: bool = False) -> list[dict[str, Any]]:
         features = _tokenised(rows, tokenizer, content, length.value.longest, None)
-        return _predicted(rows, trainer.predict(features), classes, least.value)
+        return _predicted(rows, trainer.predict(features), classes, least.value, every)
 
     return Answering(
         model=model,
         processing_class=tokenizer,
         collator=length.value.collator(transformers.DataCollatorWithPadding(tokenizer), tokenizer),
         answers=answers,
+        every=partial(answers, every=True) if classes.names else None,
         choices={"model": weights, "lengths": length, **_described(classes, None, least), **lent},
         trainer_settings={"preprocess_logits_for_metrics": classification.keep_logits},
     )
@@ -314,14 +316,16 @@ def _answers(evaluated: Any, found: labels.Labels, least: float) -> Any:
     return logits.argmax(axis=-1) if found.names else logits.squeeze(-1)
 
 
-def _predicted(rows: Rows, evaluated: Any, found: labels.Labels, least: float) -> list[dict[str, Any]]:
-    """Return the rows of predictions.csv, without the truth where the rows have none."""
+def _predicted(
+    rows: Rows, evaluated: Any, found: labels.Labels, least: float, every: bool = False
+) -> list[dict[str, Any]]:
+    """Return the rows of predictions.csv, without the truth where the rows have none; `every` as `multi_label.rows`."""
     inputs = list(rows.dataset.select_columns(_texts(rows)))
     logits = classification.logits_of(evaluated.predictions)
     if isinstance(found, LabelSets):
-        return multi_label.rows(inputs, evaluated.label_ids, logits, found, least)
+        return multi_label.rows(inputs, evaluated.label_ids, logits, found, least, every=every)
     if found.names:
-        return classification.rows(inputs, evaluated.label_ids, logits, found.names)
+        return classification.rows(inputs, evaluated.label_ids, logits, found.names, every=every)
     truths = evaluated.label_ids
     known = [{}] * len(inputs) if truths is None else [{"label": float(truth)} for truth in truths]
     numbers = zip(inputs, known, logits.squeeze(-1), strict=True)

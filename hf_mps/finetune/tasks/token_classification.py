@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.data import labels, load, synthetic
+from hf_mps.finetune.data import label_sets, labels, synthetic
+from hf_mps.finetune.models import tagging
+from hf_mps.finetune.models.tagging import Tagging
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import lengths, tokens, word_labels
-from hf_mps.finetune.text.padding import IGNORED
-from hf_mps.metrics.tagged import TagMetrics, of_tags
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -28,46 +29,61 @@ if TYPE_CHECKING:
 
 AUTO_CLASS = "AutoModelForTokenClassification"
 TRUTH = ("tags",)
-SNIPPET = """from transformers import pipeline
-
-tagger = pipeline("token-classification", model=".", aggregation_strategy="simple")
-print(tagger("Ada Lovelace lived in London."))"""
 
 
 class Columns(schema.Columns):
-    """The columns of the data by their roles: lists of words, and of as many tags."""
+    """The columns of the data by their roles: lists of words, and of as many tags, or of lists of a word's labels."""
 
     words: str = "tokens"
     tags: str = "ner_tags"
 
 
 class Data(schema.Labelled):
-    """Adds the columns, and `labels`: the tags in the order of their ids."""
+    """Adds the columns, `labels`: the tags in the order of their ids, and `separator` between the labels of a word."""
 
     TEXT: ClassVar[Literal["text", "conll"]] = "conll"
 
     columns: Columns = Columns()
+    separator: str | None = Field(default=None, min_length=1)
 
 
 class Recipe(lengths.Padded):
-    """Adds `config_overrides` for the model's configuration."""
+    """Adds transformers' `problem_type`, and `config_overrides` for the model's configuration.
+
+    Where words have several labels, one is answered from the probability `threshold` on (0.5). O, and in text an
+    underscore or nothing, says that a word has none.
+    """
 
     task: Literal["token-classification"]
     data: Data
+    problem_type: Literal["single_label_classification", "multi_label_classification"] | None = None
+    threshold: float | None = Field(default=None, gt=0, lt=1)
     config_overrides: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _several_or_one(self) -> Recipe:
+        for key, said in (("data.separator", self.data.separator), ("threshold", self.threshold)):
+            if said and self.problem_type == "single_label_classification":
+                raise ValueError(f"has {key} beside problem_type: {self.problem_type}; leave one of them out")
+        return self
 
 
 def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Return sentences whose words reveal their tags: the recipe's own set of tags, or people and places."""
-    draw, named = random.Random(recipe.seed), recipe.data.columns
+    draw, named, separator = random.Random(recipe.seed), recipe.data.columns, recipe.data.separator
+    several = bool(separator or recipe.threshold) or recipe.problem_type == label_sets.PROBLEM
     tags = recipe.data.labels or ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 
     def row(first: int) -> dict[str, Any]:
-        chosen = [tags[(first + step * draw.randrange(1, 3)) % len(tags)] for step in range(draw.randrange(4, 9))]
-        said = [synthetic.word(draw, tags.index(tag)) for tag in chosen]
-        return {named.words: said, named.tags: chosen}
+        chosen = [(first + step * draw.randrange(1, 3)) % len(tags) for step in range(draw.randrange(4, 9))]
+        said = [synthetic.word(draw, kind) for kind in chosen]
+        if not several:
+            return {named.words: said, named.tags: [tags[kind] for kind in chosen]}
+        # A word reveals its own label, and the one behind it where that is another.
+        labels_of = [[tags[kind], *([tags[kind + 1]] if kind % 2 and kind + 1 < len(tags) else [])] for kind in chosen]
+        return {named.words: said, named.tags: [separator.join(one) for one in labels_of] if separator else labels_of}
 
-    rows = synthetic.splits((*load.splits_to_read(recipe.data), "validation"))
+    rows = synthetic.splits_of(recipe.data)
     return {split: [row(number) for number in range(count)] for split, count in rows.items()}
 
 
@@ -78,10 +94,12 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     """
     import transformers
 
-    tags = word_labels.decide(rows["train"], [rows[split] for split in rows if split != "train"], recipe.data.labels)
-    measured = of_tags(recipe.metrics, tags.names, recipe.task)
+    tags = tagging.decide(recipe, rows["train"], [rows[split] for split in rows if split != "train"])
+    _refuse_smoothing(recipe, tags)
+    measured = tags.measures(recipe.metrics, recipe.task)
     tokenizer = _tokenizer(checkpoint)
     config = labels.configure(checkpoint.config(), tags.names, recipe.config_overrides)
+    config.problem_type = tags.problem_type
     longest = lengths.limit(recipe, tokenizer, config)
     lent = tokens.set_pad_token(tokenizer, config)
     content = tokens.digest(tokenizer)
@@ -91,26 +109,31 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     unseen = {split: _unseen(rows[split], features[split]) for split in ("train", "validation")}
     model, weights = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
     inputs = {split: features[split].remove_columns("words_seen") for split in features}
-    truths = {split: _truths(features[split], tags) for split in ("train", "validation")}
-    collator = transformers.DataCollatorForTokenClassification(tokenizer)
+    collator = length.value.collator(transformers.DataCollatorForTokenClassification(tokenizer), tokenizer)
     return Prepared(
         splits=inputs,
         model=model,
         processing_class=tokenizer,
-        collator=length.value.collator(collator, tokenizer),
+        collator=tags.collator(collator, tokenizer),
         metrics=measured,
-        compute_metrics=lambda evaluated: _measured(evaluated, tags, measured),
-        baseline=measured.baseline(truths["validation"], truths["train"]),
+        compute_metrics=lambda evaluated: tags.measured(evaluated, measured),
+        baseline=tags.baseline(measured, features),
         auto_class=AUTO_CLASS,
         pipeline_tag="token-classification",
-        choices={"lengths": length, **word_labels.choices(tags), **unseen_words(unseen), **lent, "model": weights},
-        trainer_settings={"preprocess_logits_for_metrics": _answers},
+        choices={
+            "lengths": length,
+            **tags.choices(features["train"]),
+            **unseen_words(unseen),
+            **lent,
+            "model": weights,
+        },
+        trainer_settings={"preprocess_logits_for_metrics": tags.kept, "compute_loss_func": tags.loss},
         token_counts=counts["train"],
         predict=lambda trainer: _predicted(
             rows["validation"], features["validation"], trainer.predict(inputs["validation"]), tags
         ),
-        figures=lambda predicted: _figures(predicted, tags),
-        snippet=SNIPPET if tags.chunked else None,
+        figures=tags.figures,
+        snippet=tags.snippet,
     )
 
 
@@ -119,23 +142,24 @@ def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], de
     import transformers
 
     tokenizer, config = _tokenizer(checkpoint), checkpoint.config()
-    tags, content = word_labels.kept(config), tokens.digest(tokenizer)
+    tags, content = tagging.kept(config, recipe.threshold, chosen), tokens.digest(tokenizer)
     length = lengths.kept(recipe, chosen, tokenizer, config)
     lent = tokens.set_pad_token(tokenizer, config)
     model, weights = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
 
-    def answers(trainer: Any, rows: Rows) -> list[dict[str, Any]]:
+    def answers(trainer: Any, rows: Rows, every: bool = False) -> list[dict[str, Any]]:
         word_labels.refuse_other_than_lists(rows)
         features = _tokenised(rows, tokenizer, content, length.value.longest, None)
-        return _predicted(rows, features, trainer.predict(features.remove_columns("words_seen")), tags)
+        return _predicted(rows, features, trainer.predict(features.remove_columns("words_seen")), tags, every)
 
     return Answering(
         model=model,
         processing_class=tokenizer,
         collator=length.value.collator(transformers.DataCollatorForTokenClassification(tokenizer), tokenizer),
         answers=answers,
-        choices={"model": weights, "lengths": length, "tags": word_labels.described(tags), **lent},
-        trainer_settings={"preprocess_logits_for_metrics": _answers},
+        every=partial(answers, every=True),
+        choices={"model": weights, "lengths": length, **tags.choices(), **lent},
+        trainer_settings={"preprocess_logits_for_metrics": tags.whole},
     )
 
 
@@ -164,29 +188,32 @@ def _tokenizer(checkpoint: Checkpoint) -> Any:
     return tokenizer
 
 
-def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, tagset: word_labels.Tags | None) -> Dataset:
+def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, tags: Tagging | None) -> Dataset:
     """Return one split's features, with `words_seen`, the numbers of the labelled words in their order.
 
-    Without a `tagset` the labels, all 0, mark the token that answers for each word.
+    Without `tags` the labels, all 0, mark the token that answers for each word.
     """
     from datasets import Features, List, Value
+
+    made = tags.targets(rows) if tags is not None else None
 
     def encode(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, Any]:
         encoded = tokenizer(batch["words"], is_split_into_words=True, truncation=True, max_length=longest)
         ids = [encoded.word_ids(number) for number in range(len(indices))]
-        known = [tagset.ids(raw) for raw in batch["tags"]] if tagset else [[0] * len(row) for row in batch["words"]]
-        tags = [word_labels.align(row, own) for row, own in zip(ids, known, strict=True)]
-        return {**encoded, "labels": tags, "words_seen": [word_labels.labelled_words(row) for row in ids]}
+        if made is not None:
+            targets = [made(row, raw) for row, raw in zip(ids, batch["tags"], strict=True)]
+        else:
+            targets = [word_labels.align(row, [0] * len(own)) for row, own in zip(ids, batch["words"], strict=True)]
+        return {**encoded, "labels": targets, "words_seen": [word_labels.labelled_words(row) for row in ids]}
 
     inputs = tokenizer(["a"], is_split_into_words=True)
+    kind = tags.feature if tags is not None else Value("int64")
     return tokens.map_cached(
         rows,
         encode,
         content=content,
-        key=("token-classification", longest, tagset and (tagset.names, tagset.keys)),
-        features=Features(
-            {name: List(Value("int32")) for name in (*inputs, "words_seen")} | {"labels": List(Value("int64"))}
-        ),
+        key=("token-classification", longest, tags and tags.key),
+        features=Features({name: List(Value("int32")) for name in (*inputs, "words_seen")} | {"labels": List(kind)}),
     )
 
 
@@ -195,51 +222,27 @@ def _unseen(rows: Rows, features: Dataset) -> tuple[int, int]:
     return total - sum(tokens.counts(features, "words_seen")), total
 
 
-def _truths(features: Dataset, tagset: word_labels.Tags) -> list[list[str]]:
-    return [[tagset.names[tag] for tag in row if tag != IGNORED] for row in features["labels"]]
-
-
-def _answers(logits: Any, _labels: Any) -> tuple[Any, Any]:
-    """Return the predicted tags' ids and probabilities, each of shape (rows, tokens); the logits would fill memory."""
-    logits = logits[0] if isinstance(logits, tuple) else logits
-    shares, ids = logits.float().softmax(-1).max(-1)
-    return ids, shares
-
-
-def _measured(evaluated: Any, tagset: word_labels.Tags, measured: TagMetrics) -> dict[str, float]:
-    ids, _ = evaluated.predictions
-    kept = evaluated.label_ids != IGNORED
-    answers, truths = (
-        [[tagset.names[tag] for tag in row[mask]] for row, mask in zip(table, kept, strict=True)]
-        for table in (ids, evaluated.label_ids)
-    )
-    return measured.compute(answers, truths)
-
-
-def _predicted(rows: Rows, features: Dataset, evaluated: Any, tagset: word_labels.Tags) -> list[dict[str, Any]]:
+def _predicted(
+    rows: Rows, features: Dataset, evaluated: Any, tags: Tagging, every: bool = False
+) -> list[dict[str, Any]]:
     """Return the rows of predictions.csv, one for each word; a word without a token has no prediction.
 
-    Rows without tags have no truth.
+    Rows without tags have no truth. `every` is as in `Tagging.answered`.
     """
     lines: list[dict[str, Any]] = []
-    labelled = "tags" in rows.dataset.column_names
-    kept = evaluated.label_ids != IGNORED
-    for index, (row, numbers) in enumerate(zip(rows.dataset, features["words_seen"], strict=True)):
-        answers = zip(*(table[index][kept[index]] for table in evaluated.predictions), strict=True)
+    truth = tags.truth(rows) if "tags" in rows.dataset.column_names else None
+    found = zip(rows.dataset, features["words_seen"], tags.answered(evaluated, every), strict=True)
+    for index, (row, numbers, answers) in enumerate(found):
         answered = dict(zip(numbers, answers, strict=True))
         for number, word in enumerate(row["words"]):
             line = {"row": rows.number(index), "word": word}
-            if labelled:
-                line["label"] = tagset.names[tagset.keys[labels.key(row["tags"][number])]]
-            if number in answered:
-                answer, share = answered[number]
-                line |= {"prediction": tagset.names[answer], "probability": round(float(share), 4)}
-            lines.append(line)
+            if truth is not None:
+                line["label"] = truth(row["tags"][number])
+            lines.append(line | answered.get(number, {}))
     return lines
 
 
-def _figures(predicted: Sequence[Mapping[str, Any]], tagset: word_labels.Tags) -> Mapping[str, bytes]:
-    from hf_mps.finetune.report import classes
-
-    pairs = [(row["label"], row["prediction"]) for row in predicted if "prediction" in row]
-    return classes.confusion(pairs, tagset.names, of="words")
+def _refuse_smoothing(recipe: Recipe, tags: Tagging) -> None:
+    """Raise UserError where labels are to be smoothed, which Trainer leaves out for a loss of its own."""
+    if recipe.training.get("label_smoothing_factor") and tags.problem_type == label_sets.PROBLEM:
+        raise UserError("training.label_smoothing_factor is for one tag a word, and these have several; leave it out")

@@ -43,14 +43,16 @@ def decide(train: Rows, others: Iterable[Rows], named_in_recipe: Sequence[str] |
     """
     splits = (train, *others)
     for rows in splits:
-        _refuse_misfits(rows)
+        refuse_other_than_lists(rows)
+        refuse_other_than_lists(rows, "tags")
+        refuse_uneven(rows)
     inner = getattr(train.dataset.features["tags"], "feature", None)
     named = getattr(inner, "names", None)
     seen = {labels.key(tag) for row in train.dataset["tags"] for tag in row}
     if classes := named_in_recipe or named:
         by_name = {labels.key(name): number for number, name in enumerate(classes)}
         by_id = {str(number): number for number in range(len(classes))}
-        reason = "data.labels in the recipe" if named_in_recipe else "the data set names them"
+        reason = "data.labels in the recipe" if named_in_recipe else labels.NAMED
         tagset = Tags(tuple(classes), by_name if _are_text(train) and seen & by_name.keys() else by_id, reason)
     else:
         ordered = sorted(seen, key=_order)
@@ -71,26 +73,22 @@ def described(tagset: Tags) -> Choice[str]:
     return Choice(f"{len(tagset.names)} tags: {labels.listed(tagset.names)}", tagset.reason)
 
 
-def choices(tagset: Tags) -> dict[str, Choice[str]]:
-    """Return `described`, and the doubts about the set of tags that a person should look at."""
-    return {"tags": described(tagset), **labels.doubted("tags", labels.doubts(tagset.names))}
-
-
 def _are_text(rows: Rows) -> bool:
     """Whether the tags are words and not ids."""
     inner = getattr(rows.dataset.features["tags"], "feature", None)
     return getattr(inner, "dtype", None) in TEXT and not hasattr(inner, "names")
 
 
-def align(word_ids: Sequence[int | None], tag_ids: Sequence[int]) -> list[int]:
-    """Return the label of each token: its word's tag at the word's first token, -100 elsewhere and at special tokens.
+def align(word_ids: Sequence[int | None], tag_ids: Sequence[Any], ignored: Any = IGNORED) -> list[Any]:
+    """Return the label of each token: its word's tag at the word's first token, `ignored` elsewhere and at special
+    tokens.
 
     `word_ids` is what a fast tokenizer returns: the number of each token's word, None for special tokens.
     """
-    token_labels = []
+    token_labels: list[Any] = []
     before: int | None = None
     for word in word_ids:
-        token_labels.append(IGNORED if word is None or word == before else tag_ids[word])
+        token_labels.append(ignored if word is None or word == before else tag_ids[word])
         before = word
     return token_labels
 
@@ -116,10 +114,8 @@ def refuse_other_than_lists(rows: Rows, role: str = "words") -> None:
         )
 
 
-def _refuse_misfits(rows: Rows) -> None:
-    """Raise UserError where the columns are no lists of words and tags, or differ in length in a row."""
-    for role in ("words", "tags"):
-        refuse_other_than_lists(rows, role)
+def refuse_uneven(rows: Rows) -> None:
+    """Raise UserError where words and tags differ in number in a row, or a word is missing."""
     for index, (words, row) in enumerate(zip(rows.dataset["words"], rows.dataset["tags"], strict=True)):
         place = f"{rows.where}: row {rows.number(index)}"
         if words is None or row is None:

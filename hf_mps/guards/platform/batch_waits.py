@@ -85,7 +85,7 @@ class BatchWaits(Guard):
         """Note that tensors of a batch were moved: each with its values on the CPU, which nobody else has."""
         self.acted("batches are moved to the device without a wait for what it has queued", aloud=False)
         for there, host in pairs:
-            if host.dim() == 2 and not host.is_floating_point():
+            if 0 < host.dim() <= 2 and not host.is_floating_point():
                 self._keep(there, host)
 
     def _keep(self, there: Any, host: Any) -> None:

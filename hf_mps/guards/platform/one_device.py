@@ -7,13 +7,17 @@ from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.core.patching import CONNECTORS
 from hf_mps.distributed.metal.claim import claim
 from hf_mps.distributed.world import World
 from hf_mps.guards.base import Guard
 
 
 class OneDevice(Guard):
-    """Looks at Accelerate's state, which Trainer has too, before it chooses a device and waits for other processes."""
+    """Looks before a library waits for other processes: Accelerate's state, which Trainer has, chooses a device later.
+
+    Lightning's connectors have chosen theirs.
+    """
 
     name = "one-device"
     what = (
@@ -25,6 +29,7 @@ class OneDevice(Guard):
         # notebook_launcher starts processes itself.
         "accelerate.launchers:notebook_launcher": "_launch",
         "accelerate.accelerator:PartialState.__init__": "_state_made",
+        **{f"{connector}._lazy_init_strategy": "_lightning_starts" for connector in CONNECTORS},
     }
 
     def applies(self) -> Choice[bool]:
@@ -50,22 +55,34 @@ class OneDevice(Guard):
 
     def _state_made(self, stock: Any, state: Any, cpu: bool = False, **kwargs: Any) -> None:
         world = _world()
-        several = world.local_size
-        if several > 1 and not cpu and not state._shared_state and _takes_metal():
-            self.acted("several processes on one Metal device were refused", aloud=False)
-            hosts = f"torchrun --nnodes {world.hosts} --nproc_per_node 1 on each host" if world.hosts > 1 else ""
-            raise UserError(
-                f"{several} processes were started on this host and there is one Metal device: each would train the "
-                f"whole run into the same output_dir; next: {hosts or 'python script.py without torchrun'}, "
-                f"or HF_MPS_DEVICE=cpu for {several} processes on the CPU"
-            )
-        if several == 1 and not cpu and not state._shared_state and not world.alone and _takes_metal():
-            try:
-                claim(world)
-            except UserError:
-                self.acted("several processes on one Metal device were refused", aloud=False)
-                raise
+        if not world.alone and not cpu and not state._shared_state and _takes_metal():
+            self._refuse_others(world)
         stock(state, cpu, **kwargs)
+
+    def _lightning_starts(self, stock: Any, connector: Any) -> None:
+        if type(connector.accelerator).__name__ == "MPSAccelerator":
+            world, hosts = _world(), int(connector._num_nodes_flag)
+            if world.alone and hosts > 1:  # started by hand on each host, with Lightning's own NODE_RANK
+                number = connector.cluster_environment.node_rank()
+                world = World(rank=number, size=hosts, node=number)
+            self._refuse_others(world)
+        stock(connector)
+
+    def _refuse_others(self, world: World) -> None:
+        """Raise UserError where another process of `world` has this host's Metal device, or would have it."""
+        several = world.local_size
+        try:
+            if several > 1:
+                hosts = f"torchrun --nnodes {world.hosts} --nproc_per_node 1 on each host" if world.hosts > 1 else ""
+                raise UserError(
+                    f"{several} processes were started on this host and there is one Metal device: each would train the"
+                    f" whole run into the same output_dir; next: {hosts or 'python script.py without torchrun'}, "
+                    f"or HF_MPS_DEVICE=cpu for {several} processes on the CPU"
+                )
+            claim(world)
+        except UserError:
+            self.acted("several processes on one Metal device were refused", aloud=False)
+            raise
 
 
 def _takes_metal() -> bool:

@@ -19,11 +19,11 @@ from hf_mps.kernels.intrinsics import (
     trigonometry,
 )
 from hf_mps.kernels.intrinsics.bfloat import explicit
-from hf_mps.kernels.intrinsics.compiler_runtime import RUNTIME
+from hf_mps.kernels.intrinsics.compiler_runtime import RUNTIME, lacking
 from hf_mps.kernels.intrinsics.definition import Definition
 from hf_mps.kernels.intrinsics.matrices import narrowed
 
-__all__ = ["RUNTIME", "Definition", "define", "explicit", "kind", "lanes", "narrowed"]
+__all__ = ["RUNTIME", "Definition", "define", "explicit", "kind", "lacking", "lanes", "narrowed"]
 
 Kind = Literal["lane", "barrier", "simdgroup_barrier", "simd"]
 _BARRIERS: dict[str, Kind] = {"air.wg.barrier": "barrier", "air.simdgroup.barrier": "simdgroup_barrier"}

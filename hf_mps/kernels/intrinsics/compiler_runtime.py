@@ -4,6 +4,9 @@ The process that compiles a kernel need not hold them, so a module carries its o
 written with integers and floats alone.
 """
 
+import itertools
+from collections.abc import Mapping
+
 from hf_mps.kernels.intrinsics.bfloat import nearest
 from hf_mps.kernels.intrinsics.body import Body
 from hf_mps.kernels.intrinsics.definition import Definition
@@ -42,4 +45,10 @@ def _float_to_bfloat() -> Definition:
     return body.finish(nearest(body.arguments[0]), "nounwind", _LINKAGE)
 
 
-RUNTIME = (_half_to_float(), _float_to_half(), _float_to_bfloat())
+_WITHOUT = {"f16c": (_half_to_float(), _float_to_half()), "avx512bf16": (_float_to_bfloat(),)}
+RUNTIME = tuple(itertools.chain(*_WITHOUT.values()))
+
+
+def lacking(features: Mapping[str, bool]) -> tuple[Definition, ...]:
+    """The functions for a CPU with these of LLVM's features: it may have F16C and not AVX512-BF16, as AVX2 hosts do."""
+    return tuple(itertools.chain(*(some for feature, some in _WITHOUT.items() if not features.get(feature, False))))

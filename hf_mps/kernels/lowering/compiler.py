@@ -75,10 +75,9 @@ def _one_space(text: str) -> str:
 
 @cache
 def _runtime() -> str:
-    """Conversions of halves for a CPU without the instructions, which LLVM calls by compiler-rt's names."""
-    if llvm.get_host_cpu_features().get("f16c", False):
-        return ""
-    return "\n".join(part for each in intrinsics.RUNTIME for part in (*each.declares, each.text))
+    """Conversions that this CPU has no instructions for, which LLVM calls by compiler-rt's names."""
+    lacking = intrinsics.lacking(llvm.get_host_cpu_features())
+    return "\n".join(part for each in lacking for part in (*each.declares, each.text))
 
 
 def _optimise(module: Any, *, unroll: bool) -> None:

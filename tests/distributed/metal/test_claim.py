@@ -18,6 +18,21 @@ print("has it", flush=True)
 sys.stdin.read()
 """
 SCRIPT = "import accelerate; accelerate.Accelerator(); print('went on')"
+LIGHTNING = """
+import os, lightning as L, pytorch_lightning as pl
+several = {"num_nodes": 2, "strategy": "ddp"}
+def tried(make):
+    try:
+        make()
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}")
+tried(lambda: L.Trainer(logger=False, **several))
+tried(lambda: pl.Trainer(logger=False))
+tried(lambda: L.Fabric(**several).launch())
+for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK", "RANK", "GROUP_RANK", "TORCHELASTIC_RUN_ID"):
+    os.environ.pop(name, None)  # no launcher: Lightning reads NODE_RANK
+tried(lambda: L.Trainer(logger=False, **several))
+"""
 
 
 @pytest.fixture
@@ -74,3 +89,15 @@ def test_an_unchanged_script_is_refused_before_it_waits_for_others(
     done = run_python("-c", SCRIPT, env=variables | {"RANK": "1", "GROUP_RANK": "1"})  # type: ignore[operator]
     assert done.returncode != 0
     assert "of this run has this host's one Metal device" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_lightning_is_refused_too_by_any_name_and_without_a_launcher(
+    held: int, variables: dict[str, str], run_python: object
+) -> None:
+    own = {"RANK": "1", "GROUP_RANK": "1", "NODE_RANK": "1"}
+    done = run_python("-c", LIGHTNING, env=variables | own)  # type: ignore[operator]
+    refused = (
+        f"UserError: rank 0 (process {held}) of this run has this host's one Metal device, and rank 1 of 2 on host"
+    )
+    assert [line[: len(refused)] for line in done.stdout.splitlines()] == [refused] * 4, done.stderr

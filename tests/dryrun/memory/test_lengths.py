@@ -20,7 +20,7 @@ def shapes(target: Target, length: int | None = None) -> dict[str, tuple[int, ..
     """The shapes of a planned batch, by the names that the model takes them under."""
     device = metal_device()
     with prepare.weightless(target) as parts:
-        wide = batch.width(parts.recipe, parts.prepared, length)
+        wide = batch.width(parts.whole, parts.prepared, length)
         made = prepare.step(parts, device, fake=True, wide=wide).batches[0]
         return {name: tuple(tensor.shape) for name, tensor in made.items() if hasattr(tensor, "shape")}
 
@@ -44,6 +44,22 @@ def shapes(target: Target, length: int | None = None) -> dict[str, tuple[int, ..
 def test_every_task_takes_the_length_that_is_asked_for(recipe: str, ids: list[str]) -> None:
     found = shapes(resolve_target(recipe, [ROWS]), length=48)
     assert {name: found[name][-1] for name in ids} == dict.fromkeys(ids, 48)
+
+
+@pytest.mark.parametrize("recipe", ["causal-lm/wikitext", "sft/chat", "dpo/ultrafeedback"])
+def test_rows_are_as_long_as_the_recipe_cuts_them_and_not_as_the_short_ones_that_are_made_up(recipe: str) -> None:
+    assert shapes(resolve_target(recipe, [ROWS]))["input_ids"][-1] == 1024
+
+
+def test_answers_are_as_long_as_the_tasks_default_where_the_recipe_says_nothing() -> None:
+    found = shapes(resolve_target("summarization/xsum", [ROWS, "max_target_length=null"]))
+    assert (found["input_ids"][-1], found["labels"][-1]) == (512, 128)
+
+
+def test_labels_of_each_token_are_as_long_as_the_row() -> None:
+    words = [ROWS, "problem_type=multi_label_classification"]
+    found = shapes(resolve_target("token-classification/conll2003", words), length=48)
+    assert (found["input_ids"], found["labels"]) == ((2, 48), (2, 48, 4))
 
 
 def test_answers_have_a_length_of_their_own() -> None:

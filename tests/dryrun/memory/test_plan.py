@@ -15,7 +15,8 @@ from hf_mps.core.errors import UserError
 from hf_mps.dryrun import metal_device
 from hf_mps.dryrun.memory import estimate, fit, machine, plan, trace
 from hf_mps.dryrun.memory.fit import MemoryPlan, report
-from hf_mps.dryrun.memory.trace import Estimate, largest
+from hf_mps.dryrun.memory.search import largest
+from hf_mps.dryrun.memory.trace import Estimate
 from hf_mps.dryrun.modules import ModuleTracker
 from hf_mps.dryrun.render import render
 from hf_mps.dryrun.resolve import resolve_target

@@ -14,12 +14,11 @@ from hf_mps.dryrun.memory import sharded
 from hf_mps.dryrun.memory.fit import MemoryPlan
 from hf_mps.dryrun.memory.machine import named
 from hf_mps.dryrun.resolve import resolve_target
-from tests.distributed.launching import launch
+from tests.distributed.agents import Agent
 from tests.finetune.sharding.made import language_model
 
 RECIPE, ASKED = "causal-lm/wikitext", "training.fsdp=true"
 QUICK = ("training.max_steps=3", "training.save_strategy=no")
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +61,12 @@ def test_what_is_gathered_is_a_few_blocks_and_not_the_model(of_two: MemoryPlan) 
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_two_processes_hold_what_was_planned(tmp_path: Path, words: list[str], of_two: MemoryPlan) -> None:
-    ended = launch(
-        2, "-m", "tests.dryrun.memory.one_rank", tmp_path, RECIPE, *words, *QUICK, ASKED, f"output_dir={tmp_path}/run",
-        cwd=ROOT, env={"HF_MPS_SIMULATE": "", "HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr[-3000:]
+def test_two_processes_hold_what_was_planned(
+    tmp_path: Path, agent: Agent, words: list[str], of_two: MemoryPlan
+) -> None:
+    program = ("-m", "tests.dryrun.memory.one_rank", tmp_path)
+    ended = agent.launch(2, *program, RECIPE, *words, *QUICK, ASKED, f"output_dir={tmp_path}/run", cwd=tmp_path)
+    assert ended.codes == [0, 0], ended.err
     for rank in range(2):
         said = json.loads((tmp_path / f"rank{rank}.json").read_text(encoding="utf-8"))
         assert said["stays"] == pytest.approx(

@@ -74,7 +74,8 @@ def test_a_run_that_stops_goes_on_as_an_unbroken_one(tmp_path: Path) -> None:
     on = trainer(tmp_path / "broken", save_strategy="no")
     captured(on, recorder=Rerun())
     on.train(resume_from_checkpoint=str(tmp_path / "broken/checkpoint-8"))
-    assert history(on)["loss"][8:] == history(whole)["loss"][8:]
+    # Not to the last bit: a CPU's products may depend on where a tensor begins in memory, and a recording has its own.
+    close({"loss": history(on)["loss"][8:]}, {"loss": history(whole)["loss"][8:]})
     close(weights(on), weights(whole))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import transformers.modeling_utils  # first of all: importing it sets a variable, which no test may do
 
+from hf_mps.core.choice import Choice
 from hf_mps.finetune import report
 from hf_mps.kernels.coverage import Coverage
 from tests.finetune.records import a_record, history
@@ -103,14 +104,39 @@ def test_a_diverged_run_is_strict_json_with_nulls(tmp_path: Path) -> None:
     assert results(tmp_path)["log_history"] == [{"loss": None, "grad_norm": None, "step": 1}]
 
 
-def test_no_path_of_the_machine_but_the_users_own_stands_in_the_files(tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints" / "minilm"
-    folder.mkdir(parents=True)
-    report.write(tmp_path / "out", a_record(model=str(folder), recipe={"model": "../minilm"}))
+def test_local_paths_stand_in_the_files_by_their_last_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home" / "me"
+    (home / "minilm").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    recipe = {
+        "model": "~/minilm",
+        "output_dir": str(home / "runs/one"),
+        "data": {
+            "files": {"train": f"{home}/private/pairs.csv", "validation": "../mine/dev.csv", "test": "hf://a/b.csv"}
+        },
+        "training": {"resume_from_checkpoint": "~/old/checkpoint-3"},
+    }
+    record = a_record(
+        model=str(home / "minilm"),
+        recipe=recipe,
+        dataset=None,
+        dataset_name=f"{home}/private/pairs.csv, ../mine/dev.csv",
+        choices={
+            "output": Choice(f"{home}/runs/one", "output_dir in the recipe"),
+            "model": Choice("~/minilm", f"read from {home}/minilm, as {home}/.cache has it"),
+        },
+        guards=[GUARD | {"lines": [f"{home}/private/pairs.csv has rows like nyu-mll/glue"]}],
+    )
+    report.write(home / "runs/one", record)
     for name in ("results.json", "README.md"):
-        text = (tmp_path / "out" / name).read_text()
-        assert str(tmp_path) not in text
-        assert str(Path.home()) + "/" not in text
+        text = (home / "runs/one" / name).read_text()
+        assert not re.search(r"home/me|private|mine/|old/|runs/", text), name
+    said = results(home / "runs/one")
+    assert said["recipe"]["data"]["files"] == {"train": "pairs.csv", "validation": "dev.csv", "test": "hf://a/b.csv"}
+    assert (said["recipe"]["model"], said["recipe"]["output_dir"]) == ("minilm", "one")
+    assert said["choices"]["model"] == {"value": "minilm", "reason": "read from minilm, as ~/.cache has it"}
+    assert said["guards"][0]["lines"] == ["pairs.csv has rows like nyu-mll/glue"]
+    assert "Fine-tuned from `minilm` on pairs.csv, dev.csv, by hf_mps" in (home / "runs/one/README.md").read_text()
 
 
 def test_versions_are_those_installed() -> None:

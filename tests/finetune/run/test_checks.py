@@ -68,7 +68,7 @@ def test_a_file_of_an_unknown_kind(finetune: Command) -> None:
         2,
         snapshot(
             "hf-mps: data.files.train: train.docx: cannot tell the format; allowed: .csv, .tsv, .json, .jsonl,"
-            " .parquet, .xlsx, .conll, .txt, .tokens; those of text also packed, as .csv.gz\n"
+            " .parquet, .xlsx, .conll, .conllu, .txt, .tokens; those of text also packed, as .csv.gz\n"
         ),
     )
 

@@ -14,7 +14,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.distributed.world import World
 from hf_mps.finetune.recipe.schema import LinkSection
 from hf_mps.finetune.run import links, shares
-from tests.distributed.launching import launch
+from tests.distributed.agents import Agent
 
 WORKER = Path(__file__).with_name("over_links.py")
 TWO = World(0, 2, 0, 1)
@@ -85,12 +85,12 @@ def test_an_epoch_in_shares_holds_every_row_once_and_fills_its_last_step() -> No
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def found(tmp_path_factory: pytest.TempPathFactory, agent: Agent) -> dict[str, dict[str, Any]]:
     """Each way, trained by two ranks."""
     folder = tmp_path_factory.mktemp("links")
-    ended = launch(2, WORKER, folder, cwd=folder, env={"HF_MPS": "0"})
-    assert ended.returncode == 0, ended.stderr
-    return dict(json.loads(ended.stdout.splitlines()[-1]))
+    ended = agent.launch(2, WORKER, folder, cwd=folder)
+    assert ended.codes == [0, 0], ended.err
+    return dict(json.loads(ended.out[0].splitlines()[-1]))
 
 
 def test_compressed_gradients_train_almost_the_same_weights_on_all_ranks(found: dict[str, Any]) -> None:

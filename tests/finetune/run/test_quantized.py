@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from inline_snapshot import snapshot
 
+from hf_mps.finetune.run import checks
 from tests.finetune import builders, tiny
 from tests.finetune.tiny import Command
 
@@ -100,3 +101,42 @@ def test_preferences_train_adapters_in_float32_over_it(place: str, tmp_path: Pat
 def test_what_it_cannot_be_is_one_line(place: str, desk: Path, finetune: Command, given: list[str], line: str) -> None:
     (desk / "q.yaml").write_text(RECIPE.format(model=place), encoding="utf-8")
     assert finetune("q.yaml", *given) == (2, "", line)
+
+
+@pytest.mark.parametrize(
+    ("stored", "given", "line"),
+    [
+        (
+            {"quant_method": "gptq", "bits": 4},
+            [],
+            snapshot(
+                "model {model}: its weights are quantized by GPTQ, above which nothing trains here; next: the model"
+                " that it was made from, with quantization=nf4"
+            ),
+        ),
+        (
+            {"quant_method": "bitsandbytes", "load_in_8bit": True},
+            [],
+            snapshot("model {model}: its weights are int8 already, and quantization is nf4; next: quantization=int8"),
+        ),
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+            ["quantization=null", "lora=null"],
+            snapshot("model {model}: its weights are nf4 of bitsandbytes; next: quantization=nf4 with lora"),
+        ),
+    ],
+    ids=["GPTQ", "another kind", "not said"],
+)
+def test_validation_refuses_quantized_weights_that_do_not_fit_in_the_words_of_a_run(
+    place: str, desk: Path, finetune: Command, stored: dict[str, Any], given: list[str], line: str
+) -> None:
+    shutil.copytree(place, desk / "rounded")
+    config = json.loads((desk / "rounded/config.json").read_text(encoding="utf-8"))
+    (desk / "rounded/config.json").write_text(json.dumps(config | {"quantization_config": stored}), encoding="utf-8")
+    (desk / "train.txt").write_text("\n".join(builders.TEXTS), encoding="utf-8")
+    (desk / "q.yaml").write_text(RECIPE.format(model="rounded"), encoding="utf-8")
+    ran = finetune("q.yaml", *given)
+    [problem] = checks.problems("q.yaml", given)
+    model = ran.err.split()[2].rstrip(":")
+    assert (ran.code, ran.err) == (2, f"hf-mps: {line.format(model=model)}\n")
+    assert str(problem) == f"q.yaml:2: {line.format(model=model)}"

@@ -37,6 +37,7 @@ RUNS = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize("recipe", RUNS)
 def test_a_recipe_runs_on_ones_own_files(
     recipe: str,
@@ -46,9 +47,6 @@ def test_a_recipe_runs_on_ones_own_files(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.chdir(tmp_path)
     architecture, data, words, metric = RUNS[recipe]
     models = tmp_path_factory.getbasetemp() / "models"

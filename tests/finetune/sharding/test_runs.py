@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.launching import accelerate, file_on_page, launch
+from tests.distributed.agents import Agent
+from tests.distributed.launching import accelerate, file_on_page
 from tests.finetune.sharding.made import language_model
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -26,21 +27,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
-def trained(folder: Path, name: str, *words: str, file: Path | None = None) -> dict[str, Any]:
-    """Train in two processes, by torchrun or with accelerate's `file`, and return what results.json says."""
+def trained(by: Agent | Path, folder: Path, name: str, *words: str) -> dict[str, Any]:
+    """Train in two processes, by the agent or with a file of accelerate's, and return what results.json says."""
     command = ("-m", "hf_mps.finetune", "causal-lm/wikitext", *words, f"output_dir={folder / name}")
-    env = {"HF_MPS_SIMULATE": ""}  # the simulated device beside the CPU would be FSDP's
-    ended = (
-        launch(2, *command, cwd=folder, env=env) if file is None else accelerate(file, *command, cwd=folder, env=env)
-    )
-    assert ended.returncode == 0, ended.stderr[-3000:]
+    if isinstance(by, Path):
+        env = {"HF_MPS_SIMULATE": ""}  # the simulated device beside the CPU would be FSDP's
+        ended = accelerate(by, *command, cwd=folder, env=env)
+        assert ended.returncode == 0, ended.stderr[-3000:]
+    else:
+        ranks = by.launch(2, *command, cwd=folder)
+        assert ranks.codes == [0, 0], ranks.err
     said: dict[str, Any] = json.loads((folder / name / "results.json").read_text(encoding="utf-8"))
     return said
 
 
 @pytest.fixture(scope="module")
-def sharded(folder: Path, words: list[str]) -> dict[str, Any]:
-    return trained(folder, "sharded", *words, *STEPS, SHARDED)
+def sharded(agent: Agent, folder: Path, words: list[str]) -> dict[str, Any]:
+    return trained(agent, folder, "sharded", *words, *STEPS, SHARDED)
 
 
 def losses(said: dict[str, Any]) -> list[float]:
@@ -53,8 +56,10 @@ def weights(folder: Path) -> dict[str, Any]:
     return load_file(folder / "model.safetensors")
 
 
-def test_the_losses_are_those_of_whole_models(folder: Path, words: list[str], sharded: dict[str, Any]) -> None:
-    whole = trained(folder, "whole", *words, *STEPS[:1], "training.save_strategy=no")
+def test_the_losses_are_those_of_whole_models(
+    agent: Agent, folder: Path, words: list[str], sharded: dict[str, Any]
+) -> None:
+    whole = trained(agent, folder, "whole", *words, *STEPS[:1], "training.save_strategy=no")
     assert losses(sharded) == pytest.approx(losses(whole), rel=1e-5)
     assert len(losses(sharded)) == 6
     assert sharded["metrics"]["loss"] == pytest.approx(whole["metrics"]["loss"], rel=1e-5)
@@ -82,7 +87,7 @@ def test_a_checkpoint_is_of_parts_and_a_run_by_accelerate_s_file_ends_from_it_as
     assert len(list((begun / "pytorch_model_fsdp_0").glob("*.distcp"))) == 2
     file = folder / "fsdp.yaml"
     file.write_text(file_on_page("fsdp.yaml"), encoding="utf-8")
-    resumed = trained(folder, "resumed", *words, *STEPS, f"training.resume_from_checkpoint={begun}", file=file)
+    resumed = trained(file, folder, "resumed", *words, *STEPS, f"training.resume_from_checkpoint={begun}")
     assert resumed["choices"]["sharding"]["reason"].startswith("accelerate's configuration file; ")
     assert losses(resumed)[-3:] == losses(sharded)[-3:]
     one, other = weights(folder / "sharded"), weights(folder / "resumed")

@@ -24,15 +24,12 @@ PAGE = CHECKOUT / "docs" / "recipes.md"
 
 
 @pytest.fixture
-def own_cache(libraries: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder, and a cache that shows whether a run touches the user's."""
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+def bare(libraries: None, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder, with a cache that shows whether a run touches the user's."""
     place = tmp_path / "desk"
     place.mkdir()
     monkeypatch.chdir(place)
-    return tmp_path / "cache"
+    return place
 
 
 def test_every_recipe_that_there_should_be_is_there() -> None:
@@ -46,7 +43,7 @@ def test_every_recipe_that_there_should_be_is_there() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.usefixtures("rendered")
 def test_a_recipe_runs_from_end_to_end(
-    name: str, own_cache: Path, finetune: Command, capfd: pytest.CaptureFixture[str]
+    name: str, bare: Path, own_cache: Path, finetune: Command, capfd: pytest.CaptureFixture[str]
 ) -> None:
     resolved = load_recipe(name)
     ended = finetune(name, "--smoke", "output_dir=run")
@@ -94,7 +91,7 @@ def check_snippet(run: Path) -> None:
     assert sum(parameter.numel() for one in models for parameter in one.parameters()) > 0
 
 
-def test_a_smoke_run_leaves_nothing_where_no_folder_is_named(own_cache: Path, finetune: Command) -> None:
+def test_a_smoke_run_leaves_nothing_where_no_folder_is_named(bare: Path, own_cache: Path, finetune: Command) -> None:
     ended = finetune("glue/cola", "--smoke")
     assert (ended.code, ended.err) == (0, "")
     assert "--smoke: gone after the run" in ended.out
@@ -106,7 +103,7 @@ def test_a_smoke_run_leaves_nothing_where_no_folder_is_named(own_cache: Path, fi
     assert not own_cache.exists()
 
 
-def test_the_command_lines_own_training_is_kept(own_cache: Path, finetune: Command) -> None:
+def test_the_command_lines_own_training_is_kept(bare: Path, finetune: Command) -> None:
     assert finetune("glue/cola", "--smoke", "training.max_steps=2", "output_dir=run").code == 0
     said = json.loads(Path("run/results.json").read_text(encoding="utf-8"))
     assert said["choices"]["steps"] == {"value": 2, "reason": "max_steps in the recipe"}
@@ -114,7 +111,7 @@ def test_the_command_lines_own_training_is_kept(own_cache: Path, finetune: Comma
     assert said["recipe"]["training"]["learning_rate"] == load_recipe("glue/cola").recipe.training["learning_rate"]
 
 
-def test_a_smoke_run_takes_the_place_of_no_other_files(own_cache: Path, finetune: Command) -> None:
+def test_a_smoke_run_takes_the_place_of_no_other_files(bare: Path, finetune: Command) -> None:
     Path("run").mkdir()
     Path("run/notes.txt").write_text("keep", encoding="utf-8")
     ended = finetune("glue/cola", "--smoke", "output_dir=run")
@@ -170,9 +167,7 @@ def test_the_configuration_in_the_hubs_cache_tells(tmp_path: Path, monkeypatch: 
     assert (family.name, family.config["embedding_size"], family.reason) == ("electra", 64, "")
 
 
-def test_a_model_that_nothing_tells_is_tried_out_as_the_usual_one_and_says_so(
-    own_cache: Path, finetune: Command
-) -> None:
+def test_a_model_that_nothing_tells_is_tried_out_as_the_usual_one_and_says_so(bare: Path, finetune: Command) -> None:
     ended = finetune("glue/cola", "--smoke", "model=somebody/something", "output_dir=run")
     assert (ended.code, ended.err) == (0, "")
     said = json.loads(Path("run/results.json").read_text(encoding="utf-8"))

@@ -16,8 +16,12 @@ from hf_mps.finetune.stream.windows import Windows
 
 def write(folder: Path, name: str, numbers: Sequence[int], kind: str = "jsonl") -> Path:
     """A file of rows `row N` in a format that streams."""
-    path = folder / f"{name}.{kind}"
-    rows = [{"text": f"row {number}", "n": number} for number in numbers]
+    return write_rows(folder / f"{name}.{kind}", [{"text": f"row {number}", "n": number} for number in numbers])
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    """A file of rows in the format of its name; those of Parquet in groups of seven."""
+    kind = path.suffix[1:]
     if kind == "parquet":
         import pyarrow
         import pyarrow.parquet
@@ -25,7 +29,7 @@ def write(folder: Path, name: str, numbers: Sequence[int], kind: str = "jsonl") 
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=7)
     elif kind in ("csv", "tsv"):
         separator = "," if kind == "csv" else "\t"
-        lines = [separator.join(("text", "n")), *(f"{row['text']}{separator}{row['n']}" for row in rows)]
+        lines = [separator.join(rows[0]), *(separator.join(map(str, row.values())) for row in rows)]
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     elif kind == "txt":
         path.write_text("".join(f"{row['text']}\n" for row in rows), encoding="utf-8")

@@ -12,7 +12,7 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.core import notices
-from tests.distributed.launching import launch
+from tests.distributed.agents import Agent
 from tests.finetune import builders, tiny
 from tests.finetune.run_files import results
 from tests.finetune.tiny import Command, Stop
@@ -237,12 +237,14 @@ def test_changed_files_are_other_rows(place: Path, finetune: Command, stop: Stop
 
 
 @pytest.mark.slow
-def test_two_ranks_read_other_rows_and_go_on_from_their_own_places(place: Path, finetune: Command) -> None:
+def test_two_ranks_read_other_rows_and_go_on_from_their_own_places(
+    place: Path, finetune: Command, agent: Agent
+) -> None:
     import torch
 
     words = ("-m", "hf_mps.finetune", "clm.yaml", "training.max_steps=8", "training.save_steps=4", "output_dir=run")
-    whole = launch(2, *words, cwd=place)
-    assert whole.returncode == 0, whole.stderr
+    whole = agent.launch(2, *words, cwd=place)
+    assert whole.codes == [0, 0], whole.err
     run = place / "run"
     assert results(run)["stream"]["samples"] == 8 * 4 * 2
     before, losses_before = weights(run), losses(run)
@@ -253,8 +255,8 @@ def test_two_ranks_read_other_rows_and_go_on_from_their_own_places(place: Path, 
         (run / name).unlink()
     shutil.rmtree(run / "checkpoint-8")
     shutil.copytree(run, place / "alone")
-    again = launch(2, *words, cwd=place)
-    assert again.returncode == 0, again.stderr
+    again = agent.launch(2, *words, cwd=place)
+    assert again.codes == [0, 0], again.err
     assert losses(run) == losses_before
     assert all(torch.equal(before[name], after) for name, after in weights(run).items())
 

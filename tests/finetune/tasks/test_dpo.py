@@ -14,19 +14,14 @@ from hf_mps.finetune.tasks.dpo import conversation
 from hf_mps.finetune.text import chat
 from tests.finetune import builders, tiny
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 ASKED = {"role": "user", "content": "Is the ball red?"}
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(builders.model(tmp_path_factory.mktemp("models"), "qwen3"))
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 def pairs(folder: Path) -> dict[str, Any]:

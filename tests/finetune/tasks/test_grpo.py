@@ -18,6 +18,8 @@ from tests.finetune import builders, tiny
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command, Stop
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 LOW = "tests.finetune.rewards.functions.low"
 SMALL = {"num_generations": 4, "max_completion_length": 8}
 ASKED = {"role": "user", "content": "Is the ball red?"}
@@ -26,13 +28,6 @@ ASKED = {"role": "user", "content": "Is the ball red?"}
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(builders.model(tmp_path_factory.mktemp("models"), "qwen2"))
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 def prompts(folder: Path, count: int = 8) -> dict[str, Any]:

@@ -1,9 +1,8 @@
-"""Semantic segmentation: images and masks stay together, classes are learned, runs resume, and what is refused."""
+"""Semantic segmentation: images and masks stay together, classes are learned, and what is refused."""
 
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,13 @@ import numpy
 import pytest
 
 from hf_mps.core.errors import UserError
-from tests.finetune import builders, tiny
+from tests.finetune import builders, senses, tiny
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command
 
-COLOURS = ((60, 60, 60), (220, 40, 40), (40, 60, 220))
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 NAMES = ["ground", "red", "blue"]
-SIZE = (40, 32)
 RECIPE = """# Red and blue things on the ground.
 task: image-segmentation
 model: segformer
@@ -36,34 +35,7 @@ training:
 
 @pytest.fixture(scope="module")
 def segformer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from hf_mps.finetune.smoke import tiny_model
-    from hf_mps.finetune.smoke.families import Family
-
-    place = tmp_path_factory.mktemp("models") / "segformer"
-    tiny_model.write(Family("segformer", "image and mask", "", {}), place, [], 1)
-    return place
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-
-
-def scene(folder: Path, number: int) -> dict[str, Any]:
-    """Write a rectangle of a class on the ground, noisy, and its mask; return its row."""
-    from PIL import Image
-
-    draw = random.Random(number)
-    mask = numpy.zeros(SIZE[::-1], dtype=numpy.uint8)
-    left, upper = draw.randrange(0, 20), draw.randrange(0, 14)
-    mask[upper : upper + 16, left : left + 18] = 1 + number % 2
-    noise = numpy.random.default_rng(number).integers(-25, 26, (*mask.shape, 3))
-    pixels = numpy.clip(numpy.array(COLOURS)[mask] + noise, 0, 255).astype(numpy.uint8)
-    Image.fromarray(pixels).save(folder / f"{number}.png")
-    Image.fromarray(mask).save(folder / f"{number}-mask.png")
-    return {"image": f"{number}.png", "mask": f"{number}-mask.png"}
+    return senses.segformer(tmp_path_factory.mktemp("models") / "segformer")
 
 
 @pytest.fixture
@@ -71,7 +43,7 @@ def scenes(desk: Path, segformer: Path) -> Path:
     """The desk with a tiny SegFormer, 24 scenes to learn from and 8 others."""
     shutil.copytree(segformer, desk / "segformer")
     for name, numbers in (("train", range(24)), ("dev", range(24, 32))):
-        tiny.write_csv(desk / f"{name}.csv", [scene(desk, number) for number in numbers])
+        tiny.write_csv(desk / f"{name}.csv", [senses.masked(desk, number) for number in numbers])
     (desk / "my.yaml").write_text(RECIPE, encoding="utf-8")
     return desk
 
@@ -82,6 +54,8 @@ def test_it_learns_classes_on_mps_and_the_saved_model_answers(
     """Mean IoU rises by 0.3 over the one of the most frequent class everywhere, on other scenes; evaluate's own formula
     is tested in tests/metrics.
     """
+    from PIL import Image
+
     from hf_mps.cli.main import main
 
     ended = finetune("my.yaml")
@@ -102,18 +76,23 @@ def test_it_learns_classes_on_mps_and_the_saved_model_answers(
     found = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert ["red" in row["prediction"] for row in found] == [True, False]
     assert ["blue" in row["prediction"] for row in found] == [False, True]
-
-
-def test_a_resumed_run_sees_the_scenes_that_it_would_have_seen(scenes: Path, finetune: Command) -> None:
-    import torch
-    from safetensors.torch import load_file
-
-    steps = ("training.save_strategy=steps", "training.save_steps=4", "training.max_steps=8")
-    assert finetune("my.yaml", *steps, "output_dir=whole").code == 0
-    resumed = "training.resume_from_checkpoint=whole/checkpoint-4"
-    assert finetune("my.yaml", *steps, resumed, "output_dir=resumed").code == 0
-    whole, again = (load_file(scenes / name / "model.safetensors") for name in ("whole", "resumed"))
-    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    assert "mask" not in found[0]
+    assert main(["predict", "runs/my", "new.csv", "--out", "answers.jsonl"]) == 0
+    beside = [json.loads(line) for line in (scenes / "answers.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [row["mask"] for row in beside] == ["answers.files/000001.png", "answers.files/000002.png"]
+    for row in beside:
+        with Image.open(scenes / row["mask"]) as mask, Image.open(scenes / row["image"]) as image:
+            assert (mask.mode, mask.size) == ("P", image.size)
+            shares = numpy.bincount(numpy.asarray(mask).ravel(), minlength=3) / (mask.width * mask.height)
+        named = dict(part.rsplit(" ", 1) for part in row["prediction"].split(", "))
+        assert {name: f"{share:.0%}" for name, share in zip(NAMES, shares, strict=True) if share} == named
+    assert main(["predict", "runs/my", "new.csv", "--out", "answers.csv"]) == 2
+    assert not (scenes / "answers.csv").exists()
+    assert (
+        capfd.readouterr()
+        .err.splitlines()[-1]
+        .endswith("the pictures' folder answers.files is there already; next: another name")
+    )
 
 
 def prepare(folder: Path, segformer: Path, **values: Any) -> Any:
@@ -127,9 +106,9 @@ def test_an_image_and_its_mask_are_varied_together(tmp_path: Path, segformer: Pa
 
     rows = []
     for number in range(6):
-        row = scene(tmp_path, number)
+        row = senses.masked(tmp_path, number)
         mask = numpy.asarray(Image.open(tmp_path / row["mask"]))
-        Image.fromarray(numpy.array(COLOURS, dtype=numpy.uint8)[mask]).save(tmp_path / row["image"])
+        Image.fromarray(numpy.array(senses.PAINTS, dtype=numpy.uint8)[mask]).save(tmp_path / row["image"])
         rows.append(row)
     tiny.write_csv(tmp_path / "train.csv", rows)
     prepared = prepare(tmp_path, segformer, augmentation={"crop": [0.3, 0.9], "flip": 0.5})
@@ -139,7 +118,7 @@ def test_an_image_and_its_mask_are_varied_together(tmp_path: Path, segformer: Pa
         prepared.train.begin(epoch)
         for row in prepared.train:
             pixels = row["pixel_values"].numpy().transpose(1, 2, 0) * means[1] + means[0]
-            distance = numpy.abs(pixels[..., None, :] * 255 - numpy.array(COLOURS)).sum(-1)
+            distance = numpy.abs(pixels[..., None, :] * 255 - numpy.array(senses.PAINTS)).sum(-1)
             nearest, labels = distance.argmin(-1), row["labels"].numpy()
             sure = distance.min(-1) < 5  # between two classes the colours are mixed
             assert sure.mean() > 0.5
@@ -149,7 +128,7 @@ def test_an_image_and_its_mask_are_varied_together(tmp_path: Path, segformer: Pa
 
 
 def test_zero_is_no_class_where_the_recipe_says_so(tmp_path: Path, segformer: Path) -> None:
-    tiny.write_csv(tmp_path / "train.csv", [scene(tmp_path, number) for number in range(2)])
+    tiny.write_csv(tmp_path / "train.csv", [senses.masked(tmp_path, number) for number in range(2)])
     data = {"files": {"train": str(tmp_path / "train.csv"), "validation": str(tmp_path / "train.csv")}}
     prepared = prepare(tmp_path, segformer, data={**data, "labels": NAMES[1:]}, reduce_labels=True, augmentation=None)
     assert [sorted(row["labels"].unique().tolist()) for row in prepared.train] == [[0, 255], [1, 255]]
@@ -174,10 +153,31 @@ def test_masks_that_cannot_be_learned_are_refused(
 ) -> None:
     from PIL import Image
 
-    row = scene(tmp_path, 0)
+    row = senses.masked(tmp_path, 0)
     Image.fromarray(mask).save(tmp_path / row["mask"])
     tiny.write_csv(tmp_path / "train.csv", [row])
     data = {"files": {"train": str(tmp_path / "train.csv"), "validation": str(tmp_path / "train.csv")}}
     with pytest.raises(UserError) as raised:
         _ = prepare(tmp_path, segformer, data={**data, "labels": labels}, augmentation=None).train[0]
     assert problem in str(raised.value)
+
+
+@pytest.mark.parametrize(("classes", "mode"), [(4, "P"), (256, "P"), (300, "I;16")])
+def test_a_written_mask_holds_the_numbers_of_its_classes_and_can_be_learned_from(
+    tmp_path: Path, classes: int, mode: str
+) -> None:
+    from datasets import Dataset
+    from PIL import Image
+
+    from hf_mps.finetune.data.rows import Rows
+    from hf_mps.finetune.media import masks
+
+    numbers = (numpy.arange(20 * 30) % classes).reshape(20, 30)
+    (tmp_path / "mask.png").write_bytes(masks.png(numbers))
+    with Image.open(tmp_path / "mask.png") as written:
+        assert written.mode == mode
+        if mode == "P":
+            # Pascal VOC's first colours: black, maroon, green, olive.
+            assert written.getpalette()[:12] == [0, 0, 0, 128, 0, 0, 0, 128, 0, 128, 128, 0]
+    split = Rows(Dataset.from_dict({"mask": [str(tmp_path / "mask.png")]}), "here")
+    assert (masks.mask_of(split, 0, reduce=False) == numbers).all()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,13 @@ from typing import Any
 import pytest
 
 from hf_mps.core.errors import UserError
-from tests.finetune import builders, tiny
+from tests.finetune import builders, senses, tiny
 from tests.finetune.run_files import predictions, results
+from tests.finetune.senses import ASKED, COLOURS, photo, questions
 from tests.finetune.tiny import Command
 
-COLOURS = {"red": (220, 40, 40), "green": (40, 190, 60), "blue": (40, 60, 220), "white": (245, 245, 245)}
-SIZES = [(64, 48), (40, 90), (200, 30)]
-ASKED = "What colour is this?"
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 # Qwen-VL's format of conversations.
 QWEN = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% for part in message['content'] %}"
@@ -28,41 +27,7 @@ QWEN = (
 
 @pytest.fixture(scope="module")
 def smol(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A tiny Idefics3, SmolVLM's architecture."""
-    from hf_mps.finetune.smoke import tiny_model
-    from hf_mps.finetune.smoke.families import Family
-
-    place = tmp_path_factory.mktemp("models") / "smol"
-    words = [f"It is {colour}. {ASKED} Answer briefly." for colour in COLOURS] * 4
-    tiny_model.write(Family("idefics3", "image and text", "", {}), place, words, 1)
-    return str(place)
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-
-
-def photo(folder: Path, number: int, colour: str) -> str:
-    """Write a noisy image of a colour, of one of SIZES, and return its name."""
-    from PIL import Image
-
-    draw, (width, height) = random.Random(number), SIZES[number % len(SIZES)]
-    base = COLOURS[colour]
-    pixels = bytes(min(255, max(0, base[at % 3] + draw.randrange(-20, 21))) for at in range(3 * width * height))
-    Image.frombytes("RGB", (width, height), pixels).save(folder / f"{number}.png")
-    return f"{number}.png"
-
-
-def questions(folder: Path, count: int = 8, first: int = 0) -> list[dict[str, Any]]:
-    """Rows of an image, a question and its answer, the image's colour."""
-    names = list(COLOURS)
-    return [
-        {"image": photo(folder, n, names[n % 4]), "question": ASKED, "answer": f"It is {names[n % 4]}."}
-        for n in range(first, first + count)
-    ]
+    return str(senses.smol(tmp_path_factory.mktemp("models") / "smol"))
 
 
 def files(folder: Path, train: list[dict[str, Any]], validation: list[dict[str, Any]] | None = None) -> dict[str, str]:
@@ -284,17 +249,13 @@ training:
   learning_rate: 1e-2
   max_steps: 8
   eval_strategy: "no"
-  save_strategy: steps
-  save_steps: 4
+  save_strategy: "no"
 """
 
 
-def test_a_resumed_run_is_the_whole_one_and_the_saved_model_answers_new_rows(
+def test_a_saved_model_answers_new_rows(
     desk: Path, smol: str, finetune: Command, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    import torch
-    from safetensors.torch import load_file
-
     from hf_mps.cli.main import main
 
     shutil.copytree(smol, desk / "smol")
@@ -304,10 +265,6 @@ def test_a_resumed_run_is_the_whole_one_and_the_saved_model_answers_new_rows(
     ended = finetune("my.yaml", "output_dir=whole")
     assert (ended.code, ended.err) == (0, "")
     assert results(desk / "whole")["fallback"] == []
-    assert finetune("my.yaml", "output_dir=resumed", "training.resume_from_checkpoint=whole/checkpoint-4").code == 0
-    whole, again = (load_file(desk / name / "model.safetensors") for name in ("whole", "resumed"))
-    assert all(torch.equal(whole[name], again[name]) for name in whole)
-
     lines = predictions(desk / "whole")
     tiny.write_jsonl(desk / "new.jsonl", [{"image": f"{number}.png", "question": ASKED} for number in (16, 17)])
     capfd.readouterr()

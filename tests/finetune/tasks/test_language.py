@@ -21,10 +21,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+def files(own_cache: Path, tmp_path: Path) -> dict[str, Any]:
     train, validation = tmp_path / "train.txt", tmp_path / "validation.txt"
     train.write_text("\n".join(builders.TEXTS * 3) + "\n", encoding="utf-8")
     validation.write_text("\n".join(builders.TEXTS[::-1]) + "\n", encoding="utf-8")

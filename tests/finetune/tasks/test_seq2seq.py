@@ -13,19 +13,14 @@ from hf_mps.core.errors import UserError
 from hf_mps.metrics import table, texts
 from tests.finetune import builders, tiny
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 ROWS = [{"translation": {"en": text, "xx": " ".join(reversed(text.split()))}} for text in builders.TEXTS * 2]
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 def translations(folder: Path) -> dict[str, Any]:

@@ -56,8 +56,12 @@ def animals(desk: Path) -> Path:
 
 
 @pytest.mark.usefixtures("rendered")
-def test_a_run_learns_every_label_of_a_row_and_the_saved_model_says_them(animals: Path, finetune: Command) -> None:
+def test_a_run_learns_every_label_of_a_row_and_the_saved_model_says_them(
+    animals: Path, finetune: Command, capfd: pytest.CaptureFixture[str]
+) -> None:
     from transformers import pipeline
+
+    from hf_mps.cli.main import main
 
     ended = finetune("my.yaml", "training.num_train_epochs=24", "training.eval_strategy=no")
     assert ended.code == 0, ended.err
@@ -79,6 +83,10 @@ def test_a_run_learns_every_label_of_a_row_and_the_saved_model_says_them(animals
         answered = [one for one in classify(line["text"])[0] if one["score"] >= 0.5]
         assert [one["label"] for one in answered] == json.loads(line["prediction"])
         assert [one["score"] for one in answered] == pytest.approx(json.loads(line["probability"]), abs=2e-3)
+    capfd.readouterr()
+    assert main(["evaluate", str(animals / "runs/my"), "--json"]) == 0, capfd.readouterr().err
+    measured = json.loads(capfd.readouterr().out)["splits"]["validation"]["metrics"]
+    assert measured["f1_micro"] == pytest.approx(said["metrics"]["f1_micro"])
 
 
 def test_lists_columns_and_separated_text_are_the_same_labels(animals: Path, finetune: Command) -> None:

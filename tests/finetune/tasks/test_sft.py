@@ -10,6 +10,8 @@ import pytest
 from hf_mps.core.errors import UserError
 from tests.finetune import builders, tiny
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 CHATS = [
     [
         {"role": "user", "content": f"What is {number} and one?"},
@@ -24,13 +26,6 @@ CHATS = [
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(builders.model(tmp_path_factory.mktemp("models"), "qwen3"))
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 def chats(folder: Path, conversations: Any = CHATS) -> dict[str, Any]:

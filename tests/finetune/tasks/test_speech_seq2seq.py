@@ -11,10 +11,8 @@ import scipy.signal
 from inline_snapshot import snapshot
 
 from hf_mps.finetune.media import audio, synthetic_sound, whisper
-from hf_mps.finetune.smoke import tiny_model
-from hf_mps.finetune.smoke.families import Family
 from hf_mps.metrics import texts
-from tests.finetune import tiny
+from tests.finetune import senses, tiny
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command
 
@@ -41,15 +39,7 @@ training:
 
 @pytest.fixture(scope="module")
 def _ear(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A two-layer Whisper with random weights that takes two seconds, and its processor."""
-    from transformers import AutoTokenizer, WhisperFeatureExtractor, WhisperProcessor
-
-    folder = tmp_path_factory.mktemp("ear") / "ear"
-    family = Family("whisper", "sound", "", {"max_source_positions": 100, "max_target_positions": 32})
-    tiny_model.write(family, folder, list(synthetic_sound.WORDS), 0)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    WhisperProcessor(WhisperFeatureExtractor(chunk_length=2), tokenizer).save_pretrained(folder)
-    return folder
+    return senses.ear(tmp_path_factory.mktemp("ear") / "ear")
 
 
 @pytest.fixture

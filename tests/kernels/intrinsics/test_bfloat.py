@@ -6,7 +6,7 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-from hf_mps.kernels.intrinsics import RUNTIME, define, explicit
+from hf_mps.kernels.intrinsics import RUNTIME, define, explicit, lacking
 from tests.kernels.intrinsics.harness import compiled, linked, machine, optimised
 from tests.kernels.intrinsics.values import EDGES, all_halves, floats, from_bfloat, to_bfloat
 
@@ -108,6 +108,20 @@ def test_a_host_without_bfloat_finds_its_function_in_the_module() -> None:
     result = np.zeros(len(x), np.uint16)
     call(engine, x, x, result)
     np.testing.assert_array_equal(from_bfloat(result), from_bfloat(to_bfloat(x)))
+
+
+@pytest.mark.parametrize(
+    ("features", "names"),
+    [
+        ({"f16c": True, "avx512bf16": True}, []),
+        ({"f16c": True, "avx512bf16": False}, ["__truncsfbf2"]),
+        ({}, ["__extendhfsf2", "__truncsfhf2", "__truncsfbf2"]),
+    ],
+    ids=["AVX512-BF16", "AVX2 with F16C", "neither"],
+)
+def test_a_module_carries_the_functions_that_its_cpu_lacks(features: dict[str, bool], names: list[str]) -> None:
+    found = lacking(features)
+    assert [each.text.split("@")[1].split("(")[0] for each in found] == names
 
 
 @pytest.mark.parametrize("definition", RUNTIME, ids=lambda definition: definition.text.split("@")[1].split("(")[0])
