@@ -6,6 +6,7 @@ compiled code is the original's, so that a model with a word more or less keeps 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import sys
@@ -43,9 +44,11 @@ class ModelCode(Part):
                     self._look_through(model)
 
     def _made(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        if getattr(stock, f"hf_mps_{self.name}", False):
+        mark = f"hf_mps_{self.name}"
+        if getattr(stock, mark, False):
             return stock
 
+        @functools.wraps(stock)  # the marks of the other parts go with it, so that none is put around twice
         def post_init(model: Any, *args: Any, **kwargs: Any) -> Any:
             try:
                 self._look_through(sys.modules[type(model).__module__])
@@ -53,7 +56,7 @@ class ModelCode(Part):
                 self.failed(error)
             return stock(model, *args, **kwargs)
 
-        setattr(post_init, f"hf_mps_{self.name}", True)
+        setattr(post_init, mark, True)
         return post_init
 
     def _look_through(self, module: ModuleType) -> None:

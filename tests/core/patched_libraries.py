@@ -4,6 +4,7 @@
 
 `missing`: declared for a module that was imported, not put there, and not called needless by who declares it.
 `undeclared`: a function or value of ours in a module or class of theirs that nobody declares.
+`again`: what another `install` changed; each run of a process arms the parts of its step once more.
 """
 
 from __future__ import annotations
@@ -43,7 +44,28 @@ def main() -> None:
     kernels = {f"aten::{name}" for name in kernel_overrides._places}
     kernels |= {put.place for patcher in patchers for put in patcher.arounds if put.place.startswith("aten::")}
     undeclared += sorted(kernels - {target for _, target in declared})
-    print(json.dumps({"declared": len(declared), "missing": missing, "undeclared": undeclared}))
+    again = changed_by_another_install(patchers)
+    print(json.dumps({"declared": len(declared), "missing": missing, "undeclared": undeclared, "again": again}))
+
+
+def changed_by_another_install(patchers: list[Patcher]) -> list[str]:
+    """Targets that hold another function or value after each patcher armed what it declares once more."""
+    again = [patcher for patcher in patchers if patcher.kind != "device"]  # that one's `install` is its own
+    install(again)  # also in the models that were imported since
+    targets = {each.target for patcher in again for each in patcher.declared() if not each.target.startswith("aten::")}
+    before = {target: value_at(target) for target in targets}
+    install(again)
+    return sorted(target for target, value in before.items() if not is_same(value_at(target), value))
+
+
+def install(patchers: list[Patcher]) -> None:
+    for patcher in patchers:
+        for name in {name for each in patcher.declared() for name in each.after if name in sys.modules}:
+            patcher.install(sys.modules[name])
+
+
+def is_same(one: Any, other: Any) -> bool:
+    return bool(one == other) if type(one) is dict else identity(one) == identity(other)
 
 
 def is_there(patcher: Patcher, target: str) -> bool:

@@ -77,4 +77,4 @@ def test_what_is_wrapped_is_what_is_declared() -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["declared"] == len(integrations.declared())
-    assert (found["missing"], found["undeclared"]) == ([], [])
+    assert (found["missing"], found["undeclared"], found["again"]) == ([], [], [])

@@ -67,14 +67,17 @@ class ProcessGroup(Guard):
 
     def _defaults(self, stock: dict[str, str]) -> dict[str, str]:
         """A device's backend where the script names none."""
+        name = backend.pytorchs().value or backend.NAME
+        if stock.get("mps") == name:
+            return stock
         self._stock[DEFAULTS] = stock
-        return {**stock, "mps": backend.pytorchs().value or backend.NAME}
+        return {**stock, "mps": name}
 
     def _capabilities(self, stock: dict[str, list[str]]) -> dict[str, list[str]]:
         """A script that names Gloo, and Lightning, which does, can use it for mps (pytorch#160733 wanted the same)."""
-        self._stock[CAPABILITIES] = stock
-        if backend.pytorchs().value or "gloo" not in stock:
+        if backend.pytorchs().value or "mps" in stock.get("gloo", ("mps",)):
             return stock
+        self._stock[CAPABILITIES] = stock
         return {**stock, "gloo": [*stock["gloo"], "mps"]}
 
     def _group_made(
