@@ -108,21 +108,12 @@ def staged(target: Path, last: str, levels: int = 1, *, owner: int | None = None
     """
     root = target.parents[levels - 1]
     root.mkdir(parents=True, exist_ok=True)
-    owns = owner in (None, os.getpid())
-    if owns:
-        sweep(root)
-    outer = root / f".{target.name}.saving-{owner or os.getpid()}"
-    stage = outer / target.relative_to(root)
-    _active.add(outer)
-    try:
+    with _hidden(root, f".{target.name}.saving", owner or os.getpid()) as outer:
+        stage = outer / target.relative_to(root)
         stage.parent.mkdir(parents=True, exist_ok=True)
         yield stage
-        if owns and stage.is_dir():
+        if owner in (None, os.getpid()) and stage.is_dir():
             _publish(stage, target, last)
-    finally:
-        if owns:
-            shutil.rmtree(outer, ignore_errors=True)
-        _active.discard(outer)
 
 
 @contextmanager
@@ -134,18 +125,30 @@ def set_aside(target: Path, kind: str = "saving") -> Iterator[Path]:
     """
     root = target.parent
     made = [folder for folder in (root, *root.parents) if not folder.exists()]
-    outer = root / f".{target.name}.{kind}-{os.getpid()}"
-    sweep(root)
-    _active.add(outer)
     try:
-        outer.mkdir(parents=True, exist_ok=True)
-        yield outer
+        with _hidden(root, f".{target.name}.{kind}", os.getpid()) as outer:
+            outer.mkdir(parents=True, exist_ok=True)
+            yield outer
     finally:
-        shutil.rmtree(outer, ignore_errors=True)
-        _active.discard(outer)
         for folder in made:
             with suppress(OSError):  # somebody else's files are in it
                 folder.rmdir()
+
+
+@contextmanager
+def _hidden(root: Path, name: str, owner: int) -> Iterator[Path]:
+    """Give the path of the hidden folder that the process `owner` makes in `root`; it alone sweeps it away."""
+    owns = owner == os.getpid()
+    if owns:
+        sweep(root)
+    outer = root / f"{name}-{owner}"
+    _active.add(outer)
+    try:
+        yield outer
+    finally:
+        if owns:
+            shutil.rmtree(outer, ignore_errors=True)
+        _active.discard(outer)
 
 
 def sweep(folder: Path) -> None:

@@ -37,8 +37,6 @@ class Format:
     weights: tuple[str, ...]
     default: str
     """Why the first of `weights` is the default."""
-    instead: str
-    """What a task can be exported to that this format does not hold."""
     extra: str | None = None
     packages: tuple[str, ...] = ()
 
@@ -54,7 +52,7 @@ class Format:
         if task not in self.tasks:
             raise UserError(
                 f"{who} is of the task {task}, which export {self.name} does not hold; allowed:"
-                f" {', '.join(self.tasks)}; next: {self.instead}"
+                f" {', '.join(self.tasks)}; next: {_instead(task)}"
             )
 
     def choose(self, said: str | None) -> Choice[str]:
@@ -80,7 +78,6 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
                 (*LANGUAGE, *SEQUENCE_TO_SEQUENCE, *ENCODERS, "multiple-choice", "image-classification"),
                 (BF16, F16, F32),
                 "half the bytes of float32 with its range; the dtype that language models are published in",
-                "the run's own folder, which its library loads",
             ),
             Format(
                 "gguf",
@@ -88,7 +85,6 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
                 LANGUAGE,
                 (BF16, F16, F32, Q8),
                 "the converter's best 16 bits, from which llama-quantize makes smaller ones",
-                "hf-mps export onnx, or merged",
                 "gguf",
                 ("gguf",),
             ),
@@ -98,7 +94,6 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
                 LANGUAGE,
                 (BF16, F16, F32, Q8, Q4),
                 "the dtype that language models are published in; q4 takes a quarter of it",
-                "hf-mps export coreml, onnx or merged",
                 "mlx",
                 ("mlx_lm",),
             ),
@@ -108,7 +103,6 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
                 ENCODERS,
                 (F16, F32),
                 "the Neural Engine and Core ML's GPU path compute in it",
-                "hf-mps export mlx or gguf for a language model, onnx or merged for others",
                 "coreml",
                 ("coremltools",),
             ),
@@ -118,7 +112,6 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
                 (*ENCODERS, "multiple-choice", "image-classification", "speech-recognition", *LANGUAGE),
                 (F32,),
                 "ONNX Runtime's CPU kernels compute in it",
-                "hf-mps export merged",
                 "onnx",
                 ("onnx", "onnxscript", "onnxruntime"),
             ),
@@ -134,6 +127,12 @@ def named(name: str) -> Format:
     if name not in FORMATS:
         raise UserError(f"export {name}: no such format; allowed: {', '.join(FORMATS)}{nearest(name, FORMATS)}")
     return FORMATS[name]
+
+
+def _instead(task: str) -> str:
+    """Return what else a model of that task can leave as."""
+    holding = [one.name for one in FORMATS.values() if task in one.tasks]
+    return f"hf-mps export {' or '.join(holding)}" if holding else "share the run's own folder, as hf-mps push does"
 
 
 def _installed(package: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.step import side_by_side
+from hf_mps.step import constants, side_by_side
 
 Hidden = tuple[Tensor, Tensor | None]
 """What is added to the scores, the least float32 where a key is hidden; and False for a query that sees nothing.
@@ -38,18 +38,13 @@ def hidden(seen: Tensor, heads: int, *, all_see: bool = False) -> Hidden:
         seen = seen.narrow(2, 0, 1)
     alive = None if all_see else seen.any(-1, keepdim=True)
     alike = seen.shape[1] == seen.shape[2] == 1
-    # The lowest, and as much more where a key is seen: 0.
-    added = torch.add(_lowest(seen.device), seen.expand(-1, heads, -1, -1) if alike else seen, alpha=-LOWEST)
+    # The lowest, and as much more where a key is seen: 0. By a tensor, so that bools become float32 in any program.
+    lowest = constants.number(LOWEST, torch.float32, seen.device)
+    added = torch.add(lowest, seen.expand(-1, heads, -1, -1) if alike else seen, alpha=-LOWEST)
     return added.flatten(0, 1) if alike else added, alive
 
 
 LOWEST = torch.finfo(torch.float32).min
-
-
-@functools.cache
-def _lowest(device: torch.device) -> Tensor:
-    """A tensor, by which bools become float32 whatever the program's default is."""
-    return torch.full((), LOWEST, dtype=torch.float32, device=device)
 
 
 class Attention(torch.autograd.Function):

@@ -136,7 +136,8 @@ def _by_storage(tensors: Sequence[torch.Tensor]) -> Iterable[list[torch.Tensor]]
 def _fill(tensors: list[torch.Tensor]) -> bool:
     """Whether tensors of one storage fill it side by side in their order, and nothing else looks into it.
 
-    At its end there may be zeros that `_brought_together` put there."""
+    At its end there may be zeros that `_brought_together` put there.
+    """
     if len(tensors) == 1:
         return side_by_side.alone(tensors[0])
     storage = tensors[0].untyped_storage()

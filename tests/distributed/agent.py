@@ -72,7 +72,7 @@ def group(
         places = [own_files(Path(cwd), rank) if own else Path(cwd) for rank in range(ranks)]
         datasets.config.HF_DATASETS_CACHE = Path(cwd) / "cache"
         children = [
-            forked(rank, words, places[rank], variables | alone[rank], texts[rank], macs[rank] if macs else None)
+            forked(rank, words, places[rank], variables | alone[rank], texts[rank], macs[rank] if macs else None, own)
             for rank in range(ranks)
         ]
         codes, seconds = ended(children, together=not apart and not own)
@@ -95,9 +95,12 @@ def own_files(folder: Path, rank: int) -> Path:
 
 
 def forked(
-    rank: int, words: list[str], cwd: Path, variables: dict[str, str], texts: list[Path], host: Host | None
+    rank: int, words: list[str], cwd: Path, variables: dict[str, str], texts: list[Path], host: Host | None, own: bool
 ) -> int:
-    """The process of a rank, which prints into `texts`, on another host where one is given."""
+    """The process of a rank, which prints into `texts`, on another host where one is given.
+
+    With its `own` folder it is on a host of that folder's name.
+    """
     sys.stdout.flush()
     child = os.fork()
     if child:
@@ -110,7 +113,7 @@ def forked(
         if host is not None:
             host.enter()
             platform._uname_cache = None  # type: ignore[attr-defined]  # the name of this machine
-        if cwd.name == f"mac-{rank}":
+        if own:
             platform.node = lambda: cwd.name
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for number, text in enumerate(texts, start=1):

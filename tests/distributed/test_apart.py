@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -83,6 +84,43 @@ def test_all_end_with_the_best_weights_though_one_host_has_them(place: Path, kil
 def test_the_other_host_s_line_says_where_the_checkpoints_are(place: Path, killed: list[Ranks]) -> None:
     first, *_ = killed
     assert [line for line in said(first) if "rank 1" in line], first.texts
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        ((), "away of mac-1 is a finished run of this recipe, and mac-0, the main host now, has none of it"),
+        (("results.json",), "away of mac-1 holds checkpoint-9 of this recipe, and mac-0, the main host now, has none"),
+    ],
+    ids=["finished", "unfinished"],
+)
+def test_a_run_does_not_begin_again_in_silence_where_the_hosts_changed_places(
+    left: tuple[str, ...], said: str, place: Path, killed: list[Ranks], agent: Agent
+) -> None:
+    away = place / "mac-1" / "away"
+    shutil.copytree(place / "mac-0" / "killed", away)
+    for name in left:
+        (away / name).unlink()
+    try:
+        ended = faulty(agent, place, "away", 2, "none@never", WORDS, own=True)
+    finally:
+        shutil.rmtree(away)
+    assert ended.codes == [2, 2], ended.texts
+    (line,) = [line for text in ended.texts for line in text.splitlines() if "main host now" in line]
+    assert said in line
+    assert (
+        "next: let mac-1 be the main one (--node_rank 0, --machine_rank 0), bring its folder here, or --fresh" in line
+    )
+    assert not (place / "mac-0" / "away").exists()
+
+
+def test_checkpoints_in_parts_are_refused_where_no_folder_is_shared(place: Path, agent: Agent) -> None:
+    ended = faulty(agent, place, "parts", 2, "none@never", (*WORDS, "training.fsdp=true"), own=True)
+    assert ended.codes == [2, 2], ended.texts
+    assert (
+        "FSDP writes checkpoints of all ranks into one folder, and parts of mac-0 is none of mac-1;" in ended.texts[0]
+    )
+    assert "next: an output_dir that all hosts share, or training.save_strategy=no" in ended.texts[0]
 
 
 def test_a_finished_run_is_said_to_be_one_where_it_is_not(place: Path, killed: list[Ranks]) -> None:

@@ -47,13 +47,12 @@ def desk(classifier: Path, stories: Path, tmp_path: Path, monkeypatch: pytest.Mo
         (
             "mlx sorter out",
             "sorter is of the task text-classification, which export mlx does not hold; allowed: causal-lm, sft, dpo,"
-            " grpo; next: hf-mps export coreml, onnx or merged",
+            " grpo; next: hf-mps export merged or coreml or onnx",
         ),
         (
             "coreml stories out",
             "stories is of the task causal-lm, which export coreml does not hold; allowed: text-classification,"
-            " token-classification, question-answering, masked-lm; next: hf-mps export mlx or gguf for a language"
-            " model, onnx or merged for others",
+            " token-classification, question-answering, masked-lm; next: hf-mps export merged or gguf or mlx or onnx",
         ),
         ("merged taken out", "taken: the folder holds no model; allowed: a run's folder, or one that save_pretrained"),
     ],

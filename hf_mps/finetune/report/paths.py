@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ def without_paths(record: RunRecord, folder: Path) -> RunRecord:
     return replace(record, **{name: _mapped(value, change) for name, value in kept.items()})
 
 
-def _of_recipe(recipe: dict[str, Any], folder: Path) -> Iterator[str]:
+def _of_recipe(recipe: dict[str, Any], folder: Path) -> list[str]:
     """The recipe's paths, as the user said them, and the run's folder."""
     values, found = copy.deepcopy(recipe), [str(folder)]
     model = values.pop("model", None)
@@ -50,10 +49,10 @@ def _of_recipe(recipe: dict[str, Any], folder: Path) -> Iterator[str]:
         found.append(model)
     if isinstance(output := values.get("output_dir"), str):
         found.append(output)
-    yield from found
+    return found
 
 
-def _ways(said: str) -> Iterable[str]:
+def _ways(said: str) -> set[str]:
     """The ways to write a path that has more than a name."""
     whole = Path(said).expanduser()
     ways = {said, str(whole), str(whole.absolute()), str(whole.resolve())}

@@ -23,8 +23,48 @@ from hf_mps.core.text import duration, memory
 from hf_mps.distributed import carry
 from hf_mps.distributed.ranks import Ranks
 from hf_mps.finetune import sharding
+from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.run.plan import Plan
 from hf_mps.finetune.run.run_dir import STATE, RunDir
+
+
+def refuse_older(resolved: ResolvedRecipe, chosen: RunDir) -> None:
+    """Raise UserError, on all ranks, where another host's folder has more of the recipe's run than the one `chosen`.
+
+    That is so where the machines change places between two starts: the run would begin again on a main host that has
+    nothing of it. Called by every rank; where all share the folder they see the same.
+    """
+    ranks = Ranks.here()
+    if ranks.world.hosts == 1:
+        return
+    own = _own(resolved) if ranks.world.local_main and not ranks.world.main else None
+    hosts = ranks.gather((platform.node(), own, _reached(own) if own else (False, 0)))
+
+    def judge() -> None:
+        host, furthest, reached = max(hosts, key=lambda one: one[2])
+        if furthest is None or reached <= _reached(chosen):
+            return
+        has = f"holds {furthest.checkpoint.name}" if furthest.checkpoint else "is a finished run"
+        here = f"has {chosen.checkpoint.name}" if chosen.checkpoint else "has none of it"
+        raise UserError(
+            f"{furthest.path} of {host} {has} of this recipe, and {hosts[0][0]}, the main host now, {here}; next: let"
+            f" {host} be the main one (--node_rank 0, --machine_rank 0), bring its folder here, or --fresh"
+        )
+
+    ranks.from_main(judge)
+
+
+def _own(resolved: ResolvedRecipe) -> RunDir | None:
+    """Return what this host would choose if it were the main one, None where it would refuse."""
+    try:
+        return RunDir.choose(resolved)
+    except UserError:
+        return None
+
+
+def _reached(run_dir: RunDir) -> tuple[bool, int]:
+    """Return how far the run in a folder is: whether it is finished, and the step of its last checkpoint."""
+    return run_dir.finished, int(run_dir.checkpoint.name.rpartition("-")[2]) if run_dir.checkpoint else 0
 
 
 @contextmanager

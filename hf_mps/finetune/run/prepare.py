@@ -25,7 +25,7 @@ from hf_mps.finetune.models import checkpoint
 from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import expect
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
-from hf_mps.finetune.run import caffeinate, checks, fingerprints
+from hf_mps.finetune.run import apart, caffeinate, checks, fingerprints
 from hf_mps.finetune.run.plan import Plan, choose_device, decide
 from hf_mps.finetune.run.room import Room
 from hf_mps.finetune.run.run_dir import RunDir
@@ -76,12 +76,16 @@ def locate(resolved: ResolvedRecipe, *, fresh: bool = False) -> tuple[Checkpoint
 
     Every rank has the checkpoint; the main one chooses the folder, for all of them.
 
-    Raises UserError for missing files and folders, and for what `RunDir.choose` refuses. Imports no torch.
+    Raises UserError for missing files and folders, for what `RunDir.choose` refuses, and where another host has more of
+    this run. Imports no torch.
     """
     ranks = Ranks.here()
     ranks.alike(lambda: load.check(resolved.recipe.data))
     source = ranks.alike(lambda: checkpoint.resolve(resolved.recipe.model))
-    return source, ranks.from_main(lambda: RunDir.choose(resolved, fresh=fresh))
+    run_dir = ranks.from_main(lambda: RunDir.choose(resolved, fresh=fresh))
+    if not fresh:
+        apart.refuse_older(resolved, run_dir)
+    return source, run_dir
 
 
 def prepare_run(

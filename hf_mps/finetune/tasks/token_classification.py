@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import label_sets, labels, synthetic
-from hf_mps.finetune.models import tagging
+from hf_mps.finetune.models import classification, tagging
 from hf_mps.finetune.models.tagging import Tagging
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._answering import Answering
@@ -95,7 +95,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     import transformers
 
     tags = tagging.decide(recipe, rows["train"], [rows[split] for split in rows if split != "train"])
-    _refuse_smoothing(recipe, tags)
+    classification.refuse_smoothing(recipe.training, tags.problem_type, "tag a word")
     measured = tags.measures(recipe.metrics, recipe.task)
     tokenizer = _tokenizer(checkpoint)
     config = labels.configure(checkpoint.config(), tags.names, recipe.config_overrides)
@@ -240,9 +240,3 @@ def _predicted(
                 line["label"] = truth(row["tags"][number])
             lines.append(line | answered.get(number, {}))
     return lines
-
-
-def _refuse_smoothing(recipe: Recipe, tags: Tagging) -> None:
-    """Raise UserError where labels are to be smoothed, which Trainer leaves out for a loss of its own."""
-    if recipe.training.get("label_smoothing_factor") and tags.problem_type == label_sets.PROBLEM:
-        raise UserError("training.label_smoothing_factor is for one tag a word, and these have several; leave it out")

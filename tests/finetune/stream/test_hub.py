@@ -15,7 +15,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.stream import files, readers
 from hf_mps.finetune.stream.units import WHOLE, Unit
 from tests.distributed.agents import Agent, Ranks
-from tests.distributed.test_faults import faulty, furnish
+from tests.distributed.test_faults import faulty
 from tests.finetune import hub, tiny
 from tests.finetune.run_files import results
 from tests.finetune.stream import corpora
@@ -62,7 +62,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hub.Hub]:
                 path = folder / name / FILES.format(split=split, number=number, count=count, kind=kind)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 corpora.write_rows(path, rows)
-    furnish(folder)
+    tiny.model(folder / "model")
     for name, source in SOURCES.items():
         (folder / f"{called(name)}.yaml").write_text(RECIPE.format(source=source), encoding="utf-8")
     with hub.served(folder) as made:

@@ -151,6 +151,11 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(animals: Path, finet
             "metrics has 'f1', which text-classification with several labels a row does not compute;",
         ),
         ({}, ("problem_type=single_label_classification",), "train.jsonl: the label column holds List(Value('string'"),
+        (
+            {},
+            ("training.label_smoothing_factor=0.1",),
+            "training.label_smoothing_factor is for one class a row, and these rows have several labels; leave it out",
+        ),
         ({}, ("data.separator=;",), "train.jsonl: data.separator is for labels in a text, and these are lists; leave"),
         (
             {},

@@ -243,7 +243,10 @@ def test_each_labels_f1_is_scikit_learns() -> None:
         (
             None,
             ("training.label_smoothing_factor=0.1",),
-            snapshot("training.label_smoothing_factor is for one tag a word, and these have several; leave it out"),
+            snapshot(
+                "training.label_smoothing_factor is for one tag a word, and these rows have several labels;"
+                " leave it out"
+            ),
         ),
     ],
 )
