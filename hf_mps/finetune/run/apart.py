@@ -24,8 +24,9 @@ from hf_mps.distributed import carry
 from hf_mps.distributed.ranks import Ranks
 from hf_mps.finetune import sharding
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
+from hf_mps.finetune.run.failures import RESULTS
 from hf_mps.finetune.run.plan import Plan
-from hf_mps.finetune.run.run_dir import STATE, RunDir
+from hf_mps.finetune.run.run_dir import STATE, RunDir, checkpoints, differences
 
 
 def refuse_older(resolved: ResolvedRecipe, chosen: RunDir) -> None:
@@ -37,34 +38,30 @@ def refuse_older(resolved: ResolvedRecipe, chosen: RunDir) -> None:
     ranks = Ranks.here()
     if ranks.world.hosts == 1:
         return
-    own = _own(resolved) if ranks.world.local_main and not ranks.world.main else None
-    hosts = ranks.gather((platform.node(), own, _reached(own) if own else (False, 0)))
+    path = chosen.path
+    hosts = ranks.gather((_reached(path, resolved), platform.node()))
 
     def judge() -> None:
-        host, furthest, reached = max(hosts, key=lambda one: one[2])
-        if furthest is None or reached <= _reached(chosen):
+        (finished, step), host = max(hosts, key=lambda one: one[0])
+        (_, own), main = hosts[0]
+        if (finished, step) <= hosts[0][0]:
             return
-        has = f"holds {furthest.checkpoint.name}" if furthest.checkpoint else "is a finished run"
-        here = f"has {chosen.checkpoint.name}" if chosen.checkpoint else "has none of it"
+        has = "is finished" if finished else f"holds checkpoint-{step}"
+        here = f"has checkpoint-{own}" if own else "has none of it"
         raise UserError(
-            f"{furthest.path} of {host} {has} of this recipe, and {hosts[0][0]}, the main host now, {here}; next: let"
-            f" {host} be the main one (--node_rank 0, --machine_rank 0), bring its folder here, or --fresh"
+            f"this recipe's run in {path} {has} on {host}, and {main}, the main host now, {here}; next: let {host} be"
+            " the main one (--node_rank 0, --machine_rank 0), bring its folder here, or --fresh"
         )
 
     ranks.from_main(judge)
 
 
-def _own(resolved: ResolvedRecipe) -> RunDir | None:
-    """Return what this host would choose if it were the main one, None where it would refuse."""
-    try:
-        return RunDir.choose(resolved)
-    except UserError:
-        return None
-
-
-def _reached(run_dir: RunDir) -> tuple[bool, int]:
-    """Return how far the run in a folder is: whether it is finished, and the step of its last checkpoint."""
-    return run_dir.finished, int(run_dir.checkpoint.name.rpartition("-")[2]) if run_dir.checkpoint else 0
+def _reached(path: Path, resolved: ResolvedRecipe) -> tuple[bool, int]:
+    """Return how far the recipe's run in a folder of this host is: whether it is finished, and its last checkpoint."""
+    if differences(path, resolved, moved=True) != []:
+        return False, 0
+    whole = checkpoints(path)
+    return (path / RESULTS).exists(), int(whole[-1].name.rpartition("-")[2]) if whole else 0
 
 
 @contextmanager

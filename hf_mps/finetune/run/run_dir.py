@@ -198,15 +198,22 @@ def stored_values(resolved: ResolvedRecipe) -> dict[str, Any]:
     return values
 
 
-def differences(output: Path, resolved: ResolvedRecipe) -> list[str] | None:
-    """Return how a recipe differs from the run in `output`, as `seed 1 → 2`; None where no recipe can be read there."""
+def differences(output: Path, resolved: ResolvedRecipe, *, moved: bool = False) -> list[str] | None:
+    """Return how a recipe differs from the run in `output`, as `seed 1 → 2`; None where no recipe can be read there.
+
+    Of a folder that may have `moved` between hosts, absolute paths count by their last part.
+    """
+
+    def named(value: Any) -> Any:
+        return Path(value).name if moved and isinstance(value, str) and Path(value).is_absolute() else value
+
     try:
         values = read_yaml(output / RECIPE).values
         if isinstance(training := values.get("training"), dict):
             values["training"] = training_section.installed(training)  # of a run with another transformers
     except UserError:
         return None
-    before, now = dict(_flat(values)), dict(_flat(stored_values(resolved)))
+    before, now = ({key: named(value) for key, value in _flat(each)} for each in (values, stored_values(resolved)))
     return [
         f"{key} {_shown(before.get(key))} → {_shown(now.get(key))}"
         for key in dict.fromkeys([*before, *now])
