@@ -189,19 +189,21 @@ def _same_inputs(job: Job, description: Any) -> None:
 def _same_weights(job: Job, opened: Any) -> int:
     """Return how many of the traced model's weights stand in the package as they should, rounded to its type.
 
-    coremltools calls them by their names in the model. Raises RunError for one that is another.
+    coremltools calls them by their names in the model. Raises RunError for one that is another, by more than one
+    step of its type: what float16 would round to 0 coremltools keeps as its least number (`_check_underflow_to_zero`).
     """
     import coremltools
     import numpy
 
     stored = coremltools.optimize.coreml.get_weights_metadata(opened, weight_threshold=1)
     ending, width = ("_to_fp16", numpy.float16) if job.weights == F16 else ("", numpy.float32)
-    alike = 0
+    alike, step = 0, numpy.finfo(width)
     for name, weight in job.traced.named_parameters():
         found = stored.get(name.replace(".", "_") + ending)
         if found is None or found.val.shape != tuple(weight.shape):
             continue
-        if not numpy.array_equal(found.val, weight.detach().numpy().astype(width)):
+        stored_as, rounded = (each.astype(numpy.float64) for each in (found.val, weight.detach().numpy().astype(width)))
+        if not numpy.allclose(stored_as, rounded, rtol=float(step.eps), atol=float(step.smallest_subnormal)):
             raise RunError(f"the package holds another {name} than the model; nothing was written")
         alike += 1
     return alike

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import platform
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.export.conftest import record
 from tests.finetune.tiny import Ended
@@ -43,6 +45,19 @@ def test_off_a_mac_it_says_what_was_compared_and_what_was_not(hf_mps: Run, class
     assert found["opened_by"].endswith("the TorchScript that it converted was compared, and 41 weights in the package")
     assert found["not_compared"]
     assert found["difference"]["relative"] < 1e-5
+
+
+def test_a_weight_that_float16_would_round_to_nothing_is_no_other_model(
+    hf_mps: Run, classifier: Path, tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model = shutil.copytree(classifier, tmp_path / "small")
+    weights = load_file(model / "model.safetensors")
+    weights["bert.encoder.layer.1.output.LayerNorm.weight"][:3] = torch.tensor([-6e-33, 1.5e-9, 7e-5])
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    ended = hf_mps("export", "coreml", model, tmp_path / "out", "--lengths", "16,32", "--weights", "f16")
+    assert ended.code == 0, ended.err
 
 
 @pytest.mark.parametrize(
