@@ -23,6 +23,7 @@ from hf_mps.cli.plan import plan
 from hf_mps.cli.predict import predict
 from hf_mps.cli.push import push
 from hf_mps.cli.recipes import recipes
+from hf_mps.core import notices
 from hf_mps.core.errors import UserError, run_command
 from hf_mps.core.extras import bitsandbytes_unheard
 
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None, *, program: str = "hf-mps") -> int:
         except typer.Abort as stop:  # what its questions make of a Ctrl-C
             raise KeyboardInterrupt from stop
 
-    with bitsandbytes_unheard():
+    with bitsandbytes_unheard(), notices.told(notices.on_stderr):
         return run_command(verb, debug="--debug" in words) or sum(codes)
 
 

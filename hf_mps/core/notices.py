@@ -53,7 +53,12 @@ def say(line: str, category: type[Warning] = GuardNotice, *, again: bool = False
 def tell(line: str) -> None:
     """Print one line of notice to stderr, each distinct line once in a process."""
     if first(line):
-        print(f"hf-mps: {line}", file=sys.stderr, flush=True)
+        on_stderr(line)
+
+
+def on_stderr(line: str) -> None:
+    """Print a line as a command's notice; for `told`, where a command runs and no line of a script is the cause."""
+    print(f"hf-mps: {line}", file=sys.stderr, flush=True)
 
 
 def first(key: str) -> bool:

@@ -12,6 +12,7 @@ from inline_snapshot import snapshot
 
 import hf_mps
 from hf_mps.cli.main import main
+from hf_mps.core import notices
 from tests.snapshots import masked
 
 Printed = pytest.CaptureFixture[str]
@@ -33,6 +34,14 @@ assert main(["finetune", "glue/mrpc", "training.warmup_ratio=0.1"]) == 2
 heavy = [name for name in ("torch", "transformers", "datasets", "evaluate", "sklearn", "numpy") if name in sys.modules]
 print("heavy:", heavy)
 """
+
+
+def test_what_a_verb_has_to_say_is_a_line_and_names_no_line_of_the_program(
+    monkeypatch: pytest.MonkeyPatch, capfd: Printed
+) -> None:
+    monkeypatch.setattr("hf_mps.cli.main._parse", lambda *_: lambda: notices.say("a hazard", again=True))
+    assert main(["doctor"]) == 0
+    assert capfd.readouterr().err == "hf-mps: a hazard\n"
 
 
 def test_help_version_lists_and_validation_import_nothing_heavy(run_python: Callable[..., object]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from inline_snapshot import snapshot
 
+from hf_mps.cli.main import main
 from hf_mps.finetune.run import checks
 from tests.finetune import builders, tiny
 from tests.finetune.tiny import Command
@@ -38,8 +39,8 @@ def adapter(folder: Path) -> dict[str, Any]:
     return load_file(folder / "adapter_model.safetensors")
 
 
-def test_it_resumes_exactly_on_the_device_and_saves_the_adapter_alone(
-    place: str, desk: Path, finetune: Command
+def test_it_resumes_exactly_on_the_device_and_saves_an_adapter_that_is_measured_alike(
+    place: str, desk: Path, finetune: Command, capfd: pytest.CaptureFixture[str]
 ) -> None:
     import torch
 
@@ -63,6 +64,12 @@ def test_it_resumes_exactly_on_the_device_and_saves_the_adapter_alone(
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert any(weight.abs().sum() > 0 for name, weight in ours.items() if "lora_B" in name)
+
+    capfd.readouterr()
+    assert main(["evaluate", "whole", "--json"]) == 0
+    said = capfd.readouterr()
+    measured = json.loads(said.out)["splits"]["validation"]["metrics"]
+    assert measured == pytest.approx({name: results["metrics"][name] for name in measured})
 
 
 def test_preferences_train_adapters_in_float32_over_it(place: str, tmp_path: Path) -> None:
