@@ -54,6 +54,16 @@ RECIPES: dict[str, dict[str, Any]] = {
         "generate": {"rows": 3, "max_new_tokens": 4},
         "data": {"columns": {"instruction": "text", "output": "answer"}},
     },
+    "quantized": {
+        "task": "sft",
+        "model": "qwen2",
+        "max_length": 64,
+        "packing": False,
+        "lora": {"r": 4},
+        "quantization": "nf4",
+        "generate": {"rows": 3, "max_new_tokens": 4},
+        "data": {"columns": {"instruction": "text", "output": "answer"}},
+    },
     "several-labels": {
         "task": "text-classification",
         "model": "bert",

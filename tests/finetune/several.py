@@ -17,7 +17,7 @@ from tests.finetune import every_task
 WORLDS = (1, 2, 4)
 GLOBAL_BATCH, EVALUATED = 8, 4
 RECIPES = ("classification", "tokens", "packed", "several-labels", "labels-of-words", "pairs", "embeddings")
-BY_TWO = ("sparse", "speech", "masks", "boxes", "questions")
+BY_TWO = ("quantized", "sparse", "speech", "masks", "boxes", "questions")
 """Those that one and two processes train."""
 
 
