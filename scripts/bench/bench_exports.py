@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import measured_on
+
 CLASSIFIER, TRAINED, LARGE = "MiniLM, 22.7 M", "trained Llama with LoRA", "made Llama with LoRA, 134 M"
 CONVERTER = Path(__file__).parents[2] / "tests" / "export" / "llama_to_gguf.py"
 OF_LLAMAS = (("merged", "bf16"), ("gguf", "f16"), ("mlx", "bf16"), ("mlx", "q8"), ("onnx", "f32"))
@@ -62,6 +64,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=sorted({name for ways in WAYS.values() for name, _ in ways}))
     parser.add_argument("--rounds", type=int, default=3, help="of each; the quickest is shown (default %(default)s)")
     given = parser.parse_args()
+    print(measured_on.line_of({}, "cpu"))  # of a process of its own, as `made` says why
     with tempfile.TemporaryDirectory(prefix="hf-mps-exports-") as place:
         models = {CLASSIFIER: made(classifier, Path(place) / "minilm")}
         if given.llama is not None:

@@ -1,6 +1,6 @@
 """The line that a benchmark prints first: which device its figures are of, and whether that is a simulated one.
 
-python scripts/bench/measured_on.py    prints it for a process with these variables
+python scripts/bench/measured_on.py [cpu]    prints it for a process with these variables
 """
 
 from __future__ import annotations
@@ -22,13 +22,17 @@ def line(device: str = "mps") -> str:
     return f"{told}, computed by {computes}: no Mac's speed or memory" if simulated(device) else told
 
 
-def line_of(variables: Mapping[str, str]) -> str:
+def line_of(variables: Mapping[str, str], device: str = "mps") -> str:
     """Return the line for processes that this one starts with `variables` beside its own."""
     done = subprocess.run(
-        [sys.executable, __file__], env={**os.environ, **variables}, stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, __file__, device],
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
     return done.stdout.strip()
 
 
 if __name__ == "__main__":
-    print(line())
+    print(line(*sys.argv[1:]))
