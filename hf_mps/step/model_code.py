@@ -6,15 +6,15 @@ compiled code is the original's, so that a model with a word more or less keeps 
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from hf_mps.core.patching import Patch, Put, located
+from hf_mps.core.patching import Patch, located
+from hf_mps.core.stock import Stock
 from hf_mps.step.base import Part
 
 MODELS, MADE = "transformers.models.", "transformers.modeling_utils"
@@ -33,7 +33,7 @@ class ModelCode(Part):
     def patches(self) -> Mapping[str, str | Patch]:
         """Each piece where it was written first; and where models are made, to find the copies."""
         first = {f"{MODELS}{piece}": Patch(method, after=MADE, late=True) for piece, method in self.shorter.items()}
-        return {f"{MADE}:PreTrainedModel.post_init": Put("_made"), **first}
+        return {f"{MADE}:PreTrainedModel.post_init": "_made", **first}
 
     def install(self, module: ModuleType) -> None:
         """Also look through the models that were imported before."""
@@ -43,21 +43,14 @@ class ModelCode(Part):
                 if name.startswith(MODELS) and ".modeling_" in name:
                     self._look_through(model)
 
-    def _made(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        mark = f"hf_mps_{self.name}"
-        if getattr(stock, mark, False):
-            return stock
+    def wrapped(self, where: str, stock: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
+        """A model is looked through as it is made even while the part is off, which may be switched on for it later."""
+        owner = SimpleNamespace(on=True, failed=self.failed) if wrapper == self._made else self
+        return self.answered(owner, where, stock, wrapper)
 
-        @functools.wraps(stock)  # the marks of the other parts go with it, so that none is put around twice
-        def post_init(model: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                self._look_through(sys.modules[type(model).__module__])
-            except Exception as error:
-                self.failed(error)
-            return stock(model, *args, **kwargs)
-
-        setattr(post_init, mark, True)
-        return post_init
+    def _made(self, stock: Stock, model: Any, *args: Any, **kwargs: Any) -> Any:
+        self._look_through(sys.modules[type(model).__module__])
+        return stock(model, *args, **kwargs)
 
     def _look_through(self, module: ModuleType) -> None:
         for piece, method in self.shorter.items():
