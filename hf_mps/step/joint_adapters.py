@@ -86,22 +86,19 @@ class JointAdapters(torch.autograd.Function):
             of_few: list[Tensor] = []
             of_ups: list[Tensor] = []
             for place, scale, up, each in _each(plan, ups, few, downs):
-                back, of_up, _ = _gradients(each, parts[place], up.to(plan.dtype), (True, True, False))
+                back, of_up, _ = joint_linear.gradients(each, parts[place], up.to(plan.dtype), (True, True, False))
                 of_few.append(back if scale == 1 else back.mul_(scale))
                 of_ups.append((of_up if scale == 1 else of_up.mul_(scale)).to(up.dtype))
             whole = of_few[0] if len(of_few) == 1 else torch.cat(of_few, -1)
             asked = bool(ctx.needs_input_grad[0])
-            of_rows, of_down, _ = _gradients(rows, whole, down, (asked, True, False))
+            of_rows, of_down, _ = joint_linear.gradients(rows, whole, down, (asked, True, False))
             if asked:
-                of_rows = _gradients(rows, arriving, weight, (True, False, False))[0].add_(of_rows).to(given.dtype)
+                of_rows = joint_linear.gradients(rows, arriving, weight, (True, False, False))[0].add_(of_rows)
+                of_rows = of_rows.to(given.dtype)
             of_downs = side_by_side.pieces(of_down.to(downs[0].dtype), [len(each) for each in downs], 0)
         frozen = [None] * (len(weights) + len(biases))
         found = (of_rows if asked else None, None, *frozen, *of_downs, *of_ups)
         return tuple(each if need else None for each, need in zip(found, ctx.needs_input_grad, strict=True))
-
-
-def _gradients(rows: Tensor, arriving: Tensor, weight: Tensor, asked: tuple[bool, bool, bool]) -> Any:
-    return torch.ops.aten.linear_backward(rows, arriving, weight, asked)
 
 
 def _each(plan: Plan, ups: Sequence[Tensor], few: Tensor, downs: Sequence[Tensor]) -> Any:

@@ -41,13 +41,25 @@ class JointLinear(torch.autograd.Function):
                 return _differentiable(given, rows.dtype, learned, ctx.count, upstream)
             sizes = [len(each) for each in learned[: ctx.count]]
             arriving = together(upstream, sizes, rows)
-            of_rows, of_weight, of_bias = torch.ops.aten.linear_backward(rows, arriving, weight, asked)
+            of_rows, of_weight, of_bias = gradients(rows, arriving, weight, asked)
             grads: list[Any] = [of_rows.to(given.dtype) if asked[0] else None, None, None]
             kinds = [(of_weight, asked[1])] + [(of_bias, asked[2])] * (len(learned) > ctx.count)
             for whole, wanted in kinds:
                 parts = side_by_side.pieces(whole.to(learned[0].dtype), sizes, 0) if wanted else [None] * len(sizes)
                 grads += parts
         return tuple(each if need else None for each, need in zip(grads, ctx.needs_input_grad, strict=True))
+
+
+def gradients(rows: Tensor, arriving: Tensor, weight: Tensor, asked: tuple[bool, bool, bool]) -> Any:
+    """The gradients of a linear layer's input, weight and bias, of those that are `asked` for.
+
+    Metal has one operator for the three; elsewhere they are what autograd's own formula is, two products and a sum.
+    """
+    if rows.device.type == "mps":
+        return torch.ops.aten.linear_backward(rows, arriving, weight, asked)
+    places, came = rows.flatten(0, -2), arriving.flatten(0, -2)
+    of_rows = arriving.matmul(weight) if asked[0] else None
+    return of_rows, came.t().mm(places) if asked[1] else None, came.sum(0) if asked[2] else None
 
 
 def _biases(ctx: Any) -> Any:

@@ -9,7 +9,8 @@ Before each side a short one of its own, not counted, so that the machine has re
 Same model, rows, epochs and seed on every side; models of the published sizes with random weights, but for `f1`, which
 fine-tunes MiniLM. Rates are Trainer's own and the runner's, over the whole training: the trial of precisions and the
 recording of graphs count, evaluations do not. Memory is the most that CUDA's allocator held. `steady` is the median
-rate between two logged steps of the runner, without its start.
+rate between two logged steps of the runner, without its start; `replay` the GPU's median time of a recorded step of the
+commonest shape (all shapes: --out). HF_MPS_FUSED_STEP=0 before the command leaves queries, keys and values apart.
 
     mrpc    BERT-base, batch 32, 5 epochs. documented: examples/run_glue.py's command, float32, padded to 128; stock:
             the same in TF32, batches of like length padded to their longest row, 4 workers (in bf16 it is slower)
@@ -34,7 +35,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -301,8 +303,12 @@ def runner(given: argparse.Namespace, recipe: str, scale: int, *words: str) -> d
 
     output = tempfile.mkdtemp(dir=given.work)
     quiet = ("training.save_strategy=no", "training.eval_strategy=no", f"output_dir={output}")
-    with redirect_stdout(sys.stderr):
+    with redirect_stdout(sys.stderr), replays() as timed:
         said = running.run(load_recipe(recipe, [*words, *quiet]))
+    shapes = {
+        shape: statistics.median(first.elapsed_time(last) for first, last in each) for shape, each in timed.items()
+    }
+    commonest = max(timed, key=lambda shape: len(timed[shape]), default="")
     logged = [entry for entry in said["log_history"] if "loss" in entry]
     steady = statistics.median(entry["samples_per_second"] for entry in logged)
     words_of = [f"{name}: {said['choices'][name]['value']}" for name in ("precision", "cuda_graphs")]
@@ -313,8 +319,36 @@ def runner(given: argparse.Namespace, recipe: str, scale: int, *words: str) -> d
         "losses": [entry["loss"] for entry in logged],
         "metrics": said["metrics"],
         "choices": {name: said["choices"][name] for name in ("precision", "cuda_graphs")},
-        "said": f"{', '.join(words_of)}; steady {steady * scale:.0f}",
+        "replays": shapes,
+        "said": f"{', '.join(words_of)}; steady {steady * scale:.0f}"
+        + (f"; replay of {commonest}: {shapes[commonest]:.2f} ms" if commonest else ""),
     }
+
+
+@contextmanager
+def replays() -> Iterator[dict[str, list[tuple[Any, Any]]]]:
+    """CUDA's events before and after each recorded step while it is open, by the batch's shape; recordings left out."""
+    import torch
+
+    from hf_mps.finetune.capture.graphs import Graphs
+
+    stock, found = Graphs.run, {}
+
+    def run(graphs: Any, key: Any, inputs: Any, body: Any) -> Any:
+        known, events = len(graphs), [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        events[0].record()
+        outputs = stock(graphs, key, inputs, body)
+        events[1].record()
+        if len(graphs) == known:
+            shape = " x ".join(map(str, next(iter(inputs.values())).shape))
+            found.setdefault(shape, []).append(tuple(events))
+        return outputs
+
+    Graphs.run = run  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        Graphs.run = stock  # type: ignore[method-assign]
 
 
 def stock(given: argparse.Namespace, name: str, scale: int, *words: str) -> dict[str, Any]:

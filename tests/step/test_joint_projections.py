@@ -22,6 +22,7 @@ from hf_mps.step import joint_projections, side_by_side
 from tests.step import families
 from tests.step.conftest import Fused
 
+CLOSE = {torch.float32: {"rtol": 1e-4, "atol": 1e-6}, torch.bfloat16: {"rtol": 5e-2, "atol": 5e-3}}
 IDS = torch.arange(2 * families.LENGTH).view(2, -1) % families.WORDS
 
 
@@ -54,11 +55,12 @@ def trained(
     model: Any, context: AbstractContextManager[Any], **autocast: Any
 ) -> tuple[dict[str, int], float, dict[str, Tensor]]:
     """The launches of a forward and a backward pass, the loss, and the gradients on the host."""
-    ids = IDS.to("mps")
+    device = next(model.parameters()).device.type
+    ids = IDS.to(device)
     labels = ids[:, 0] % 2 if hasattr(model, "classifier") else ids
     model.zero_grad()
     with context, simulator.counted(operators=True) as counts:
-        with torch.autocast("mps", **autocast) if autocast else nullcontext():
+        with torch.autocast(device, **autocast) if autocast else nullcontext():
             loss = model(input_ids=ids, labels=labels).loss
         loss.backward()
     gradients = {name: each.grad.cpu() for name, each in model.named_parameters() if each.grad is not None}
@@ -67,6 +69,14 @@ def trained(
 
 def owner(model: Any) -> Any:
     return next(each for each in model.modules() if type(each).__name__.endswith("SelfAttention"))
+
+
+def together(model: Any) -> list[Any]:
+    """Three layers of one input, in whichever names the model has them; PEFT's have the model's own inside."""
+    kinds = {"query": ("query", "key", "value"), "q_proj": ("q_proj", "k_proj", "v_proj")}
+    found = next(each for each in model.modules() if any(hasattr(each, first) for first in kinds))
+    names = next(names for first, names in kinds.items() if hasattr(found, first))
+    return [getattr(layer, "base_layer", layer) for layer in (getattr(found, name) for name in names)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -80,9 +90,27 @@ def test_losses_and_gradients_are_stocks_with_fewer_products(name: str, dtype: t
     assert before["aten::linear"] - after["aten::linear"] == layers
     assert found == pytest.approx(loss, rel=1e-6 if dtype == torch.float32 else 1e-2)
     assert ours.keys() == gradients.keys()
-    close = {"rtol": 1e-4, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 5e-2, "atol": 5e-3}
     for each, expected in gradients.items():
-        torch.testing.assert_close(ours[each], expected, **close)
+        torch.testing.assert_close(ours[each], expected, **CLOSE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_without_one_operator_for_all_gradients_they_are_stocks_too(
+    name: str, dtype: torch.dtype, fused: Fused
+) -> None:
+    """As on CUDA; the CPU has no such operator either."""
+    made = model(name).cpu()
+    said = {} if dtype == torch.float32 else {"dtype": dtype}
+    _, loss, gradients = trained(made, nullcontext(), **said)
+    with fused():
+        joint_projections.PART.devices = frozenset({"cpu"})
+        _, found, ours = trained(made, nullcontext(), **said)
+    assert side_by_side.joined([each.weight for each in together(made)], 0) is not None
+    assert found == pytest.approx(loss, rel=1e-6 if dtype == torch.float32 else 1e-2)
+    assert ours.keys() == gradients.keys()
+    for each, expected in gradients.items():
+        torch.testing.assert_close(ours[each], expected, **CLOSE[dtype])
 
 
 def test_which_layers_belong_together_is_read_in_the_models_source() -> None:

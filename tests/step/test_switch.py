@@ -26,7 +26,7 @@ def test_a_recipe_is_told_what_its_step_does(monkeypatch: pytest.MonkeyPatch) ->
         "12 small gradients in 1 flat buffer, Adam's step counters in one buffer, each batch in one copy,"
         " labels counted on the host"
     )
-    assert chosen.reason == switch.REASON
+    assert chosen.reason == f"{switch.REASON}; {switch.PLAIN}"
 
 
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
@@ -35,6 +35,23 @@ def test_where_it_saves_nothing_it_is_off_and_cannot_be_asked_for(device_type: s
     assert (off.value, bool(off.reason)) == (switch.OFF, True)
     with pytest.raises(UserError, match=f"fused_step is true, and on {device_type} .*; leave it out"):
         switch.choose(True, model(), device_type)
+
+
+def test_on_cuda_queries_keys_and_values_are_one_product_and_nothing_else_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import BertConfig, BertModel
+
+    monkeypatch.delenv("HF_MPS_FUSED_STEP", raising=False)
+    made = BertModel(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8))
+    chosen = switch.choose(None, made, "cuda")
+    assert (chosen.value, chosen.reason) == snapshot(
+        (
+            "queries, keys and values in one product, their weights side by side in memory",
+            "their input is cast once, and one wide product is faster than three; fused_step=false launches as"
+            " the plain Trainer does",
+        )
+    )
+    with switch.running(chosen, "cuda"):
+        assert [part.name for part in switch.parts() if part.on] == ["joint-projections"]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import torch
 
 from hf_mps.finetune.capture import precision
 from hf_mps.finetune.capture.graphs import Graphs, RecordingFailed
+from hf_mps.step import joint_projections, side_by_side, switch
 from tests.distributed.launching import launch
 from tests.finetune.capture import several
 from tests.finetune.capture.recorders import captured, history, model, trainer, weights
@@ -128,6 +129,22 @@ def test_a_trial_leaves_no_trace() -> None:
     assert torch.equal(torch.rand(3, device=device), expected)
     assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == flags
     torch.testing.assert_close(weights(type("Made", (), {"model": made})), before, rtol=0, atol=0)
+
+
+def test_queries_keys_and_values_as_one_product_train_alike_within_a_graph(tmp_path: Path) -> None:
+    plain = trainer(tmp_path / "plain", cuda=True)
+    plain.train()
+    ours = trainer(tmp_path / "ours", cuda=True)
+    account = captured(ours)
+    chosen = switch.choose(None, ours.model, "cuda")
+    assert chosen.value == joint_projections.PART.what
+    with switch.running(chosen, "cuda"):
+        ours.train()
+    assert (account.replayed, account.eager.total()) == (17, 1)
+    layer = ours.model.bert.encoder.layer[0].attention.self
+    assert side_by_side.joined([layer.query.weight, layer.key.weight, layer.value.weight], 0) is not None
+    for name, values in history(plain).items():
+        assert history(ours)[name] == pytest.approx(values, rel=1e-3), name
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
