@@ -38,8 +38,7 @@ def train(kind: Words, texts: Sequence[str], *, parts: bool) -> Any:
 
     roles = SPECIAL[kind]
     special = list(roles.values())
-    tokenizer, trainer = _untrained(kind, special)
-    tokenizer.train_from_iterator([*texts, SAMPLE], trainer)
+    tokenizer = _word_pieces(special, texts) if kind == "wordpiece" else _trained(kind, special, texts)
     if (templates := _templates(kind)) is not None:
         single, pair = templates
         special_ids = [(word, tokenizer.token_to_id(word)) for word in special]
@@ -58,42 +57,66 @@ def train(kind: Words, texts: Sequence[str], *, parts: bool) -> Any:
     return wrapped
 
 
-def _untrained(kind: Words, special: list[str]) -> tuple[Any, Any]:
-    """Return an untrained tokenizer of a kind and its trainer; `special` are its special tokens."""
+def _word_pieces(special: list[str], texts: Sequence[str]) -> Any:
+    """Return BERT's kind of tokenizer, the same in every process: each piece may begin a word or go on with one.
+
+    Its own trainer numbers the pieces that go on with a word as a hash table has them, and learns others each time
+    (huggingface/tokenizers, models/bpe/trainer.rs, tokenize_words).
+    """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-    makers: dict[str, tuple[Any, Any, Any, Any]] = {
-        "wordpiece": (
-            Tokenizer(models.WordPiece(unk_token="[UNK]")),
-            trainers.WordPieceTrainer(vocab_size=VOCABULARY, special_tokens=special, show_progress=False),
-            pre_tokenizers.BertPreTokenizer(),
-            decoders.WordPiece(),
-        ),
-        "pieces": (
-            Tokenizer(models.Unigram()),
-            trainers.UnigramTrainer(
-                vocab_size=VOCABULARY, special_tokens=special, unk_token="<unk>", show_progress=False
-            ),
-            pre_tokenizers.Metaspace(),
-            decoders.Metaspace(),
-        ),
-    }
-    in_bytes = (
-        Tokenizer(models.BPE()),
-        trainers.BpeTrainer(
-            vocab_size=VOCABULARY,
-            special_tokens=special,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        ),
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-        decoders.ByteLevel(),
+    normalizer, before = normalizers.BertNormalizer(lowercase=False), pre_tokenizers.BertPreTokenizer()
+    learned = Tokenizer(models.BPE())
+    learned.normalizer, learned.pre_tokenizer = normalizer, before
+    half = (VOCABULARY - len(special)) // 2
+    learned.train_from_iterator([*texts, SAMPLE], trainers.BpeTrainer(vocab_size=half, show_progress=False))
+    numbers = learned.get_vocab()
+    pieces = sorted(numbers, key=numbers.__getitem__)
+    words = [*special, *pieces, *(f"##{piece}" for piece in pieces)]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = normalizer, before, decoders.WordPiece()
+    tokenizer.add_special_tokens(special)
+    return tokenizer
+
+
+def _trained(kind: Words, special: list[str], texts: Sequence[str]) -> Any:
+    """Return a tokenizer of bytes or of sentencepiece's pieces; `special` are its special tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    said: dict[str, Any] = {"vocab_size": VOCABULARY, "special_tokens": special, "show_progress": False}
+    trainer: Any
+    if kind == "pieces":
+        tokenizer, trainer = Tokenizer(models.Unigram()), trainers.UnigramTrainer(unk_token="<unk>", **said)
+        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    else:
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        tokenizer, trainer = Tokenizer(models.BPE()), trainers.BpeTrainer(initial_alphabet=alphabet, **said)
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator([*texts, SAMPLE], trainer)
+    if kind == "pieces":
+        tokenizer.model = models.Unigram(_in_order(tokenizer, special), unk_id=special.index("<unk>"))
+    return tokenizer
+
+
+def _in_order(tokenizer: Any, special: list[str]) -> list[tuple[str, float]]:
+    """Return a Unigram model's pieces with their scores, the same in every process.
+
+    Its trainer adds scores up in another order each time, and gives rare letters the last scores as a hash table has
+    them (huggingface/tokenizers, models/unigram/trainer.rs, finalize).
+    """
+    found = json.loads(tokenizer.to_str())["model"]["vocab"]
+    scores = {word: round(score, 6) for word, score in found if word not in special}
+    least = min(score for word, score in scores.items() if len(word) > 1)
+    known = sorted((word for word in scores if scores[word] >= least), key=lambda word: (-scores[word], word))
+    rare = sorted(scores.keys() - set(known))
+    last = sorted((scores[word] for word in rare), reverse=True)
+    return (
+        [(word, 0.0) for word in special]
+        + [(word, scores[word]) for word in known]
+        + list(zip(rare, last, strict=True))
     )
-    tokenizer, trainer, before, after = makers.get(kind, in_bytes)
-    tokenizer.pre_tokenizer, tokenizer.decoder = before, after
-    if kind == "wordpiece":
-        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
-    return tokenizer, trainer
 
 
 def letters(texts: Sequence[str], folder: Path) -> dict[str, Any]:
@@ -113,9 +136,7 @@ def spoken(texts: Sequence[str], folder: Path) -> dict[str, Any]:
     from transformers import WhisperFeatureExtractor, WhisperProcessor, WhisperTokenizer
     from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
-    model, trainer = _untrained("bytes", [])
-    model.train_from_iterator([*texts, SAMPLE], trainer)
-    ours = json.loads(model.to_str())["model"]
+    ours = json.loads(_trained("bytes", [], texts).to_str())["model"]
     end = "<|endoftext|>"
     tokenizer = WhisperTokenizer(
         vocab=ours["vocab"] | {end: len(ours["vocab"])}, merges=[tuple(pair) for pair in ours["merges"]], pad_token=end
