@@ -36,7 +36,8 @@ def losses(outcome: dict[str, Any]) -> list[float]:
 
 
 def said(run: Path) -> list[dict[str, Any]]:
-    """A run's predictions, numbers as such; those within texts left out."""
+    """A run's predictions, numbers as such; words, and the count of those above zero, left out: rounding moves it."""
+    left_out = ("words", "active_dims")
 
     def read(value: str) -> Any:
         try:
@@ -44,7 +45,7 @@ def said(run: Path) -> list[dict[str, Any]]:
         except ValueError:
             return value
 
-    return [{name: read(value) for name, value in row.items() if name != "words"} for row in predictions(run)]
+    return [{name: read(value) for name, value in row.items() if name not in left_out} for row in predictions(run)]
 
 
 PAIRS = [(name, processes) for processes in PROCESSES[1:] for name in several.trained_by(processes)]
@@ -69,6 +70,9 @@ def test_evaluations_and_predictions_are_of_exactly_the_validation_rows(
     trained: Path, name: str, processes: int
 ) -> None:
     alone, together = (outcome(trained, name, count) for count in (1, processes))
+    # Words whose weight is above zero: rounding lifts one over it, or not.
+    dims, others = (one["metrics"].pop("active_dims", 0.0) for one in (alone, together))
+    assert others == pytest.approx(dims, rel=1e-2)
     assert together["metrics"] == pytest.approx(alone["metrics"], rel=1e-6, abs=1e-5)
     before, after = (one["baseline"].pop("metrics") for one in (alone, together))
     assert after == pytest.approx(before, abs=1e-6)
@@ -76,7 +80,8 @@ def test_evaluations_and_predictions_are_of_exactly_the_validation_rows(
     here, there = (said(trained / f"{name}-{count}") for count in (1, processes))
     assert len(here) == len(there)
     for one, other in zip(here, there, strict=True):
-        assert other == pytest.approx(one, abs=2e-4)  # the last digit that is written
+        largest = max((abs(value) for value in one.values() if isinstance(value, float)), default=0.0)
+        assert other == pytest.approx(one, abs=max(2e-4, 1e-4 * largest))  # the last digits that are written
 
 
 @pytest.mark.slow
