@@ -22,6 +22,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.text import summary
 from hf_mps.device import machine
 from hf_mps.device.machine import Machine
+from hf_mps.device.no_modes import no_modes
 
 # What torch asks of the system: aten/src/ATen/mps/MPSDevice.mm takes a device only where MPSGraph knows a selector that
 # came with macOS 14.0 (pytorch#159275). torch 2.8 still took 13; there PyTorch finds the device and nobody reads this.
@@ -251,26 +252,12 @@ def _failed(here: Machine, error: Exception) -> str:
 
 
 def _trial() -> bool:
-    """Multiply two matrices on Metal and on the CPU; in a thread of its own, and without random numbers.
+    """Multiply two matrices on Metal and on the CPU, outside the caller's modes and without random numbers.
 
-    Whoever asks may stand inside a FakeTensorMode, `with torch.device(…)`, autocast or inference mode: all of them
-    belong to a thread. Drawing random numbers here would change the user's.
+    Drawing random numbers here would change the user's.
     """
-    outcome: list[bool | BaseException] = []
-
-    def work() -> None:
-        try:
-            outcome.append(_product_is_right())
-        except BaseException as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=work, name="hf_mps probe", daemon=True)
-    thread.start()
-    thread.join()
-    result = outcome[0]
-    if isinstance(result, BaseException):
-        raise result
-    return result
+    with no_modes():
+        return _product_is_right()
 
 
 def _product_is_right() -> bool:

@@ -13,6 +13,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import Notice
 from hf_mps.core.patching import Patcher
 from hf_mps.core.stock import REFUSALS, described, is_late
+from hf_mps.device.no_modes import no_modes
 
 
 class Safeguard(Patcher):
@@ -186,7 +187,8 @@ class Guard(Safeguard):
     def _tried(look: Callable[[], Choice[bool]]) -> Choice[bool]:
         Guard.trying += 1
         try:
-            return look()
+            with no_modes():
+                return look()
         finally:
             Guard.trying -= 1
 

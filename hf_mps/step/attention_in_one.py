@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_mps.device.no_modes import no_modes
 from hf_mps.step import constants, side_by_side
 
 Hidden = tuple[Tensor, Tensor | None]
@@ -107,6 +108,7 @@ def _alike(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 @functools.cache
+@no_modes()
 def _factors(root: float, device: torch.device) -> Tensor:
     """What queries, keys and values are multiplied by."""
     found = torch.full((3, 1, 1, 1, 1), root, dtype=torch.float32, device=device)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hf_mps.device.no_modes import no_modes
+
 KEPT = 64
 """Numbers that are kept; the oldest goes first."""
 _known: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
@@ -21,6 +23,6 @@ def number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
         _known.pop(place, None)
         while len(_known) >= KEPT:
             del _known[next(iter(_known))]
-        with torch.inference_mode(False):
+        with no_modes():
             found = _known[place] = torch.full((), value, dtype=dtype, device=device)
     return found

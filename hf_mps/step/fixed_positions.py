@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hf_mps.core.stock import Stock
+from hf_mps.device.no_modes import no_modes
 from hf_mps.step.autograd_kernels import runs
 from hf_mps.step.model_code import MODELS, ModelCode
 
@@ -90,7 +91,7 @@ class FixedPositions(ModelCode):
             self._positions.pop((length, device), None)
             while len(self._positions) >= KEPT:
                 del self._positions[next(iter(self._positions))]
-            with torch.inference_mode(False):
+            with no_modes():
                 found = self._positions[length, device] = torch.arange(length, device=device)[None].clone()
         return found
 

@@ -100,7 +100,7 @@ class FusedOptimizer(Part):
 
     def _counters(self, tensors: Any) -> list[Any] | None:
         """Counters as few long tensors, or None where these are none, or none of ours."""
-        if len(tensors) <= FEW or not self.devices:
+        if len(tensors) <= FEW or not self.devices or type(tensors[0]) is not torch.Tensor:  # traced ones have no place
             return None
         places = [each.data_ptr() for each in tensors if each.device.type in self.devices]
         # The long tensors keep their memory: what lies in it at the same places is what lay there before.

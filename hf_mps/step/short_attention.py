@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hf_mps.core.stock import Stock
+from hf_mps.device.no_modes import no_modes
 from hf_mps.guards.platform import batch_waits
 from hf_mps.operators import dispatcher
 from hf_mps.step import attention_in_one
@@ -125,8 +126,9 @@ class ShortAttention(Part):
         place = (queries, keys, device)
         found = self._causal.get(place)
         if found is None:
-            seen = torch.ones(queries, keys, dtype=torch.bool, device=device).tril_()
-            found = attention_in_one.hidden(seen, 1)[0][0]
+            with no_modes():
+                seen = torch.ones(queries, keys, dtype=torch.bool, device=device).tril_()
+                found = attention_in_one.hidden(seen, 1)[0][0]
             if len(self._causal) >= CAUSAL:
                 self._causal.clear()
             if found.numel() <= KEPT:

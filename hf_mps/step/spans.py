@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hf_mps.device.no_modes import no_modes
 from hf_mps.step import side_by_side
 
 SMALL = 2**20
@@ -183,6 +184,7 @@ def _brought_together(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 @functools.cache
+@no_modes()
 def _zeros(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.zeros(ROW, dtype=dtype, device=device)
 

@@ -119,6 +119,18 @@ def test_counters_are_counted_at_once_and_go_on_from_a_checkpoint(fused: Fused) 
     assert all(state["step"].shape == () for state in optimizer.state.values())
 
 
+def test_a_step_that_is_traced_without_values_says_nothing_more(run_python: Callable[..., Any]) -> None:
+    program = (
+        "import torch; from torch._subclasses.fake_tensor import FakeTensorMode\n"
+        "with FakeTensorMode():\n"
+        "    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4, device='mps') for _ in range(4)))\n"
+        "    model(torch.ones(2, 4, device='mps')).sum().backward()\n"
+        "    torch.optim.AdamW(model.parameters(), fused=True).step()\n"
+    )
+    done = run_python("-c", program, env={"HF_MPS_SIMULATE": "1", "HF_MPS_FUSED_STEP": "1"})
+    assert [line for line in done.stderr.splitlines() if "HF_MPS_FUSED_STEP=1: " not in line] == []
+
+
 @pytest.mark.parametrize("overflows", [False, True])
 def test_a_step_that_overflows_is_taken_back(fused: Fused, overflows: bool) -> None:
     def run() -> tuple[list[Any], Any]:
