@@ -17,6 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hf_mps.finetune.models import vision_language
+from hf_mps.finetune.smoke import seeing
+
 # The task that an architecture is looked at with: the first whose mapping in transformers has it, but for OTHERWISE.
 # Models of sound are in those of texts as well, and come before them. No task of ours classifies sound: what such a
 # model is answered stands in the table as well.
@@ -33,11 +36,16 @@ TASKS = {
     "token-classification": "MODEL_FOR_TOKEN_CLASSIFICATION",
     "question-answering": "MODEL_FOR_QUESTION_ANSWERING",
     "multiple-choice": "MODEL_FOR_MULTIPLE_CHOICE",
+    "image-text": "MODEL_FOR_IMAGE_TEXT_TO_TEXT",
 }
 ELSEWHERE = {"MODEL_FOR_AUDIO_CLASSIFICATION": "speech-recognition"}
-OTHERWISE = {"segformer": "image-segmentation"}
+OTHERWISE = {"segformer": "image-segmentation", **dict.fromkeys(seeing.KINDS, "image-text")}
 """What a recipe of ours trains otherwise than the first mapping says."""
-CLASSES = {"summarization": "AutoModelForSeq2SeqLM", "causal-lm": "AutoModelForCausalLM"}
+CLASSES = {
+    "summarization": "AutoModelForSeq2SeqLM",
+    "causal-lm": "AutoModelForCausalLM",
+    "image-text": vision_language.AUTO_CLASS,
+}
 WITHOUT_LENGTH = (
     "image-classification",
     "image-segmentation",
@@ -62,7 +70,7 @@ here trains it, 1 where its step cannot be followed without numbers.
 
 An architecture stands here once, with one task. The encoders of masked-lm are also what sentence-embeddings,
 sparse-embeddings and rerank train, the decoders of causal-lm what sft, dpo and grpo do. Models of images and text
-(image-text) have no rows yet.
+(image-text) are those whose processor is made here too.
 
 {count} architectures, of which {works} are planned and audited.
 """
@@ -87,7 +95,8 @@ def architectures() -> dict[str, str]:
     found: dict[str, str] = {}
     for task, mapping in [*TASKS.items(), *((task, mapping) for mapping, task in ELSEWHERE.items())]:
         for name in sorted(getattr(auto, f"{mapping}_MAPPING_NAMES")):
-            found.setdefault(name, OTHERWISE.get(name, task))
+            if task != "image-text" or name in OTHERWISE:
+                found.setdefault(name, OTHERWISE.get(name, task))
     return found
 
 

@@ -43,13 +43,13 @@ def yolos(place: Path) -> Path:
     return place
 
 
-def smol(place: Path) -> Path:
-    """An Idefics3, SmolVLM's architecture."""
+def smol(place: Path, kind: str = "idefics3") -> Path:
+    """A model of images and text: an Idefics3, SmolVLM's architecture, or another."""
     from hf_mps.finetune.smoke import tiny_model
     from hf_mps.finetune.smoke.families import Family
 
     words = [f"It is {colour}. {ASKED} Answer briefly." for colour in COLOURS] * 4
-    tiny_model.write(Family("idefics3", "image and text", "", {}), place, words, 1)
+    tiny_model.write(Family(kind, "image and text", "", {}), place, words, 1)
     return place
 
 

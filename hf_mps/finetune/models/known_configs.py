@@ -20,6 +20,17 @@ QWEN2 = {
     "intermediate_size": 4864,
     "tie_word_embeddings": True,
 }
+# The towers that see of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
+SEES2 = {"depth": 32, "embed_dim": 1280, "num_heads": 16, "mlp_ratio": 4, "patch_size": 14}
+SEES25 = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "patch_size": 14}
+SEES3 = {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16, "patch_size": 16}
+
+
+def _axes(*sections: int, theta: float = 1e6) -> dict[str, Any]:
+    """How many numbers of half a head each of the three axes of Qwen-VL's positions has."""
+    return {"rope_type": "default", "rope_theta": theta, "mrope_section": list(sections)}
+
+
 # The model_type of a model's own config.json, and what that says otherwise than the defaults of its class.
 KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
     "google-bert/bert-base-cased": ("bert", {"vocab_size": 28996}),
@@ -130,6 +141,60 @@ KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
             "image_token_id": 49190,
         },
     ),
+    # Qwen-VL: each model's own config.json; the language models are those of Qwen2-1.5B, Qwen2.5-3B and Qwen3-1.7B.
+    "Qwen/Qwen2-VL-2B-Instruct": (
+        "qwen2_vl",
+        {
+            "text_config": {
+                "hidden_size": 1536,
+                "num_hidden_layers": 28,
+                "num_attention_heads": 12,
+                "num_key_value_heads": 2,
+                "intermediate_size": 8960,
+                "vocab_size": 151_936,
+                "max_position_embeddings": 32_768,
+                "rope_parameters": _axes(16, 24, 24),
+            },
+            "vision_config": {**SEES2, "hidden_size": 1536},
+            "tie_word_embeddings": True,
+        },
+    ),
+    "Qwen/Qwen2.5-VL-3B-Instruct": (
+        "qwen2_5_vl",
+        {
+            "text_config": {
+                "hidden_size": 2048,
+                "num_hidden_layers": 36,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 2,
+                "intermediate_size": 11_008,
+                "vocab_size": 151_936,
+                "max_position_embeddings": 128_000,
+                "rope_parameters": _axes(16, 24, 24),
+            },
+            "vision_config": {**SEES25, "out_hidden_size": 2048},
+            "tie_word_embeddings": True,
+        },
+    ),
+    "Qwen/Qwen3-VL-2B-Instruct": (
+        "qwen3_vl",
+        {
+            "text_config": {
+                "hidden_size": 2048,
+                "num_hidden_layers": 28,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "intermediate_size": 6144,
+                "vocab_size": 151_936,
+                "max_position_embeddings": 262_144,
+                "rope_parameters": _axes(24, 20, 20, theta=5e6),
+            },
+            "vision_config": {**SEES3, "out_hidden_size": 2048, "deepstack_visual_indexes": [5, 11, 17]},
+            "tie_word_embeddings": True,
+        },
+    ),
+    "llava-hf/llava-1.5-7b-hf": ("llava", {"text_config": {"model_type": "llama", "vocab_size": 32_064}}),
     "facebook/wav2vec2-base": ("wav2vec2", {}),
     "google/vit-base-patch16-224-in21k": ("vit", {}),
     # `yolos_ti` of transformers' convert_yolos_to_pytorch.py; 6.5 M parameters (README of github.com/hustvl/YOLOS).
@@ -148,6 +213,9 @@ KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
     "meta-llama/Llama-2-7b-hf": ("llama", {}),
 }
 
+
+# Architectures whose classes have defaults that fit no model: an image's numbers are not as wide as a word's.
+STAND_IN = {KNOWN[name][0]: name for name in KNOWN if KNOWN[name][0].startswith("qwen") and "-VL-" in name}
 
 _OUT_OF_REACH: dict[str, str] = {}
 """What was said of models that the hub did not give: without a network it tries for 23 s, and a plan asks often."""
@@ -179,9 +247,10 @@ def config(recipe: Recipe) -> tuple[Any, Choice[str]]:
         architecture = model_type(recipe, source.stored_config())
         if architecture is None:
             raise UserError(f"{error}, or its architecture with model_type=NAME") from error
-    sizes = KNOWN[named][1] if named in KNOWN and KNOWN[named][0] == architecture else None
-    made = _started(AutoConfig.for_model(architecture, **(sizes or {})))
-    size = "in this model's size" if sizes is not None else "in the size that transformers gives it by default"
+    shape = named if KNOWN.get(named, (None,))[0] == architecture else STAND_IN.get(architecture)
+    made = _started(AutoConfig.for_model(architecture, **(KNOWN[shape][1] if shape else {})))
+    size = f"in the size of {shape}" if shape else "in the size that transformers gives it by default"
+    size = "in this model's size" if shape == named else size
     return made, Choice(named, f"the hub is out of reach: {type(made).__name__} {size}, without weights")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
@@ -38,6 +38,8 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     `aten::_ctc_loss` takes its lengths from such values, and its result's shape follows from them.
 
+    Qwen-VL makes a tensor of a list of such scalars (`get_rope_index`): there too they are read.
+
     DETR's loss pairs boxes with queries by their costs, on the CPU (scipy's linear_sum_assignment): here the first
     queries are taken. Whether all of some unknown values meet a condition reads as true: it is a check, of boxes whose
     corners are in order for instance.
@@ -56,18 +58,16 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._most = max(self._most, real.numel())
 
     def __enter__(self) -> Any:
-        self._losses = {
-            module: getattr(module, PAIRING)
-            for name, module in list(sys.modules.items())
-            if name.startswith(LOSSES) and hasattr(module, PAIRING)
-        }
-        for module, stock in self._losses.items():
-            setattr(module, PAIRING, _first_queries(stock))
+        losses = [module for name, module in list(sys.modules.items()) if name.startswith(LOSSES)]
+        self._stock = [(module, PAIRING, getattr(module, PAIRING)) for module in losses if hasattr(module, PAIRING)]
+        self._stock.append((torch, "tensor", torch.tensor))
+        for module, name, stock in self._stock:
+            setattr(module, name, (_first_queries if name == PAIRING else _of_values)(stock))
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *raised: Any) -> None:
-        for module, stock in self._losses.items():
-            setattr(module, PAIRING, stock)
+        for module, name, stock in self._stock:
+            setattr(module, name, stock)
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -178,6 +178,17 @@ def _first_queries(stock: Any) -> Any:
         return pairs, pairs
 
     return assigned
+
+
+def _of_values(stock: Any) -> Any:
+    """Return torch.tensor, which reads fake numbers in a list as the step would: PyTorch's looks for them in memory."""
+
+    def made(data: Any, *arguments: Any, **settings: Any) -> Any:
+        if isinstance(data, (list, tuple)):
+            data = tree_map(lambda one: one.item() if isinstance(one, FakeTensor) else one, data)
+        return stock(data, *arguments, **settings)
+
+    return made
 
 
 def _followed(count: int, dtype: torch.dtype | None) -> bool:

@@ -32,9 +32,16 @@ WIDTHS: dict[str, Any] = {
     **dict.fromkeys(("image_size", "num_conv_pos_embeddings"), IMAGE),
     "patch_size": 8,
     "num_conv_pos_embedding_groups": 2,
+    "out_hidden_size": 32,
     "embed_dim": 8,  # swin: it doubles in each stage
     "window_size": 2,
 }
+
+
+def _axes(*sections: int) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": list(sections)}}
+
+
 # Keys whose length is the number of layers, or that follow from other sizes.
 DERIVED = (
     *("layer_types", "max_window_layers", "out_features", "out_indices", "stage_names", "_out_features"),
@@ -43,8 +50,12 @@ DERIVED = (
 # Pictures of several stages are halved at each: these leave something for the last one.
 STAGES, STAGED = ("depths", "hidden_sizes"), {"image_size": 2 * IMAGE, "patch_size": 4}
 # What two layers of an architecture need that says it layer by layer, and heads that have to make up the width; of
-# those whose positions begin behind the padding's number, two more than there are.
+# those whose positions begin behind the padding's number, two more than there are. Qwen-VL's positions have three
+# axes, which share a head of 16 numbers, and Qwen2.5-VL's windows are counted in pixels.
 OWN: dict[str, dict[str, Any]] = {
+    "qwen2_vl": {"text_config": _axes(2, 3, 3)},
+    "qwen2_5_vl": {"text_config": _axes(2, 3, 3), "vision_config": {"window_size": 32, "fullatt_block_indexes": [0]}},
+    "qwen3_vl": {"text_config": _axes(4, 2, 2), "vision_config": {"deepstack_visual_indexes": [0]}},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 1, "state_size": 16, "chunk_size": 16},
     **{name: {"max_position_embeddings": 514} for name in ("roberta", "xlm-roberta")},
@@ -82,7 +93,7 @@ def candidates(name: str, checkpoint_config: Mapping[str, Any], token_ids: Mappi
     except ValueError as error:
         raise UserError(f"--smoke: the installed transformers has no architecture '{name}'") from error
     for sizes in (DEPTHS | HEADS | WIDTHS, DEPTHS | WIDTHS, DEPTHS):
-        small = _small(defaults, checkpoint_config, sizes) | OWN.get(name, {})
+        small = _with_own(_small(defaults, checkpoint_config, sizes), OWN.get(name, {}))
         known_ids = {
             key: value for key, value in token_ids.items() if key in defaults or key == "decoder_start_token_id"
         }
@@ -162,6 +173,11 @@ def _small(
     if any(isinstance(defaults.get(key), (list, tuple)) for key in STAGES):
         small |= {key: size for key, size in STAGED.items() if isinstance(small.get(key), int) and key in sizes}
     return small
+
+
+def _with_own(small: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration with what its architecture needs, also in the configurations inside it."""
+    return {**small, **{key: small[key] | one if _is_config(small.get(key)) else one for key, one in own.items()}}
 
 
 def _with_words(small: Mapping[str, Any], defaults: Mapping[str, Any], token_ids: Mapping[str, Any]) -> dict[str, Any]:

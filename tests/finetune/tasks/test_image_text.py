@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hf_mps.core.errors import UserError
+from hf_mps.finetune.smoke import seeing
 from tests.finetune import builders, senses, tiny
 from tests.finetune.run_files import predictions, results
 from tests.finetune.senses import ASKED, COLOURS, photo, questions
@@ -17,17 +18,34 @@ from tests.finetune.tiny import Command
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
-# Qwen-VL's format of conversations.
-QWEN = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% for part in message['content'] %}"
-    "{{ part['text'] if part['type'] == 'text' else '<|vision_start|><|image_pad|><|vision_end|>' }}{% endfor %}"
-    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
 
 @pytest.fixture(scope="module")
 def smol(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(senses.smol(tmp_path_factory.mktemp("models") / "smol"))
+
+
+@pytest.mark.parametrize("kind", seeing.KINDS)
+def test_every_kind_that_is_made_here_reads_images_and_learns_as_on_the_cpu(kind: str, tmp_path: Path) -> None:
+    import torch
+
+    place = senses.smol(tmp_path / "model", kind)
+    prepared = builders.prepare(task="image-text", model=str(place), data=asked(tmp_path), prompt="Answer briefly.")
+    assert prepared.collator is not None
+    batch = prepared.collator([prepared.train[place] for place in range(3)])
+    gradients = {}
+    for device in ("cpu", "mps"):
+        model = prepared.model.to(device)
+        model.zero_grad()
+        model(**{name: value.to(device) for name, value in batch.items()}).loss.backward()
+        norms = (one.grad.norm().cpu() for one in model.parameters() if one.grad is not None)
+        gradients[device] = torch.stack(list(norms))
+    torch.testing.assert_close(gradients["mps"], gradients["cpu"], rtol=1e-4, atol=1e-6)
+    assert gradients["cpu"].sum() > 0
+    shown = {name: value for name, value in batch.items() if name != "labels"}
+    inverted = {**shown, "pixel_values": -shown["pixel_values"]}
+    with torch.no_grad():
+        seen, other = (prepared.model.cpu()(**one).logits for one in (shown, inverted))
+    assert not torch.allclose(seen, other, atol=1e-5), "the images change nothing"
 
 
 def files(folder: Path, train: list[dict[str, Any]], validation: list[dict[str, Any]] | None = None) -> dict[str, str]:
@@ -280,42 +298,7 @@ def test_a_saved_model_answers_new_rows(
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A tiny Qwen2.5-VL: its patches are a 3-D convolution, and its positions need to know which tokens are images."""
-    import torch
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-
-    from hf_mps.finetune.smoke import tokenizers
-
-    place = tmp_path_factory.mktemp("models") / "qwen"
-    tokenizer = tokenizers.train("chat", [f"It is {colour}. {ASKED}" for colour in COLOURS] * 4, parts=False)
-    marks = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
-    tokenizer.add_special_tokens({"additional_special_tokens": marks})
-    tokenizer.chat_template = QWEN
-    tokenizer.save_pretrained(place)
-    says = {"image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen2_5_VLProcessor", "patch_size": 8}
-    says |= {"merge_size": 2, "temporal_patch_size": 2, "size": {"shortest_edge": 256, "longest_edge": 65536}}
-    (place / "preprocessor_config.json").write_text(json.dumps(says), encoding="utf-8")
-    ids = dict(
-        zip(("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id"), marks, strict=True)
-    )
-    torch.manual_seed(0)
-    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
-    text = {
-        **size,
-        "num_key_value_heads": 1,
-        "vocab_size": len(tokenizer),
-        "rope_parameters": rope,
-        "bos_token_id": None,
-    }
-    vision = {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64, "out_hidden_size": 32}
-    vision |= {"patch_size": 8, "window_size": 32, "fullatt_block_indexes": [1]}
-    config = Qwen2_5_VLConfig(
-        text_config=text,
-        vision_config=vision,
-        **{name: tokenizer.convert_tokens_to_ids(mark) for name, mark in ids.items()},
-    )
-    Qwen2_5_VLForConditionalGeneration(config).save_pretrained(place)
-    return str(place)
+    return str(senses.smol(tmp_path_factory.mktemp("models") / "qwen", "qwen2_5_vl"))
 
 
 @pytest.mark.usefixtures("untouched")
@@ -330,8 +313,8 @@ def test_qwen_vl_reads_images_without_torchvision_and_learns_as_on_the_cpu_where
     from hf_mps import guards
     from tests import hazards
 
-    prepared = builders.prepare(task="image-text", model=qwen, data=asked(tmp_path), max_image_tokens=12)
-    assert prepared.choices["images"].value == "up to 9 tokens an image"
+    prepared = builders.prepare(task="image-text", model=qwen, data=asked(tmp_path), max_image_tokens=16)
+    assert prepared.choices["images"].value == "up to 16 tokens an image"
     assert prepared.collator is not None
     batch = prepared.collator([prepared.train[place] for place in range(3)])
     assert batch["mm_token_type_ids"].sum() == batch["image_grid_thw"].prod(1).sum() // 4
