@@ -5,12 +5,13 @@
     python scripts/bench/bench_ranks.py --out DIR --tiny
 
 Needs two NVIDIA GPUs and no network: models are made from their configurations with random weights, rows of random
-words. With --tiny everything is tiny and runs on the CPU in minutes; its rates mean nothing. Each training is the
-runner's (python -m hf_mps.finetune), the one with several processes started by torchrun, one after the other.
+words. Where there is one, all ranks share it, each as a host of its own for NCCL: memory and losses are then what they
+are on several, and rates mean nothing, as with --tiny, where everything is tiny and runs on the CPU. Each training is
+the runner's (python -m hf_mps.finetune), the one with several processes started by torchrun, one after the other.
 
     bert    BERT-base (108 M), bf16, batches of 64 rows of 128 tokens on each GPU, on 1 GPU and on --processes; with
             CUDA graphs and without. examples/s of all ranks between two steps, and the efficiency: their rate over
-            that of one GPU times their number
+            that of one GPU times their number; and how far the losses of both are apart
     llama   a Llama of 1.1 billion parameters, full fine-tuning in bf16 under FSDP2, 8 blocks of 1024 tokens on each
             GPU: tokens/s, and the most that CUDA's allocator gave out on each rank against what the plan says
 
@@ -60,7 +61,10 @@ def main() -> int:
     given = parser.parse_args()
     if given.child:
         return child(given)
+    given.shared = not given.tiny and gpus() < given.processes
     print(measured_on.line("cpu" if given.tiny else "cuda"), flush=True)
+    if given.shared:
+        print(f"{given.processes} ranks share one GPU: memory and losses count, rates do not", flush=True)
     given.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
     met = []
@@ -89,6 +93,10 @@ def bert(given: argparse.Namespace) -> dict[str, Any]:
             scaled.append(ratio)
             print(f"bert {side}: {ratio:.2f} x one GPU, efficiency {ratio / given.processes:.2f}", flush=True)
             found[f"{side} speedup"] = ratio
+    if all(found.get(f"{side} x{given.processes}") for side in SIDES):
+        both = (found[f"{side} x{given.processes}"]["ranks"][0]["losses"] for side in SIDES)
+        found["apart"] = max(abs(one - other) for one, other in zip(*both, strict=True))
+        print(f"bert: losses of {given.processes} ranks, eager and captured, {found['apart']:.1e} apart", flush=True)
     rates = {name: side["rate"] for name, side in found.items() if isinstance(side, dict)}
     fastest = {
         count: max((v for k, v in rates.items() if k.endswith(f"x{count}")), default=0)
@@ -97,7 +105,7 @@ def bert(given: argparse.Namespace) -> dict[str, Any]:
     if all(fastest.values()):
         found["fastest"] = fastest[given.processes] / fastest[1]
         print(f"bert: {found['fastest']:.2f} x, the faster side of each (target {SPEED})", flush=True)
-    found["met"] = given.tiny or max(scaled, default=0) >= SPEED
+    found["met"] = given.tiny or given.shared or max(scaled, default=0) >= SPEED
     return found
 
 
@@ -253,9 +261,25 @@ def tokenizer(size: int) -> Any:
 # One process of a side.
 
 
+def gpus() -> int:
+    """How many NVIDIA GPUs there are."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def share_gpu() -> None:
+    """Where ranks outnumber the GPUs let each be a host's only one, on the first: NCCL refuses two of a host."""
+    if 0 < gpus() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
+        os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NCCL_HOSTID": f"rank{os.environ['RANK']}"}
+        os.environ |= {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+
+
 def child(given: argparse.Namespace) -> int:
     """Train by the runner, with a clock of its own, and write down what this rank measured."""
     import torch
+
+    share_gpu()
     from transformers import trainer
 
     from hf_mps.distributed.voice import one_voice
@@ -272,6 +296,7 @@ def child(given: argparse.Namespace) -> int:
     choices = results["choices"]
     shown = [f"{key}: {choices[key]['value']}" for key in ("precision", "cuda_graphs", "sharding") if key in choices]
     measured = {**clock.measured, "said": ", ".join(shown), "choices": {key: choices[key] for key in choices}}
+    measured["losses"] = [entry["loss"] for entry in results["log_history"] if "loss" in entry]
     if torch.cuda.is_available() and not given.tiny:
         measured["device"] = torch.cuda.get_device_name()
     file = given.work / f"{label}.rank{World.here().rank}.json"

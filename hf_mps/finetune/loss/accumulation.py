@@ -7,6 +7,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from accelerate.utils import send_to_device
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -42,9 +43,10 @@ def fix_accumulation_scaling(trainer: Any) -> bool:
     training, rng_state = model.training, torch.get_rng_state()
     with torch.device("cpu"):  # whatever the default is
         inputs = trainer.data_collator([dataset[row] for row in rows])
-    on_meta = next(model.parameters()).is_meta  # `hf-mps plan`: there are no numbers to compare
+    place = next(model.parameters()).device  # under FSDP the CPU still: it is divided when the training begins
+    on_meta = place.type == "meta"  # `hf-mps plan`: there are no numbers to compare
     if not on_meta:
-        inputs = trainer._prepare_inputs(inputs)
+        inputs = send_to_device(trainer._prepare_inputs(inputs), place)
     torch.set_rng_state(rng_state)  # the collator may have drawn masks, and a run depends on its seed alone
     model.eval()
     try:
@@ -75,9 +77,19 @@ def over_all_labels(outputs: Any, labels: torch.Tensor, num_items_in_batch: torc
 
 def _loss_depends_on_count(model: Any, inputs: Mapping[str, Any]) -> bool:
     """Whether the loss of a batch changes with the number of items in the step."""
+    if _is_ours(model):
+        return True
     with torch.no_grad(), torch.device(next(model.parameters()).device):
         few, many = (model(**inputs, num_items_in_batch=torch.tensor(count)).loss for count in ITEM_COUNTS)
     return not torch.equal(few, many)
+
+
+def _is_ours(model: Any) -> bool:
+    """Whether the loss is `chunked.cross_entropy`, which divides by the number."""
+    from hf_mps.finetune.loss.deferred_head import ChunkedLoss
+
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return isinstance(getattr(inner, "loss_function", None), ChunkedLoss)
 
 
 def _is_mean_over_tokens(model: Any, inputs: Mapping[str, Any]) -> bool:
@@ -103,12 +115,10 @@ def _reads_count(model: Any, inputs: Mapping[str, Any]) -> bool:
     A forward pass that reads values cannot be followed on meta: its loss counts as one that reads the number, as
     transformers' own loss functions do (loss/loss_utils.py).
     """
-    from hf_mps.finetune.loss.deferred_head import ChunkedLoss
     from hf_mps.finetune.smoke.fake import FakeScalars, needs_numbers
 
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if isinstance(getattr(inner, "loss_function", None), ChunkedLoss):
-        return True  # chunked.cross_entropy divides by it
+    if _is_ours(model):
+        return True
     items = torch.tensor(ITEM_COUNTS[0], device="meta")
     tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
     on_meta = {name: value.to("meta") for name, value in tensors.items()}

@@ -57,6 +57,10 @@ def node(parameter: torch.Tensor) -> Any:
 
 def main() -> None:
     folder, cuda = Path(sys.argv[1]), sys.argv[2] == "cuda"
+    if cuda:
+        from scripts.bench import bench_ranks
+
+        bench_ranks.share_gpu()
     said: dict[str, Any] = {}
     for case in sys.argv[3:]:
         settings = CASES[case] | {"ddp_find_unused_parameters": True, "cuda": cuda}

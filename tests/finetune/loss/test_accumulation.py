@@ -50,6 +50,16 @@ def test_a_head_that_drops_the_number_of_items(models: Path, tmp_path: Path, set
 
 
 @pytest.mark.usefixtures("_cache_as_before")
+def test_a_model_that_is_not_yet_where_it_trains_is_tried_where_it_is(models: Path, tmp_path: Path) -> None:
+    """Under FSDP Trainer leaves it on the CPU until the training begins."""
+    trainer = accumulating(models, tmp_path, "roberta", "masked-lm")
+    trainer.model.to("cpu")
+    assert trainer.args.device.type == "mps"
+    assert accumulation.fix_accumulation_scaling(trainer) is True
+    assert next(trainer.model.parameters()).device.type == "cpu"
+
+
+@pytest.mark.usefixtures("_cache_as_before")
 def test_a_head_that_knows_it_is_left_alone(models: Path, tmp_path: Path) -> None:
     import torch
 
