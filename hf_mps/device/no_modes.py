@@ -8,7 +8,7 @@ something else, and its tensors would be the mode's.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 
@@ -22,20 +22,25 @@ def no_modes() -> Iterator[None]:
     import torch
 
     with ExitStack() as stack:
-        _leave_transforms(stack)
-        _leave_dispatch_modes(stack)
-        _leave_trace(stack)
-        stack.enter_context(torch._C.DisableTorchFunction())
+        for leave in (_leave_transforms, _leave_dispatch_modes, _leave_trace, _leave_functions, _leave_hooks):
+            with suppress(AttributeError, ImportError):  # private names: a release without one costs that mode alone
+                leave(stack)
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         for kind in ("cpu", "mps"):
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
-        _leave_hooks(stack)
         if (dtype := torch.get_default_dtype()) != torch.float32:
             torch.set_default_dtype(torch.float32)
             stack.callback(torch.set_default_dtype, dtype)
         yield
+
+
+def _leave_functions(stack: ExitStack) -> None:
+    """A default device, and whatever else stands before PyTorch's functions."""
+    import torch
+
+    stack.enter_context(torch._C.DisableTorchFunction())
 
 
 def _leave_hooks(stack: ExitStack) -> None:

@@ -69,3 +69,10 @@ def test_an_error_inside_leaves_the_callers_modes_as_they_were() -> None:
         with pytest.raises(ZeroDivisionError), no_modes():
             raise ZeroDivisionError
         assert state() == before
+
+
+def test_a_release_without_traces_costs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C, "_get_tracing_state")
+    expected = pytest.approx(gradient(), rel=1e-6)
+    with torch.no_grad(), torch.device("meta"), torch.autocast("mps", torch.float16), no_modes():
+        assert gradient() == expected
