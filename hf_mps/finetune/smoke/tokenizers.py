@@ -25,6 +25,8 @@ SPECIAL: dict[str, dict[str, str]] = {
     "chat": {"pad": "<|endoftext|>", "bos": "<|im_start|>", "eos": "<|im_end|>"},
     "pieces": {"pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"},
 }
+# What a Unigram trainer leaves between the scores of two rare letters, and how near is a multiple of it.
+BETWEEN, NEAR = 1e-4, 1e-6
 SAMPLE = "The quick brown fox jumps over the lazy dog, 0123456789 times; isn't that so? (Yes!)"
 
 
@@ -103,20 +105,17 @@ def _trained(kind: Words, special: list[str], texts: Sequence[str]) -> Any:
 def _in_order(tokenizer: Any, special: list[str]) -> list[tuple[str, float]]:
     """Return a Unigram model's pieces with their scores, the same in every process.
 
-    Its trainer adds scores up in another order each time, and gives rare letters the last scores as a hash table has
-    them (huggingface/tokenizers, models/unigram/trainer.rs, finalize).
+    Its trainer adds scores up in another order each time, and gives rare letters, in the order of a hash table, the
+    least score of all and BETWEEN more each (huggingface/tokenizers, models/unigram/trainer.rs, finalize).
     """
-    found = json.loads(tokenizer.to_str())["model"]["vocab"]
-    scores = {word: round(score, 6) for word, score in found if word not in special}
-    least = min(score for word, score in scores.items() if len(word) > 1)
-    known = sorted((word for word in scores if scores[word] >= least), key=lambda word: (-scores[word], word))
-    rare = sorted(scores.keys() - set(known))
-    last = sorted((scores[word] for word in rare), reverse=True)
-    return (
-        [(word, 0.0) for word in special]
-        + [(word, scores[word]) for word in known]
-        + list(zip(rare, last, strict=True))
-    )
+    found = {word: score for word, score in json.loads(tokenizer.to_str())["model"]["vocab"] if word not in special}
+    least = min(found.values())
+    steps = {word: (score - least) / BETWEEN for word, score in found.items() if len(word) == 1}
+    rare = sorted(word for word, step in steps.items() if abs(step - round(step)) < NEAR)
+    found |= {word: least + BETWEEN * number for number, word in enumerate(rare)}
+    scores = {word: round(score, 6) for word, score in found.items()}
+    known = sorted(scores, key=lambda word: (-scores[word], word))
+    return [(word, 0.0) for word in special] + [(word, scores[word]) for word in known]
 
 
 def letters(texts: Sequence[str], folder: Path) -> dict[str, Any]:
