@@ -50,53 +50,47 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 """Name -> what makes it, to stand in."""
 
 
-def differentiated(work: Callable[[], Any]) -> Any:
-    """What `work` returns inside of torch.func.grad."""
-    found = []
-
-    def function(given: torch.Tensor) -> torch.Tensor:
-        found.append(work())
-        return given.sum()
-
-    torch.func.grad(function)(torch.ones(2))
-    return found[0]
+Way = Callable[[Callable[[], Any]], Any]
+"""Calls a function somewhere, and returns what that does."""
 
 
-def vectorized(work: Callable[[], Any]) -> Any:
-    """What it returns inside of torch.func.vmap."""
-    found = []
+def within(mode: Callable[[], AbstractContextManager[Any]]) -> Way:
+    """In a mode."""
 
-    def function(given: torch.Tensor) -> torch.Tensor:
-        found.append(work())
-        return given
+    def way(work: Callable[[], Any]) -> Any:
+        with mode():
+            return work()
 
-    torch.func.vmap(function)(torch.ones(2))
-    return found[0]
+    return way
 
 
-def traced(work: Callable[[], Any]) -> Any:
-    """What it returns inside of torch.jit.trace."""
-    found = []
+def inside(transform: Callable[[Any], Any]) -> Way:
+    """In a function that `transform` makes another of, which is called."""
 
-    def function(given: torch.Tensor) -> torch.Tensor:
-        found.append(work())
-        return given * 2
+    def way(work: Callable[[], Any]) -> Any:
+        found = []
 
+        def function(given: torch.Tensor) -> torch.Tensor:
+            found.append(work())
+            return given.sum()
+
+        transform(function)(torch.ones(2))
+        return found[0]
+
+    return way
+
+
+def traced(function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The function by torch.jit.trace, which has seen nothing but the function's own sum."""
     made = torch.jit.trace(function, torch.ones(2), check_trace=False)
-    assert [node.kind() for node in made.graph.nodes()] == ["prim::Constant", "aten::mul"], "work stands in the trace"
-    return found[0]
+    assert [node.kind() for node in made.graph.nodes()] == ["prim::Constant", "aten::sum"], "work stands in the trace"
+    return made
 
 
-def within(mode: str, work: Callable[[], Any]) -> Any:
-    """What `work` returns in the mode of that name."""
-    with MODES[mode]():
-        return work()
-
-
-WAYS: dict[str, Callable[[Callable[[], Any]], Any]] = {
-    **{mode: (lambda work, mode=mode: within(mode, work)) for mode in MODES},
-    "torch.func.grad": differentiated,
-    "torch.func.vmap": vectorized,
-    "torch.jit.trace": traced,
+WAYS: dict[str, Way] = {
+    **{name: within(mode) for name, mode in MODES.items()},
+    "torch.func.grad": inside(torch.func.grad),
+    "torch.func.vmap": inside(torch.func.vmap),
+    "torch.jit.trace": inside(traced),
 }
-"""Name -> a function that calls another in that mode and returns what that does."""
+"""Name -> the way to be there."""

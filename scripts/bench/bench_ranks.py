@@ -278,8 +278,6 @@ def share_gpu() -> None:
 def child(given: argparse.Namespace) -> int:
     """Train by the runner, with a clock of its own, and write down what this rank measured."""
     import torch
-
-    share_gpu()
     from transformers import trainer
 
     from hf_mps.distributed.voice import one_voice
@@ -287,6 +285,7 @@ def child(given: argparse.Namespace) -> int:
     from hf_mps.finetune.recipe.resolve import load_recipe
     from hf_mps.finetune.run import runner
 
+    share_gpu()
     case, side, label = given.child.split(":")
     name, said = words(given, case, side)
     clock = make_clock(given.steps, rows(given, case))

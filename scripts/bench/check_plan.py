@@ -17,19 +17,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hf_mps.dryrun.memory import fit
+from hf_mps.finetune.models.known_configs import axes
 from hf_mps.finetune.recipe.overrides import of_values
 
+DECODER = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 704}
+DECODER |= {"vocab_size": 16000}
 SIZES: dict[str, dict[str, Any]] = {
     "bert": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024},
     "distilbert": {"dim": 256, "n_layers": 4, "n_heads": 4, "hidden_dim": 1024},
-    "llama": {
-        "hidden_size": 256,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 704,
-        "vocab_size": 16000,
-    },
+    "llama": {**DECODER, "num_key_value_heads": 2},
     "gpt2": {"n_embd": 256, "n_layer": 4, "n_head": 4, "vocab_size": 16000},
     # Weights that outweigh what a short batch makes of them.
     "bert-wide": {
@@ -58,15 +54,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "vocab_size": 4000,
     },
     "qwen2_5_vl": {
-        "text_config": {
-            "hidden_size": 256,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "intermediate_size": 704,
-            "vocab_size": 16000,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]},
-        },
+        "text_config": {**DECODER, "num_key_value_heads": 2, "rope_parameters": axes(8, 12, 12)},
         "vision_config": {
             "depth": 4,
             "hidden_size": 128,
@@ -77,15 +65,7 @@ SIZES: dict[str, dict[str, Any]] = {
         },
     },
     "idefics3": {
-        "text_config": {
-            "model_type": "llama",
-            "hidden_size": 256,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "intermediate_size": 704,
-            "vocab_size": 16000,
-            "pad_token_id": 0,
-        },
+        "text_config": {**DECODER, "model_type": "llama", "pad_token_id": 0},
         "vision_config": {
             "hidden_size": 128,
             "num_hidden_layers": 4,

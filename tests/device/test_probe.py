@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from inline_snapshot import snapshot
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_mps.device import probe
 from hf_mps.device.machine import Machine
 from hf_mps.device.probe import Readings, verdict
+from tests import modes
 from tests.device.machines import LINUX, MAC
 
 TOO_MUCH = (
@@ -176,15 +176,10 @@ def test_a_wrong_product_on_the_device_is_noticed(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_probe_leaves_the_random_numbers_and_the_callers_modes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-
-    class Refusing(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            raise AssertionError(f"{function} ran inside the caller's mode")
-
     monkeypatch.setattr(probe, "_known", None)
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 0)
     states = torch.get_rng_state(), torch.mps.get_rng_state()
-    with Refusing(), torch.device("meta"), torch.autocast("cpu", torch.bfloat16):
+    with modes.Refusing(), torch.device("meta"), torch.autocast("cpu", torch.bfloat16):
         passed = probe.metal(owned=True)
     assert passed.value, passed.reason
     assert torch.equal(states[0], torch.get_rng_state())

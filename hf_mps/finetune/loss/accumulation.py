@@ -50,7 +50,8 @@ def fix_accumulation_scaling(trainer: Any) -> bool:
     torch.set_rng_state(rng_state)  # the collator may have drawn masks, and a run depends on its seed alone
     model.eval()
     try:
-        reads_count = _reads_count(model, inputs) if on_meta else _loss_depends_on_count(model, inputs)
+        asked = _reads_count if on_meta else _loss_depends_on_count
+        reads_count = _is_ours(model) or asked(model, inputs)
         shared = not reads_count and not on_meta and trainer.args.world_size > 1 and trainer.label_smoother is None
         by_tokens = shared and _is_mean_over_tokens(model, inputs)
     finally:
@@ -77,8 +78,6 @@ def over_all_labels(outputs: Any, labels: torch.Tensor, num_items_in_batch: torc
 
 def _loss_depends_on_count(model: Any, inputs: Mapping[str, Any]) -> bool:
     """Whether the loss of a batch changes with the number of items in the step."""
-    if _is_ours(model):
-        return True
     with torch.no_grad(), torch.device(next(model.parameters()).device):
         few, many = (model(**inputs, num_items_in_batch=torch.tensor(count)).loss for count in ITEM_COUNTS)
     return not torch.equal(few, many)
@@ -117,8 +116,6 @@ def _reads_count(model: Any, inputs: Mapping[str, Any]) -> bool:
     """
     from hf_mps.finetune.smoke.fake import FakeScalars, needs_numbers
 
-    if _is_ours(model):
-        return True
     items = torch.tensor(ITEM_COUNTS[0], device="meta")
     tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
     on_meta = {name: value.to("meta") for name, value in tensors.items()}

@@ -20,14 +20,10 @@ QWEN2 = {
     "intermediate_size": 4864,
     "tie_word_embeddings": True,
 }
-# The towers that see of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
-SEES2 = {"depth": 32, "embed_dim": 1280, "num_heads": 16, "mlp_ratio": 4, "patch_size": 14}
-SEES25 = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "patch_size": 14}
-SEES3 = {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16, "patch_size": 16}
 
 
-def _axes(*sections: int, theta: float = 1e6) -> dict[str, Any]:
-    """How many numbers of half a head each of the three axes of Qwen-VL's positions has."""
+def axes(*sections: int, theta: float = 1e6) -> dict[str, Any]:
+    """`rope_parameters` of Qwen-VL's positions: how many numbers of half a head each of their three axes has."""
     return {"rope_type": "default", "rope_theta": theta, "mrope_section": list(sections)}
 
 
@@ -153,9 +149,16 @@ KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
                 "intermediate_size": 8960,
                 "vocab_size": 151_936,
                 "max_position_embeddings": 32_768,
-                "rope_parameters": _axes(16, 24, 24),
+                "rope_parameters": axes(16, 24, 24),
             },
-            "vision_config": {**SEES2, "hidden_size": 1536},
+            "vision_config": {
+                "depth": 32,
+                "embed_dim": 1280,
+                "num_heads": 16,
+                "mlp_ratio": 4,
+                "patch_size": 14,
+                "hidden_size": 1536,
+            },
             "tie_word_embeddings": True,
         },
     ),
@@ -170,9 +173,16 @@ KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
                 "intermediate_size": 11_008,
                 "vocab_size": 151_936,
                 "max_position_embeddings": 128_000,
-                "rope_parameters": _axes(16, 24, 24),
+                "rope_parameters": axes(16, 24, 24),
             },
-            "vision_config": {**SEES25, "out_hidden_size": 2048},
+            "vision_config": {
+                "depth": 32,
+                "hidden_size": 1280,
+                "intermediate_size": 3420,
+                "num_heads": 16,
+                "patch_size": 14,
+                "out_hidden_size": 2048,
+            },
             "tie_word_embeddings": True,
         },
     ),
@@ -188,9 +198,17 @@ KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
                 "intermediate_size": 6144,
                 "vocab_size": 151_936,
                 "max_position_embeddings": 262_144,
-                "rope_parameters": _axes(24, 20, 20, theta=5e6),
+                "rope_parameters": axes(24, 20, 20, theta=5e6),
             },
-            "vision_config": {**SEES3, "out_hidden_size": 2048, "deepstack_visual_indexes": [5, 11, 17]},
+            "vision_config": {
+                "depth": 24,
+                "hidden_size": 1024,
+                "intermediate_size": 4096,
+                "num_heads": 16,
+                "patch_size": 16,
+                "out_hidden_size": 2048,
+                "deepstack_visual_indexes": [5, 11, 17],
+            },
             "tie_word_embeddings": True,
         },
     ),
@@ -215,7 +233,7 @@ KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 # Architectures whose classes have defaults that fit no model: an image's numbers are not as wide as a word's.
-STAND_IN = {KNOWN[name][0]: name for name in KNOWN if KNOWN[name][0].startswith("qwen") and "-VL-" in name}
+STAND_IN = {kind: name for name, (kind, _) in KNOWN.items() if kind.endswith("_vl")}
 
 _OUT_OF_REACH: dict[str, str] = {}
 """What was said of models that the hub did not give: without a network it tries for 23 s, and a plan asks often."""
@@ -249,8 +267,10 @@ def config(recipe: Recipe) -> tuple[Any, Choice[str]]:
             raise UserError(f"{error}, or its architecture with model_type=NAME") from error
     shape = named if KNOWN.get(named, (None,))[0] == architecture else STAND_IN.get(architecture)
     made = _started(AutoConfig.for_model(architecture, **(KNOWN[shape][1] if shape else {})))
-    size = f"in the size of {shape}" if shape else "in the size that transformers gives it by default"
-    size = "in this model's size" if shape == named else size
+    if shape is None:
+        size = "in the size that transformers gives it by default"
+    else:
+        size = "in this model's size" if shape == named else f"in the size of {shape}"
     return made, Choice(named, f"the hub is out of reach: {type(made).__name__} {size}, without weights")
 
 

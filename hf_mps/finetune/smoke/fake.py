@@ -59,10 +59,11 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Any:
         losses = [module for name, module in list(sys.modules.items()) if name.startswith(LOSSES)]
-        self._stock = [(module, PAIRING, getattr(module, PAIRING)) for module in losses if hasattr(module, PAIRING)]
-        self._stock.append((torch, "tensor", torch.tensor))
-        for module, name, stock in self._stock:
-            setattr(module, name, (_first_queries if name == PAIRING else _of_values)(stock))
+        around: list[tuple[Any, str, Any]] = [(one, PAIRING, _first_queries) for one in losses if hasattr(one, PAIRING)]
+        around.append((torch, "tensor", _of_values))
+        self._stock = [(module, name, getattr(module, name)) for module, name, _ in around]
+        for (module, name, ours), (_, _, stock) in zip(around, self._stock, strict=True):
+            setattr(module, name, ours(stock))
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *raised: Any) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +57,14 @@ def _in_squares(config: Any) -> Files:
     return reads, {"image_seq_len": (patches // int(config.scale_factor)) ** 2}
 
 
-def _in_patches(config: Any) -> Files:
-    """Qwen-VL's: as many patches as an image has."""
+def _in_patches(area: dict[str, int], config: Any) -> Files:
+    """Qwen-VL's: as many patches as an image has, which is made to have so many pixels."""
     vision = config.vision_config
     reads = {
         "patch_size": vision.patch_size,
         "merge_size": vision.spatial_merge_size,
         "temporal_patch_size": vision.temporal_patch_size,
-        "size": QWEN3_AREA if config.model_type == "qwen3_vl" else AREA,
+        "size": area,
     }
     return reads, {}
 
@@ -90,7 +91,7 @@ class Kind:
     files: Callable[[Any], Files]
     marks: Mapping[str, str]
     end: str = "<|im_end|>"
-    others: Sequence[str] = field(default=())
+    others: Sequence[str] = ()
 
 
 # Idefics3's processor writes the place of each square that an image is read in, up to 6 x 6.
@@ -111,9 +112,9 @@ KINDS = {
         end="<end_of_utterance>",
         others=("<fake_token_around_image>", "<end_of_utterance>", "<global-img>", *SQUARES),
     ),
-    "qwen2_vl": Kind("Qwen2VLProcessor", "Qwen2VLImageProcessor", QWEN, _in_patches, VISION),
-    "qwen2_5_vl": Kind("Qwen2_5_VLProcessor", "Qwen2VLImageProcessor", QWEN, _in_patches, VISION),
-    "qwen3_vl": Kind("Qwen3VLProcessor", "Qwen2VLImageProcessor", QWEN, _in_patches, VISION),
+    "qwen2_vl": Kind("Qwen2VLProcessor", "Qwen2VLImageProcessor", QWEN, partial(_in_patches, AREA), VISION),
+    "qwen2_5_vl": Kind("Qwen2_5_VLProcessor", "Qwen2VLImageProcessor", QWEN, partial(_in_patches, AREA), VISION),
+    "qwen3_vl": Kind("Qwen3VLProcessor", "Qwen2VLImageProcessor", QWEN, partial(_in_patches, QWEN3_AREA), VISION),
     "llava": Kind("LlavaProcessor", "CLIPImageProcessor", LLAVA, _whole, {"image_token_index": "<image>"}),
 }
 """Architecture -> how its processor is made: those that the task's recipes name."""

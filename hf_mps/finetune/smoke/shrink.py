@@ -7,6 +7,7 @@ from typing import Any
 
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import summary
+from hf_mps.finetune.models.known_configs import axes
 
 IMAGE = 32
 # Sizes by the names that the architectures have for them, in groups that are made small or left together: widths and
@@ -36,12 +37,6 @@ WIDTHS: dict[str, Any] = {
     "embed_dim": 8,  # swin: it doubles in each stage
     "window_size": 2,
 }
-
-
-def _axes(*sections: int) -> dict[str, Any]:
-    return {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": list(sections)}}
-
-
 # Keys whose length is the number of layers, or that follow from other sizes.
 DERIVED = (
     *("layer_types", "max_window_layers", "out_features", "out_indices", "stage_names", "_out_features"),
@@ -53,9 +48,12 @@ STAGES, STAGED = ("depths", "hidden_sizes"), {"image_size": 2 * IMAGE, "patch_si
 # those whose positions begin behind the padding's number, two more than there are. Qwen-VL's positions have three
 # axes, which share a head of 16 numbers, and Qwen2.5-VL's windows are counted in pixels.
 OWN: dict[str, dict[str, Any]] = {
-    "qwen2_vl": {"text_config": _axes(2, 3, 3)},
-    "qwen2_5_vl": {"text_config": _axes(2, 3, 3), "vision_config": {"window_size": 32, "fullatt_block_indexes": [0]}},
-    "qwen3_vl": {"text_config": _axes(4, 2, 2), "vision_config": {"deepstack_visual_indexes": [0]}},
+    "qwen2_vl": {"text_config": {"rope_parameters": axes(2, 3, 3)}},
+    "qwen2_5_vl": {
+        "text_config": {"rope_parameters": axes(2, 3, 3)},
+        "vision_config": {"window_size": 32, "fullatt_block_indexes": [0]},
+    },
+    "qwen3_vl": {"text_config": {"rope_parameters": axes(4, 2, 2)}, "vision_config": {"deepstack_visual_indexes": [0]}},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 1, "state_size": 16, "chunk_size": 16},
     **{name: {"max_position_embeddings": 514} for name in ("roberta", "xlm-roberta")},

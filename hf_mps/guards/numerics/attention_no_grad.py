@@ -244,7 +244,7 @@ def _asked(
     """As a program asks for it: some systems and releases do not come to Metal's own kernels from there."""
     import torch
 
-    with torch.no_grad(), torch.autocast("mps", enabled=False):
+    with torch.no_grad():
         ask = torch.nn.functional.scaled_dot_product_attention
         return (ask(query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal, **named),)
 
