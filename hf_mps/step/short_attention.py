@@ -113,7 +113,8 @@ class ShortAttention(Part):
         """What is added to the scores, and which rows see anything; the same for each layer that is given the mask."""
         # Layers are given views of one mask, cut anew each time.
         base = mask if mask._base is None else mask._base
-        place = (mask.storage_offset(), mask.shape, mask.stride(), mask._version, heads)
+        stream = constants.place_of(mask.device)
+        place = (mask.storage_offset(), mask.shape, mask.stride(), mask._version, heads, stream)
         masks: Any = self._masks
         known = masks.setdefault(base, {})
         if place not in known:

@@ -60,7 +60,7 @@ def test_nothing_stands_before_the_device_where_the_fault_is_not(
         assert kind().concerns(torch) is (kind.name in there)
 
 
-@pytest.mark.parametrize("name", ["large-pad", "index-add-gaps", "lerp-weight"])
+@pytest.mark.parametrize("name", ["large-pad", "index-add-gaps"])
 def test_a_trial_tells_whether_the_fault_is_there_and_draws_nothing(name: str) -> None:
     before = torch.mps.get_rng_state(), torch.get_rng_state()
     with hazards.on(name):
