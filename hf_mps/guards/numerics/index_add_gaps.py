@@ -1,4 +1,4 @@
-"""index-add-gaps: index_add_ reaches tensors that are transposed or begin within their storage, on macOS 14 too."""
+"""index-add-gaps: sums by index_add_ reach transposed tensors and slices on macOS 14, where Metal loses them."""
 
 from __future__ import annotations
 

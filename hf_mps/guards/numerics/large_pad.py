@@ -1,4 +1,4 @@
-"""large-pad: tensors of five dimensions or more are padded in four, where Metal loses what it pads."""
+"""large-pad: large tensors of five dimensions or more are padded in four, because Metal loses their values."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def _large(first: Any, *args: Any) -> bool:
 class LargePad(Guard):
     """Folds the dimensions that are not padded into one, below autograd: MPSGraph is right up to four dimensions.
 
-    The causal convolutions of video VAEs pad frames of 256 by 256 pixels like this before each convolution.
+    Video VAEs pad like this before each causal convolution, and frames of 256 by 256 pixels are large enough.
     """
 
     name = "large-pad"
-    what = "F.pad of five dimensions or more (videos, volumes) loses what is in large tensors, without an error"
+    what = "F.pad of five dimensions or more loses the values of large tensors (videos, volumes), without an error"
     issue = "https://github.com/pytorch/pytorch/issues/194922"
     until = "the oldest supported torch is 2.15"
     releases = "<2.15"

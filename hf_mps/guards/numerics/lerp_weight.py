@@ -1,4 +1,4 @@
-"""lerp-weight: torch.lerp may be given its weight as one number of another dtype, which Metal misreads."""
+"""lerp-weight: the weight of torch.lerp may be one number of another dtype, which Metal misreads."""
 
 from __future__ import annotations
 
