@@ -50,7 +50,7 @@ def _torch(
 
 
 # What a guard of ours cures is a note all the same: it says which release needs no cure. Not listed, because the wheel
-# of torch 2.13 has the fixes: random numbers in place that leave tensors with gaps unchanged on macOS 14 (PR 165267), and
+# of torch 2.13 has the fixes: random numbers in place that leave tensors with gaps unchanged (PR 165267), and
 # float16 products of sliced matrices with up to 16 rows or columns that end the program (#178056).
 KNOWN = (
     _torch(">=2.8,<2.9", 161640, "F.linear is wrong on non-contiguous tensors", "non-contiguous"),
