@@ -56,6 +56,7 @@ HAZARDS: dict[str, Callable[[], Any]] = {
     "embedding-grad": sizes.embedding_grad,
     "conv-batch": lambda: strictness.on("conv-batch"),
     "conv3d-layout": sizes.conv3d_layout,
+    "async-loading": device.crowded_loading,
     "shape-growth": device.shape_growth,
     "fork-workers": device.fork_workers,
     "half-precision": device.half_precision,
