@@ -74,7 +74,7 @@ class NonFinite(StoppingSentinel):
         arguments = trainer.args
         sign = None if arguments.device.type != "mps" or _goes_on(arguments) else _sign(arguments, trainer.state, logs)
         if sign:
-            STREAM.read(trainer.optimizer)  # where the GPU has stopped, that is why
+            STREAM.ask(trainer.optimizer)
             advice = f"a lower learning_rate (now {arguments.learning_rate:g})"
             self._tell(STREAM.series(trainer.optimizer) or trainer, sign, advice)
 
@@ -82,11 +82,11 @@ class NonFinite(StoppingSentinel):
 def refuse(args: Any, state: Any, logs: dict[str, Any] | None, advice: str, optimizer: Any = None) -> None:
     """Raise RunError where Trainer logs a loss or gradient norm that is not finite, with `advice` what to do next.
 
-    What the sentinels see of the `optimizer` goes first: where the GPU has stopped, that is why.
+    Or for the reason behind it, where the work of `optimizer` was lost on the GPU.
     """
     sign = _sign(args, state, logs or {})
     if sign:
-        STREAM.read(optimizer)
+        STREAM.ask(optimizer)
         raise RunError(f"{sign}; next: {advice}")
 
 

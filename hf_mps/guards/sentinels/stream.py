@@ -122,6 +122,12 @@ class Stream(Safeguard):
         if series is not None:
             self._read(series)
 
+    def ask(self, optimizer: Any) -> None:
+        """Read the canary alone: a number that is not finite may come of work that was lost, which is then told."""
+        series, canary = self.series(optimizer), self._unread()
+        if self.canary is not None and series is not None and canary is not None:
+            self.canary.safely(self.canary.judge, series, canary.item())
+
     def series(self, optimizer: Any) -> Series | None:
         """What an optimizer, which libraries may have put something around, has shown since its training began."""
         return None if optimizer is None else self._series.get(plain(optimizer))
@@ -179,6 +185,9 @@ class Stream(Safeguard):
         if self.canary is not None:
             self.canary.safely(self.canary.count)
 
+    def _unread(self) -> Any:
+        return self.canary.safely(self.canary.unread) if self.canary is not None else None
+
     def _drop(self) -> None:
         self._losses.clear()
         self._norm = None
@@ -235,7 +244,7 @@ class Stream(Safeguard):
         losses, norms = series.losses, series.norms
         series.losses, series.norms, series.read = [], [], series.steps
         every = [*losses, *norms]
-        canary = self.canary.safely(self.canary.unread) if self.canary is not None else None
+        canary = self._unread()
         if not every and canary is None:
             return
         unsure = [place for place, (_, _, found_inf) in enumerate(every) if found_inf is not None]
