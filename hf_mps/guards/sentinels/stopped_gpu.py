@@ -27,9 +27,10 @@ class StoppedGpu(StoppingSentinel):
 
     macOS aborts a command buffer that runs too long, holds up the display or needs memory that is not there. Before
     torch 2.15 no wait asks how it ended (pytorch#193571): results are what lay in their memory. A number on the device
-    is raised by one where a loss goes into its backward pass and where the gradients are there. It grows for ever, so a
-    copy to the host that is lost as well shows an old number. An abort that takes neither increment along (an
-    evaluation's, or one that ends between them) is not seen. No step waits for this; two launches a step are the cost.
+    is raised by one where a loss goes into its backward pass, where the gradients are there, and after each batch that
+    Trainer evaluates. It grows for ever, so a copy to the host that is lost as well shows an old number. An abort that
+    takes no increment along is not seen. No step waits for this, an evaluation once, at its end; two launches a step,
+    one a batch, are the cost.
 
     Metal's framework writes a line ("command buffer exited with error status") to the file descriptor of stderr. It is
     not watched: that takes a pipe in its place, which would turn progress bars into plain text, mix up the order of
@@ -39,7 +40,12 @@ class StoppedGpu(StoppingSentinel):
     name = "stopped-gpu"
     what = "work that macOS has ended on the GPU, whose results PyTorch before 2.15 reads all the same"
     why = f"warns once for each training, which goes on as without it; {STOPS}"
-    patches = {**BEFORE_CHECKPOINTS, "transformers.trainer:Trainer.train": "_trained"}
+    patches = {
+        **BEFORE_CHECKPOINTS,
+        "transformers.trainer:Trainer.train": "_trained",
+        "transformers.trainer:Trainer.prediction_step": "_predicted",
+        "transformers.trainer:Trainer.evaluation_loop": "_evaluated",
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,18 +92,38 @@ class StoppedGpu(StoppingSentinel):
         self._read = self._counted
         return self._on_device
 
-    def judge(self, series: Any, found: float) -> bool:
-        """Whether what was read with the number `found` is lost, which it tells; RunError where it is to stop."""
+    def judge(self, training: Any, found: float, seen: str) -> bool:
+        """Whether what was read with the number `found` is lost; tells it, or raises RunError where it is to stop.
+
+        `training` is a series or a Trainer, and `seen` says where in it that is.
+        """
         if found == self._counted:
             return False
         self._on_device = None
-        said = "macOS ended work on the GPU before it was done, and this training went on with what lay in memory"
-        self._tell(series, f"{said}; seen at optimizer step {series.steps}", CURE)
+        said = "macOS ended work on the GPU before it was done, and PyTorch went on with what lay in memory"
+        self._tell(training, f"{said}; seen {seen}", CURE)
         return True
+
+    def ask(self, training: Any, seen: str) -> None:
+        """Read the number by itself, and judge."""
+        number = self.unread()
+        if number is not None:
+            self.judge(training, number.item(), seen)
 
     def _trained(self, stock: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
         done = stock(trainer, *args, **kwargs)
         STREAM.read(trainer.optimizer)
+        return done
+
+    def _predicted(self, stock: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        done = stock(trainer, *args, **kwargs)
+        if trainer.args.device.type == "mps":
+            self.count()
+        return done
+
+    def _evaluated(self, stock: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        done = stock(trainer, *args, **kwargs)
+        self.ask(trainer, "in an evaluation")
         return done
 
 

@@ -47,6 +47,11 @@ class Series:
         self.norms: list[tuple[int, Any, Any]] = []
 
     @property
+    def place(self) -> str:
+        """Where it is, in words."""
+        return f"at optimizer step {self.steps}"
+
+    @property
     def due(self) -> bool:
         """Whether it is time to read."""
         return self.steps in EARLY or self.steps - self.read >= READ or len(self.losses) >= MOST
@@ -124,9 +129,9 @@ class Stream(Safeguard):
 
     def ask(self, optimizer: Any) -> None:
         """Read the canary alone: a number that is not finite may come of work that was lost, which is then told."""
-        series, canary = self.series(optimizer), self._unread()
-        if self.canary is not None and series is not None and canary is not None:
-            self.canary.safely(self.canary.judge, series, canary.item())
+        series = self.series(optimizer)
+        if self.canary is not None and series is not None:
+            self.canary.safely(self.canary.ask, series, series.place)
 
     def series(self, optimizer: Any) -> Series | None:
         """What an optimizer, which libraries may have put something around, has shown since its training began."""
@@ -185,9 +190,6 @@ class Stream(Safeguard):
         if self.canary is not None:
             self.canary.safely(self.canary.count)
 
-    def _unread(self) -> Any:
-        return self.canary.safely(self.canary.unread) if self.canary is not None else None
-
     def _drop(self) -> None:
         self._losses.clear()
         self._norm = None
@@ -244,13 +246,18 @@ class Stream(Safeguard):
         losses, norms = series.losses, series.norms
         series.losses, series.norms, series.read = [], [], series.steps
         every = [*losses, *norms]
-        canary = self._unread()
+        counter = self.canary
+        canary = counter.safely(counter.unread) if counter is not None else None
         if not every and canary is None:
             return
         unsure = [place for place, (_, _, found_inf) in enumerate(every) if found_inf is not None]
         scalars = [*(value for _, value, _ in every), *(every[place][2] for place in unsure)]
         values = _values(scalars if canary is None else [*scalars, canary])
-        if self.canary and canary is not None and self.canary.safely(self.canary.judge, series, values.pop()):
+        if (
+            counter is not None
+            and canary is not None
+            and counter.safely(counter.judge, series, values.pop(), series.place)
+        ):
             return  # nor are the others what was computed
         skipped = {place for place, found_inf in zip(unsure, values[len(every) :], strict=True) if found_inf}
         numbers = [(step, values[place]) for place, (step, _, _) in enumerate(every)]

@@ -100,7 +100,21 @@ def test_no_checkpoint_holds_a_step_that_was_lost(tmp_path: Path, monkeypatch: p
     assert 0 < len(found) < len(whole)
     assert all(weights == whole[name] for name, weights in found.items())
     (said,) = guards.found()
-    assert "and this training went on with what lay in memory; seen at optimizer step" in said["lines"][0]
+    assert "and PyTorch went on with what lay in memory; seen at optimizer step" in said["lines"][0]
+
+
+def test_an_evaluation_whose_work_is_lost_gives_no_figures(tmp_path: Path) -> None:
+    run, rows = loops.trainer(tmp_path), loops.rows()
+    whole = run.evaluate(rows)["eval_loss"]
+    with strictness.stopping_gpu(1), guards.suspended("stopped-gpu"):
+        assert run.evaluate(rows)["eval_loss"] != whole
+    with (
+        strictness.stopping_gpu(1),
+        stopped_gpu.SENTINEL.stopping("less of it"),
+        pytest.raises(RunError, match=r"macOS ended work.*; seen in an evaluation; next: less of it"),
+    ):
+        run.evaluate(rows)
+    assert run.evaluate(rows)["eval_loss"] == whole
 
 
 def test_a_loss_that_is_nan_for_that_reason_is_said_to_be(tmp_path: Path) -> None:
