@@ -190,6 +190,9 @@ class Stream(Safeguard):
         if self.canary is not None:
             self.canary.safely(self.canary.count)
 
+    def _lost(self, series: Series, number: float) -> bool:
+        return self.canary is not None and bool(self.canary.safely(self.canary.judge, series, number, series.place))
+
     def _drop(self) -> None:
         self._losses.clear()
         self._norm = None
@@ -246,18 +249,13 @@ class Stream(Safeguard):
         losses, norms = series.losses, series.norms
         series.losses, series.norms, series.read = [], [], series.steps
         every = [*losses, *norms]
-        counter = self.canary
-        canary = counter.safely(counter.unread) if counter is not None else None
+        canary = self.canary.safely(self.canary.unread) if self.canary is not None else None
         if not every and canary is None:
             return
         unsure = [place for place, (_, _, found_inf) in enumerate(every) if found_inf is not None]
         scalars = [*(value for _, value, _ in every), *(every[place][2] for place in unsure)]
         values = _values(scalars if canary is None else [*scalars, canary])
-        if (
-            counter is not None
-            and canary is not None
-            and counter.safely(counter.judge, series, values.pop(), series.place)
-        ):
+        if canary is not None and self._lost(series, values.pop()):
             return  # nor are the others what was computed
         skipped = {place for place, found_inf in zip(unsure, values[len(every) :], strict=True) if found_inf}
         numbers = [(step, values[place]) for place, (step, _, _) in enumerate(every)]
