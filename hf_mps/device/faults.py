@@ -104,7 +104,7 @@ FAULTS: dict[str, Fault] = {
         asked=True,
     ),
     "stopped-gpu": Fault(
-        "macOS ends work that runs too long or needs too much memory, and whoever waits goes on as if it were done",
+        "macOS aborts work that runs too long or needs too much memory, and whoever waits goes on as if it were done",
         "https://github.com/pytorch/pytorch/pull/193571",
         "<2.15",
         asked=True,

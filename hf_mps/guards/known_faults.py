@@ -92,8 +92,8 @@ KNOWN = (
     _torch(
         "<2.15",
         193571,
-        "work that macOS ends on the GPU (too long, too much memory) raises no error, and its results are garbage;"
-        " the sentinel stopped-gpu looks for it in trainings",
+        "GPU work that macOS aborts (too long, too much memory) raises no error, and its results are garbage;"
+        " the sentinel stopped-gpu watches trainings for it",
         links=PULLS,
     ),
     _torch("<2.10", 161905, "torch.compile cannot compile the backward pass of a ResNet"),

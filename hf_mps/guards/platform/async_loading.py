@@ -16,12 +16,12 @@ _STORED = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat
 
 
 class AsyncLoading(Guard):
-    """Keeps such a weight from the loader's threads: it is loaded by the caller's, when its turn comes.
+    """Converts such weights in the caller's thread, one after another, when the model needs each.
 
-    transformers 5 reads a checkpoint in four threads, each of which moves and converts (`_materialize_copy`). Two that
-    convert on Metal at once end the process or hang. All four conditions of the report have to be met: another dtype in
-    the file than asked for, the device mps, the threads, and a release that has them; other weights, and other devices,
-    are loaded by the threads as ever.
+    transformers 5 reads a checkpoint in four threads, and each moves and converts its weights (`_materialize_copy`).
+    Two threads that convert on Metal at the same time crash or hang the process. The report names four conditions: the
+    file has another dtype than was asked for, the device is mps, threads are on, and the release has them. All other
+    weights, and all other devices, are loaded by the threads as before.
     """
 
     name = "async-loading"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hf_mps.core import notices
 from hf_mps.core.choice import Choice
 from hf_mps.guards.base import Guard
 
@@ -12,17 +13,17 @@ SCALED = 'GradScaler("cuda") scales nothing on mps'
 
 
 class CudaWords(Guard):
-    """Looks at autocast, `custom_fwd`, `custom_bwd` and GradScaler of a script that names CUDA where there is none.
+    """Handles autocast, `custom_fwd`, `custom_bwd` and GradScaler in a script that names CUDA where there is none.
 
-    What narrows an autocast that the script has on mps is done there, as it would be on CUDA: `enabled=False`, the
-    dtypes of `custom_fwd`, the state that `custom_bwd` brings back. Without an autocast on mps that changes nothing.
+    Calls that limit autocast are applied to the script's autocast on mps, as they would be on CUDA: `enabled=False`,
+    the dtypes of `custom_fwd`, the state that `custom_bwd` restores. Without autocast on mps they change nothing.
 
-    What would turn mixed precision on is told and not done. The script has been right so far, in float32; float16
-    would change its numbers, and needs a GradScaler that works. One for CUDA, which PyTorch makes and disables, stays
-    disabled: gradients of float32 need none, and a scaler waits for the device at each step. Where autocast on mps is
-    float16, they do need one, so that is told as well.
+    Calls that would enable mixed precision are reported, in place of PyTorch's warning, but not applied. Such a script
+    trains correctly in float32 today; float16 would change its numbers and need a working GradScaler. A GradScaler for
+    CUDA stays disabled, as PyTorch makes it: float32 gradients need none, and a scaler waits for the device at every
+    step. With float16 autocast on mps they do need one, which the notice says.
 
-    `torch.is_autocast_enabled()` goes on answering for CUDA: libraries that ask it then take CUDA's dtype.
+    `torch.is_autocast_enabled()` keeps answering for CUDA, because libraries that ask it go on to use CUDA's dtype.
     """
 
     name = "cuda-words"
@@ -48,14 +49,16 @@ class CudaWords(Guard):
     def _made(
         self, stock: Any, mode: Any, device_type: Any, dtype: Any = None, enabled: Any = True, *args: Any, **kwargs: Any
     ) -> None:
-        mistaken = device_type == "cuda" and not _cuda()
-        if mistaken and not enabled:
-            self.acted('autocast("cuda", enabled=False) switches off the one for mps', aloud=False)
-            device_type = "mps"
-        stock(mode, device_type, dtype, enabled, *args, **kwargs)
-        if mistaken and enabled:
+        arguments = (device_type, dtype, enabled, *args)
+        if device_type != "cuda" or _cuda():
+            stock(mode, *arguments, **kwargs)
+        elif enabled:
             asked = f"torch.{str(dtype).removeprefix('torch.')}" if dtype is not None else "torch.bfloat16"
-            self._tell(f'{ASKED}; next: torch.autocast("mps", dtype={asked}), or device.type in place of "cuda"')
+            line = f'{ASKED}; next: torch.autocast("mps", dtype={asked}), or device.type in place of "cuda"'
+            self._tell(line, stock, mode, *arguments, **kwargs)
+        else:
+            self.acted('autocast("cuda", enabled=False) switches off the one for mps', aloud=False)
+            stock(mode, "mps", *arguments[1:], **kwargs)
 
     def _decorates(self, stock: Any, function: Any = None, *, device_type: Any, **kwargs: Any) -> Any:
         if device_type == "cuda" and not _cuda():  # asks nothing of the device: modules do this when they are imported
@@ -64,16 +67,23 @@ class CudaWords(Guard):
         return stock(function, device_type=device_type, **kwargs)
 
     def _scaler(self, stock: Any, scaler: Any, device: Any = "cuda", *args: Any, **kwargs: Any) -> None:
-        stock(scaler, device, *args, **kwargs)
         asked = kwargs.get("enabled", args[4] if len(args) > 4 else True)
-        if device == "cuda" and asked and not scaler.is_enabled():
-            self._tell(f'{SCALED}; next: torch.amp.GradScaler("mps") where autocast on mps is float16, else none')
+        if device != "cuda" or not asked or _cuda():
+            stock(scaler, device, *args, **kwargs)
+        else:
+            line = f'{SCALED}; next: torch.amp.GradScaler("mps") where autocast on mps is float16, else none'
+            self._tell(line, stock, scaler, device, *args, **kwargs)
 
-    def _tell(self, line: str) -> None:
+    def _tell(self, line: str, stock: Any, *args: Any, **kwargs: Any) -> None:
+        """Say it in place of PyTorch's warning, which would name a line of this package; on the CPU that stays."""
         from hf_mps.device.choice import metal
 
-        if metal().value:  # else the script computes on the CPU
-            self.acted(line)
+        if not metal().value:
+            stock(*args, **kwargs)
+            return
+        with notices.ignoring(UserWarning, "CUDA is not available|torch.cuda.amp.GradScaler is enabled"):
+            stock(*args, **kwargs)
+        self.acted(line)
 
 
 def _cuda() -> bool:

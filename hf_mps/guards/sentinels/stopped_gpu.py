@@ -1,4 +1,4 @@
-"""stopped-gpu: work that macOS ended and PyTorch goes on without is told once for each training, or ends the run."""
+"""stopped-gpu: GPU work that macOS aborted without an error is reported once for each training, or ends the run."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from hf_mps.guards.sentinels.base import BEFORE_CHECKPOINTS, STOPS, StoppingSent
 from hf_mps.guards.sentinels.stream import STREAM
 
 RAISES = (2, 15)
-"""The first torch whose library asks how a command buffer ended: it has "MPS command buffer execution failed"."""
+"""The first torch that checks how a command buffer ended: its library has "MPS command buffer execution failed"."""
 MOST = 2**23
 """float32, in which it is read, has each whole number up to here."""
 CURE = (
-    "let the display sleep and run under `caffeinate -s`, or over ssh, as macOS ends long work for the display's sake; "
-    "shorter rows or smaller batches make its kernels shorter and take less memory"
+    "run it under `caffeinate -is` with the display asleep, or over ssh, as macOS aborts long work that delays the "
+    "display; shorter rows or smaller batches make kernels shorter and take less memory"
 )
-"""What people with such Macs found to help (ml-explore/mlx#3267)."""
+"""What helped people with such Macs (ml-explore/mlx#3267)."""
 
 
 class StoppedGpu(StoppingSentinel):
-    """Counts on the device, in the same queue as the training, and compares where the stream reads anyway.
+    """Counts on the device, in the same queue as the training, and compares the number with its own.
 
-    macOS aborts a command buffer that runs too long, holds up the display or needs memory that is not there. Before
-    torch 2.15 no wait asks how it ended (pytorch#193571): results are what lay in their memory. A number on the device
-    is raised by one where a loss goes into its backward pass, where the gradients are there, and after each batch that
-    Trainer evaluates. It grows for ever, so a copy to the host that is lost as well shows an old number. An abort that
-    takes no increment along is not seen. No step waits for this, an evaluation once, at its end; two launches a step,
-    one a batch, are the cost.
+    macOS aborts a command buffer that runs too long, delays the display or needs memory that it cannot get. Before
+    torch 2.15 no wait checks how a command buffer ended (pytorch#193571), so the program reads whatever was in memory.
+    The number on the device is incremented when a loss enters its backward pass, when the gradients are complete, and
+    after each batch that Trainer evaluates. It is read together with the losses, before checkpoints, and once after an
+    evaluation. It keeps growing, so a lost copy to the host shows an old number. An abort that loses no increment goes
+    unnoticed. The cost is two launches a step, one for each evaluated batch, and no wait in a step.
 
-    Metal's framework writes a line ("command buffer exited with error status") to the file descriptor of stderr. It is
-    not watched: that takes a pipe in its place, which would turn progress bars into plain text, mix up the order of
-    lines, reach child processes, and swallow the last words of a process that aborts.
+    Metal's line on stderr ("command buffer exited with error status") goes to the file descriptor, and is not watched.
+    Watching takes a pipe in place of the descriptor, which turns progress bars into plain text, reorders lines, reaches
+    child processes and loses the last words of a process that aborts.
     """
 
     name = "stopped-gpu"
-    what = "work that macOS has ended on the GPU, whose results PyTorch before 2.15 reads all the same"
+    what = "GPU work that macOS aborted, whose unwritten results PyTorch before 2.15 reads without an error"
     why = f"warns once for each training, which goes on as without it; {STOPS}"
     patches = {
         **BEFORE_CHECKPOINTS,
@@ -93,19 +93,19 @@ class StoppedGpu(StoppingSentinel):
         return self._on_device
 
     def judge(self, training: Any, found: float, seen: str) -> bool:
-        """Whether what was read with the number `found` is lost; tells it, or raises RunError where it is to stop.
+        """Tell whether the number `found` on the device shows lost work; report it, or raise RunError to stop the run.
 
-        `training` is a series or a Trainer, and `seen` says where in it that is.
+        `training` is a series or a Trainer, and `seen` says where in it the number was read.
         """
         if found == self._counted:
             return False
         self._on_device = None
-        said = "macOS ended work on the GPU before it was done, and PyTorch went on with what lay in memory"
-        self._tell(training, f"{said}; seen {seen}", CURE)
+        said = f"macOS aborted GPU work, and PyTorch continued with unwritten results (seen {seen})"
+        self._tell(training, said, CURE)
         return True
 
     def ask(self, training: Any, seen: str) -> None:
-        """Read the number by itself, and judge."""
+        """Read the number by itself, and judge it."""
         number = self.unread()
         if number is not None:
             self.judge(training, number.item(), seen)

@@ -152,8 +152,8 @@ def test_a_gpu_that_macos_stops_ends_the_run_before_a_checkpoint(desk: Path, fin
         ended = finetune("my.yaml", *steps, "training.load_best_model_at_end=false", "training.max_steps=30")
     assert ended.code == 1
     line = ended.err.splitlines()[-1]
-    assert line.startswith("hf-mps: macOS ended work on the GPU before it was done, and PyTorch went on with")
-    assert "; next: let the display sleep and run under `caffeinate -s`" in line
+    assert line.startswith("hf-mps: macOS aborted GPU work, and PyTorch continued with unwritten results (seen ")
+    assert "; next: run it under `caffeinate -is` with the display asleep" in line
     assert "the same command goes on from the last checkpoint" in line
     assert len(run_dir.checkpoints(desk / "runs/my")) < 30
     assert not (desk / "runs/my/results.json").exists()

@@ -63,8 +63,8 @@ def test_a_script_is_told_once_and_goes_on(waits: int, tried: None) -> None:
     with strictness.stopping_gpu(waits), pytest.warns(SentinelNotice) as said:
         trained()
     first, *others = [str(each.message) for each in said if issubclass(each.category, SentinelNotice)]
-    assert "macOS ended work on the GPU before it was done" in first
-    assert "`caffeinate -s`" in first
+    assert "macOS aborted GPU work, and PyTorch continued with unwritten results" in first
+    assert "`caffeinate -is`" in first
     assert not [line for line in others if "macOS" in line], "once; what follows from it other sentinels may see"
 
 
@@ -100,7 +100,7 @@ def test_no_checkpoint_holds_a_step_that_was_lost(tmp_path: Path, monkeypatch: p
     assert 0 < len(found) < len(whole)
     assert all(weights == whole[name] for name, weights in found.items())
     (said,) = guards.found()
-    assert "and PyTorch went on with what lay in memory; seen at optimizer step" in said["lines"][0]
+    assert "and PyTorch continued with unwritten results (seen at optimizer step" in said["lines"][0]
 
 
 def test_an_evaluation_whose_work_is_lost_gives_no_figures(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_an_evaluation_whose_work_is_lost_gives_no_figures(tmp_path: Path) -> No
     with (
         strictness.stopping_gpu(1),
         stopped_gpu.SENTINEL.stopping("less of it"),
-        pytest.raises(RunError, match=r"macOS ended work.*; seen in an evaluation; next: less of it"),
+        pytest.raises(RunError, match=r"macOS aborted GPU work.*seen in an evaluation\); next: less of it"),
     ):
         run.evaluate(rows)
     assert run.evaluate(rows)["eval_loss"] == whole
@@ -127,7 +127,7 @@ def test_a_loss_that_is_nan_for_that_reason_is_said_to_be(tmp_path: Path) -> Non
     with strictness.stopping_gpu(1), stopped_gpu.SENTINEL.stopping("less of it"):
         run.model(**batch).loss.backward()
         run.optimizer.step()
-        with pytest.raises(RunError, match=r"macOS ended work.*; next: less of it"):
+        with pytest.raises(RunError, match=r"macOS aborted GPU work.*; next: less of it"):
             refuse(run.args, run.state, {"loss": float("nan")}, "a lower rate", run.optimizer)
 
 
