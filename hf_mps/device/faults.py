@@ -103,6 +103,12 @@ FAULTS: dict[str, Fault] = {
         ">=2.0",
         asked=True,
     ),
+    "stopped-gpu": Fault(
+        "macOS aborts work that runs too long or needs too much memory, and whoever waits goes on as if it were done",
+        "https://github.com/pytorch/pytorch/pull/193571",
+        "<2.15",
+        asked=True,
+    ),
     "freed-sources": Fault(
         "a copy that nobody waits for does not keep its source: it reads what lies there once that was freed",
         "https://github.com/pytorch/pytorch/pull/181017",

@@ -94,6 +94,13 @@ KNOWN = (
         "copies with non_blocking=True to the CPU are read before they are there (up to 2.12 those to the device too)",
         "non-blocking",
     ),
+    _torch(
+        "<2.15",
+        193571,
+        "GPU work that macOS aborts (too long, too much memory) raises no error, and its results are garbage;"
+        " the sentinel stopped-gpu watches trainings for it",
+        links=PULLS,
+    ),
     _torch("<2.10", 161905, "torch.compile cannot compile the backward pass of a ResNet"),
     # Inductor's codegen/mps.py up to 2.10: a loop in a loop for each of two dimensions that are summed over.
     _torch("<2.11", 170360, "torch.compile gives sums of broadcast tensors twice as large"),

@@ -143,7 +143,8 @@ def test_known_problems_are_those_of_exactly_these_versions(
 ) -> None:
     having(torch_version, chip, macos)
     known = [each for each in versions.examine() if each.name == "known problem" and "torch " in each.says]
-    assert {each.next.rpartition("/")[2] for each in known} == links
+    stopped = {"193571"} if Version(torch_version) < Version("2.15") else set()
+    assert {each.next.rpartition("/")[2] for each in known} == links | stopped
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ HAZARDS: dict[str, Callable[[], Any]] = {
     "large-pad": sizes.large_pad,
     "lerp-weight": sizes.lerp_weight,
     "index-add-gaps": sizes.index_add_gaps,
+    "async-loading": device.crowded_loading,
     "shape-growth": device.shape_growth,
     "fork-workers": device.fork_workers,
     "half-precision": device.half_precision,

@@ -42,6 +42,7 @@ const std::map<std::string, std::atomic<bool>*>& switches() {
       {"late-copies", &late_copies},
       {"freed-sources", &freed_sources},
       {"queued-work", &queued_work},
+      {"stopped-gpu", &stopped_gpu},
       {"half-unscale", &half_unscale},
       {"conv3d-layout", &conv3d_layout},
       {"large-pad", &misreads.large_pad},
