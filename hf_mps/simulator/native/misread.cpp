@@ -33,6 +33,21 @@ void unscale(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   torch::jit::drop(*stack, 3);
 }
 
+// SummaryOps.mm: weights of any other dtype are cut to int32 and summed as such, where the CPU sums them as float64.
+void bincount(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  auto& weights = (*stack)[stack->size() - 2];
+  std::optional<at::ScalarType> sum;
+  if (weights.isTensor() && (*stack)[stack->size() - 3].toTensor().numel() > 0) {
+    const auto given = weights.toTensor().scalar_type();
+    sum = given == at::kFloat || given == at::kHalf ? given : at::kInt;
+    weights = weights.toTensor().to(*sum);
+  }
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  if (sum) {
+    stack->back() = stack->back().toTensor().to(*sum);
+  }
+}
+
 } // namespace
 
 // pytorch#197114: as if its channels lay last, which is right where they do.
@@ -45,6 +60,9 @@ at::Tensor misread_volume(const at::Tensor& input) {
 }
 
 Inside misread_inside_of(const std::string& name) {
+  if (name == "bincount") {
+    return &bincount;
+  }
   return name == "_amp_foreach_non_finite_check_and_unscale_" ? &unscale : permuted_inside_of(name);
 }
 
