@@ -131,13 +131,11 @@ class KnownFailures:
         entry = self.entries.get(report.nodeid)
         if ended and report.nodeid in self._as_listed and entry is not None:
             _expect(report, entry)
-        elif ended and entry is not None and not self.config.pluginmanager.hasplugin("dsession"):
-            report.__dict__.pop("wasxfail", None)
-            report.outcome = "failed"
-            report.longrepr = f"passed, and {entry.place} lists it as failing with {entry.exception}: delete that line"
-            self._raised[report.nodeid] = report.__dict__["known_failures_raised"] = None
-        elif ended:
-            self._raised.setdefault(report.nodeid, None)
+        elif ended and report.nodeid not in self._raised:
+            report.__dict__["known_failures_raised"] = None
+            if entry is not None and not self.config.pluginmanager.hasplugin("dsession"):
+                report.outcome = "failed"
+                report.longrepr = f"passed, and {entry.place} lists it with {entry.exception}: delete that line"
         if "known_failures_raised" in report.__dict__:
             self._raised[report.nodeid] = report.__dict__["known_failures_raised"]
         return (yield)
@@ -163,8 +161,8 @@ class KnownFailures:
             terminalreporter.write_line(f"hf_mps: what failed is written to {self.paths[0]}")
             return
         for test in sorted(self.missing):
-            words = f"{self.entries[test].place} names no test: {test}; delete or rename it"
-            terminalreporter.write_line(f"FAILED {words}", red=True)
+            place = self.entries[test].place
+            terminalreporter.write_line(f"FAILED {place} names no test: {test}; delete or rename it", red=True)
 
     def _write(self) -> None:
         """Rewrite the lines of the tests that ran, keep those of others and comments, append new failures."""

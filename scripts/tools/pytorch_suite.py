@@ -68,10 +68,6 @@ class Mac:
 
         subprocess.check_output = check_output  # type: ignore[assignment]
 
-    def pytest_runtest_logfinish(self) -> None:
-        """Let go of a failed test's frames, whose tensors test_mps_allocator_module would count."""
-        sys.last_value = sys.last_traceback = sys.last_exc = None  # type: ignore[assignment,attr-defined]
-
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Take the counts, and the lines of the lists that were met."""
         listed = [each for each in terminalreporter.stats.get("xfailed", []) if str(LISTS) in each.wasxfail]
