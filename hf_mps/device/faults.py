@@ -126,7 +126,7 @@ FAULTS: dict[str, Fault] = {
     ),
     # Embedding's backward and scatter_add since 2.13, index_add since 2.14, indexing and upsampling in all of these.
     "atomic-order": Fault(
-        "threads add to one sum in any order: embedding's backward, index_put_ that accumulates, scatter_add, …",
+        "threads add to one sum, or write to one place, in any order: embedding's backward, index_put_, scatter_add, …",
         f"{ISSUES}/195404",
         ">=2.8",
     ),

@@ -136,3 +136,21 @@ def test_a_second_derivative_through_convolution_and_linear() -> None:
     assert len(found[0]) == len(found[1]) >= 3
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("weights", "sums"),
+    [
+        (torch.float32, [0.5, 4.0, 0.0, 0.0, 2.5]),
+        (torch.float16, [0.5, 4.0, 0.0, 0.0, 2.5]),
+        (torch.int32, [0, 3, 0, 0, 2]),
+        (torch.int8, [0, 3, 0, 0, 2]),
+        (torch.bfloat16, [0, 3, 0, 0, 2]),
+    ],
+    ids=str,
+)
+def test_bincount_cuts_weights_to_int32_but_for_float_and_half(weights: torch.dtype, sums: list[float]) -> None:
+    given = torch.tensor([0.5, 1.5, 2.5, 2.5]).to(weights)
+    found = torch.bincount(torch.tensor([0, 1, 1, 4], device="mps"), given.to("mps"))
+    assert found.dtype == (weights if weights in (torch.float32, torch.float16) else torch.int32)
+    assert found.tolist() == sums

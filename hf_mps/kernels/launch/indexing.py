@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 SOURCE = "operations/Indexing.mm"
 MOST = 16
 """Tensors of indices that a kernel takes."""
+
+BYTES = "indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead."
+STACK = 6
+"""Frames from the warning up to the line that indexes."""
 
 Indices = list[Tensor | None]
 
@@ -142,6 +147,8 @@ def _whole(tensor: Tensor, indices: Indices) -> Indices:
             continue
         if each.shape != tensor.shape[len(found) : len(found) + each.dim()]:
             raise NoRule("PyTorch refuses the mask's shape")
+        if each.dtype == torch.uint8:
+            warnings.warn(BYTES, UserWarning, stacklevel=STACK)
         found.extend(each.nonzero().unbind(1) if each.dim() else [each.reshape(1).nonzero().reshape(-1)])
         if not each.dim():
             raise NoRule("a mask of no dimensions")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -44,8 +45,8 @@ def sort(
         values = torch.empty_like(given)
         indices = torch.empty_like(values, dtype=torch.int64)
     else:
-        refuse_misfit(values, given.shape)
-        refuse_misfit(indices, given.shape, torch.int64)
+        _fit(values, given.shape, given.dtype)
+        _fit(indices, given.shape, torch.int64)
     _sorted(Work(release, given, values, indices, dim % rank, descending, bool(stable)))
     return values, indices
 
@@ -71,8 +72,8 @@ def topk(
     if values is None or indices is None:
         values, indices = given.new_empty(shape), given.new_empty(shape, dtype=torch.int64)
     else:
-        refuse_misfit(values, shape)
-        refuse_misfit(indices, shape, torch.int64)
+        _fit(values, shape, given.dtype)
+        _fit(indices, shape, torch.int64)
     if not given.numel() or not k:
         return values, indices
     if dim == rank - 1:
@@ -108,6 +109,12 @@ def kthvalue(
     for target, made in zip((values, indices), found, strict=True):
         target.resize_(final).copy_(made.view(final))
     return values, indices
+
+
+def _fit(target: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:
+    """Resize an empty tensor that is written, as PyTorch does; refuse another of another shape or dtype."""
+    refuse_misfit(target, shape if target.numel() else target.shape, dtype)
+    target.resize_(shape)
 
 
 def _sorted(work: Work) -> None:

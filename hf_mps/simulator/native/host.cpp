@@ -27,6 +27,9 @@ struct Plan {
       if (argument.real_type()->str().find("Generator") != std::string::npos) {
         generator = written.size();
       }
+      if (*argument.type() == *c10::getTypePtr<c10::List<std::optional<at::Tensor>>>()) {
+        optional_lists.push_back(written.size());
+      }
       const bool aliased = argument.alias_info() != nullptr;
       written.push_back(aliased && argument.alias_info()->isWrite());
       view = view || (aliased && !written.back());
@@ -39,6 +42,7 @@ struct Plan {
   std::string whole_name; // with the overload's
   std::vector<bool> written;
   std::optional<size_t> generator; // which argument
+  std::vector<size_t> optional_lists; // which arguments are of type Tensor?[]
   bool cpu_tensors_allowed = false;
   bool view = false; // of an argument: nothing is computed
 };
@@ -60,7 +64,11 @@ class HostKernel final : public c10::OperatorKernel {
         launches_(!plan_.view && !reads_ && plan_.name.name != "aten::is_set_to") {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-    const auto given = c10::ArrayRef<c10::IValue>(*stack).slice(stack->size() - op.schema().arguments().size());
+    const size_t first = stack->size() - op.schema().arguments().size();
+    for (const size_t which : plan_.optional_lists) {
+      as_optional_tensors((*stack)[first + which]);
+    }
+    const auto given = c10::ArrayRef<c10::IValue>(*stack).slice(first);
     if (special_.check != nullptr) {
       special_.check(given);
     }
@@ -156,6 +164,18 @@ class HostKernel final : public c10::OperatorKernel {
     } else if (value.isDevice()) {
       value = c10::Device(c10::kCPU);
     }
+  }
+
+  // TorchScript hands over indices as a list of tensors without None, or of elements of any type.
+  static void as_optional_tensors(c10::IValue& value) {
+    if (value.isOptionalTensorList()) {
+      return;
+    }
+    c10::List<std::optional<at::Tensor>> list;
+    for (const c10::IValue& element : value.toListRef()) {
+      list.push_back(element.toOptional<at::Tensor>());
+    }
+    value = std::move(list);
   }
 
   // A CPU tensor beside device tensors is refused, as on a Mac; a scalar in a CPU tensor is not.

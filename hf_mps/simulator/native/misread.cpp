@@ -97,6 +97,21 @@ const std::set<std::string>& with_numbers() {
   return *all;
 }
 
+// SummaryOps.mm: weights of any other dtype are cut to int32 and summed as such, where the CPU sums them as float64.
+void bincount(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  auto& weights = (*stack)[stack->size() - 2];
+  std::optional<at::ScalarType> sum;
+  if (weights.isTensor() && (*stack)[stack->size() - 3].toTensor().numel() > 0) {
+    const auto given = weights.toTensor().scalar_type();
+    sum = given == at::kFloat || given == at::kHalf ? given : at::kInt;
+    weights = weights.toTensor().to(*sum);
+  }
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  if (sum) {
+    stack->back() = stack->back().toTensor().to(*sum);
+  }
+}
+
 } // namespace
 
 // pytorch#187117: OperationUtils.h, mtl_setBuffer gives the kernel the bytes at the beginning of the storage; those of
@@ -142,6 +157,7 @@ at::Tensor misread_volume(const at::Tensor& input) {
 Inside misread_inside_of(const std::string& name) {
   static const std::map<std::string, Inside> all{
       {"_amp_foreach_non_finite_check_and_unscale_", &unscale},
+      {"bincount", &bincount},
       {"lerp", &lerp},
       {"lerp_", &lerp},
       {"constant_pad_nd", &pad},

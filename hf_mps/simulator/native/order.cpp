@@ -1,5 +1,5 @@
 // Sums to which many threads of the device add at once: their order, and with it their last bits, differs from call to
-// call and from run to run.
+// call and from run to run. And which of several values written to one place stays there.
 //
 // Which operators, and since when, is read from the names of the Metal kernels in the macOS wheels of torch 2.8, 2.10,
 // 2.12, 2.13 and 2.14, and from their sources, which call c10::metal::AtomicType<T>::atomic_add. pytorch#195404 reports
@@ -132,9 +132,25 @@ void alert(const Tensor& self, const char* kernel) {
 #endif
 }
 
+// Threads that write to one place come in any order too: which value stays there is left to chance.
+void write_in_any_order(const Operator& op, Stack* stack) {
+  const auto indices = argument(op, stack, 1).toOptionalTensorVector();
+  const auto values = argument(op, stack, 2).toTensor();
+  if (indices.size() == 1 && indices[0] && indices[0]->dim() == 1 && at::isIntegralType(indices[0]->scalar_type(), false) &&
+      indices[0]->scalar_type() != at::kByte) {
+    const auto order = any_order(indices[0]->numel());
+    if (values.dim() == argument(op, stack, 0).toTensor().dim() && values.size(0) == order.numel()) {
+      argument(op, stack, 1) = c10::List<std::optional<Tensor>>({indices[0]->index_select(0, order)});
+      argument(op, stack, 2) = values.index_select(0, order);
+    }
+  }
+  call(op, stack);
+}
+
 void index_put(const Operator& op, Stack* stack) {
   if (!argument(op, stack, 3).toBool()) {
-    return call(op, stack);
+    return atomic_order && !at::globalContext().deterministicAlgorithms() ? write_in_any_order(op, stack)
+                                                                          : call(op, stack);
   }
   alert(argument(op, stack, 0).toTensor(), "index_put_with_accumulate_mps");
   add_in_halves(op, stack, 2);

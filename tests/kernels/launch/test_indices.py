@@ -64,6 +64,14 @@ def test_an_index_out_of_bounds_is_refused_as_without_kernels(kernels: Dispatch)
     assert kernels.ledger.operators["index.Tensor"] == 0
 
 
+def test_a_mask_of_bytes_is_warned_of_at_the_line_that_indexes(kernels: Dispatch) -> None:
+    given, mask = numbers(5, 7).to("mps"), torch.tensor([1, 0, 1, 0, 0], dtype=torch.uint8, device="mps")
+    with pytest.warns(UserWarning, match=r"indexing with dtype torch\.uint8 is now deprecated") as warned:
+        given.index_put_((mask,), given[mask], accumulate=True)
+    assert [each.filename for each in warned] == [__file__] * 2
+    assert torch.equal(given[[0, 2]].cpu(), numbers(5, 7)[[0, 2]] * 2)
+
+
 def test_gather_and_scatter_are_dense_or_strided_as_the_host_decides(kernels: Dispatch) -> None:
     whole = torch.randint(0, 7, (5, 7), generator=torch.Generator().manual_seed(0))
     for where, layout in ((whole, "dense"), (whole[:3, :4], "strided")):

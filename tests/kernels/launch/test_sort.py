@@ -96,6 +96,18 @@ def test_equal_elements_may_come_in_any_order_and_their_places_are_right(kernels
     assert {"sort.stable", "topk", "kthvalue.values"} <= set(kernels.ledger.operators)
 
 
+def test_an_empty_output_is_resized_and_sorted_by_the_same_kernel(kernels: Dispatch) -> None:
+    given = torch.tensor([[2.0, 1.0] * 600] * 2, device="mps")
+    for run in (torch.sort, lambda *x, **out: torch.topk(*x, 7, **out)):
+        wanted = run(given)
+        kernels.ledger.clear()
+        out = torch.empty(0, device="mps"), torch.empty(0, dtype=torch.int64, device="mps")
+        found = run(given, out=out)
+        assert kernels.ledger.kernels
+        assert torch.equal(found.values, wanted.values)
+        assert torch.equal(found.indices, wanted.indices)
+
+
 TIES = ("sort", "topk", "kthvalue")
 
 

@@ -3,6 +3,7 @@
     pytest --simulated-metal             the default profile
     pytest --simulated-metal=m1-8gb      another Mac (hf_mps.device.profiles)
     pytest --metal-kernels=2.13.0        the same, computing with that release's own Metal kernels (docs/kernels.md)
+    pytest --known-failures=FILE         the tests that must fail, and how (hf_mps.pytest_plugin.known_failures)
 
 Fixtures: `metal_device` is torch.device("mps"), or skips with the probe's reason; `fallback_ledger` fails a test in
 which an operator without a Metal kernel ran on the CPU; `metal_kernels` tells which kernels of the release ran in the
@@ -18,6 +19,8 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from hf_mps.pytest_plugin import known_failures
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +40,7 @@ _of_workers: list[tuple[str, Counts]] = []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --simulated-metal and --metal-kernels."""
+    """Add --simulated-metal, --metal-kernels and --known-failures."""
     group = parser.getgroup("hf_mps")
     group.addoption(
         OPTION,
@@ -56,6 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run on that device with a PyTorch release's own Metal kernels (hf-mps kernels fetch), the installed "
         "torch's where none is named; checked: each access is bounded",
     )
+    known_failures.add_options(group)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -69,8 +73,9 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker."""
+    """Declare the marker, and read the known failures."""
     config.addinivalue_line("markers", "metal: needs a Metal device, real or simulated; skipped where there is none")
+    known_failures.configure(config)
 
 
 def pytest_unconfigure() -> None:
