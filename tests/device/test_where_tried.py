@@ -92,7 +92,7 @@ def test_a_device_in_use_is_not_tried_and_nothing_runs_beside_another_threads_wo
     pretend: Pretend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(probe.HANDED_DOWN, "")
-    trials, held_now = Trials(), torch.mps.driver_allocated_memory
+    trials, held_now = Trials(), torch.mps.current_allocated_memory
     working, enough = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -107,7 +107,7 @@ def test_a_device_in_use_is_not_tried_and_nothing_runs_beside_another_threads_wo
         assert working.wait(30)
         for ask in (device.metal, device.choose):
             pretend(VIRTUAL, trial=trials)
-            monkeypatch.setattr(torch.mps, "driver_allocated_memory", held_now)
+            monkeypatch.setattr(torch.mps, "current_allocated_memory", held_now)
             assert ask().reason == f"{BELIEVED}it is in use already"
     finally:
         enough.set()
