@@ -88,6 +88,15 @@ def test_a_user_can_forbid_it(pretend: Pretend, trials: Trials, monkeypatch: pyt
         device.metal()
 
 
+def test_memory_that_no_tensor_holds_is_no_use_of_the_device(pretend: Pretend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(probe.HANDED_DOWN, "")
+    trials = Trials()
+    pretend(VIRTUAL, trial=trials)
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 2**20)  # the device's own, before any tensor
+    assert device.metal().value
+    assert trials.count == 1
+
+
 def test_a_device_in_use_is_not_tried_and_nothing_runs_beside_another_threads_work(
     pretend: Pretend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
