@@ -5,6 +5,7 @@
 #   make test         lint, type-check and run the whole suite
 #   make test-fast    the suite without what takes over ten seconds or starts a Python of its own
 #   make check        lint, type-check and look at the pages' links only
+#   make ready        set up .venv and do nothing else
 #   make format       let ruff put the sources in form
 #   make docs         build the pages into site/
 #   make wheel        build the wheel into dist/
@@ -22,17 +23,22 @@ tests-others := tests $(tests-finetune:%=--ignore %) --ignore tests/kernels
 READY := $(VENV)/.ready
 BUILDER := .venv-build
 NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "hf_mps needs Python 3.10 or newer: make PYTHON=python3.12")'
-PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
 # A link that leads nowhere is an error. mkdocs needs no hf_mps, and is quicker where `import torch` does nothing.
 BUILD_DOCS = HF_MPS=0 NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 # A Mac has the device itself; elsewhere it is simulated.
-ifneq ($(shell uname -s),Darwin)
+ifeq ($(shell uname -s),Darwin)
+CONSTRAINTS := constraints-darwin.txt
+else
+CONSTRAINTS := constraints.txt
 export HF_MPS_SIMULATE ?= 1
 endif
 
-.PHONY: quickstart test test-fast $(PARTS:%=part-%) check format docs wheel dist clean
+.PHONY: ready quickstart test test-fast $(PARTS:%=part-%) check format docs wheel dist clean
+
+ready: $(READY)
 
 quickstart: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m hf_mps.finetune quickstart
@@ -51,6 +57,7 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python scripts/tools/mac_types.py
 	$(BUILD_DOCS)
 
 format: $(READY)
@@ -71,13 +78,13 @@ dist: $(BUILDER)/.ready
 clean:
 	rm -rf $(VENV) $(BUILDER) dist build site .pytest_cache .mypy_cache .ruff_cache
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml $(CONSTRAINTS)
 	$(NEW_ENOUGH)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP_INSTALL) --editable '.[dev]'
 	touch $@
 
-$(BUILDER)/.ready: pyproject.toml constraints.txt
+$(BUILDER)/.ready: pyproject.toml $(CONSTRAINTS)
 	$(NEW_ENOUGH)
 	$(PYTHON) -m venv $(BUILDER)
 	$(BUILDER)/bin/python $(PIP_INSTALL) build hatchling

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 import hf_mps
 from hf_mps.doctor import versions
@@ -65,6 +66,40 @@ def test_the_matrix_goes_from_the_lowest_supported_to_the_newest_that_was_tried(
     assert f">={matrix['python'][0]}" == python
     assert matrix["torch"] == [versions.TRIED[0], versions.TRIED[-1]]
     assert matrix["torch"][0].startswith(lowest.removeprefix("torch>="))
+
+
+def test_the_newest_torch_is_tried_where_it_has_a_python_and_the_one_before_elsewhere() -> None:
+    matrix = _read(GITHUB / "workflows" / "tests.yml")["jobs"]["versions"]["strategy"]["matrix"]
+    assert matrix["exclude"] == [{"python": "3.10", "torch": versions.TRIED[-1]}]
+    assert matrix["include"] == [{"python": "3.10", "torch": versions.TRIED[-2]}]
+
+
+def test_a_mac_gets_the_tools_of_linux_and_a_torch_whose_gpu_works_on_its_macos() -> None:
+    def pins(name: str) -> list[Requirement]:
+        lines = (CHECKOUT / name).read_text(encoding="utf-8").splitlines()
+        return [Requirement(line) for line in lines if line and not line.startswith("#")]
+
+    linux = {pin.name: pin.specifier for pin in pins("constraints.txt")}
+    tools = {pin.name: pin.specifier for pin in pins("constraints-darwin.txt") if pin.name != "torch"}
+    assert {"mypy", "ruff", "pytest"} <= tools.keys()
+    assert tools == {name: linux[name] for name in tools}
+
+    def torch(darwin: str, python: str) -> str:
+        here = {"sys_platform": "darwin", "platform_release": darwin, "python_version": python}
+        found = [pin for pin in pins("constraints-darwin.txt") if pin.marker is not None and pin.marker.evaluate(here)]
+        (pin,) = found
+        return str(pin.specifier)
+
+    # Darwin 23 is macOS 14.
+    assert [torch("23.6.0", "3.12"), torch("24.0.0", "3.10")] == ["==2.14.1"] * 2
+    assert [torch("24.0.0", "3.11"), torch("25.1.0", "3.13")] == [f"=={versions.TRIED[-1]}"] * 2
+
+
+def test_on_a_mac_nothing_comes_before_metal_that_linux_can_find() -> None:
+    steps = _read(GITHUB / "workflows" / "tests.yml")["jobs"]["mac"]["steps"]
+    runs = [step["run"] for step in steps if "run" in step]
+    assert runs[0] == "make ready"
+    assert not any("make check" in run for run in runs)
 
 
 def test_a_release_is_built_and_tried_before_it_is_published_from_a_tag() -> None:

@@ -21,15 +21,31 @@ REFUSALS = ("MPS backend out of memory", "Invalid buffer size: ")
 The second comes above MTLDevice.maxBufferLength, which attention over a long batch meets first on a small Mac.
 """
 
-DRIVER = "a Mac's driver holds 0.6 to 0.9 GiB more in heaps that are not full, and MPSGraph's scratch"
-"""What the process holds beside live tensors, for people who plan.
+JOINED = "2.14"
+"""The release whose allocator joins what is free (pytorch pull request 188045)."""
 
-The heaps: torch, MPSAllocator.h, kSmallHeap, kLargeHeap and kXLargeHeapU; one of 1 GB serves the buffers from 10 to
-512 MB. The simulated device counts them so (simulator/native/heaps.cpp): after some steps its driver held 0.62 GiB more
-than the most that was live for GPT-2 (3.45 GiB), 0.76 for MiniLM (1.35), 0.93 for a small ViT (1.31), 0.92 for a tiny
-BERT (0.09). MPSGraph's memory grows with the shapes, by 13.7 GB over 315 of them (pytorch#181485), which only a Mac
-shows: torch.mps.driver_allocated_memory() after the first step is the truth there.
-"""
+
+def beside_live(torch: str) -> str:
+    """What the process holds beside live tensors on Metal with a release of torch, for people who plan.
+
+    The heaps: torch, MPSAllocator.h, kSmallHeap, kLargeHeap and kXLargeHeapU; one of 1 GB serves the buffers from 10 to
+    512 MB. The simulated device counts them so (simulator/native/heaps.cpp): after some steps of one shape its driver
+    held 0.62 GiB more than the most that was live for GPT-2 (3.45 GiB), 0.76 for MiniLM (1.35), 0.93 for a small ViT
+    (1.31), 0.92 for a tiny BERT (0.09). No real Mac has reported a fixed shape's peak yet: the 11.3 GB beside 1.5 of
+    karpathy/nanochat#838 compare the driver with what is live after a step, when its activations are gone
+    (karpathy/nanochat pull request 839). Changing shapes are on record: 72 GB beside 6.7 with torch 2.13
+    (kyutai-labs/pocket-tts pull request 255). MPSGraph's memory grows with the shapes too, by 13.7 GB over 315 of them
+    (pytorch#181485): torch.mps.driver_allocated_memory() after the first steps is the truth on a Mac.
+    """
+    heaps = "a Mac's driver holds 0.6 to 0.9 GiB more in heaps that are not full, and MPSGraph's scratch"
+    from packaging.version import Version
+
+    if Version(torch) >= Version(JOINED):
+        return heaps
+    return (
+        f"{heaps}; before torch {JOINED} it grows with each new shape of a batch (72 GB beside 6.7 in "
+        "kyutai-labs/pocket-tts#255) until the guard shape-growth gives memory back"
+    )
 
 
 def total(device: str) -> int:

@@ -27,8 +27,10 @@ from hf_mps.device.no_modes import no_modes
 # What torch asks of the system: aten/src/ATen/mps/MPSDevice.mm takes a device only where MPSGraph knows a selector that
 # came with macOS 14.0 (pytorch#159275). torch 2.8 still took 13; there PyTorch finds the device and nobody reads this.
 OLDEST_MACOS = (14, 0)
-# The page of 2.15 on Metal names 15.0 (docs.pytorch.org/docs/2.15/notes/mps.html; pytorch pull request 188365).
+# The page of 2.15 on Metal names 15.0 (docs.pytorch.org/docs/2.15/notes/mps.html; pytorch pull request 188365). Its
+# wheel is tagged macosx_14_0 all the same, so pip installs it on macOS 14, where its GPU is not found.
 OLDEST_SINCE_2_15 = (15, 0)
+FOR_MACOS_14 = "pip install 'torch<2.15'"
 
 HANDED_DOWN = "_HF_MPS_PROBED"
 """The variable that a process which made a trial leaves to those that it starts; not a user's to set."""
@@ -160,8 +162,8 @@ def _why_not(here: Machine, owned: bool) -> str:
     if not (owned or wanted or here.virtual or settings.in_ci()):
         return "this is no virtual machine"
     # What somebody holds was allocated, so allocations succeed. PyTorch has made its device already, to say that it is
-    # there, so that to ask this makes none.
-    in_use = torch.mps.driver_allocated_memory() > 0
+    # there, so that to ask this makes none. Metal's own figure (driver_allocated_memory) may count the device itself.
+    in_use = torch.mps.current_allocated_memory() > 0
     alone = threading.active_count() == 1
     return "it is in use already" if in_use and not (owned and alone) else ""
 
@@ -228,6 +230,12 @@ def oldest_macos(torch: str) -> tuple[int, int]:
 def _not_found(readings: Readings) -> str:
     here, oldest = readings.machine, oldest_macos(readings.torch)
     if here.macos is not None and not here.macos_at_least(*oldest):
+        if here.macos_at_least(*OLDEST_MACOS):
+            return (
+                f"PyTorch {readings.torch} has no GPU on macOS {here.macos}: its Metal backend needs macOS "
+                f"{oldest[0]}.{oldest[1]} or newer, and pip installs it here all the same; "
+                f"take the newest that has one: {FOR_MACOS_14}"
+            )
         return (
             f"macOS {here.macos} is too old: PyTorch's Metal backend needs macOS {oldest[0]}.{oldest[1]} or newer; "
             f"look for an update: softwareupdate --list"

@@ -8,7 +8,7 @@ import sys
 
 from hf_mps.core.text import memory as words
 from hf_mps.device import choice, machine, memory
-from hf_mps.device.probe import OLDEST_MACOS, oldest_macos
+from hf_mps.device.probe import FOR_MACOS_14, OLDEST_MACOS, oldest_macos
 from hf_mps.doctor.findings import Finding, note, ok, problem
 
 
@@ -68,8 +68,8 @@ def _macos(here: machine.Machine) -> Finding:
         return note("macos", "the kernel does not tell its macOS version", "sw_vers -productVersion")
     if not here.macos_at_least(*needed):
         says = f"macOS {here.macos}; the Metal backend of PyTorch {torch.__version__} needs {oldest} or newer"
-        older = ", or python -m pip install 'torch<2.15'" if here.macos_at_least(*OLDEST_MACOS) else ""
-        return problem("macos", says, f"softwareupdate --list{older}")
+        update = "softwareupdate --list"
+        return problem("macos", says, f"{FOR_MACOS_14}, or {update}" if here.macos_at_least(*OLDEST_MACOS) else update)
     return ok("macos", f"macOS {here.macos}{here.label}; {oldest} or newer is needed")
 
 
@@ -96,6 +96,7 @@ def tools() -> str | None:
 def examine_memory() -> list[Finding]:
     """Memory in all and free, the recommended maximum of the device, swap in use."""
     import psutil
+    import torch
 
     now, swap = psutil.virtual_memory(), psutil.swap_memory()
     here = machine.present()
@@ -105,7 +106,8 @@ def examine_memory() -> list[Finding]:
         recommended = memory.recommended("mps")
         assert recommended is not None
         says = f"a process should hold at most {words(recommended)} on the GPU; PyTorch refuses at 1.7 times that"
-        findings.append(ok("recommended", f"{says}{here.label}; beside live memory {memory.DRIVER}"))
+        beside = memory.beside_live(str(torch.__version__))
+        findings.append(ok("recommended", f"{says}{here.label}; beside live memory {beside}"))
     if swap.used > 0.1 * total:
         findings.append(
             note("swap", f"{words(swap.used)} are swapped out already: training slows down many times", "top -o mem")

@@ -1,6 +1,7 @@
 """Which way the host takes where an operator has several, as PyTorch's sources decide it by dtype, shape and layout.
 
-Each rule names its source, as of 2.12.1 to 2.14.1. `PYTORCH_MPS_PREFER_METAL`, which changes the products, is not set.
+Each rule names its source, as of 2.12.1 to 2.14.1; what 2.15.0 does otherwise was read from its wheel's code.
+`PYTORCH_MPS_PREFER_METAL`, which changes the products, is not set.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ OPERATIONS = "aten/src/ATen/native/mps/operations"
 MOVED_TO_KERNELS = Version("2.13")
 VECTORS = Version("2.14")
 """The release whose products with one row or column have a Metal kernel of their own, and whose cat has one way."""
+LINES = Version("2.15")
+"""The release that has Metal kernels for convolutions along one dimension (pytorch pull request 193021)."""
 TILED = 2**32
 COMPLEX_INNER = 2048
 LARGE_FILTER = 256
@@ -132,13 +135,27 @@ def _joined(call: Call, host: Host) -> Choice[LaunchClass] | None:
 
 
 def _convolution(call: Call, host: Host) -> Choice[LaunchClass] | None:
-    """Convolution.mm: MPSGraph, but for large filters and for volumes, which have several ways, from 2.14 on."""
+    """Convolution.mm: MPSGraph, but for large filters and for volumes, which have several ways, from 2.14 on.
+
+    From 2.15 on one dimension is Metal's: where image and filter have a height of one, or none, and it is not padded.
+    """
     sides = call.inputs[1].shape[2:]
+    if host.release >= LINES and _is_line(call):
+        return Choice("metal", f"along one dimension ({OPERATIONS}/Convolution.mm)")
     if host.release >= VECTORS and len(sides) == 3:
         return None
     if host.release >= VECTORS and any(side >= LARGE_FILTER for side in sides):
         return Choice("metal", f"a filter of {LARGE_FILTER} or more ({OPERATIONS}/Convolution.mm)")
     return Choice("graph", f"convolutions are MPSGraph ({OPERATIONS}/Convolution.mm)")
+
+
+def _is_line(call: Call) -> bool:
+    sizes, sides = call.inputs[0].shape[2:], call.inputs[1].shape[2:]
+    if call.base != "_mps_convolution" and _given(call, 6):  # transposed: the gradient's graph
+        return False
+    padding = _given(call, 3 if call.base == "_mps_convolution" else 4)
+    flat = sizes[0] == 1 == sides[0] and (padding[0] if isinstance(padding, tuple) else padding or 0) == 0
+    return len(sides) == 1 or (len(sides) == 2 and flat)
 
 
 def _convolution_backward(call: Call, host: Host) -> Choice[LaunchClass] | None:
@@ -185,7 +202,9 @@ def _filled_and_copied(call: Call, host: Host) -> Choice[LaunchClass] | None:
 
 
 def _safe_softmax(call: Call, host: Host) -> Choice[LaunchClass] | None:
-    return Choice("graph", "made of _softmax, which is MPSGraph, and of kernels for rows that are masked as a whole")
+    return Choice(
+        "graph", "before 2.15: made of _softmax, which is MPSGraph, and of kernels for rows masked as a whole"
+    )
 
 
 RULES: Mapping[str, Rule] = {

@@ -135,6 +135,12 @@ STEPS = (
         issues=("178497", "180776", "181936"),
     ),
     Step(
+        "precision",
+        "whether float32 products keep all of their bits, also on M5, where MLX's have about 11 (mlx#3534, mlx#4411)",
+        _mac("precision"),
+        "Each relative error is below 1e-5; 8e-4 would be 11 bits.",
+    ),
+    Step(
         "copies",
         "D, F: copies to the device with non_blocking=True whose source is given back at once",
         _mac("copies"),
@@ -337,14 +343,16 @@ hour or so, and writes one file to send:
 
 ```console
 $ git clone … hf_mps && cd hf_mps
-$ make check                                  # sets everything up in .venv
+$ make ready                                  # sets everything up in .venv
 $ source .venv/bin/activate
 $ python scripts/tools/first_hour.py                # leaves first-hour.json
 ```
 
-Where there is time for a second round: `pip install torch==2.13.0`, and `python scripts/tools/first_hour.py --output
-first-hour-2.13.json`. PyTorch 2.14 mended much of what is asked below, on M1 and M2 above all. The file holds the chip,
-macOS, versions and what each step printed; the checkout's folder and your home folder are taken out of it.
+`make ready` installs PyTorch 2.15, or 2.14.1 before macOS 15 or Python 3.11. Where there is time
+for a second round: `pip install torch==2.13.0`, and `python scripts/tools/first_hour.py --output first-hour-2.13.json`.
+PyTorch 2.14 mended much of what is asked below, on M1 and M2 above all. Reports from macOS 14 are worth most: no hosted
+runner has it any more. The file holds the chip, macOS, versions and what each step printed; the checkout's folder and
+your home folder are taken out of it.
 
 Each step by itself: letters and numbers are those of the project's lists of doubts, and the verdict in the file is
 `as expected`, `not as expected` or, where nothing can be wrong, `figures`. Whatever is not as expected is news, also

@@ -21,7 +21,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Pretend:
         monkeypatch.setattr(machine, "_overridden", here)
         monkeypatch.setattr(probe, "_known", None)
         # Whatever an earlier test left on the device of this process is not that machine's.
-        monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 0)
+        monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: 0)
         monkeypatch.setattr(probe, "read", lambda asked, owned=False: read(asked, owned))
 
         def read(asked: Machine, owned: bool) -> Readings:

@@ -89,3 +89,10 @@ def test_a_fork_waits_for_a_sample_and_its_child_can_sample() -> None:
             if child == 0:
                 os._exit(0 if memory._reading.acquire(timeout=5) else 1)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_before_2_14_the_driver_is_said_to_grow_with_the_shapes_and_by_whose_report() -> None:
+    before, after = memory.beside_live("2.13.0+cpu"), memory.beside_live("2.14.1")
+    assert before.startswith(after)
+    assert "(72 GB beside 6.7 in kyutai-labs/pocket-tts#255) until the guard shape-growth" in before
+    assert "shape" not in after

@@ -161,7 +161,7 @@ def test_the_probe_runs_once_for_a_machine(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(probe, "_known", None)
     calls = []
     monkeypatch.setattr(probe, "_product_is_right", lambda: calls.append(1) or True)
-    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 0)
+    monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: 0)
     assert [probe.metal(owned=True).value for _ in range(3)] == [True] * 3
     assert calls == [1]
 
@@ -169,7 +169,7 @@ def test_the_probe_runs_once_for_a_machine(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_wrong_product_on_the_device_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     stock = torch.Tensor.cpu
     monkeypatch.setattr(probe, "_known", None)
-    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 0)
+    monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: 0)
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: stock(tensor) + 1)
     assert not probe.metal(owned=True).value
     assert "differs from the CPU's" in probe.metal().reason
@@ -177,7 +177,7 @@ def test_a_wrong_product_on_the_device_is_noticed(monkeypatch: pytest.MonkeyPatc
 
 def test_the_probe_leaves_the_random_numbers_and_the_callers_modes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "_known", None)
-    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 0)
+    monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: 0)
     states = torch.get_rng_state(), torch.mps.get_rng_state()
     with modes.Refusing(), torch.device("meta"), torch.autocast("cpu", torch.bfloat16):
         passed = probe.metal(owned=True)

@@ -88,11 +88,20 @@ def test_a_user_can_forbid_it(pretend: Pretend, trials: Trials, monkeypatch: pyt
         device.metal()
 
 
+def test_memory_that_no_tensor_holds_is_no_use_of_the_device(pretend: Pretend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(probe.HANDED_DOWN, "")
+    trials = Trials()
+    pretend(VIRTUAL, trial=trials)
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 2**20)  # the device's own, before any tensor
+    assert device.metal().value
+    assert trials.count == 1
+
+
 def test_a_device_in_use_is_not_tried_and_nothing_runs_beside_another_threads_work(
     pretend: Pretend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(probe.HANDED_DOWN, "")
-    trials, held_now = Trials(), torch.mps.driver_allocated_memory
+    trials, held_now = Trials(), torch.mps.current_allocated_memory
     working, enough = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -107,7 +116,7 @@ def test_a_device_in_use_is_not_tried_and_nothing_runs_beside_another_threads_wo
         assert working.wait(30)
         for ask in (device.metal, device.choose):
             pretend(VIRTUAL, trial=trials)
-            monkeypatch.setattr(torch.mps, "driver_allocated_memory", held_now)
+            monkeypatch.setattr(torch.mps, "current_allocated_memory", held_now)
             assert ask().reason == f"{BELIEVED}it is in use already"
     finally:
         enough.set()

@@ -60,7 +60,7 @@ def _anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What configuration this machine has, and what earlier tests left on the device, is not the test's."""
     monkeypatch.setattr(file, "default_place", lambda: tmp_path / "default_config.yaml")
     monkeypatch.setattr(probe, "_known", None)
-    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 0)
+    monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: 0)
 
 
 def named(found: list[Finding], name: str) -> Finding:
@@ -184,10 +184,13 @@ def test_a_macos_that_the_newest_torch_left_behind(pretend: Pretend, monkeypatch
     monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.15.0"))
     macos = named(machines.examine(), "macos")
     assert macos.says == snapshot("macOS 14.7; the Metal backend of PyTorch 2.15.0 needs 15.0 or newer")
-    assert macos.next == snapshot("softwareupdate --list, or python -m pip install 'torch<2.15'")
-    assert named(metal.examine(), "probe").says == snapshot(
-        "macOS 14.7 is too old: PyTorch's Metal backend needs macOS 15.0 or newer"
+    assert macos.next == snapshot("pip install 'torch<2.15', or softwareupdate --list")
+    refused = named(metal.examine(), "probe")
+    assert refused.says == snapshot(
+        "PyTorch 2.15.0 has no GPU on macOS 14.7: its Metal backend needs macOS 15.0 or newer, and pip installs it "
+        "here all the same"
     )
+    assert refused.next == snapshot("take the newest that has one: pip install 'torch<2.15'")
     monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.14.1"))
     assert named(machines.examine(), "macos").state == "ok"
 

@@ -168,9 +168,10 @@ def test_a_machine_that_is_no_mac_has_none_of_metals_problems(having: Having) ->
     ("torch_version", "state", "says"),
     [
         ("2.13.0+cpu", "ok", "2.13.0+cpu, which was tried with hf_mps"),
-        ("2.10.0", "ok", "2.10.0; tried are 2.8.0, 2.13.0, 2.14.1"),
-        ("2.14.2", "ok", "2.14.2; tried are 2.8.0, 2.13.0, 2.14.1"),
-        ("2.15.0", "note", "2.15.0: hf_mps was not tried with this release; tried are 2.8.0, 2.13.0, 2.14.1"),
+        ("2.15.0", "ok", "2.15.0, which was tried with hf_mps"),
+        ("2.10.0", "ok", "2.10.0; tried are 2.8.0, 2.13.0, 2.14.1, 2.15.0"),
+        ("2.15.1", "ok", "2.15.1; tried are 2.8.0, 2.13.0, 2.14.1, 2.15.0"),
+        ("2.16.0", "note", "2.16.0: hf_mps was not tried with this release; tried are 2.8.0, 2.13.0, 2.14.1, 2.15.0"),
     ],
 )
 def test_the_doctor_says_which_releases_were_tried(torch_version: str, state: str, says: str, having: Having) -> None:

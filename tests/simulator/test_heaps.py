@@ -154,7 +154,7 @@ def test_above_the_low_watermark_what_waited_longest_is_collected(found: dict) -
 
 def test_a_training_holds_about_a_heap_of_a_gigabyte_beside_its_tensors(found: dict) -> None:
     live, driver = found["training"]
-    assert 600 < driver - live < 1064, "as device.memory.DRIVER says, for people who plan"
+    assert 600 < driver - live < 1064, "as device.memory.beside_live says, for people who plan"
 
 
 @pytest.mark.parametrize(

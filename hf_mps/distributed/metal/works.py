@@ -10,12 +10,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from importlib import import_module
 from time import monotonic
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import Work, _create_work_from_future  # type: ignore[attr-defined]
+from torch._C._distributed_c10d import Work
 
 from hf_mps.core.text import first_line
 from hf_mps.distributed.metal.collectives import Started
@@ -159,7 +160,8 @@ def completed(what: str, started: Started, side: HostSide, values: list[Any]) ->
     started.end()
     side.end()
     wait_for_device()
-    return _create_work_from_future(done(values))
+    # Only the stubs from torch 2.15 on name this function.
+    return import_module("torch._C._distributed_c10d")._create_work_from_future(done(values))
 
 
 def done(values: list[Any]) -> Any:

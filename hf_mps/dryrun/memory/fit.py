@@ -10,7 +10,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.files import plain
 from hf_mps.core.text import GIB, MIB
-from hf_mps.device.memory import DRIVER
+from hf_mps.device.memory import beside_live
 from hf_mps.dryrun import prepare
 from hf_mps.dryrun.launches import Launches, launch_lines
 from hf_mps.dryrun.memory.machine import Machine
@@ -62,7 +62,6 @@ WAYS: tuple[tuple[dict[str, Any], str], ...] = (
         "adapters over frozen weights in 4 bits, the rest in bfloat16, and the forward pass runs twice",
     ),
 )
-BESIDE = f"live memory, of tensors alone: {DRIVER}; Python and PyTorch hold some hundred megabytes more"
 
 
 @dataclass(frozen=True)
@@ -220,7 +219,7 @@ def _lines(plan: MemoryPlan) -> Iterator[str | tuple[str, ...]]:
         (part, f"{gib(estimate.parts[part]):>9}", what) for part, what in PARTS.items() if estimate.parts.get(part)
     )
     most = _shape(estimate, plan.largest) if plan.largest else "none: one row alone is too much"
-    yield from (f"  {BESIDE}", "", f"largest batch that fits: {most}")
+    yield from (f"  {_beside(plan)}", "", f"largest batch that fits: {most}")
     if plan.options:
         yield from ("", "what would make it fit, the least change first:")
     for number, option in enumerate(plan.options, 1):
@@ -228,6 +227,13 @@ def _lines(plan: MemoryPlan) -> Iterator[str | tuple[str, ...]]:
         yield f"     peak {gib(option.estimate.bytes)}; {option.reason}; up to {option.largest} rows"
     if plan.launches is not None:
         yield from launch_lines(plan.launches)
+
+
+def _beside(plan: MemoryPlan) -> str:
+    import torch
+
+    release = plan.launches.release if isinstance(plan.launches, Launches) else str(torch.__version__)
+    return f"live memory, of tensors alone: {beside_live(release)}; Python and PyTorch hold some hundred megabytes more"
 
 
 def gib(size: int) -> str:

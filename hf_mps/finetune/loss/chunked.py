@@ -12,6 +12,7 @@ little memory.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -58,7 +59,8 @@ def cross_entropy(
         if len(labelled) < len(targets):
             rows, targets = rows[labelled], targets[labelled]
     needs_gradients = torch.is_grad_enabled()
-    total: Tensor = _ChunkedCrossEntropy.apply(rows, weight, bias, targets, ignore_index, needs_gradients, shared)  # type: ignore[no-untyped-call]
+    loss: Callable[..., Tensor] = _ChunkedCrossEntropy.apply
+    total = loss(rows, weight, bias, targets, ignore_index, needs_gradients, shared)
     return total / (count.to(total.device) if isinstance(count, Tensor) else count)
 
 

@@ -39,8 +39,8 @@ class TiedEmbedding(torch.nn.Embedding):
         if shared is None:
             return super().forward(ids)
         shared.claimed = True
-        rows: Tensor = _TiedLookup.apply(self.weight, ids, self.padding_idx, shared)  # type: ignore[no-untyped-call]
-        return rows
+        look_up: Callable[..., Tensor] = _TiedLookup.apply
+        return look_up(self.weight, ids, self.padding_idx, shared)
 
 
 def is_tied(embedding: Any, head: Any) -> bool:

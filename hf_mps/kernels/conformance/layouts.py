@@ -69,7 +69,7 @@ def dense(call: Call) -> Call:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    return one.stride() == other.stride() and one.storage_offset() == other.storage_offset()
+    return (one.stride(), one.storage_offset()) == (other.stride(), other.storage_offset())
 
 
 def _with_written_of(call: Call, original: Call) -> Call:

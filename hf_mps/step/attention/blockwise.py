@@ -10,7 +10,7 @@ product of the size of the scores is the price, and a causal call leaves out nea
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,8 +46,8 @@ def attention(
     """
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     call = _Call(mask or Everything(), scale, dropout, budget)
-    out: Tensor = _Blockwise.apply(query, key, value, bias, call)  # type: ignore[no-untyped-call]
-    return out
+    attend: Callable[..., Tensor] = _Blockwise.apply
+    return attend(query, key, value, bias, call)
 
 
 @dataclass
