@@ -154,10 +154,9 @@ def _zeros_and_copy(call: Call, kind: LaunchClass, table: LaunchTable) -> Parts:
     return ("metal", "blit" if dense else "metal")
 
 
-def _cloned(call: Call, kind: LaunchClass, table: LaunchTable) -> Parts:
-    """A copy that the operator's in-place form then writes into (CompositeExplicitAutograd kernels)."""
-    whole = call.inputs[0].dense and call.inputs[0].shape == call.results[0].shape
-    return ("blit" if whole else "metal", kind)
+def _looked_up(call: Call, kind: LaunchClass, table: LaunchTable) -> Parts:
+    """aten/src/ATen/native/Embedding.cpp: numbers that are not dense, as expanded positions, are laid out first."""
+    return (kind,) if call.inputs[1].dense else ("metal", kind)
 
 
 def _made_safe(call: Call, kind: LaunchClass, table: LaunchTable) -> Parts:
@@ -175,6 +174,7 @@ PARTS: Mapping[str, Callable[[Call, LaunchClass, LaunchTable], Parts]] = {
         ("convolution_backward", "mps_convolution_backward", "mps_convolution_transpose_backward"),
         _convolution_gradients,
     ),
+    "embedding": _looked_up,
     "embedding_dense_backward": _summed_in_rows,
     "native_dropout": _dropout,
     **dict.fromkeys(("copy", "clone", "_to_copy", "_copy_from", "_copy_from_and_resize"), _copied),
