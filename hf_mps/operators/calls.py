@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import astuple
 from functools import lru_cache
 from typing import Any
 
@@ -17,14 +18,9 @@ def call_of(operator: str, inputs: Any, result: Any) -> Call:
     """A call by its operator's name, its positional and keyword arguments (`inputs`), and its result."""
     positional, keywords = inputs
     given = (*positional, *keywords.values())
-    lists = [each for each in given if isinstance(each, (list, tuple)) and _of_tensors(each)]
-    return Call(
-        operator,
-        tuple(_operands(given)),
-        tuple(_operands(result)),
-        tuple(map(_number, positional)),
-        tuple(map(len, lists)),
-    )
+    lists = [each for each in given if isinstance(each, (list, tuple)) and each and isinstance(each[0], torch.Tensor)]
+    numbers, lengths = tuple(map(_number, positional)), tuple(map(len, lists))
+    return Call(operator, tuple(_operands(given)), tuple(_operands(result)), numbers, lengths)
 
 
 @lru_cache(maxsize=65536)
@@ -38,12 +34,7 @@ def read(text: str) -> Call:
 
 def text_of(call: Call) -> str:
     """The text that `read` takes; the results of a call are not in it."""
-    inputs = [[each.dtype, each.shape, each.dense, each.device] for each in call.inputs]
-    return json.dumps([call.operator, inputs, call.lists, call.arguments])
-
-
-def _of_tensors(given: Any) -> bool:
-    return bool(given) and all(isinstance(each, torch.Tensor) for each in given)
+    return json.dumps([call.operator, list(map(astuple, call.inputs)), call.lists, call.arguments])
 
 
 def _number(argument: Any) -> int | tuple[int, ...] | None:

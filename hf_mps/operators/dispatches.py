@@ -8,12 +8,14 @@ MPSGraph is one launch here; how many kernels Apple's framework encodes for it i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from math import ceil, prod
 from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
-from hf_mps.operators.launch_rules import MOVED_TO_KERNELS
+from hf_mps.operators.launch_rules import VECTORS
 
 if TYPE_CHECKING:
     from hf_mps.operators.launch_class import Call, LaunchClass, LaunchTable, Operand
@@ -24,11 +26,14 @@ CHUNK, GROUPS, TENSORS = 65536, 32, 32
 Parts = tuple["LaunchClass", ...]
 
 
-def encoded(call: Call, kind: LaunchClass, table: LaunchTable) -> Parts:
-    """The classes of all that a call of class `kind` encodes, in order; nothing of a view or a call of the CPU."""
+@lru_cache(maxsize=65536)
+def encoded(call: Call, table: LaunchTable) -> Parts:
+    """The classes of all that a call encodes, in order; nothing of a view or a call of the CPU."""
+    kind, rule = table.of(call).value, PARTS.get(call.base)
     if kind in ("view", "cpu"):
         return ()
-    rule = _one_a_tensor if call.base.startswith("_foreach") else PARTS.get(call.base)
+    if call.base.startswith("_foreach") and call.lists:
+        return (kind,) * call.lists[0]  # native/ForeachOpsKernels.cpp loops: Metal has no kernels for lists, as of 2.15
     try:
         return (kind,) if rule is None else rule(call, kind, table)
     except (IndexError, TypeError):  # called with fewer arguments than the rule knows of
@@ -66,9 +71,7 @@ def multi_tensor(sizes: Iterable[int], *, alone: bool = False) -> int:
 
 
 def _class(table: LaunchTable, operator: str, call: Call) -> LaunchClass:
-    from hf_mps.operators.launch_class import Call
-
-    return table.of(Call(f"aten::{operator}", call.inputs, call.results)).value
+    return table.of(replace(call, operator=f"aten::{operator}")).value
 
 
 def _first_list(call: Call) -> Sequence[Operand]:
@@ -77,11 +80,6 @@ def _first_list(call: Call) -> Sequence[Operand]:
 
 def _sizes(operands: Iterable[Operand]) -> list[int]:
     return [prod(each.shape) for each in operands]
-
-
-def _one_a_tensor(call: Call, kind: LaunchClass, table: LaunchTable) -> Parts:
-    """The loops of aten/src/ATen/native/ForeachOpsKernels.cpp, which Metal still has in 2.15."""
-    return (kind,) * call.lists[0]
 
 
 def _joined(call: Call, kind: LaunchClass, table: LaunchTable) -> Parts:
@@ -101,35 +99,21 @@ def _unscaled(call: Call, kind: LaunchClass, table: LaunchTable) -> Parts:
 
 
 def _gradients(call: Call, kind: LaunchClass, table: LaunchTable) -> Parts:
-    """Linear.mm: a product for the input and one for the weight; before 2.14 the bias is in the weight's graph."""
-    of_input, *others = _mask(call)
-    products = (kind,) * (of_input + any(others))
-    apart = others[-1] and Version(table.release) >= Version("2.14")
+    """Linear.mm, Convolution.mm: one for the input, one for the weight; the bias's is a sum.
+
+    Before 2.14 that sum is in the graph of a linear layer's weight, which is run for either of the two.
+    """
+    mask = call.arguments[-1]
+    of_input, of_weight, *of_bias = mask if isinstance(mask, tuple) else (1, 1, 1)
+    linear, bias = call.base == "linear_backward", any(of_bias)
+    products = (kind,) * (of_input + (of_weight or (linear and bias)))
+    apart = bias and not (linear and Version(table.release) < VECTORS)
     return (*products, _class(table, "sum.dim_IntList", call)) if apart else products
-
-
-def _convolution_gradients(call: Call, kind: LaunchClass, table: LaunchTable) -> Parts:
-    """Convolution.mm: a graph for the input, one for the filters; the bias's is a sum (native/Convolution.cpp)."""
-    of_input, of_filters, *of_bias = _mask(call)
-    graphs = (kind,) * (of_input + of_filters)
-    return (*graphs, _class(table, "sum.dim_IntList", call)) if any(of_bias) else graphs
-
-
-def _mask(call: Call) -> tuple[int, ...]:
-    """Which gradients are wanted, the last argument of a backward."""
-    found = call.arguments[-1]
-    return found if isinstance(found, tuple) else (1, 1, 1)
 
 
 def _summed_in_rows(call: Call, kind: LaunchClass, table: LaunchTable) -> Parts:
     """Embedding.mm, from 2.13 on: zeros, and a kernel that adds to them."""
     return ("metal", kind) if kind == "metal" else (kind,)
-
-
-def _dropout(call: Call, kind: LaunchClass, table: LaunchTable) -> Parts:
-    """Dropout.mm: before 2.13 a mask is drawn by itself."""
-    moved = Version(table.release) >= MOVED_TO_KERNELS
-    return (kind,) if moved else (_class(table, "bernoulli_.float", call), kind)
 
 
 def _copied(call: Call, kind: LaunchClass, table: LaunchTable) -> Parts:
@@ -139,9 +123,6 @@ def _copied(call: Call, kind: LaunchClass, table: LaunchTable) -> Parts:
         return (kind,)
     if target.device == "mps":
         return (kind,) if target.dense else (kind, "metal")
-    moved = Version(table.release) >= MOVED_TO_KERNELS
-    if source.dtype != target.dtype and not moved:
-        return ("graph", kind)
     return (kind,) if source.dtype == target.dtype and source.dense else ("metal", kind)
 
 
@@ -169,14 +150,10 @@ PARTS: Mapping[str, Callable[[Call, LaunchClass, LaunchTable], Parts]] = {
     **dict.fromkeys(("cat", "stack"), _joined),
     **dict.fromkeys(("_fused_adam", "_fused_adamw", "_fused_sgd"), _fused),
     "_amp_foreach_non_finite_check_and_unscale": _unscaled,
-    "linear_backward": _gradients,
-    **dict.fromkeys(
-        ("convolution_backward", "mps_convolution_backward", "mps_convolution_transpose_backward"),
-        _convolution_gradients,
-    ),
+    **dict.fromkeys(("linear_backward", "convolution_backward"), _gradients),
+    **dict.fromkeys(("mps_convolution_backward", "mps_convolution_transpose_backward"), _gradients),
     "embedding": _looked_up,
     "embedding_dense_backward": _summed_in_rows,
-    "native_dropout": _dropout,
     **dict.fromkeys(("copy", "clone", "_to_copy", "_copy_from", "_copy_from_and_resize"), _copied),
     **dict.fromkeys(("select_backward", "slice_backward", "diagonal_backward"), _zeros_and_copy),
     "_safe_softmax": _made_safe,

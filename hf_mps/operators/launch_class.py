@@ -77,7 +77,6 @@ class LaunchTable:
 
     def __init__(self, release: str, operators: Mapping[str, str], *, macos: tuple[int, int] = (15, 0)) -> None:
         self.release, self._operators, self.macos = release, operators, macos
-        self._encoded: dict[Call, tuple[LaunchClass, ...]] = {}
 
     def ways(self, operator: str) -> tuple[str, ...]:
         """Every class that an operator's calls may have; empty where the release has no such operator."""
@@ -108,10 +107,7 @@ class LaunchTable:
         """The class of each dispatch, graph and blit that the host encodes for a call, in order; empty for a view."""
         from hf_mps.operators.dispatches import encoded
 
-        found = self._encoded.get(call)
-        if found is None:
-            found = self._encoded[call] = encoded(call, self.of(call).value, self)
-        return found
+        return encoded(call, self)
 
     def _found(self, operator: str) -> str:
         return self._operators.get(operator, "")
