@@ -64,13 +64,13 @@ class Launches:
         found = sorted((each for each in LAUNCHED if self.classes.get(each)), key=lambda each: -self.classes[each])
         parts = ", ".join(f"{self.classes[each]:,} {each}" for each in found)
         graphs = f"{counted(self.graphs, 'graph')} to compile"
-        beside = f"{counted(self.blits, 'blit')}, {counted(self.encoders, 'encoder')}"
+        beside = f"{self.blits:,} blits, {self.encoders:,} encoders"
         said = f"{self.total:,} a step: {parts}; {beside}; {graphs}; at least {_time(self.floor)} of dispatch"
         return Choice(said, f"as torch {self.release} launches them; {MEASURED}")
 
     def lines(self) -> Iterator[str | tuple[str, ...]]:
         """The lines of a report's table."""
-        beside = f"{counted(self.blits, 'blit')}, {counted(self.encoders, 'encoder')}"
+        beside = f"{self.blits:,} blits, {self.encoders:,} encoders"
         yield from ("", f"{self.total:,} launches a step on torch {self.release}; {beside}")
         for each, what in CLASSES.items():
             if count := self.classes.get(each):

@@ -152,8 +152,7 @@ def table(release: str, *, macos: tuple[int, int] = (15, 0)) -> LaunchTable | No
 
 def nearest(release: str, *, macos: tuple[int, int] = (15, 0)) -> LaunchTable:
     """The classes of the newest release that needs no fetching and is no newer than `release`, or of the oldest."""
-    older = [name for name in known() if Version(name).release <= Version(release).release]
-    name = older[-1] if older else known()[0]
+    name = [known()[0], *(each for each in known() if Version(each).release <= Version(release).release)][-1]
     return _Compact(name, _column(name), macos=macos)
 
 
