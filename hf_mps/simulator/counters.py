@@ -186,11 +186,10 @@ def _table() -> LaunchTable:
     """What the installed release launches on the simulated Mac; of a release that is not known, the next older one."""
     import torch
 
-    from hf_mps import simulator
     from hf_mps.operators import launch_class
 
-    profile = simulator.loaded()
-    return launch_class.nearest(str(torch.__version__), macos=profile.macos if profile else (15, 0))
+    system = (15, 0) if torch.backends.mps.is_macos_or_newer(15, 0) else (14, 0)  # the rules ask no more of it
+    return launch_class.nearest(str(torch.__version__), macos=system)
 
 
 def _extension() -> Any:
