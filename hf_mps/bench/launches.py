@@ -14,10 +14,8 @@ from hf_mps.core.text import aligned
 
 STEPS, FIRST = 4, 2
 """Steps that are counted, and those before: optimizers make their states and guards take their looks."""
-HOW = Choice(
-    "counts of a step", f"means of {STEPS} training steps after {FIRST}; a launch is a call that computes something"
-)
-SHOWN = ("launches", "waits", "copies_in", "copies_out")
+HOW = Choice("counts of a step", f"means of {STEPS} training steps after {FIRST}; a launch is a dispatch or a graph")
+SHOWN = ("launches", "blits", "waits", "copies_in", "copies_out")
 
 
 def of_cases(cases: Iterable[Case], device: Choice[str], release: str | None) -> list[dict[str, Any]]:
@@ -64,7 +62,7 @@ def lines(found: list[dict[str, Any]]) -> list[str]:
         (each["network"], str(each["batch"]), each["row"], *(f"{each[name]:g}" for name in SHOWN), _classes(each))
         for each in found
     ]
-    return [f"  {line}" for line in aligned([head, *rows], right=(1, 3, 4, 5, 6), widest=60)]
+    return [f"  {line}" for line in aligned([head, *rows], right=(1, 3, 4, 5, 6, 7), widest=60)]
 
 
 def _classes(each: dict[str, Any]) -> str:

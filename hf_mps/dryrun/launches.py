@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import counted
 from hf_mps.device import machine
 from hf_mps.kernels import launch_classes
-from hf_mps.operators.launch_class import CLASSES, LAUNCHED, Call, LaunchClass, LaunchTable, Operand
+from hf_mps.operators.dispatches import encoders
+from hf_mps.operators.launch_class import CLASSES, LAUNCHED, Call, LaunchClass, LaunchTable
 
 # Averages over 1,000 calls on one element: exp, tanh and erfinv took 1.2 to 1.4 us of dispatch, sqrt, log, sin and cos,
 # which were MPSGraph then, 19.2 to 20.7 us.
@@ -24,54 +24,30 @@ SOURCE = "https://github.com/pytorch/pytorch/issues/148219"
 MEASURED = "1.3 us a Metal kernel and 20 us an MPSGraph as measured on an M1 Pro, pytorch#148219"
 
 
-def call_of(operator: str, inputs: Any, result: Any) -> Call:
-    """A call as the launch rules look at it; `inputs` are its positional and keyword arguments."""
-    positional, keywords = inputs
-    given = (*positional, *keywords.values())
-    return Call(
-        operator,
-        tuple(_operands(given)),
-        tuple(_operands(result)),
-        tuple(map(_number, positional)),
-    )
-
-
-def _number(argument: Any) -> int | tuple[int, ...] | None:
-    if isinstance(argument, (list, tuple)) and all(isinstance(each, int) for each in argument):
-        return tuple(map(int, argument))
-    return int(argument) if isinstance(argument, int) else None
-
-
-def _operands(tree: Any) -> Iterator[Operand]:
-    for leaf in tree_leaves(tree):
-        if isinstance(leaf, torch.Tensor):
-            dense = leaf.layout != torch.strided or _is_dense(leaf)
-            yield Operand(str(leaf.dtype).removeprefix("torch."), tuple(map(int, leaf.shape)), dense, leaf.device.type)
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    if tensor.is_contiguous():
-        return True
-    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-
-
 @dataclass(frozen=True)
 class Launches:
     """What the calls of a step launch on `release`.
 
-    `classes` counts launches (of "view" and "cpu" calls), `graphs` the distinct graphs that have to be compiled, and
-    `operators` says for each operator how many of its calls are of which class, and why.
+    `classes` counts what the host encodes (of "view" and "cpu" calls), `graphs` the distinct graphs that have to be
+    compiled, `encoders` the command encoders, and `operators` says for each operator how many of its calls are of which
+    class, and why.
     """
 
     release: str
     classes: Mapping[LaunchClass, int]
     graphs: int
+    encoders: int
     operators: Mapping[str, Mapping[Choice[LaunchClass], int]]
 
     @property
     def total(self) -> int:
-        """Everything that reaches the GPU."""
+        """Dispatches of kernels and runs of graphs."""
         return sum(self.classes.get(each, 0) for each in LAUNCHED)
+
+    @property
+    def blits(self) -> int:
+        """Copies by the blit encoder."""
+        return self.classes.get("blit", 0)
 
     @property
     def floor(self) -> float:
@@ -80,7 +56,7 @@ class Launches:
         What is neither kernel nor graph has none; it counts as a kernel.
         """
         graphs = self.classes.get("graph", 0)
-        return graphs * GRAPH_SECONDS + (self.total - graphs) * KERNEL_SECONDS
+        return graphs * GRAPH_SECONDS + (self.total + self.blits - graphs) * KERNEL_SECONDS
 
     @property
     def choice(self) -> Choice[str]:
@@ -88,12 +64,14 @@ class Launches:
         found = sorted((each for each in LAUNCHED if self.classes.get(each)), key=lambda each: -self.classes[each])
         parts = ", ".join(f"{self.classes[each]:,} {each}" for each in found)
         graphs = f"{counted(self.graphs, 'graph')} to compile"
-        said = f"{self.total:,} a step: {parts}; {graphs}; at least {_time(self.floor)} of dispatch"
+        beside = f"{self.blits:,} blits, {self.encoders:,} encoders"
+        said = f"{self.total:,} a step: {parts}; {beside}; {graphs}; at least {_time(self.floor)} of dispatch"
         return Choice(said, f"as torch {self.release} launches them; {MEASURED}")
 
     def lines(self) -> Iterator[str | tuple[str, ...]]:
         """The lines of a report's table."""
-        yield from ("", f"{self.total:,} launches a step on torch {self.release}")
+        beside = f"{self.blits:,} blits, {self.encoders:,} encoders"
+        yield from ("", f"{self.total:,} launches a step on torch {self.release}; {beside}")
         for each, what in CLASSES.items():
             if count := self.classes.get(each):
                 shapes = f": {self.graphs:,} for this batch" if each == "graph" else ""
@@ -105,6 +83,8 @@ class Launches:
         return {
             "release": self.release,
             "launches": self.total,
+            "blits": self.blits,
+            "encoders": self.encoders,
             "classes": {each: self.classes.get(each, 0) for each in CLASSES},
             "graph_shapes": self.graphs,
             "dispatch_floor": round(self.floor, 9),
@@ -112,18 +92,20 @@ class Launches:
         }
 
 
-def of_calls(calls: Mapping[Call, int], table: LaunchTable) -> Launches:
-    """The launches of some calls, each with how often it is made, by a release's table."""
+def of_calls(calls: Sequence[Call], table: LaunchTable) -> Launches:
+    """The launches of some calls, in the order in which they are made, by a release's table."""
     classes: Counter[LaunchClass] = Counter()
     operators: dict[str, Counter[Choice[LaunchClass]]] = {}
-    graphs = set()
-    for call, count in calls.items():
-        found = table.of(call)
-        classes[found.value] += count * call.launches
+    graphs: dict[object, int] = {}
+    for call, count in Counter(calls).items():
+        found, parts = table.of(call), table.encoded(call)
+        nothing: tuple[LaunchClass, ...] = (found.value,) if found.value in ("view", "cpu") else ()
+        for kind, of_kind in Counter(parts or nothing).items():
+            classes[kind] += count * of_kind
         operators.setdefault(call.operator, Counter())[found] += count
-        if found.value == "graph":
-            graphs.add(call.graph)
-    return Launches(table.release, classes, len(graphs), operators)
+        graphs[call.graph] = parts.count("graph")
+    several = encoders(map(table.encoded, calls))
+    return Launches(table.release, classes, sum(graphs.values()), several, operators)
 
 
 def table_of(release: str | None) -> LaunchTable | Choice[None]:

@@ -85,7 +85,7 @@ def _declared(
 class Dispatch:
     """The rules of a release in front of the simulated device's kernels.
 
-    `device` is the simulated one: `begin_launch(tensors)` brings in what is queued for them, `launched(name)` counts.
+    `device` is the simulated one: `begin_launch(tensors)` brings in what is queued, `launched(name, text)` counts.
     """
 
     def __init__(self, release: Release, ledger: Ledger, device: Any) -> None:
@@ -118,6 +118,8 @@ class Dispatch:
     def _kernel(self, rule: Rule, overload: OpOverload, form: Form) -> Function:
         import torch
 
+        from hf_mps.operators.calls import call_of, text_of
+
         name, here = overload._name, torch._C.DispatchKeySet(torch._C.DispatchKey.MPS)
         stock = registered_kernel(name)
         short, release, ledger, device = name.removeprefix("aten::"), self.release, self.ledger, self.device
@@ -132,7 +134,8 @@ class Dispatch:
                 except NoRule as reason:
                     ledger.without(short, str(reason))
                 else:
-                    device.launched(name)
+                    given = (arguments, options)
+                    device.launched(name, text_of(call_of(name, given, ())) if device.recording() else "")
                     ledger.ran(short, launched)
                     return result
             boxed = tuple(

@@ -30,8 +30,8 @@ CLASSES: dict[LaunchClass, str] = {
     "view": "nothing: a view, or memory alone",
     "unknown": "another library's operator, or none of that release",
 }
-LAUNCHED: tuple[LaunchClass, ...] = ("metal", "graph", "framework", "blit", "mixed")
-"""The classes that reach the GPU."""
+LAUNCHED: tuple[LaunchClass, ...] = ("metal", "graph", "framework", "mixed")
+"""The classes that compute on the GPU; a blit copies there."""
 FACTS = Path(__file__).with_name("launch_classes.json")
 ABSENT = "-"
 
@@ -51,13 +51,14 @@ class Call:
     """One call of an operator ("aten::add.Tensor").
 
     `arguments` are its positional ones, as far as they were given: a whole number, a bool, a tuple of those, or None in
-    place of anything else.
+    place of anything else. `lists` are the lengths of the lists of tensors among them, whose tensors are in `inputs`.
     """
 
     operator: str
     inputs: tuple[Operand, ...] = ()
     results: tuple[Operand, ...] = ()
     arguments: tuple[int | tuple[int, ...] | None, ...] = ()
+    lists: tuple[int, ...] = ()
 
     @property
     def base(self) -> str:
@@ -69,14 +70,6 @@ class Call:
     def graph(self) -> tuple[object, ...]:
         """What one compiled graph serves: the operator with its inputs' dtypes and shapes."""
         return (self.operator, *((each.dtype, each.shape) for each in self.inputs))
-
-    @property
-    def launches(self) -> int:
-        """How many launches it makes at least: one, or of a `_foreach_` operator one for each tensor of its first list.
-
-        Metal has no fused kernels for those (aten/src/ATen/native/ForeachOpsKernels.cpp loops).
-        """
-        return max(1, len(self.results)) if self.base.startswith("_foreach") and self.results else 1
 
 
 class LaunchTable:
@@ -109,6 +102,12 @@ class LaunchTable:
             return Choice("mixed", f"the host decides: {', '.join(ways)}")
         only: LaunchClass = ways[0]  # type: ignore[assignment]
         return Choice(only, CLASSES[only])
+
+    def encoded(self, call: Call) -> tuple[LaunchClass, ...]:
+        """The class of each dispatch, graph and blit that the host encodes for a call, in order; empty for a view."""
+        from hf_mps.operators.dispatches import encoded
+
+        return encoded(call, self)
 
     def _found(self, operator: str) -> str:
         return self._operators.get(operator, "")
@@ -148,6 +147,12 @@ def table(release: str, *, macos: tuple[int, int] = (15, 0)) -> LaunchTable | No
     name = ".".join(map(str, (*version.release, 0, 0)[:3]))
     if name not in known() or version.pre or version.dev:
         return None
+    return _Compact(name, _column(name), macos=macos)
+
+
+def nearest(release: str, *, macos: tuple[int, int] = (15, 0)) -> LaunchTable:
+    """The classes of the newest release that needs no fetching and is no newer than `release`, or of the oldest."""
+    name = [known()[0], *(each for each in known() if Version(each).release <= Version(release).release)][-1]
     return _Compact(name, _column(name), macos=macos)
 
 

@@ -2,25 +2,31 @@
 
 A wait ends the head start that a program has on its GPU: it hands over what is queued and stands still until all of it
 is done (COMMIT_AND_WAIT in PyTorch's MPSStream.mm). Which calls wait is the installed release's, read from its sources
-(native/work.cpp names them). A launch is the call of one operator that computes something; Metal may run several
-kernels for it. Views, sizes and empty tensors are none.
+(native/work.cpp names them). A launch is a dispatch of a kernel or the run of an MPSGraph, as many as the installed
+release's host makes for a call (`hf_mps.operators.dispatches`); a blit is a copy by Metal's blit encoder, between the
+host and the device or on it; an encoder is begun wherever kernels, graphs and blits take turns. Views, sizes and empty
+tensors are none.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hf_mps import kernels
 from hf_mps.core.errors import UserError
 from hf_mps.simulator import build
+
+if TYPE_CHECKING:
+    from hf_mps.operators.launch_class import Call, LaunchTable
 
 OURS = str(Path(__file__).parents[1]) + os.sep
 PASS_ON = {f"{OURS}core{os.sep}stock.py", f"{OURS}guards{os.sep}kernel_overrides.py"}
@@ -45,6 +51,8 @@ class Figures:
     """Counts; `in` is from the host to the device."""
 
     launches: int
+    blits: int
+    encoders: int
     waits: int
     copies_in: int
     copies_out: int
@@ -53,35 +61,60 @@ class Figures:
 
 
 class Counted:
-    """The counts since it was made, and until it was stopped.
+    """The counts since it was made, and until it was stopped; if asked, `places` says how often each line waited."""
 
-    If asked, `places` says how often each line waited and `operators` how often each ("aten::mm") was launched.
-    """
-
-    def __init__(self, *, operators: bool = False) -> None:
+    def __init__(self) -> None:
         self.places: Counter[Place] = Counter()
-        self.operators: Counter[str] = Counter()
-        self._named = Counter[str](_extension().named_launches()) if operators else None
-        self._start = _figures()
-        self._end: Figures | None = None
+        self._metal = _extension()
+        self._metal.record_calls(True)
+        self._forget = weakref.finalize(self, self._metal.record_calls, False)
+        self._first, self._start = self._metal.calls_recorded(), self._metal.work_done()
+        self._end: tuple[dict[str, int], list[Call]] | None = None
 
     def stop(self) -> None:
         """Count no further."""
-        self._end = self._end or _figures()
-        if self._named is not None:
-            self.operators = Counter[str](_extension().named_launches()) - self._named
-            self._named = None
+        self._end = self._counted()
+        self._forget()
+
+    def _counted(self) -> tuple[dict[str, int], list[Call]]:
+        """The device's own counts, and the calls in their order."""
+        from hf_mps.operators.calls import read
+
+        if self._end is not None:
+            return self._end
+        texts, numbers = self._metal.recorded_calls(self._first)
+        calls = [read(text) for text in texts]
+        now = self._metal.work_done()
+        return {name: now[name] - self._start[name] for name in now}, [calls[number] for number in numbers]
 
     @property
     def figures(self) -> Figures:
         """All counts of this moment."""
-        start, now = vars(self._start), vars(self._end or _figures())
-        return Figures(**{name: now[name] - start[name] for name in now})
+        from hf_mps.operators.dispatches import encoders
+
+        counts, calls = self._counted()
+        encoded = [_table().encoded(call) for call in calls]
+        kinds = Counter(kind for parts in encoded for kind in parts)
+        return Figures(kinds.total() - kinds["blit"], kinds["blit"], encoders(encoded), **counts)
+
+    @property
+    def operators(self) -> Counter[str]:
+        """The launches of each operator ("aten::mm")."""
+        calls, table = self._counted()[1], _table()
+        found = Counter[str]()
+        for call, times in Counter(calls).items():
+            found[call.operator] += times * sum(kind != "blit" for kind in table.encoded(call))
+        return +found
 
     @property
     def launches(self) -> int:
-        """Operators that computed something on the device."""
+        """Dispatches of kernels and runs of graphs."""
         return self.figures.launches
+
+    @property
+    def blits(self) -> int:
+        """Copies by the blit encoder, those between the host and the device among them."""
+        return self.figures.blits
 
     @property
     def waits(self) -> int:
@@ -100,20 +133,17 @@ class Counted:
 
 
 @contextmanager
-def counted(*, places: bool = False, operators: bool = False) -> Iterator[Counted]:
+def counted(*, places: bool = False) -> Iterator[Counted]:
     """Count what all threads of this process give the device while it is open.
 
     With `places` each wait is also looked up in Python's stack, by one counter at a time: about 10 microseconds a wait.
-    With `operators` each launch is noted by its operator's name, which is there when the block is left. Raises
-    UserError where no device is simulated, or where another counter looks places up already.
+    Raises UserError where no device is simulated, or where another counter looks places up already.
     """
     global _looking
     metal = _extension()
     if places and _looking:
         raise UserError("somebody counts waits by place already; leave that block first")
-    if operators:
-        metal.name_launches(True)
-    counts = Counted(operators=operators)
+    counts = Counted()
     if places:
         _looking = True
         metal.listen(lambda why: counts.places.update([Place(caller(sys._getframe()), why)]))
@@ -121,8 +151,6 @@ def counted(*, places: bool = False, operators: bool = False) -> Iterator[Counte
         yield counts
     finally:
         counts.stop()
-        if operators and kernels.running() is None:  # which count by names for as long as they run
-            metal.name_launches(False)
         if places:
             metal.listen(None)
             _looking = False
@@ -153,8 +181,15 @@ def short(file: str) -> str:
     return file.removeprefix(folders[-1] + os.sep) if folders else file
 
 
-def _figures() -> Figures:
-    return Figures(**_extension().work_done())
+@lru_cache(maxsize=1)
+def _table() -> LaunchTable:
+    """What the installed release launches on the simulated Mac; of a release that is not known, the next older one."""
+    import torch
+
+    from hf_mps.operators import launch_class
+
+    system = (15, 0) if torch.backends.mps.is_macos_or_newer(15, 0) else (14, 0)  # the rules ask no more of it
+    return launch_class.nearest(str(torch.__version__), macos=system)
 
 
 def _extension() -> Any:

@@ -7,7 +7,8 @@ from contextlib import ExitStack
 
 from hf_mps.simulator.counters import Counted, counted
 
-LIMITED = ("launches", "waits", "copies_in", "copies_out")
+LIMITED = ("launches", "blits", "encoders", "waits", "copies_in", "copies_out")
+"""The counts that a test may set a limit to."""
 SHOWN = 8
 """How many operators or lines a failure names."""
 
@@ -24,7 +25,7 @@ class Work:
         self._counts: Counted | None = None
 
     def __enter__(self) -> Work:
-        self._counts = self._open.enter_context(counted(places=True, operators=True))
+        self._counts = self._open.enter_context(counted(places=True))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -39,8 +40,18 @@ class Work:
 
     @property
     def launches(self) -> int:
-        """Operators that computed something on the device."""
+        """Dispatches of kernels and runs of MPSGraphs, as many as the installed release's host makes on a Mac."""
         return self.counts.launches
+
+    @property
+    def blits(self) -> int:
+        """Copies by Metal's blit encoder, those between the host and the device among them."""
+        return self.counts.blits
+
+    @property
+    def encoders(self) -> int:
+        """Command encoders: kernels share one until a graph or a blit comes."""
+        return self.counts.figures.encoders
 
     @property
     def waits(self) -> int:
@@ -59,7 +70,7 @@ class Work:
 
     @property
     def operators(self) -> Mapping[str, int]:
-        """The launches of each operator ("aten::mm"); there when the block is left."""
+        """The launches of each operator ("aten::mm")."""
         return self.counts.operators
 
     @property
@@ -68,7 +79,7 @@ class Work:
         return {str(place): times for place, times in self.counts.places.items()}
 
     def at_most(self, **limits: int) -> None:
-        """Raise AssertionError where the block had more `launches`, `waits`, `copies_in` or `copies_out` than allowed.
+        """Raise AssertionError where the block had more of the counts in LIMITED than allowed.
 
         It names the operators and the lines that there were most of. Raises TypeError for another name.
         """

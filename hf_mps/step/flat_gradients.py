@@ -4,8 +4,9 @@ What is known here is torch/nn/utils/clip_grad.py: `clip_grad_norm_` is `_get_to
 `_clip_grads_with_norm_`, which ask for a norm and a product of each gradient on devices without foreach kernels, Metal
 among them; and `zero_grad(set_to_none=False)`, which fills each. They are given the same elements in fewer tensors and
 do the rest, so that what they raise and return stays theirs. Where their sums over one tensor would be launches for
-nothing, its norm and the factor are written out here; one kernel of GradScaler's then multiplies all long tensors
-(aten::_amp_foreach_non_finite_check_and_unscale_). Accelerate, Trainer and Lightning clip through them.
+nothing, its norm and the factor are written out here. Each long tensor is multiplied by itself: GradScaler's kernel for
+a list dispatches each tensor too, with 64 threads a threadgroup (MultiTensorApply.h). Accelerate, Trainer and Lightning
+clip through them.
 """
 
 from __future__ import annotations
@@ -22,8 +23,6 @@ from hf_mps.step.base import Part
 
 CLIP = "torch.nn.utils.clip_grad"
 EXPORTED = "torch.nn.utils"
-FEW = 1
-"""Long tensors up to which each is scaled by itself: by one kernel there is nothing to save."""
 
 
 class FlatGradients(Part):
@@ -99,11 +98,8 @@ class FlatGradients(Part):
         # Stock's factor; a limit on the device is divided by in one launch, a number in two.
         limit = constants.number(float(max_norm), torch.float32, total_norm.device)
         factor = torch.clamp(limit / (total_norm + 1e-6), max=1.0)
-        if len(long) > FEW and _one_kernel_scales(long):
-            torch._amp_foreach_non_finite_check_and_unscale_(long, torch.empty_like(factor), factor)
-        else:
-            for each in long:
-                each.mul_(factor)
+        for each in long:
+            each.mul_(factor)
         return None
 
     def _clip_value(
@@ -162,12 +158,6 @@ def _plain_factor(long: Sequence[Any], max_norm: Any, total_norm: Any) -> bool:
     plain = isinstance(max_norm, int | float) and type(total_norm) is torch.Tensor and not total_norm.requires_grad
     there = plain and bool(long) and total_norm.dim() == 0 and total_norm.dtype == torch.float32
     return there and {each.device for each in long} == {total_norm.device}
-
-
-def _one_kernel_scales(long: Sequence[Any]) -> bool:
-    """Whether GradScaler's kernel takes them all at once; one with gaps in memory would make it wait for the factor."""
-    kinds = {(each.dtype, each.device) for each in long}
-    return len(kinds) == 1 and long[0].dtype == torch.float32 and all(map(spans.dense, long))
 
 
 def _norms(long: Sequence[Any], order: float) -> list[Any]:

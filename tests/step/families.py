@@ -30,7 +30,7 @@ class Counts(TrainerCallback):  # type: ignore[misc]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == WARM:
-            self.counted = simulator.Counted(operators=True)
+            self.counted = simulator.Counted()
         elif state.global_step == WARM + self.steps:
             self.counted.stop()
 

@@ -59,7 +59,7 @@ def trained(
     ids = IDS.to(device)
     labels = ids[:, 0] % 2 if hasattr(model, "classifier") else ids
     model.zero_grad()
-    with context, simulator.counted(operators=True) as counts:
+    with context, simulator.counted() as counts:
         with torch.autocast(device, **autocast) if autocast else nullcontext():
             loss = model(input_ids=ids, labels=labels).loss
         loss.backward()

@@ -12,9 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hf_mps.core.choice import Choice
-from hf_mps.dryrun.launches import Launches, call_of, of_calls
+from hf_mps.dryrun.launches import Launches, of_calls
 from hf_mps.dryrun.modules import ModuleTracker, family
 from hf_mps.fallback.warnings import TRACKER
+from hf_mps.operators.calls import call_of
 from hf_mps.operators.launch_class import Call, LaunchClass, LaunchTable
 from hf_mps.operators.support import FINDINGS, NO_OPERATORS, SEEN_AS, Kind, OperatorSupport
 
@@ -35,7 +36,7 @@ class OperatorCalls:
 
 
 class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Enter it around a step; `seen` maps each operator's name to its calls, `calls` counts those that are alike.
+    """Enter it around a step; `seen` maps each operator's name to its calls, `calls` has all in their order.
 
     It does not see what a composite kernel calls inside, in C++; of a structured operator's forms the table knows that
     (`OperatorSupport.kernel_owner`).
@@ -44,7 +45,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, tracker: ModuleTracker, device: str = "mps") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: dict[str, OperatorCalls] = {}
-        self.calls: Counter[Call] = Counter()
+        self.calls: list[Call] = []
         self._tracker, self._device = tracker, device
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -56,7 +57,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # What a call without arguments made, or moved here, counts as the device's too.
         if dtypes := [tensor.dtype for tensor in self._on_device((args, kwargs, result))]:
             self._note(name, dtypes)
-            self.calls[call_of(name, (args, kwargs), result)] += 1
+            self.calls.append(call_of(name, (args, kwargs), result))
         return result
 
     def forget(self) -> None:

@@ -2,6 +2,7 @@
 //
 // On a Mac these have no kernel under the MPS key either; the branch is in their code, behind `#ifdef USE_MPS`. So ours
 // take the composite kernels' place, do what a Mac does for device tensors, and leave every other device as it was.
+#include "calls.h"
 #include "queue.h"
 
 #include <ATen/core/grad_mode.h>
@@ -57,7 +58,6 @@ bool queue_copy(const Tensor& to, const Tensor& from, bool non_blocking) {
   }
   copied_in(to.nbytes());
   if (!straight(to, from)) {
-    launched("aten::copy_");
     non_blocking = false;
   }
   if (!non_blocking) {
@@ -76,7 +76,7 @@ Tensor& copy(Tensor& self, const Tensor& from, bool non_blocking) {
   }
   if (from.numel() != 0) {
     if (self.device() == from.device()) {
-      launched("aten::copy_");
+      launched("aten::copy_", {self, from});
       if (queued_work && !self.is_sparse() && !from.is_sparse()) {
         queue_job([to = alias(self), source = alias(from)] {
           auto there = host_view(to);
@@ -84,8 +84,11 @@ Tensor& copy(Tensor& self, const Tensor& from, bool non_blocking) {
         });
         return self;
       }
-    } else if (queue_copy(self, from, non_blocking)) {
-      return self;
+    } else {
+      record("aten::copy_", {self, from});
+      if (queue_copy(self, from, non_blocking)) {
+        return self;
+      }
     }
   }
   const auto on_host = [](const Tensor& side) { return side.device().is_mps() ? host_view(side) : side; };

@@ -128,9 +128,8 @@ void start(Profile given);
 
 // ---- work.cpp ----
 
-// Counted since the device was loaded: a launch is an operator's kernel that computes; views are none.
+// Counted since the device was loaded.
 struct Work {
-  std::atomic<int64_t> launches{0};
   std::atomic<int64_t> waits{0};
   std::atomic<int64_t> copies_in{0}; // from the host to the device
   std::atomic<int64_t> copies_out{0};
@@ -140,12 +139,13 @@ struct Work {
 
 extern Work work;
 
-// `name` is the operator's, as "aten::mm" or "aten::add.Tensor"; who wants to know names calls name_launches first.
-void launched(const std::string& name);
+// An operator that computes is called; `name` is as "aten::mm" or "aten::add.Tensor". Who wants to know names calls
+// name_launches first; calls.h has what a Mac launches for it.
+void launched(const std::string& name, c10::ArrayRef<c10::IValue> given = {});
 
-// One launch, whatever the operators are that it is made of here.
+// One call, whatever the operators are that it is made of here.
 struct OneLaunch {
-  explicit OneLaunch(const std::string& name);
+  OneLaunch(const std::string& name, c10::ArrayRef<c10::IValue> given);
   ~OneLaunch();
   OneLaunch(const OneLaunch&) = delete;
   OneLaunch& operator=(const OneLaunch&) = delete;

@@ -3,6 +3,7 @@
 // One boxed kernel serves every operator that Metal has and that needs nothing special: it makes CPU tensors over the
 // same bytes, calls the CPU's kernel, and hands the results back as device tensors over the memory they came in.
 // What an operator needs of this is read from its schema once, when it is registered.
+#include "calls.h"
 #include "loan.h"
 #include "misread.h"
 #include "queue.h"
@@ -125,9 +126,10 @@ class HostKernel final : public c10::OperatorKernel {
   // Returns whether the operator waits for what is queued.
   bool count(c10::ArrayRef<c10::IValue> given) const {
     if (launches_) {
-      launched(plan_.whole_name);
+      launched(plan_.whole_name, given);
     }
     if (reads_) { // Scalar.mm: a copy to the host that waits
+      record(plan_.whole_name, given);
       copied_out(given[0].toTensor().itemsize());
       wait("item");
     }

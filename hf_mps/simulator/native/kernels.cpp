@@ -126,7 +126,7 @@ std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, std::op
   if (input.numel() == 0) {
     return {input, at::empty_like(input)};
   }
-  const OneLaunch one("aten::native_dropout");
+  const OneLaunch one("aten::native_dropout", {input, p, train});
   auto mask = at::empty_like(input, input.options().dtype(c10::kBool));
   if (!train.value_or(true)) {
     return {input.clone(), mask.fill_(true)};

@@ -25,8 +25,8 @@ using c10::IntArrayRef;
 
 // Inside a kernel: below autograd and autocast.
 struct Inside {
-  explicit Inside(const char* name) {
-    launched(name);
+  Inside(const char* name, c10::ArrayRef<c10::IValue> given) {
+    launched(name, given);
   }
   c10::impl::ExcludeDispatchKeyGuard guard{
       c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset};
@@ -66,7 +66,7 @@ Tensor convolution(
     IntArrayRef stride,
     IntArrayRef dilation,
     int64_t groups) {
-  Inside inside("aten::_mps_convolution");
+  Inside inside("aten::_mps_convolution", {self, weight, bias, padding, stride, dilation, groups});
   check_convolution(self, weight, sizes_of_result(self, weight, padding, stride, dilation));
   return back(at::convolution(
       misread_volume(host(self)), host(weight), host(bias), stride, padding, dilation, false, zeros(padding), groups));
@@ -101,7 +101,7 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(
     IntArrayRef dilation,
     int64_t groups,
     std::array<bool, 3> mask) {
-  Inside inside("aten::mps_convolution_backward");
+  Inside inside("aten::mps_convolution_backward", {self, grad_output, weight, padding, stride, dilation, groups, mask});
   check_convolution(grad_output, weight, grad_output.sizes());
   const std::array<int64_t, 1> bias{weight.size(0)};
   auto [input, kernel, offset] = at::convolution_backward(
@@ -122,7 +122,7 @@ Tensor convolution_transpose(
     IntArrayRef stride,
     IntArrayRef dilation,
     int64_t groups) {
-  Inside inside("aten::_mps_convolution_transpose");
+  Inside inside("aten::_mps_convolution_transpose", {self, weight, padding, output_padding, stride, dilation, groups});
   check_convolution_transpose(self);
   check_convolution(self, weight, self.sizes());
   return back(at::convolution(
@@ -139,7 +139,7 @@ std::tuple<Tensor, Tensor> convolution_transpose_backward(
     IntArrayRef dilation,
     int64_t groups,
     std::array<bool, 2> mask) {
-  Inside inside("aten::mps_convolution_transpose_backward");
+  Inside inside("aten::mps_convolution_transpose_backward", {self, grad_output, weight, padding, output_padding, stride, dilation, groups, mask});
   check_convolution(grad_output, weight, self.sizes());
   auto [input, kernel, offset] = at::convolution_backward(
       host(grad_output), host(self), host(weight), at::OptionalIntArrayRef(), stride, padding, dilation, true,
@@ -187,7 +187,7 @@ void fill(const Tensor& promised, const Tensor& found) {
 
 Gradients linear_backward(
     const Tensor& self, const Tensor& grad_output, const Tensor& weight, std::array<bool, 3> mask) {
-  Inside inside("aten::linear_backward");
+  Inside inside("aten::linear_backward", {self, grad_output, weight, mask});
   check_linear_backward(self, grad_output, weight);
   if (!queued_work) {
     const auto [input, kernel, bias] = linear_gradients(self, grad_output, weight, mask);
@@ -218,7 +218,7 @@ Tensor max_pool2d_backward(
     IntArrayRef padding,
     IntArrayRef dilation,
     bool ceil_mode) {
-  Inside inside("aten::max_pool2d_backward");
+  Inside inside("aten::max_pool2d_backward", {grad_output, self, kernel, stride, padding, dilation, ceil_mode});
   const auto input = host(self);
   const auto indices =
       std::get<1>(at::max_pool2d_with_indices(input, kernel, stride, padding, dilation, ceil_mode));
@@ -236,7 +236,7 @@ std::tuple<Tensor, Tensor> attention(
     const std::optional<Tensor>& dropout_mask,
     std::optional<double> scale,
     bool grouped) {
-  Inside inside("aten::_scaled_dot_product_attention_math_for_mps");
+  Inside inside("aten::_scaled_dot_product_attention_math_for_mps", {query, key, value, mask, dropout, causal, dropout_mask, scale, grouped});
   check_attention(query, key);
   auto [output, weights] = at::_scaled_dot_product_attention_math(
       host(query), host(key), host(value), host(mask), dropout, causal, host(dropout_mask), scale, grouped);

@@ -1,4 +1,5 @@
 // The extension module: starts the device, and the functions that torch._C has on a Mac.
+#include "calls.h"
 #include "queue.h"
 
 #include <ATen/detail/MPSHooksInterface.h>
@@ -75,7 +76,6 @@ int times_asked() {
 
 py::dict work_done() {
   py::dict result;
-  result["launches"] = work.launches.load();
   result["waits"] = work.waits.load();
   result["copies_in"] = work.copies_in.load();
   result["copies_out"] = work.copies_out.load();
@@ -197,7 +197,11 @@ PYBIND11_MODULE(_metal, m) {
   m.def("name_launches", &metal::name_launches);
   m.def("named_launches", &metal::named_launches);
   m.def("begin_launch", &metal::begin_launch);
-  m.def("launched", &metal::launched);
+  m.def("record_calls", &metal::record_calls);
+  m.def("recording", &metal::recording);
+  m.def("calls_recorded", &metal::calls_recorded);
+  m.def("recorded_calls", &metal::recorded_calls);
+  m.def("launched", &metal::launched_outside);
   m.def("wrapped_number", &metal::wrapped_number);
   m.def("listen", &metal::listen);
   m.def("finish", &metal::finish);

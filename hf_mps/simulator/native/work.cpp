@@ -4,6 +4,7 @@
 // the device could have done meanwhile is lost. Which calls wait is read from aten/src/ATen/mps and
 // aten/src/ATen/native/mps/operations: Copy.mm, Scalar.mm, Indexing.mm, MPSAllocator.mm, MPSEvent.mm, and for operators
 // whose result is only as large as its values say, the places named below.
+#include "calls.h"
 #include "queue.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -96,6 +97,13 @@ int64_t value(Arguments given) {
   return last.isTensor() && last.toTensor().is_mps() ? 1 : 0;
 }
 
+void note_name(const std::string& name) {
+  if (naming.load(std::memory_order_relaxed)) {
+    const std::lock_guard<std::mutex> lock(names_lock);
+    ++names[name];
+  }
+}
+
 } // namespace
 
 Waits waits_of(const std::string& name) {
@@ -124,19 +132,22 @@ Waits waits_of(const std::string& name) {
   return found == all.end() ? nullptr : found->second;
 }
 
-void launched(const std::string& name) {
-  if (within > 0) {
-    return;
-  }
-  work.launches.fetch_add(1, std::memory_order_relaxed);
-  if (naming.load(std::memory_order_relaxed)) {
-    const std::lock_guard<std::mutex> lock(names_lock);
-    ++names[name];
+void launched(const std::string& name, Arguments given) {
+  if (within == 0) {
+    record(name, given);
+    note_name(name);
   }
 }
 
-OneLaunch::OneLaunch(const std::string& name) {
-  launched(name);
+void launched_outside(const std::string& name, const std::string& text) {
+  if (recording()) {
+    record(text);
+  }
+  note_name(name);
+}
+
+OneLaunch::OneLaunch(const std::string& name, Arguments given) {
+  launched(name, given);
   ++within;
 }
 
