@@ -32,6 +32,8 @@ _AFTER: dict[str, tuple[str, ...]] = {
         "compile",
         "cuda-graphs",
         "large-k",
+        "sliced-products",
+        "expanded-operands",
         "linear-bias",
         "linear-shapes",
         "dtype-copies",

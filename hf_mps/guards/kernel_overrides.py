@@ -10,6 +10,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.notices import overriding
 from hf_mps.core.patching import Patch, Patcher
 from hf_mps.core.stock import Around
+from hf_mps.device import faults, machine
 from hf_mps.guards.base import Guard
 from hf_mps.operators.dispatcher import registered_kernel
 
@@ -26,6 +27,25 @@ def given_out() -> Choice[bool]:
     if hasattr(torch.library, "get_kernel"):
         return Choice(True, f"torch {torch.__version__} gives its kernels out")
     return Choice(False, f"torch {torch.__version__} gives no kernel out, so that none can be put before it")
+
+
+def worth_trying(*names: str) -> Choice[bool]:
+    """Whether a trial can find one of these faults (hf_mps/device/faults.py), and a kernel of ours can cure it."""
+    import torch
+
+    if not faults.possible(*names):
+        this = machine.present()
+        where = f"torch {torch.__version__} on {this.chip} with macOS {this.macos}"
+        return Choice(False, f"{where} does not have the fault, by its upstream issue")
+    return given_out()
+
+
+def anew(guard: Guard) -> None:
+    """Put a guard's kernels back as they are in a process that has just begun on this machine."""
+    import torch
+
+    guard.release()
+    guard.install(torch)
 
 
 class Kernel(Patch):

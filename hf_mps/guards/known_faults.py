@@ -255,6 +255,28 @@ KNOWN = (
     _torch("==2.14.0", 197715, "copies to the CPU that also make float64 write nothing", "dtype-copies"),
     _torch(
         "<2.14",
+        193385,
+        "matrix products into a slice of a tensor (out=buffer[1]) are never written on macOS 14",
+        "sliced-products",
+        macos="<15",
+        links=PULLS,
+    ),
+    _torch(
+        "<2.14",
+        104832,
+        "matrix products into a part of each row are mis-written",
+        "sliced-products",
+        macos=">=15,<26",
+    ),
+    _torch(
+        ">=2.8",
+        180201,
+        "matrix products of an expanded tensor compute every 16th row alone",
+        "expanded-operands",
+        macos=">=27",
+    ),
+    _torch(
+        "<2.14",
         188438,
         "F.linear forgets the bias for a single row on macOS 26",
         "linear-bias",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
+from functools import partial
 from typing import Any
 
 from hf_mps.core.choice import Choice
@@ -12,6 +12,9 @@ from hf_mps.core.stock import Stock
 from hf_mps.guards import kernel_overrides
 from hf_mps.guards.base import Guard
 from hf_mps.guards.kernel_overrides import Kernel
+
+FAULTS = ("permuted-activations", "permuted-batch-norm")
+"""What may be wrong, by release and macOS: hf_mps/device/faults.py."""
 
 
 class PermutedActivations(Guard):
@@ -34,18 +37,21 @@ class PermutedActivations(Guard):
     @property
     def patches(self) -> dict[str, str | Patch]:
         """Its kernels before the device's, until the trial."""
-        return {f"aten::{name}": Kernel("_laid_out", name, alone=True) for name in TRIALS}
+        return {
+            f"aten::{name}": Kernel("_laid_out", name, alone=True, where=partial(_possible, name)) for name in TRIALS
+        }
 
     def __init__(self) -> None:
         super().__init__()
         self._wrong: frozenset[str] = frozenset()
-        self._possible = False
 
     def applies(self) -> Choice[bool]:
         """Whether one of the operators differs from the CPU on a permuted tensor, or raises an error there."""
-        possible = kernel_overrides.given_out()
-        if not possible.value:
-            return possible
+        possible = kernel_overrides.worth_trying(*FAULTS)
+        return self.trial() if possible.value else possible
+
+    def trial(self) -> Choice[bool]:
+        """What trying all of them says."""
         with self.left_alone():
             self._wrong = frozenset(name for name, run in TRIALS.items() if not _right(run))
         if self._wrong:
@@ -53,17 +59,11 @@ class PermutedActivations(Guard):
             return Choice(True, f"tried on the device: {wrong} differ from the CPU on permuted tensors")
         return Choice(False, "tried on the device: the operators of those issues are right on permuted tensors")
 
-    def concerns(self, module: ModuleType) -> bool:
-        """Whether torch gives the kernels out; before 2.9 it does not."""
-        self._possible = kernel_overrides.given_out().value
-        return self._possible
-
     def forget(self) -> None:
         """Also what the trial found."""
         super().forget()
         self._wrong = frozenset()
-        if self._possible:
-            self.arm(*self.patches)
+        kernel_overrides.anew(self)
 
     def _laid_out(self, name: str, stock: Stock, *args: Any, **kwargs: Any) -> Any:
         if not self.needed or name not in self._wrong:
@@ -73,6 +73,11 @@ class PermutedActivations(Guard):
             return stock(*args, **kwargs)
         self.acted(f"permuted activations are copied before their gradients: {self.verdict().reason}", aloud=False)
         return stock(*(each.contiguous() if _loose(each) else each for each in args), **kwargs)
+
+
+def _possible(name: str) -> bool:
+    """Whether release and macOS may get this operator wrong: batch norm's on macOS 26 too, the others before 15."""
+    return kernel_overrides.worth_trying(*FAULTS[: 2 if name == "native_batch_norm_backward" else 1]).value
 
 
 def _loose(value: Any) -> bool:

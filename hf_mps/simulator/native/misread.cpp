@@ -1,5 +1,5 @@
 // Kernels that are right about their tensors' sizes and wrong about what lies in them: a number, a volume.
-#include "device.h"
+#include "products.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
@@ -45,6 +45,9 @@ at::Tensor misread_volume(const at::Tensor& input) {
 }
 
 Inside misread_inside_of(const std::string& name) {
+  if (const auto product = product_inside_of(name)) {
+    return product;
+  }
   return name == "_amp_foreach_non_finite_check_and_unscale_" ? &unscale : permuted_inside_of(name);
 }
 
