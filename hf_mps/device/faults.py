@@ -123,18 +123,8 @@ FAULTS: dict[str, Fault] = {
         macos=">=15,<26",
     ),
     # MPSGraph's own, from macOS 15.0 to 26.3 and in 27. PyTorch's copy of such operands, in mm alone, ends with 26.4.
-    "expanded-mm": Fault(
-        "mm computes every 16th row where an operand has the stride 0, as expanded tensors do",
-        f"{ISSUES}/180201",
-        ">=2.8",
-        macos=">=27",
-    ),
-    "expanded-operands": Fault(
-        "addmm does so too",
-        f"{ISSUES}/180201",
-        ">=2.8",
-        macos=f">=15,{_RIGHT}",
-    ),
+    "expanded-mm": Fault("mm of an expanded tensor computes every 16th row", f"{ISSUES}/180201", ">=2.8", macos=">=27"),
+    "expanded-operands": Fault("addmm does so too", f"{ISSUES}/180201", ">=2.8", macos=f">=15,{_RIGHT}"),
     "expanded-gradient": Fault(
         "linear's backward computes every 16th row of the input's gradient where the gradient that arrives is expanded",
         f"{ISSUES}/180201",

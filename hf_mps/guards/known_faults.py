@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from hf_mps.device import machine
-from hf_mps.device.faults import FIRST_FAMILIES, ISSUES
+from hf_mps.device.faults import FAULTS, FIRST_FAMILIES, ISSUES
 
 PULLS = "https://github.com/pytorch/pytorch/pull"
 EMBEDDING = "https://github.com/pytorch/pytorch/blob/v2.14.1/aten/src/ATen/native/mps/operations/Embedding.mm"
@@ -256,24 +256,17 @@ KNOWN = (
     _torch(
         "<2.14",
         193385,
-        "matrix products into a slice of a tensor (out=buffer[1]) are never written on macOS 14",
+        "matrix products into a slice (macOS 14) or a part of each row (macOS 15 too) are lost or mis-written",
         "sliced-products",
-        macos="<15",
+        macos="<26",
         links=PULLS,
-    ),
-    _torch(
-        "<2.14",
-        104832,
-        "matrix products into a part of each row are mis-written",
-        "sliced-products",
-        macos=">=15,<26",
     ),
     _torch(
         ">=2.8",
         180201,
-        "matrix products of an expanded tensor compute every 16th row alone",
+        "matrix products of an expanded tensor, as the gradient of a sum is, compute every 16th row alone",
         "expanded-operands",
-        macos=">=27",
+        macos=FAULTS["expanded-operands"].macos,
     ),
     _torch(
         "<2.14",

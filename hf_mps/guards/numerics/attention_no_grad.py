@@ -13,11 +13,8 @@ from hf_mps.core.patching import Patch
 from hf_mps.core.stock import Stock
 from hf_mps.device import faults
 from hf_mps.guards import kernel_overrides
-from hf_mps.guards.base import Guard
-from hf_mps.guards.kernel_overrides import Kernel
+from hf_mps.guards.kernel_overrides import Kernel, Tried
 
-FAULTS = ("causal-leak", "permuted-attention", "long-keys", "odd-keys", "masked-rows", "value-width")
-"""What may be wrong, by release: hf_mps/device/faults.py."""
 OPERATOR = "_scaled_dot_product_attention_math_for_mps"
 """What scaled_dot_product_attention calls on Metal where no gradient is wanted; with one it takes the math form."""
 FEW = 8
@@ -48,7 +45,7 @@ class Call(NamedTuple):
         return function(*where, **named)
 
 
-class AttentionNoGrad(Guard):
+class AttentionNoGrad(Tried):
     """Stands before Metal's own attention, below autograd and autocast: a trained step never comes through here.
 
     That is below `scaled_dot_product_attention` itself, which a library may have imported before us and torch.compile
@@ -64,6 +61,7 @@ class AttentionNoGrad(Guard):
     issue = "https://github.com/pytorch/pytorch/issues/195910"
     until = "the oldest supported torch is 2.13"
     releases = "<2.13"
+    faults = ("causal-leak", "permuted-attention", "long-keys", "odd-keys", "masked-rows", "value-width")
 
     @property
     def patches(self) -> dict[str, str | Patch]:
@@ -82,8 +80,7 @@ class AttentionNoGrad(Guard):
         if self._replaced:
             # pytorch#163597, #174861 and #156707, none of them mended there.
             return Choice(True, f"torch {torch.__version__} has the fault and does not give its kernel out")
-        possible = kernel_overrides.worth_trying(*FAULTS)
-        return self.trial() if possible.value else possible
+        return super().applies()
 
     def trial(self) -> Choice[bool]:
         """What trying all cases says."""
@@ -100,13 +97,12 @@ class AttentionNoGrad(Guard):
     def concerns(self, module: ModuleType) -> bool:
         """Whether this release has one of the faults; it is noted whether it gives its kernel out."""
         self._replaced = not kernel_overrides.given_out().value
-        return self._replaced or faults.possible(*FAULTS)
+        return self._replaced or faults.possible(*self.faults)
 
     def forget(self) -> None:
         """Also what the trial found."""
         super().forget()
         self._cures = {}
-        kernel_overrides.anew(self)
 
     def _attend(self, stock: Stock, *args: Any, scale: Any = None, enable_gqa: bool = False) -> Any:
         call = Call(*args)._replace(scale=scale, grouped=enable_gqa)

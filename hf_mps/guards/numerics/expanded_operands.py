@@ -6,25 +6,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from hf_mps.core.choice import Choice
 from hf_mps.core.stock import Stock
-from hf_mps.guards import kernel_overrides
-from hf_mps.guards.base import Guard
-from hf_mps.guards.kernel_overrides import Kernel
+from hf_mps.guards.kernel_overrides import Kernel, Tried
 
 OPERATORS = {
-    "mm": ("expanded-mm", 0),
-    "mm.out": ("expanded-mm", 0),
-    "addmm": ("expanded-operands", 1),
-    "addmm.out": ("expanded-operands", 1),
-    "addmm_": ("expanded-operands", 1),
-    "linear_backward": ("expanded-gradient", 1),
+    "expanded-mm": (0, ("mm", "mm.out")),
+    "expanded-operands": (1, ("addmm", "addmm.out", "addmm_")),
+    "expanded-gradient": (1, ("linear_backward",)),
 }
-"""Operator -> its fault in hf_mps/device/faults.py, and which argument is the first of the two that are multiplied."""
-FAULTS = ("expanded-mm", "expanded-operands", "expanded-gradient")
+"""Fault in hf_mps/device/faults.py -> which argument is the first of the two that are multiplied, and the operators."""
 
 
-class ExpandedOperands(Guard):
+class ExpandedOperands(Tried):
     """Stands before products of two matrices, below autograd, on the systems whose MPSGraph misreads a stride of 0.
 
     The gradient of a sum is one number expanded: `layer(x).sum().backward()` multiplies it by the layer's weight. A
@@ -40,32 +33,17 @@ class ExpandedOperands(Guard):
     until = "PyTorch copies such operands on macOS 27 and in addmm"
     releases = ">=2.8"
     cures = ">=2.9"
+    faults = tuple(OPERATORS)
+    given = "expanded tensors"
 
     @property
     def patches(self) -> dict[str, Kernel]:
         """Its kernels before those of the operators that this release and macOS may get wrong."""
         return {
-            f"aten::{name}": Kernel("_filled", first, when=partial(_expanded, first), where=partial(_possible, fault))
-            for name, (fault, first) in OPERATORS.items()
+            f"aten::{name}": Kernel("_filled", first, when=partial(_expanded, first), faults=(fault,))
+            for fault, (first, names) in OPERATORS.items()
+            for name in names
         }
-
-    def applies(self) -> Choice[bool]:
-        """Whether one of the operators differs from the CPU for an expanded tensor."""
-        possible = kernel_overrides.worth_trying(*FAULTS)
-        return self.trial() if possible.value else possible
-
-    def trial(self) -> Choice[bool]:
-        """What trying the operators says."""
-        with self.left_alone():
-            wrong = [name for name, run in TRIALS.items() if not _right(run)]
-        if wrong:
-            return Choice(True, f"tried on the device: {', '.join(wrong)} of an expanded tensor differ from the CPU")
-        return Choice(False, f"tried on the device: {', '.join(TRIALS)} of an expanded tensor are right")
-
-    def forget(self) -> None:
-        """Also put the kernels back that a trial took away."""
-        super().forget()
-        kernel_overrides.anew(self)
 
     def _filled(self, first: int, stock: Stock, *args: Any, **kwargs: Any) -> Any:
         if not self.needed:
@@ -74,10 +52,6 @@ class ExpandedOperands(Guard):
         self.acted("products of expanded tensors are given copies of them", aloud=False)
         pair = (each.contiguous() for each in args[first : first + 2])
         return stock(*args[:first], *pair, *args[first + 2 :], **kwargs)
-
-
-def _possible(fault: str) -> bool:
-    return kernel_overrides.worth_trying(fault).value
 
 
 def _expanded(first: int, *args: Any, **_: Any) -> bool:
@@ -104,4 +78,4 @@ TRIALS: dict[str, Callable[[Any, Any], Any]] = {
     "linear_backward": _of_linear,
 }
 
-GUARD = ExpandedOperands()
+GUARD = ExpandedOperands({name: partial(_right, run) for name, run in TRIALS.items()})

@@ -70,9 +70,9 @@ class LargeK(Guard):
             return found
         import torch
 
-        here = f"torch {torch.__version__} has the fault on {chip}, whatever lay in memory at a trial"
-        slow = f"torch {torch.__version__} multiplies over so many values with a slow kernel on {chip}"
-        return Choice(True, slow if torch_release() >= FIXED else here)
+        slow = torch_release() >= FIXED
+        why = "multiplies over so many values with a slow kernel" if slow else "has the fault, whatever a trial found,"
+        return Choice(True, f"torch {torch.__version__} {why} on {chip}")
 
     def trial(self) -> Choice[bool]:
         """Whether such products differ from the CPU's; memory that is zero behind the operands hides the fault."""

@@ -6,18 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from hf_mps.core.choice import Choice
 from hf_mps.core.patching import Patch
 from hf_mps.core.stock import Stock
-from hf_mps.guards import kernel_overrides
-from hf_mps.guards.base import Guard
-from hf_mps.guards.kernel_overrides import Kernel
+from hf_mps.guards.kernel_overrides import Kernel, Tried
 
-FAULTS = ("permuted-activations", "permuted-batch-norm")
-"""What may be wrong, by release and macOS: hf_mps/device/faults.py."""
+NORM = "native_batch_norm_backward"
 
 
-class PermutedActivations(Guard):
+class PermutedActivations(Tried):
     """Stands before those backward operators, below autograd, from where it is installed to its trial.
 
     The first of them that is called starts the trial of all, and those that are right are left to the device alone
@@ -32,38 +28,16 @@ class PermutedActivations(Guard):
     issue = "https://github.com/pytorch/pytorch/issues/175189"
     until = "pytorch#175188 and #175189 are closed and the oldest supported torch has their fixes"
     releases = "<2.14"
+    faults = ("permuted-activations", "permuted-batch-norm")
+    given = "permuted tensors"
     cures = ">=2.9"
 
     @property
     def patches(self) -> dict[str, str | Patch]:
         """Its kernels before the device's, until the trial."""
-        return {
-            f"aten::{name}": Kernel("_laid_out", name, alone=True, where=partial(_possible, name)) for name in TRIALS
-        }
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._wrong: frozenset[str] = frozenset()
-
-    def applies(self) -> Choice[bool]:
-        """Whether one of the operators differs from the CPU on a permuted tensor, or raises an error there."""
-        possible = kernel_overrides.worth_trying(*FAULTS)
-        return self.trial() if possible.value else possible
-
-    def trial(self) -> Choice[bool]:
-        """What trying all of them says."""
-        with self.left_alone():
-            self._wrong = frozenset(name for name, run in TRIALS.items() if not _right(run))
-        if self._wrong:
-            wrong = ", ".join(name for name in TRIALS if name in self._wrong)
-            return Choice(True, f"tried on the device: {wrong} differ from the CPU on permuted tensors")
-        return Choice(False, "tried on the device: the operators of those issues are right on permuted tensors")
-
-    def forget(self) -> None:
-        """Also what the trial found."""
-        super().forget()
-        self._wrong = frozenset()
-        kernel_overrides.anew(self)
+        kernels = {name: Kernel("_laid_out", name, alone=True, faults=self.faults[:1]) for name in TRIALS}
+        kernels[NORM] = Kernel("_laid_out", NORM, alone=True, faults=self.faults)
+        return {f"aten::{name}": kernel for name, kernel in kernels.items()}
 
     def _laid_out(self, name: str, stock: Stock, *args: Any, **kwargs: Any) -> Any:
         if not self.needed or name not in self._wrong:
@@ -73,11 +47,6 @@ class PermutedActivations(Guard):
             return stock(*args, **kwargs)
         self.acted(f"permuted activations are copied before their gradients: {self.verdict().reason}", aloud=False)
         return stock(*(each.contiguous() if _loose(each) else each for each in args), **kwargs)
-
-
-def _possible(name: str) -> bool:
-    """Whether release and macOS may get this operator wrong: batch norm's on macOS 26 too, the others before 15."""
-    return kernel_overrides.worth_trying(*FAULTS[: 2 if name == "native_batch_norm_backward" else 1]).value
 
 
 def _loose(value: Any) -> bool:
@@ -115,7 +84,7 @@ TRIALS: dict[str, Callable[[Any, Any], Any]] = {
     "mish_backward": _of("mish_backward"),
     "threshold_backward": _of("threshold_backward", 0.5),
     "logit_backward": _of("logit_backward"),
-    "native_batch_norm_backward": _of_batch_norm,
+    NORM: _of_batch_norm,
 }
 
 
@@ -139,4 +108,4 @@ def _right(run: Callable[[Any, Any], Any]) -> bool:
     return torch.allclose(torch.cat(found).cpu(), torch.cat(right), rtol=1e-3, atol=1e-3)
 
 
-GUARD = PermutedActivations()
+GUARD = PermutedActivations({name: partial(_right, run) for name, run in TRIALS.items()})

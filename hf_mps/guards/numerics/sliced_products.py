@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from hf_mps.core.choice import Choice
 from hf_mps.core.stock import Stock
-from hf_mps.guards import kernel_overrides
-from hf_mps.guards.base import Guard
-from hf_mps.guards.kernel_overrides import Kernel
+from hf_mps.guards.kernel_overrides import Kernel, Tried
 
-FAULTS = ("sliced-products", "gapped-products")
-"""What may be wrong, by release and macOS: hf_mps/device/faults.py."""
+OPERATORS = ("mm.out", "bmm.out", "addmm.out", "addmm_", "baddbmm.out", "baddbmm_")
 
 
-class SlicedProducts(Guard):
+class SlicedProducts(Tried):
     """Stands before the products that write into a given tensor, below autograd, until a trial finds them right.
 
     On macOS 14 `torch.mm(a, b, out=buffer[1])` leaves the buffer as it was, and on macOS 15 a product into a part of
@@ -30,50 +27,24 @@ class SlicedProducts(Guard):
     until = "the oldest supported torch is 2.14"
     releases = "<2.14"
     cures = ">=2.9"
+    faults = ("sliced-products", "gapped-products")
+    given = "slices as results"
 
     @property
     def patches(self) -> dict[str, Kernel]:
         """Its kernels before the device's."""
-        return {
-            f"aten::{name}": Kernel("_copied", name, when=_sliced, where=_possible)
-            for kind in ("mm", "bmm", "addmm", "baddbmm")
-            for name in (f"{kind}.out", f"{kind}_")
-            if name not in ("mm_", "bmm_")
-        }
+        return {f"aten::{name}": Kernel("_copied", name, when=_sliced, faults=self.faults) for name in OPERATORS}
 
-    def applies(self) -> Choice[bool]:
-        """Whether a product into a slice, or between other columns, differs from the CPU's."""
-        possible = kernel_overrides.worth_trying(*FAULTS)
-        return self.trial() if possible.value else possible
-
-    def trial(self) -> Choice[bool]:
-        """What trying the four operators says."""
-        with self.left_alone():
-            wrong = [name for name in ("mm", "bmm", "addmm", "baddbmm") if not _right(name)]
-        if wrong:
-            return Choice(True, f"tried on the device: {', '.join(wrong)} into slices differ from the CPU")
-        return Choice(False, "tried on the device: mm, bmm, addmm and baddbmm into slices are right")
-
-    def forget(self) -> None:
-        """Also put the kernels back that a trial took away."""
-        super().forget()
-        kernel_overrides.anew(self)
-
-    def _copied(self, name: str, stock: Stock, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+    def _copied(self, name: str, stock: Stock, *args: Any, **kwargs: Any) -> Any:
         import torch
 
-        given = {} if out is None else {"out": out}
         if not self.needed:
             self.release()
-            return stock(*args, **given, **kwargs)
+            return stock(*args, **kwargs)
         self.acted("products into slices of a tensor are computed apart and copied there", aloud=False)
-        function = getattr(torch, name.removesuffix(".out").removesuffix("_"))
-        found, place = stock.theirs(function, *args, **kwargs), args[0] if out is None else out
+        place = kwargs.pop("out", args[0])
+        found = stock.theirs(getattr(torch, name.removesuffix(".out").removesuffix("_")), *args, **kwargs)
         return place.resize_(found.shape).copy_(found)
-
-
-def _possible() -> bool:
-    return kernel_overrides.worth_trying(*FAULTS).value
 
 
 def _sliced(*args: Any, out: Any = None, **_: Any) -> bool:
@@ -91,13 +62,10 @@ def _right(name: str) -> bool:
         pair = (one.unsqueeze(0),) * 2 if name.startswith("b") else (one, one)
         matrices, columns = torch.zeros(2, *pair[0].shape, device=device), torch.cat([pair[0] * 0] * 2, -1)
         for place in (matrices[1], columns[..., :8]):
-            if "add" in name:
-                getattr(place, f"{name}_")(*pair)
-            else:
-                getattr(torch, name)(*pair, out=place)
+            getattr(torch, name)(*pair[: "add" in name], *pair, out=place)
         return torch.cat([matrices.flatten(), columns.flatten()]).cpu()
 
     return torch.allclose(written("mps"), written("cpu"), rtol=1e-2)
 
 
-GUARD = SlicedProducts()
+GUARD = SlicedProducts({name: partial(_right, name) for name in ("mm", "bmm", "addmm", "baddbmm")})
