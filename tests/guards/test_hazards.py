@@ -26,6 +26,8 @@ MARKS = dict.fromkeys((*SLOW, "lightning_batch_size"), pytest.mark.slow)
 # Those that are there without being switched on: in older libraries, and in the default profile's chip and torch.
 OF_LIBRARIES = (
     "expanded-operands",
+    "sliced-products",
+    "permuted-activations",
     "lstm-dropout",
     "cuda-graphs",
     "large-k",
