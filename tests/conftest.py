@@ -30,7 +30,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "agg")
 if not ON_A_MAC:
-    os.environ["HF_MPS_SIMULATE"] = "1"
+    os.environ.setdefault("HF_MPS_SIMULATE", "1")  # or a profile: HF_MPS_SIMULATE=m1-8gb pytest
     # Runs are compared to the bit, as only a device can be that adds in one order; tests of what is so where it does
     # not switch that on. `HF_MPS_FAULTS= pytest` runs the suite as a Mac would.
     os.environ.setdefault("HF_MPS_FAULTS", "-atomic-order")

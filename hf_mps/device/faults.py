@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hf_mps.core import settings
+from hf_mps.device import machine
 
 ISSUES = "https://github.com/pytorch/pytorch/issues"
 FIRST_FAMILIES = ("Apple M1", "Apple M2")
@@ -26,6 +27,16 @@ class Fault:
     asked: bool = False
     """On only where a program asks for it: it is true of every Mac, and too dear to be on in each test."""
 
+    def concerns(self, chip: str, macos: str, release: str) -> bool:
+        """Whether a Mac with this chip and macOS has it with this release of torch."""
+        from packaging.specifiers import SpecifierSet
+
+        return (
+            chip.startswith(self.chips) and macos in SpecifierSet(self.macos) and release in SpecifierSet(self.releases)
+        )
+
+
+_RIGHT = "!=26.4.*,!=26.5.*,!=26.6.*"
 
 FAULTS: dict[str, Fault] = {
     "causal-leak": Fault(
@@ -53,12 +64,18 @@ FAULTS: dict[str, Fault] = {
         f"{ISSUES}/156707",
         "<2.9",
     ),
-    # From macOS 15 on MPSGraph reads strides; batch norm's backward raises an error on macOS 26 instead.
+    # From macOS 15 on MPSGraph reads strides.
     "permuted-activations": Fault(
         "the backward passes of tanh, sigmoid, silu, … and of batch norm misread permuted and channels_last tensors",
         f"{ISSUES}/175189",
         "<2.14",
         macos="<15",
+    ),
+    "permuted-batch-norm": Fault(
+        "the backward pass of batch norm refuses permuted and channels_last tensors",
+        f"{ISSUES}/175189",
+        "<2.14",
+        macos=">=26",
     ),
     "value-width": Fault(
         "attention without gradients is as wide as its queries where its values are of another width",
@@ -91,6 +108,28 @@ FAULTS: dict[str, Fault] = {
         f"{ISSUES}/195163",
         ">=2.7",
         FIRST_FAMILIES,
+    ),
+    # Before macOS 15 what has an offset or gaps is computed into a temporary; MPSGraph mis-writes gaps up to macOS 15.
+    "sliced-products": Fault(
+        "mm, addmm, bmm and baddbmm never write a result whose tensor has a storage offset or gaps",
+        "https://github.com/pytorch/pytorch/pull/193385",
+        "<2.14",
+        macos="<15",
+    ),
+    "gapped-products": Fault(
+        "mm, addmm, bmm and baddbmm write beside their place where the result's tensor has gaps",
+        f"{ISSUES}/104832",
+        "<2.14",
+        macos=">=15,<26",
+    ),
+    # MPSGraph's own, from macOS 15.0 to 26.3 and in 27. PyTorch's copy of such operands, in mm alone, ends with 26.4.
+    "expanded-mm": Fault("mm of an expanded tensor computes every 16th row", f"{ISSUES}/180201", ">=2.8", macos=">=27"),
+    "expanded-operands": Fault("addmm does so too", f"{ISSUES}/180201", ">=2.8", macos=f">=15,{_RIGHT}"),
+    "expanded-gradient": Fault(
+        "linear's backward computes every 16th row of the input's gradient where the gradient that arrives is expanded",
+        f"{ISSUES}/180201",
+        "<2.14",
+        macos=f">=15,{_RIGHT}",
     ),
     "late-copies": Fault(
         "a copy that nobody waits for reads its source, or is there, only when the device comes to it",
@@ -261,6 +300,20 @@ ABORTS = (
     "large-scores",
 )
 """Those that end the process, by SIGABRT, which no Python catches."""
+
+
+def possible(*names: str) -> bool:
+    """Whether this Mac's chip and macOS, with the installed torch, have one of these faults."""
+    this = machine.present()
+    return any(FAULTS[name].concerns(this.chip, this.macos or "0", release()) for name in names)
+
+
+def release() -> str:
+    """The installed torch's version by its numbers alone: 2.13.0 of 2.13.0+cpu and of 2.13.0a0."""
+    import torch
+    from packaging.version import Version
+
+    return Version(torch.__version__).base_version
 
 
 def left_out() -> frozenset[str]:

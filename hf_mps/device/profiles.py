@@ -72,6 +72,7 @@ PROFILES = {
         _profile("m4-16gb", "Apple M4", 10, (26, 0)),
         _profile("m4-pro-24gb", "Apple M4 Pro", 20, (26, 0)),
         _profile("m4-max-64gb", "Apple M4 Max", 40, (26, 0)),
+        _profile("m5-macos27-24gb", "Apple M5", 10, (27, 0)),
         # GitHub's hosted macos-15: 3 cores and 7 GiB of an M1, of whose GPU Metal has a paravirtual device.
         _profile("m1-virtual-7gb", "Apple M1 (Virtual)", 8, (15, 6), virtual=True),
     )

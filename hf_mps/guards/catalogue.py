@@ -36,6 +36,8 @@ _AFTER: dict[str, tuple[str, ...]] = {
         "compile",
         "cuda-graphs",
         "large-k",
+        "sliced-products",
+        "expanded-operands",
         "linear-bias",
         "linear-shapes",
         "dtype-copies",

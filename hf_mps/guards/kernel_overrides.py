@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -10,6 +10,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.notices import overriding
 from hf_mps.core.patching import Patch, Patcher
 from hf_mps.core.stock import Around
+from hf_mps.device import faults, machine
 from hf_mps.guards.base import Guard
 from hf_mps.operators.dispatcher import registered_kernel
 
@@ -28,11 +29,61 @@ def given_out() -> Choice[bool]:
     return Choice(False, f"torch {torch.__version__} gives no kernel out, so that none can be put before it")
 
 
+def worth_trying(*names: str) -> Choice[bool]:
+    """Whether a trial can find one of these faults (hf_mps/device/faults.py), and a kernel of ours can cure it."""
+    import torch
+
+    if not faults.possible(*names):
+        this = machine.present()
+        where = f"torch {torch.__version__} on {this.chip} with macOS {this.macos}"
+        return Choice(False, f"{where} does not have the fault, by its upstream issue")
+    return given_out()
+
+
+class Tried(Guard):
+    """A guard whose kernels stand where release, chip and macOS may have one of its `faults`, until a trial is over."""
+
+    faults: tuple[str, ...]
+    """Names in hf_mps/device/faults.py."""
+    given = ""
+    """What its operators are given in the trial: "permuted tensors"."""
+
+    def __init__(self, trials: Mapping[str, Callable[[], bool]] | None = None) -> None:
+        """`trials` says for each operator, when it is called, whether the device is right."""
+        super().__init__()
+        self._trials = trials or {}
+        self._wrong: frozenset[str] = frozenset()
+
+    def applies(self) -> Choice[bool]:
+        """What the trial says, which is made only where it can find one of the faults."""
+        possible = worth_trying(*self.faults)
+        return self.trial() if possible.value else possible
+
+    def trial(self) -> Choice[bool]:
+        """Whether one of the operators is wrong."""
+        with self.left_alone():
+            self._wrong = frozenset(name for name, right in self._trials.items() if not right())
+        if self._wrong:
+            wrong = ", ".join(name for name in self._trials if name in self._wrong)
+            return Choice(True, f"tried on the device: {wrong} differ from the CPU on {self.given}")
+        return Choice(False, f"tried on the device: {', '.join(self._trials)} are right on {self.given}")
+
+    def forget(self) -> None:
+        """Also what the trial found, and the kernels that it took away are put back."""
+        import torch
+
+        super().forget()
+        self._wrong = frozenset()
+        self.release()
+        self.install(torch)
+
+
 class Kernel(Patch):
     """A kernel of a guard's before the device's: the target is "aten::mm", the method is called below autograd.
 
     A call for which `when(*arguments)` is false goes to the device's at once, at the price of that question. One that
-    stands `alone` is not to stay (`put`, with `otherwise`); else it is one of several guards' (`before`).
+    stands `alone` is not to stay (`put`, with `otherwise`); else it is one of several guards' (`before`). With `faults`
+    it is armed only where one of them may be (`worth_trying`).
     """
 
     way = "before the kernel of"
@@ -46,8 +97,9 @@ class Kernel(Patch):
         otherwise: Function | None = None,
         where: Callable[[], bool] | None = None,
         late: bool = False,
+        faults: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(method, *given, where=where, late=late)
+        super().__init__(method, *given, where=(lambda: worth_trying(*faults).value) if faults else where, late=late)
         self.when, self.alone, self.otherwise = when, alone, otherwise
 
     def arm(self, owner: Patcher, target: str, module: ModuleType | None) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from hf_mps.device import machine
-from hf_mps.device.faults import FIRST_FAMILIES, ISSUES
+from hf_mps.device.faults import FAULTS, FIRST_FAMILIES, ISSUES
 
 PULLS = "https://github.com/pytorch/pytorch/pull"
 EMBEDDING = "https://github.com/pytorch/pytorch/blob/v2.14.1/aten/src/ATen/native/mps/operations/Embedding.mm"
@@ -270,6 +270,21 @@ KNOWN = (
         "dtype-copies",
     ),
     _torch("==2.14.0", 197715, "copies to the CPU that also make float64 write nothing", "dtype-copies"),
+    _torch(
+        "<2.14",
+        193385,
+        "matrix products into a slice (macOS 14) or a part of each row (macOS 15 too) are lost or mis-written",
+        "sliced-products",
+        macos="<26",
+        links=PULLS,
+    ),
+    _torch(
+        ">=2.8",
+        180201,
+        "matrix products of an expanded tensor, as the gradient of a sum is, compute every 16th row alone",
+        "expanded-operands",
+        macos=FAULTS["expanded-operands"].macos,
+    ),
     _torch(
         "<2.14",
         188438,

@@ -23,14 +23,12 @@ def start(metal: Any, profile: Profile, torch_version: str) -> None:
 
     Raises UserError for a name in it that is no fault.
     """
-    from packaging.specifiers import SpecifierSet
     from packaging.version import Version
 
-    without = left_out()
-    release, system = Version(torch_version).base_version, ".".join(map(str, profile.macos))
+    without, system, release = left_out(), ".".join(map(str, profile.macos)), Version(torch_version).base_version
     for name, fault in FAULTS.items():
-        here = not fault.asked and profile.chip.startswith(fault.chips) and system in SpecifierSet(fault.macos)
-        metal.switch_fault(name, here and name not in without and release in SpecifierSet(fault.releases))
+        here = not fault.asked and name not in without
+        metal.switch_fault(name, here and fault.concerns(profile.chip, system, release))
 
 
 @contextmanager

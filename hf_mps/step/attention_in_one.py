@@ -92,14 +92,11 @@ def _alive(call: Call) -> Tensor | None:
 
 def _chances(queries: Tensor, keys: Tensor, query: Tensor, call: Call) -> Tensor:
     """The softmax of the scores (batch x heads, queries, keys)."""
-    turned = keys.transpose(1, 2)
-    if call.hidden is None:
-        return torch.softmax(torch.bmm(queries, turned), -1)
-    added = call.hidden[0]
-    if added.dim() == 3:
-        return torch.softmax(torch.baddbmm(added, queries, turned), -1)
-    scores = torch.bmm(queries, turned)
-    scores.view(*query.shape[:3], -1).add_(added)
+    scores = torch.bmm(queries, keys.transpose(1, 2))
+    if call.hidden is not None:
+        # baddbmm would be a launch less, but PyTorch compiles a graph of it for each shape, and one of bmm for all.
+        added = call.hidden[0]
+        (scores if added.dim() == 3 else scores.view(*query.shape[:3], -1)).add_(added)
     return torch.softmax(scores, -1)
 
 
@@ -151,16 +148,12 @@ def _gradients(
             for each, factor in zip(found, (call.root, call.root, None), strict=True)
         ]
     batch, heads, places, width = query.shape
-    scaled = torch.empty(3, batch * heads, places, width, dtype=torch.float32, device=query.device)
-    for pair, each in zip(products, scaled, strict=True):
-        torch.bmm(*pair, out=each)
     whole = torch.empty(batch, places, 3, heads, width, dtype=torch.float32, device=query.device)
-    torch.mul(
-        scaled.view(3, batch, heads, places, width),
-        _factors(call.root, query.device),
-        out=whole.permute(2, 0, 3, 1, 4),
-    )
-    return [each.transpose(1, 2) for each in whole.unbind(2)]
+    gradients = [each.transpose(1, 2) for each in whole.unbind(2)]
+    # Each product has memory of its own: macOS 14 loses one that is written into a slice (guard sliced-products).
+    for pair, place, factor in zip(products, gradients, (call.root, call.root, 1), strict=True):
+        torch.mul(torch.bmm(*pair).view(query.shape), factor, out=place)
+    return gradients
 
 
 def _scaled(given: Tensor, call: Call) -> Tensor:

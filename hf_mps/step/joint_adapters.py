@@ -65,7 +65,8 @@ class JointAdapters(torch.autograd.Function):
             few = torch.nn.functional.linear(rows, down)
             parts = side_by_side.pieces(out, [len(each) for each in weights], -1)
             for place, scale, up, each in _each(plan, ups, few, downs):
-                _rows(parts[place]).addmm_(_rows(each), up.to(plan.dtype).t(), alpha=scale)
+                # Not addmm_: before macOS 26 a product between other columns is mis-written (guard sliced-products).
+                _rows(parts[place]).add_(_rows(each).mm(up.to(plan.dtype).t()), alpha=scale)
         ctx.save_for_backward(given, rows, weight, down, few, *learned)
         ctx.plan = plan
         ctx.set_materialize_grads(False)

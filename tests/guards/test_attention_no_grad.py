@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hf_mps import guards
 from hf_mps.guards.numerics import attention_no_grad
 from hf_mps.simulator import strictness
 from tests.guards.experiments import inference
+from tests.hazards import device
 
 NAME = "attention-no-grad"
 HALVES = ("float16", "bfloat16")
@@ -20,8 +22,11 @@ ALL = ("float32", *HALVES)
 
 
 @pytest.fixture(autouse=True)
-def _settled(untouched: None) -> None:
-    """The guard as it is in a process that has just begun."""
+def _settled(untouched: None) -> Iterator[None]:
+    """The guard as it is in a process that has just begun, with a torch that has the faults."""
+    with device.mac(torch="2.8.0"):
+        guards.get(NAME).forget()
+        yield
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -147,6 +152,16 @@ def test_tracing_meets_nothing_of_it() -> None:
     explained = torch._dynamo.explain(lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True) + 1)
     with torch.no_grad():
         assert explained(torch.ones(1, 2, 20, 64, device="mps")).graph_break_count == 0
+
+
+@pytest.mark.parametrize(("release", "put"), [("2.12.1", True), ("2.13.0", False), ("2.15.0", False)])
+def test_a_release_without_the_faults_is_not_tried(release: str, put: bool) -> None:
+    guard = guards.get(NAME)
+    with device.mac(torch=release), strictness.on("causal-leak"):
+        guard.forget()
+        assert bool(guard.kernels) is put
+        assert guard.verdict().value is put
+        assert guard.tried().value
 
 
 def test_a_trial_that_fails_leaves_the_call_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,9 @@ SLOW = ("workers_of_trainer", "workers_of_an_evaluation", "compiled_trainer", "c
 MARKS = dict.fromkeys((*SLOW, "lightning_batch_size"), pytest.mark.slow)
 # Those that are there without being switched on: in older libraries, and in the default profile's chip and torch.
 OF_LIBRARIES = (
+    "expanded-operands",
+    "sliced-products",
+    "permuted-activations",
     "lstm-dropout",
     "cuda-graphs",
     "large-k",
@@ -41,7 +44,7 @@ OF_LIBRARIES = (
     "resume-epoch",
 )
 # Guards that go by the release, and put nothing anywhere from 2.14 on.
-UP_TO_2_13 = ("huge-embedding", "large-k", "linear-bias", "linear-shapes", "dtype-copies")
+UP_TO_2_13 = ("huge-embedding", "linear-bias", "linear-shapes", "dtype-copies")
 NEWER = pytest.mark.skipif(torch_release() >= (2, 14), reason="torch 2.14 has the fix, and no guard is installed")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,17 @@ from hf_mps import guards
 from hf_mps.guards.numerics.permuted_activations import TRIALS
 from hf_mps.simulator import strictness
 from tests.guards.experiments import activations
+from tests.hazards import device
 
 NAME = "permuted-activations"
 
 
 @pytest.fixture(autouse=True)
-def _settled(untouched: None) -> None:
-    """The guard as it is in a process that has just begun."""
+def _settled(untouched: None) -> Iterator[None]:
+    """The guard as it is in a process that has just begun, on a Mac that may have the fault."""
+    with device.mac(macos="14.7"), strictness.off(*guards.get(NAME).faults):
+        guards.get(NAME).forget()
+        yield
 
 
 def gradient(values: torch.Tensor) -> torch.Tensor:
@@ -42,6 +47,41 @@ def test_where_they_are_right_each_is_left_to_the_device_from_its_second_call_on
     assert "aten::tanh_backward" not in [put.place for put in guards.get(NAME).arounds]
     assert torch.equal(gradient(values), right)
     assert not guards.get(NAME).times
+
+
+NORM = "aten::native_batch_norm_backward"
+
+
+@pytest.mark.parametrize(
+    ("macos", "release", "put"),
+    [
+        ("14.7", "2.13.0", {f"aten::{name}" for name in TRIALS}),
+        ("15.6", "2.13.0", set()),
+        ("26.1", "2.13.0", {NORM}),
+        ("14.7", "2.14.1", set()),
+        ("26.1", "2.14.1", set()),
+    ],
+)
+def test_only_what_release_and_macos_may_get_wrong_is_tried(macos: str, release: str, put: set[str]) -> None:
+    guard = guards.get(NAME)
+    with device.mac(macos=macos, torch=release), strictness.on(NAME):
+        guard.forget()
+        assert guard.kernels.keys() == put
+        assert guard.verdict().value is bool(put)
+        assert guard.tried().value
+
+
+def test_batch_norm_of_permuted_tensors_trains_on_macos_26() -> None:
+    def gradient(where: str) -> torch.Tensor:
+        given = torch.linspace(-1, 1, 120, device=where).view(2, 5, 4, 3).permute(0, 3, 1, 2).requires_grad_()
+        norm = torch.nn.BatchNorm2d(3, device=where)
+        return torch.autograd.grad(norm(given).pow(3).sum(), given)[0].cpu()
+
+    with device.mac(macos="26.1"), strictness.on("permuted-batch-norm"):
+        guards.get(NAME).forget()
+        with guards.suspended(NAME), pytest.raises(RuntimeError, match="view size is not compatible"):
+            gradient("mps")
+        assert torch.allclose(gradient("mps"), gradient("cpu"), atol=1e-5)
 
 
 def test_what_lies_contiguously_goes_to_the_device_as_it_is() -> None:

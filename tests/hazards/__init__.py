@@ -15,14 +15,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from hf_mps.core.errors import UserError, nearest
+from hf_mps.guards.numerics import attention_no_grad, expanded_operands
 from hf_mps.simulator import strictness
 from tests.hazards import device, results, sizes, versions
 from tests.hazards.kernels import host, kernels
 
 __all__ = ["HAZARDS", "active", "host", "kernels", "on"]
-
-ATTENTION = ("causal-leak", "permuted-attention", "long-keys", "odd-keys", "masked-rows", "value-width")
-"""Faults of Metal's own attention, which one guard cures."""
 
 
 @contextmanager
@@ -43,12 +41,14 @@ HAZARDS: dict[str, Callable[[], Any]] = {
     "cuda-graphs": lambda: strictness.on("cuda-graphs"),
     "huge-embedding": results.huge_embedding,
     "large-k": lambda: strictness.on("large-k", "large-k-batched"),
+    "sliced-products": lambda: _both(device.mac(macos="14.7"), strictness.on("sliced-products")),
+    "expanded-operands": lambda: _both(device.mac(macos="27.0"), strictness.on(*expanded_operands.GUARD.faults)),
     "linear-bias": lambda: strictness.on("row-bias", "many-rows-bias"),
     "linear-shapes": lambda: strictness.on("vector-weight", "deep-linear"),
     "dtype-copies": lambda: strictness.on("dtype-copies"),
     "index-range": lambda: strictness.on("silent-indices"),
-    "attention-no-grad": lambda: strictness.on(*ATTENTION),
-    "permuted-activations": lambda: strictness.on("permuted-activations"),
+    "attention-no-grad": lambda: _both(device.mac(torch="2.8.0"), strictness.on(*attention_no_grad.GUARD.faults)),
+    "permuted-activations": lambda: _both(device.mac(macos="14.7"), strictness.on("permuted-activations")),
     "atomic-order": lambda: strictness.on("atomic-order"),
     "half-unscale": lambda: strictness.on("half-unscale"),
     "huge-products": sizes.huge_products,

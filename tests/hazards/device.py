@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hf_mps.device import machine
+from hf_mps.device import faults, machine
 from tests.hazards.kernels import host, kernels
 
 
@@ -127,6 +127,19 @@ def half_precision() -> Iterator[None]:
         backend.is_macos_or_newer = stock
         machine.override(before)
         _ask_again()
+
+
+@contextmanager
+def mac(*, macos: str | None = None, torch: str = "2.13.0") -> Iterator[None]:
+    """A Mac with this macOS and this release of torch, as the guards ask of a fault before they try the device."""
+    before, release = machine.present(), faults.release
+    machine.override(dataclasses.replace(before, macos=macos or before.macos))
+    faults.release = lambda: torch
+    try:
+        yield
+    finally:
+        machine.override(before)
+        faults.release = release
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from hf_mps.core.choice import Choice
 from hf_mps.core.patching import Patch
 from hf_mps.core.stock import Stock
+from hf_mps.device import faults
 from hf_mps.guards import kernel_overrides
-from hf_mps.guards.base import Guard
-from hf_mps.guards.kernel_overrides import Kernel
+from hf_mps.guards.kernel_overrides import Kernel, Tried
 
 OPERATOR = "_scaled_dot_product_attention_math_for_mps"
 """What scaled_dot_product_attention calls on Metal where no gradient is wanted; with one it takes the math form."""
@@ -45,7 +45,7 @@ class Call(NamedTuple):
         return function(*where, **named)
 
 
-class AttentionNoGrad(Guard):
+class AttentionNoGrad(Tried):
     """Stands before Metal's own attention, below autograd and autocast: a trained step never comes through here.
 
     That is below `scaled_dot_product_attention` itself, which a library may have imported before us and torch.compile
@@ -59,8 +59,9 @@ class AttentionNoGrad(Guard):
         " of which let causal models see later tokens in half precision or misread permuted tensors, long keys or masks"
     )
     issue = "https://github.com/pytorch/pytorch/issues/195910"
-    until = "the oldest supported torch is 2.14 and pytorch#167515 is closed"
-    releases = "<2.14"
+    until = "the oldest supported torch is 2.13"
+    releases = "<2.13"
+    faults = ("causal-leak", "permuted-attention", "long-keys", "odd-keys", "masked-rows", "value-width")
 
     @property
     def patches(self) -> dict[str, str | Patch]:
@@ -79,6 +80,10 @@ class AttentionNoGrad(Guard):
         if self._replaced:
             # pytorch#163597, #174861 and #156707, none of them mended there.
             return Choice(True, f"torch {torch.__version__} has the fault and does not give its kernel out")
+        return super().applies()
+
+    def trial(self) -> Choice[bool]:
+        """What trying all cases says."""
         with self.left_alone():
             self._cures = _found_wrong()
         if not self._cures:
@@ -90,15 +95,14 @@ class AttentionNoGrad(Guard):
         return Choice(True, f"tried on the device, without gradients: {told} differ from the CPU")
 
     def concerns(self, module: ModuleType) -> bool:
-        """Always; it is noted whether torch gives its kernel out."""
+        """Whether this release has one of the faults; it is noted whether it gives its kernel out."""
         self._replaced = not kernel_overrides.given_out().value
-        return True
+        return self._replaced or faults.possible(*self.faults)
 
     def forget(self) -> None:
         """Also what the trial found."""
         super().forget()
         self._cures = {}
-        self.arm(*self.patches)
 
     def _attend(self, stock: Stock, *args: Any, scale: Any = None, enable_gqa: bool = False) -> Any:
         call = Call(*args)._replace(scale=scale, grouped=enable_gqa)

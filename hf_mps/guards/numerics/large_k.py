@@ -1,4 +1,9 @@
-"""large-k: matrix products that sum over more than 32,766 values are added up from shorter ones, on M1 and M2."""
+"""large-k: matrix products that sum over more than 32,766 values are added up from shorter ones, on M1 and M2.
+
+Before torch 2.14 that is for the right result; later too for batches, and for sums over 32,767 and 32,768 values
+(pytorch#195163). For all else it is for speed from 2.14 on: PyTorch hands longer sums to a kernel of its own (pytorch
+PR 183535), which reached 1.1 to 1.4 TFLOPS on an M4 Max where MPSGraph reached 8 to 12 (pytorch#198182).
+"""
 
 from __future__ import annotations
 
@@ -23,8 +28,7 @@ PART = 16384
 CHIPS = ("Apple M1", "Apple M2")
 """Metal's GPU families Apple7 and Apple8; M3 and later clip the last tile (pytorch PR 183535)."""
 FIXED = (2, 14)
-"""The release that multiplies matrices with kernels of its own; batches of them still go the old way (#195163)."""
-BATCHED = ("bmm", "baddbmm")
+"""The release that gives long sums of two matrices to a kernel of PyTorch's own, which is right and slow."""
 
 
 class LargeK(Guard):
@@ -38,41 +42,37 @@ class LargeK(Guard):
     name = "large-k"
     what = (
         "on M1 and M2 a matrix product that sums over more than 32,766 values also sums what lies behind its operands:"
-        " wrong gradients below a large vocabulary and of large batches"
+        " wrong gradients below a large vocabulary and of large batches; from torch 2.14 on right but for batches, and"
+        " several times slower"
     )
     issue = "https://github.com/pytorch/pytorch/issues/193487"
-    until = "the oldest supported torch is 2.14 and pytorch#195163 is closed"
+    until = "the oldest supported torch is 2.14 and pytorch#195163 and #198182 are closed"
     releases = ">=2.7"
     cures = ">=2.9"
 
     @property
     def patches(self) -> dict[str, Kernel]:
-        """Its kernels before the device's: from 2.14 on before products of batches alone."""
+        """Its kernels before the device's."""
         products = {
-            f"aten::{name}": Kernel(
-                "_split",
-                function,
-                first,
-                when=partial(_enough, first),
-                where=None if name.startswith(BATCHED) else _before_fixed,
-            )
+            f"aten::{name}": Kernel("_split", function, first, when=partial(_enough, first))
             for name, (function, first) in PRODUCTS.items()
         }
         linear = {"aten::linear": "_linear", "aten::linear_backward": "_linear_backward"}
-        when = partial(_enough, 1)
-        return products | {name: Kernel(method, when=when, where=_before_fixed) for name, method in linear.items()}
+        return products | {name: Kernel(method, when=partial(_enough, 1)) for name, method in linear.items()}
 
     def applies(self) -> Choice[bool]:
-        """Whether chip and release have the fault; where the release may have mended it, a trial says so."""
+        """Whether the chip has the fault, or is slow at such products because the release works around it."""
         chip = machine.present().chip
         if not chip.startswith(CHIPS):
             return Choice(False, f"{chip} is not of the M1 and M2 families, whose matrix products have the fault")
         found = self.trial()
-        if found.value or torch_release() >= FIXED:
+        if found.value:
             return found
         import torch
 
-        return Choice(True, f"torch {torch.__version__} has the fault on {chip}, whatever lay in memory at a trial")
+        slow = torch_release() >= FIXED
+        why = "multiplies over so many values with a slow kernel" if slow else "has the fault, whatever a trial found,"
+        return Choice(True, f"torch {torch.__version__} {why} on {chip}")
 
     def trial(self) -> Choice[bool]:
         """Whether such products differ from the CPU's; memory that is zero behind the operands hides the fault."""
@@ -186,10 +186,6 @@ PRODUCTS: dict[str, tuple[Callable[..., Any], int]] = {
     "baddbmm.out": (partial(_into, _added), 1),
     "baddbmm_": (_in_place, 1),
 }
-
-
-def _before_fixed() -> bool:
-    return torch_release() < FIXED
 
 
 def _trials() -> dict[str, Callable[[Any, Any], Any]]:

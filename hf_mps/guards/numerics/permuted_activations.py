@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
+from functools import partial
 from typing import Any
 
-from hf_mps.core.choice import Choice
 from hf_mps.core.patching import Patch
 from hf_mps.core.stock import Stock
-from hf_mps.guards import kernel_overrides
-from hf_mps.guards.base import Guard
-from hf_mps.guards.kernel_overrides import Kernel
+from hf_mps.guards.kernel_overrides import Kernel, Tried
+
+NORM = "native_batch_norm_backward"
 
 
-class PermutedActivations(Guard):
+class PermutedActivations(Tried):
     """Stands before those backward operators, below autograd, from where it is installed to its trial.
 
     The first of them that is called starts the trial of all, and those that are right are left to the device alone
@@ -29,41 +28,16 @@ class PermutedActivations(Guard):
     issue = "https://github.com/pytorch/pytorch/issues/175189"
     until = "pytorch#175188 and #175189 are closed and the oldest supported torch has their fixes"
     releases = "<2.14"
+    faults = ("permuted-activations", "permuted-batch-norm")
+    given = "permuted tensors"
     cures = ">=2.9"
 
     @property
     def patches(self) -> dict[str, str | Patch]:
         """Its kernels before the device's, until the trial."""
-        return {f"aten::{name}": Kernel("_laid_out", name, alone=True) for name in TRIALS}
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._wrong: frozenset[str] = frozenset()
-        self._possible = False
-
-    def applies(self) -> Choice[bool]:
-        """Whether one of the operators differs from the CPU on a permuted tensor, or raises an error there."""
-        possible = kernel_overrides.given_out()
-        if not possible.value:
-            return possible
-        with self.left_alone():
-            self._wrong = frozenset(name for name, run in TRIALS.items() if not _right(run))
-        if self._wrong:
-            wrong = ", ".join(name for name in TRIALS if name in self._wrong)
-            return Choice(True, f"tried on the device: {wrong} differ from the CPU on permuted tensors")
-        return Choice(False, "tried on the device: the operators of those issues are right on permuted tensors")
-
-    def concerns(self, module: ModuleType) -> bool:
-        """Whether torch gives the kernels out; before 2.9 it does not."""
-        self._possible = kernel_overrides.given_out().value
-        return self._possible
-
-    def forget(self) -> None:
-        """Also what the trial found."""
-        super().forget()
-        self._wrong = frozenset()
-        if self._possible:
-            self.arm(*self.patches)
+        kernels = {name: Kernel("_laid_out", name, alone=True, faults=self.faults[:1]) for name in TRIALS}
+        kernels[NORM] = Kernel("_laid_out", NORM, alone=True, faults=self.faults)
+        return {f"aten::{name}": kernel for name, kernel in kernels.items()}
 
     def _laid_out(self, name: str, stock: Stock, *args: Any, **kwargs: Any) -> Any:
         if not self.needed or name not in self._wrong:
@@ -110,7 +84,7 @@ TRIALS: dict[str, Callable[[Any, Any], Any]] = {
     "mish_backward": _of("mish_backward"),
     "threshold_backward": _of("threshold_backward", 0.5),
     "logit_backward": _of("logit_backward"),
-    "native_batch_norm_backward": _of_batch_norm,
+    NORM: _of_batch_norm,
 }
 
 
@@ -134,4 +108,4 @@ def _right(run: Callable[[Any, Any], Any]) -> bool:
     return torch.allclose(torch.cat(found).cpu(), torch.cat(right), rtol=1e-3, atol=1e-3)
 
 
-GUARD = PermutedActivations()
+GUARD = PermutedActivations({name: partial(_right, run) for name, run in TRIALS.items()})

@@ -1,5 +1,6 @@
 // Wrong results that some Macs give without an error, each after an upstream issue; Python says which are on.
 #include "misread.h"
+#include "products.h"
 #include "queue.h"
 
 #include <c10/util/Exception.h>
@@ -33,8 +34,14 @@ const std::map<std::string, std::atomic<bool>*>& switches() {
       {"masked-rows", &attention_faults.masked_rows},
       {"value-width", &attention_faults.value_width},
       {"permuted-activations", &permuted_activations},
+      {"permuted-batch-norm", &permuted_batch_norm},
       {"large-k", &large_k},
       {"large-k-batched", &large_k_batched},
+      {"sliced-products", &product_faults.sliced},
+      {"gapped-products", &product_faults.gapped},
+      {"expanded-operands", &product_faults.expanded},
+      {"expanded-mm", &product_faults.expanded_mm},
+      {"expanded-gradient", &product_faults.expanded_gradient},
       {"row-bias", &row_bias},
       {"many-rows-bias", &many_rows_bias},
       {"dtype-copies", &dtype_copies},

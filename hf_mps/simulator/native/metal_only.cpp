@@ -1,4 +1,5 @@
 // Operators that only the Metal backend has a kernel for, done with the CPU's operators over the same memory.
+#include "products.h"
 #include "queue.h"
 
 #include <ATen/ops/_scaled_dot_product_attention_math.h>
@@ -176,6 +177,7 @@ Gradients linear_gradients(
     bias = of_rows.sum(0);
   }
   linear_backward_faults(rows, of_rows, input, kernel);
+  misread_gradient(grad, input);
   return {input, vector && kernel.defined() ? kernel.squeeze(0) : kernel, bias};
 }
 

@@ -3,7 +3,7 @@
 // pytorch#175188 (backward of activations) and #175189 (of batch norm, also for channels_last): MPSGraph is given the
 // bytes of a permuted tensor as they lie and the shape as it is called. #190054: a layer norm's kernel is chosen by the
 // input's dtype, and reads weight and bias as if they had it.
-#include "device.h"
+#include "products.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/zeros.h>
@@ -15,6 +15,7 @@ namespace metal {
 
 std::atomic<bool> permuted_activations{false};
 std::atomic<bool> mixed_layer_norm{false};
+std::atomic<bool> permuted_batch_norm{false};
 
 namespace {
 
@@ -40,6 +41,16 @@ at::Tensor reread(const at::Tensor& given, c10::ScalarType dtype) {
   return longer.view(dtype).view(given.sizes());
 }
 
+// #175189: on macOS 26 that one reads by a view, which there is none of.
+void batch_norm_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto input = (*stack)[stack->size() - op.schema().arguments().size() + 1].toTensor();
+  TORCH_CHECK(
+      !permuted_batch_norm || input.is_contiguous(),
+      "view size is not compatible with input tensor's size and stride (at least one dimension spans across two "
+      "contiguous subspaces). Use .reshape(...) instead.");
+  misread(op, stack);
+}
+
 void layer_norm(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const size_t first = stack->size() - op.schema().arguments().size();
   const auto dtype = (*stack)[first].toTensor().scalar_type();
@@ -57,7 +68,10 @@ void layer_norm(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 Inside permuted_inside_of(const std::string& name) {
   static const std::set<std::string> names{
       "tanh_backward", "sigmoid_backward", "silu_backward", "softplus_backward", "mish_backward",
-      "threshold_backward", "logit_backward", "native_batch_norm_backward"};
+      "threshold_backward", "logit_backward"};
+  if (name == "native_batch_norm_backward") {
+    return &batch_norm_backward;
+  }
   if (name == "native_layer_norm") {
     return &layer_norm;
   }

@@ -56,6 +56,8 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
         products.in_every_form,
         products.in_half_precision,
     ),
+    "sliced-products": (products.into_slices, products.between_columns),
+    "expanded-operands": (products.of_a_sums_gradient, products.of_expanded_matrices),
     "linear-shapes": (shapes.weight_of_one_dimension, shapes.five_dimensions),
     "linear-bias": (silent.one_row, silent.one_row_in_each, silent.many_matrices),
     "dtype-copies": (silent.half_copies, silent.views_that_widen, silent.copies_into_a_tensor),

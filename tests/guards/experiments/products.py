@@ -106,3 +106,58 @@ def in_half_precision(folder: Path) -> bool:
             return (one.to(device) @ other.to(device)).float()
 
     return _agrees(run, tolerance=2e-2)
+
+
+def into_slices(folder: Path) -> bool:
+    """Products that are written into one of several matrices: pytorch PR 193385."""
+
+    def run(device: str) -> torch.Tensor:
+        one, other = _numbers(4, 8).to(device), _numbers(8, 4).to(device)
+        matrices = torch.zeros(5, 2, 4, 4, device=device)
+        torch.mm(one, other, out=matrices[1, 0])
+        torch.addmm(one[:, :4], one, other, beta=2, out=matrices[2, 0])
+        matrices[3, 0].addmm_(one, other, alpha=3)
+        torch.bmm(one.expand(2, 4, 8), other.expand(2, 8, 4), out=matrices[4])
+        matrices[3:4, 1].baddbmm_(one[None], other[None])
+        return matrices
+
+    return _agrees(run)
+
+
+def between_columns(folder: Path) -> bool:
+    """Products that are written into a part of each row, as layers side by side have them: pytorch#104832."""
+
+    def run(device: str) -> torch.Tensor:
+        one, other = _numbers(4, 8).to(device), _numbers(8, 4).to(device)
+        wide = torch.ones(4, 12, device=device)
+        torch.mm(one, other, out=wide[:, :4])
+        wide[:, 4:8].addmm_(one, other, alpha=0.5)
+        return wide
+
+    return _agrees(run)
+
+
+def of_a_sums_gradient(folder: Path) -> bool:
+    """pytorch#180201: the gradient of a sum is one number expanded, which a layer multiplies by its weight."""
+
+    def run(device: str) -> torch.Tensor:
+        rows, layer = _numbers(64, 3).to(device).requires_grad_(), nn.Linear(3, 1, device=device)
+        nn.init.constant_(layer.weight, 0.5)
+        layer(rows).sum().backward()
+        assert rows.grad is not None
+        return rows.grad
+
+    return _agrees(run)
+
+
+def of_expanded_matrices(folder: Path) -> bool:
+    """One row for all, by mm and addmm in each form."""
+
+    def run(device: str) -> torch.Tensor:
+        one, other = _numbers(1, 3).to(device).expand(40, 3), _numbers(3, 5).to(device)
+        added = _numbers(5).to(device)
+        forms = [one @ other, torch.mm(one, other, out=torch.empty(0, device=device))]
+        forms += [torch.addmm(added, one, other, beta=2), torch.zeros(40, 5, device=device).addmm_(one, other, alpha=3)]
+        return torch.stack(forms)
+
+    return _agrees(run)
