@@ -1,5 +1,5 @@
 // Kernels that are right about their tensors' sizes and wrong about what lies in them: a number, a volume.
-#include "device.h"
+#include "dtypes.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
@@ -45,7 +45,11 @@ at::Tensor misread_volume(const at::Tensor& input) {
 }
 
 Inside misread_inside_of(const std::string& name) {
-  return name == "_amp_foreach_non_finite_check_and_unscale_" ? &unscale : permuted_inside_of(name);
+  if (name == "_amp_foreach_non_finite_check_and_unscale_") {
+    return &unscale;
+  }
+  const auto found = dtype_inside_of(name);
+  return found == nullptr ? permuted_inside_of(name) : found;
 }
 
 } // namespace metal
