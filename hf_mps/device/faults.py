@@ -229,9 +229,15 @@ FAULTS: dict[str, Fault] = {
     "lerp-weight": Fault("lerp misreads a weight of another dtype", f"{ISSUES}/196067", ">=2.12,<2.15"),
     "scalar-views": Fault("`on_mps * on_cpu[3]` uses on_cpu[0]", f"{ISSUES}/187117", ">=2.8,<2.14"),
     # From here on what ends in an error, in an abort of the process, or in a larger figure.
+    "dtype-results": Fault(
+        "sorting is always stable, the variance of complex numbers is complex, the nanmedian of a row of NaN is 0, the "
+        "Cholesky factor of complex numbers is one of other numbers",
+        "https://github.com/pytorch/pytorch/blob/v2.13.0/torch/testing/_internal/common_mps.py",
+        ">=2.13",
+    ),
     "refusals": Fault(
         "Metal's kernels refuse what the CPU computes: pools of sizes that do not divide, products and tensors beyond "
-        "INT_MAX, ConvTranspose3d in half precision, …",
+        "INT_MAX, ConvTranspose3d in half precision, complex matrices in linalg, …",
         f"{ISSUES}/96056",
         ">=2.8",
     ),

@@ -24,7 +24,7 @@ OLDEST = "2.8"
 READ_UP_TO = "2.15"
 """The newest release that the lists of faults were read for."""
 # Those of the simulated device that are how Metal is, and no release's fault.
-NO_FAULTS = ("heaps", "refusals", "late-copies", "atomic-order")
+NO_FAULTS = ("heaps", "refusals", "dtype-results", "late-copies", "atomic-order")
 NAMED = 14
 """Operators that a line names."""
 

@@ -16,6 +16,7 @@
 //   indices.cpp    what happens to indices out of range
 //   permuted.cpp   kernels that read permuted tensors wrongly
 //   refusals.cpp   what Metal refuses, and what ends the process
+//   dtypes.cpp     which dtypes Metal's kernels take, and what they make of them
 //   misread.cpp    kernels that are wrong about what lies in their arguments
 //   sizes.cpp      kernels that are wrong for tensors larger than they can count
 //   work.cpp       what the device was given to do: launches, copies, waits

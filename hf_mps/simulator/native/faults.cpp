@@ -1,4 +1,5 @@
 // Wrong results that some Macs give without an error, each after an upstream issue; Python says which are on.
+#include "dtypes.h"
 #include "misread.h"
 #include "products.h"
 #include "queue.h"
@@ -46,6 +47,7 @@ const std::map<std::string, std::atomic<bool>*>& switches() {
       {"many-rows-bias", &many_rows_bias},
       {"dtype-copies", &dtype_copies},
       {"wide-copies", &wide_copies},
+      {"dtype-results", &dtype_results},
       {"late-copies", &late_copies},
       {"freed-sources", &freed_sources},
       {"queued-work", &queued_work},

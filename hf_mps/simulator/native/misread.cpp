@@ -1,5 +1,6 @@
 // Kernels that are right about their tensors' sizes and wrong about what lies in them: a number, a volume, a result.
 #include "misread.h"
+#include "dtypes.h"
 #include "products.h"
 
 #include <ATen/Context.h>
@@ -171,7 +172,11 @@ Inside misread_inside_of(const std::string& name) {
       {"replication_pad3d_backward", &pad},
   };
   const auto found = all.find(name);
-  return found == all.end() ? permuted_inside_of(name) : found->second;
+  if (found != all.end()) {
+    return found->second;
+  }
+  const auto by_dtype = dtype_inside_of(name);
+  return by_dtype == nullptr ? permuted_inside_of(name) : by_dtype;
 }
 
 } // namespace metal

@@ -1,6 +1,6 @@
 // What Metal does not compute: the errors that PyTorch's Metal kernels raise, and the assertions of Apple's libraries
 // that end the process. Either comes before anything is computed, so a call that is refused has written nothing.
-#include "device.h"
+#include "dtypes.h"
 
 #include <ATen/ExpandUtils.h>
 #include <c10/util/Exception.h>
@@ -126,6 +126,11 @@ void second_product(Arguments in) {
   product(in[1].toTensor(), in[2].toTensor());
 }
 
+void biased_product(Arguments in) {
+  second_product(in);
+  check_complex_scalars(in);
+}
+
 // Indexing.mm; torch 2.14 counts in 64 bits.
 void nonzero(Arguments in) {
   if (refusals && kMinor < 14) {
@@ -174,6 +179,12 @@ bool computes(const Tensor& tensor) { // supportedFloatingOrComplexType of Opera
   const auto dtype = tensor.scalar_type();
   return dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16 || dtype == at::kComplexFloat ||
       dtype == at::kComplexHalf;
+}
+
+// LinearAlgebra.mm, addr_out_mps
+void outer_product(Arguments in) {
+  TORCH_CHECK(!refusals || computes(in[1].toTensor()), "MPS device does not support addr for non-float input");
+  check_complex_scalars(in);
 }
 
 void operand(const Tensor& tensor, const char* name, const char* plural) {
@@ -242,8 +253,10 @@ Check check_of(const std::string& name) {
       {"adaptive_max_pool2d", &max_pool},
       {"mm", &first_product},
       {"bmm", &first_product},
-      {"addmm", &second_product},
-      {"addmm_", &second_product},
+      {"addmm", &biased_product},
+      {"addmm_", &biased_product},
+      {"addr", &outer_product},
+      {"addr_", &outer_product},
       {"baddbmm", &second_product},
       {"baddbmm_", &second_product},
       {"nonzero", &nonzero},
@@ -257,7 +270,7 @@ Check check_of(const std::string& name) {
       {"binary_cross_entropy_backward", &cross_entropy_backward},
   };
   const auto found = checks.find(name);
-  return found == checks.end() ? nullptr : found->second;
+  return found == checks.end() ? dtype_check_of(name) : found->second;
 }
 
 void check_linear_backward(const Tensor& self, const Tensor& grad_output, const Tensor& weight) {

@@ -30,10 +30,10 @@ MISSING = re.compile(
 NO_SUCH_DTYPE = re.compile(
     r"MPS framework doesn't support float64|Trying to convert \w+ to the MPS backend but it does not have support"
 )
-# test_refused_calls.py and test_linear_and_lstm.py hold when these come.
+# test_refused_calls.py, test_linear_and_lstm.py and test_calibration.py hold when these come.
 NO_SUCH_CALL = re.compile(
     r"^Adaptive pool MPS: |^ConvTranspose 3D with |^Convolution is supported only for Floating"
-    r"|^MPS device does not support linear for non-float "
+    r"|^MPS device does not support (linear|addr) for non-float "
 )
 NO_COMPRESSED = re.compile(r"Could not run 'new_compressed_tensor' from the 'mps:0' device")
 # Metal's own kernels sum in another order and compute some functions otherwise: tests/kernels has more room.
