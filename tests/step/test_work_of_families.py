@@ -15,15 +15,15 @@ Fused = Callable[[], AbstractContextManager[None]]
 STEPS, PLAIN_STEPS = 32, 4
 # What is left of the plain Trainer's dispatches and graphs, of models with two layers.
 SHARES = {
-    "encoder": 0.40,
-    "decoder with LoRA": 0.59,
-    "decoder with LoRA, nothing dropped": 0.53,
-    "pictures": 0.39,
+    "encoder": 0.42,
+    "decoder with LoRA": 0.61,
+    "decoder with LoRA, nothing dropped": 0.56,
+    "pictures": 0.41,
     "translation": 0.68,
-    "embeddings": 0.56,
+    "embeddings": 0.58,
 }
 # Launches of a step of MiniLM, six layers; two of them are the sentinel stopped-gpu's, before torch 2.15.
-OF_MINILM, OF_PLAIN_MINILM = 340, 808
+OF_MINILM, OF_PLAIN_MINILM = 357, 808
 
 
 @pytest.mark.parametrize("name", families.FAMILIES)
