@@ -8,7 +8,6 @@ method is a plain call, and torch is not imported.
 
 from __future__ import annotations
 
-import pickle
 import platform
 import sys
 import time
@@ -21,6 +20,7 @@ from typing import Any, TypeVar
 
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.text import first_line
+from hf_mps.distributed import messages
 from hf_mps.distributed.watch import Watch
 from hf_mps.distributed.world import World
 
@@ -40,12 +40,15 @@ class Failure:
 
     rank: int
     host: str
-    kind: type[UserError | RunError]
+    users: bool
+    """Whether it is a UserError."""
     text: str
 
     def error(self, *, named: bool) -> UserError | RunError:
         """The same error for another rank; `named` says whose it is."""
-        made = self.kind(f"rank {self.rank} on {self.host}: {self.text}" if named else self.text)
+        made = (UserError if self.users else RunError)(
+            f"rank {self.rank} on {self.host}: {self.text}" if named else self.text
+        )
         made.named = named
         return made
 
@@ -78,7 +81,8 @@ class Ranks:
     def from_main(self, make: Callable[[], T]) -> T:
         """What `make` returns on the main process, which alone calls it; its error on every rank.
 
-        The value is pickled. Other ranks' UserError and RunError are `quiet`: the main process says it.
+        The value is sent as `messages` has it. Other ranks' UserError and RunError are `quiet`: the main process says
+        it.
         """
         if self.world.alone:
             return make()
@@ -90,9 +94,9 @@ class Ranks:
             return value
         try:
             value = make()
-            self.store.set(key, pickle.dumps((value, None)))
+            self.store.set(key, messages.packed((value, None)))
         except BaseException as error:
-            self.store.set(key, pickle.dumps((None, self._failure(error))))
+            self.store.set(key, messages.packed((None, self._failure(error))))
             raise
         return value
 
@@ -128,13 +132,13 @@ class Ranks:
         return early if self.world.local_main else value  # type: ignore[return-value]
 
     def gather(self, value: T) -> list[T]:
-        """The `value` of each rank, in their order, on every rank; pickled."""
+        """The `value` of each rank, in their order, on every rank; sent as `messages` has it."""
         if self.world.alone:
             return [value]
         key = self._key()
-        self.store.set(f"{key}/{self.world.rank}", pickle.dumps(value))
+        self.store.set(f"{key}/{self.world.rank}", messages.packed(value))
         keys = [f"{key}/{rank}" for rank in range(self.world.size)]
-        values = [pickle.loads(self._get(one)) for one in keys]
+        values = [self._read(self._get(one)) for one in keys]
         self._was_read(key, keys, self.world.size)
         return values
 
@@ -204,17 +208,22 @@ class Ranks:
                 self.store.delete_key(one)
 
     def _outcome(self, stored: bytes) -> Any:
-        value, failure = pickle.loads(stored)
+        value, failure = self._read(stored)
         if failure is not None:
             raise quiet(failure.error(named=False))
         return value
 
+    def _read(self, message: bytes) -> Any:
+        try:
+            return messages.unpacked(message)
+        except messages.BrokenMessage as error:
+            raise RunError(f"{self.world}: somebody else writes to the store of this run: {error}") from error
+
     def _failure(self, error: BaseException) -> Failure:
         if isinstance(error, UserError | RunError):
-            kind = UserError if isinstance(error, UserError) else RunError
-            return Failure(self.world.rank, platform.node(), kind, str(error))
+            return Failure(self.world.rank, platform.node(), isinstance(error, UserError), str(error))
         words = f"{type(error).__name__}: {first_line(error)}"
-        return Failure(self.world.rank, platform.node(), RunError, words)
+        return Failure(self.world.rank, platform.node(), False, words)
 
 
 def quiet(error: UserError | RunError) -> UserError | RunError:
