@@ -84,6 +84,8 @@ def train(
         activate.activate()
         with _failures_in_one_line(resolved, None):
             prepared_run = ranks.main_first(lambda: prepare_run(resolved, source, run_dir))
+            if prepared_run.prepared.before_training is not None:
+                prepared_run.prepared.before_training()
             splits = prepared_run.splits if keep else {}
             if foresee is not None:
                 room = ranks.from_main(lambda: foresee(prepared_run))
