@@ -23,8 +23,9 @@ class ScoreError(RunError):
 class Score:
     """The reward `name`: calls the function that `find` returns with what it takes, and returns a score a completion.
 
-    `find` is called when the function is first needed: it may import code. `options` are further arguments. The row's reference answer is handed over as `answer_as`. The scores are finite floats, or None where the function
-    says that it does not apply. Raises ScoreError for any other answer, and where the function fails.
+    `find` is called when the function is first needed: it may import code. `options` are further arguments. The row's
+    reference answer is handed over as `answer_as`. The scores are finite floats, or None where the function says that
+    it does not apply. Raises ScoreError for any other answer, and where the function fails.
     """
 
     def __init__(
