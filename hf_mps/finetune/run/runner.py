@@ -219,7 +219,7 @@ def _table(resolved: ResolvedRecipe, record: RunRecord, files: Sequence[Path]) -
         notes += [("unexpected", f"{', '.join(record.unexpected_fallback)} ran on the CPU")] if needed != names else []
         fallback.mark_reported()
     if resolved.smoke is None:
-        notes.append(("to share", training_section.UPLOAD.format(shlex.quote(str(files[0])))))
+        notes.append(("to share", training_section.PUSH.format(shlex.quote(str(files[0])))))
     else:
         from hf_mps.finetune.smoke import files_stay
 
