@@ -20,6 +20,7 @@ from hf_mps.finetune.report import screen
 from hf_mps.finetune.run import early_steps, evaluation, links, optimization
 from hf_mps.finetune.sharding import engine
 from hf_mps.finetune.text import buckets
+from hf_mps.guards import resume
 from hf_mps.step import switch
 
 if TYPE_CHECKING:
@@ -64,7 +65,6 @@ def train_and_measure(
     from hf_mps.finetune.run.interrupt import Interruption
     from hf_mps.guards.sentinels.non_finite import SENTINEL
 
-    _goes_on_rightly()
     counting = kernels.counting() if plan.device.value == "mps" else None
     peak, interruption = Peak(plan.device.value), Interruption()
     interruption.trainer = trainer
@@ -82,7 +82,18 @@ def train_and_measure(
     fused = switch.running(plan.choices["fused_step"], plan.device.value)
     kernels_chosen = attention_kernels.chosen(plan.choices.get(attention_kernels.KEY))
     quiet = engine.quiet() if trainer.is_fsdp_enabled else nullcontext()
-    with peak, lines.attach(trainer), interruption, notices.told(lines.note), stops, fused, kernels_chosen, quiet:
+    exact = resume.recipe()
+    with (
+        peak,
+        lines.attach(trainer),
+        interruption,
+        notices.told(lines.note),
+        stops,
+        fused,
+        kernels_chosen,
+        quiet,
+        exact,
+    ):
         trained = trainer.train(resume_from_checkpoint=start)
         if not math.isfinite(trained.training_loss):
             raise RunError(f"the training loss is {trained.training_loss}; next: a lower training.learning_rate")
@@ -170,16 +181,6 @@ def one_gpu(arguments: Any) -> Any:
 
 def refused(error: Exception) -> UserError:
     return UserError(f"training: transformers refuses it: {first_line(error)}")
-
-
-def _goes_on_rightly() -> None:
-    """Switch guards on without Metal too: a recipe's checkpoints are whole, and resume rightly, on every device."""
-    from transformers import trainer
-
-    from hf_mps.guards.resume import atomic_checkpoint, resume_end
-
-    for guard in (resume_end.GUARD, atomic_checkpoint.GUARD):
-        guard.install(trainer)
 
 
 def _running(trainer: Any, watch: Stopwatch) -> Stopwatch:
