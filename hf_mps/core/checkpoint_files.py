@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -227,5 +228,9 @@ def _sync(path: Path) -> None:
     place = os.open(path, os.O_RDONLY)
     try:
         os.fsync(place)
+    except OSError as error:
+        # File systems without such a call for folders (SMB, exFAT) refuse it; what is in the files is on the disk.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+            raise
     finally:
         os.close(place)

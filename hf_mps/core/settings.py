@@ -20,7 +20,7 @@ KNOWN = {
     " 2.13.0,checked: each access is bounded",
     "HF_MPS_PROBE": "1: Metal is tried before any program takes it, 0: never; default: in virtual machines and in CI",
     "HF_MPS_SENTINELS": "-name,-name: sentinels, which look for signs of a wrong training, that are to be off;"
-    " stop: a loss or gradient that is NaN or infinite ends the run",
+    " stop: a loss or gradient that is NaN or infinite ends the run, and so does GPU work that macOS aborted",
     "HF_MPS_SILENCE": "60: the seconds without a sign of life after which a run of several processes takes a host for"
     " gone, and ends",
     "HF_MPS_SIMULATE": "1 or a profile name: a simulated Metal device",

@@ -103,6 +103,12 @@ FAULTS: dict[str, Fault] = {
         ">=2.0",
         asked=True,
     ),
+    "stopped-gpu": Fault(
+        "macOS aborts work that runs too long or needs too much memory, and whoever waits goes on as if it were done",
+        "https://github.com/pytorch/pytorch/pull/193571",
+        "<2.15",
+        asked=True,
+    ),
     "freed-sources": Fault(
         "a copy that nobody waits for does not keep its source: it reads what lies there once that was freed",
         "https://github.com/pytorch/pytorch/pull/181017",
@@ -178,6 +184,11 @@ FAULTS: dict[str, Fault] = {
         ">=2.14",
         macos=">=26,<26.3",
     ),
+    "large-pad": Fault("F.pad of large tensors of five dimensions or more loses them", f"{ISSUES}/194922", "<2.15"),
+    # From macOS 15 on MPSGraph writes by strides; 2.14 has a kernel of PyTorch's own.
+    "index-add-gaps": Fault("index_add_ leaves tensors with gaps unchanged", f"{ISSUES}/176159", "<2.14", macos="<15"),
+    "lerp-weight": Fault("lerp misreads a weight of another dtype", f"{ISSUES}/196067", ">=2.12,<2.15"),
+    "scalar-views": Fault("`on_mps * on_cpu[3]` uses on_cpu[0]", f"{ISSUES}/187117", ">=2.8,<2.14"),
     # From here on what ends in an error, in an abort of the process, or in a larger figure.
     "refusals": Fault(
         "Metal's kernels refuse what the CPU computes: pools of sizes that do not divide, products and tensors beyond "
@@ -191,7 +202,7 @@ FAULTS: dict[str, Fault] = {
         "<2.14",
     ),
     "mixed-norm-backward": Fault("its backward pass aborts", f"{ISSUES}/190054", "<2.14"),
-    # #177093 moved it from MPSGraph to a kernel of PyTorch's own, which misreads such a weight (#196067).
+    # #177093 moved it from MPSGraph to a kernel of PyTorch's own, which misreads such a weight: "lerp-weight".
     "mixed-lerp": Fault(
         "lerp aborts where its weight is one number of another dtype",
         "https://github.com/karpathy/nanochat/pull/741",

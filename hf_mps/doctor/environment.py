@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sysconfig
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 
 from hf_mps.core import settings
 from hf_mps.core.errors import UserError, nearest
@@ -24,12 +26,15 @@ METAL_VARIABLES = (
 )
 # PyTorch's own low watermark where the memory is unified, used where only the high one is set.
 LOW_WATERMARK = 1.4
+# LLVM's and Intel's OpenMP, where wheels and conda put it.
+OPENMP = tuple(f"{place}/{name}.dylib" for place in ("*/lib", "*/.dylibs", "lib") for name in ("libomp", "libiomp5"))
 
 
 def examine(refused: str = "") -> list[Finding]:
     """What is set, what contradicts; `refused` is the layer's own refusal of a variable, where it had one."""
     first = [problem("variables", refused, "unset the variable that the line names")] if refused else []
-    return [*first, *_own(), *_metal_names(), *_fallback(), *_watermarks(), *_accelerate(), *_others(), _config()]
+    others = (*_accelerate(), *_openmp(), *_others(), _config())
+    return [*first, *_own(), *_metal_names(), *_fallback(), *_watermarks(), *others]
 
 
 def _own() -> Iterator[Finding]:
@@ -99,6 +104,22 @@ def _accelerate() -> Iterator[Finding]:
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "y", "on", "t"):
         says = "sends Accelerate to the CPU while TrainingArguments stays on mps"
         yield problem("ACCELERATE_USE_CPU", says, "unset ACCELERATE_USE_CPU (HF_MPS_DEVICE=cpu moves all three)")
+
+
+def _openmp() -> Iterator[Finding]:
+    """Whether several copies of OpenMP may run in one process, which pytorch#193520 reports to hang."""
+    name = "KMP_DUPLICATE_LIB_OK"
+    allowed = os.environ.get(name, "").lower() in ("1", "true", "yes") and machine.present().mac
+    if allowed and len(copies := openmp_copies()) > 1:
+        says = f"allows several copies of OpenMP in one process, where training may hang: {', '.join(copies)}"
+        yield problem(name, f"{says}; install these packages all from pip or all from conda", f"unset {name}")
+
+
+def openmp_copies() -> list[str]:
+    """The different files of OpenMP that packages of this environment bring, as paths within it (torch/lib/…)."""
+    roots = {Path(sysconfig.get_path(key)) for key in ("platlib", "purelib", "data")}
+    files = ((file, root) for root in roots for place in OPENMP for file in root.glob(place))
+    return sorted({file.resolve(): str(file.relative_to(root)) for file, root in files}.values())
 
 
 def _others() -> Iterator[Finding]:

@@ -49,7 +49,9 @@ def _torch(
     return KnownFault("torch", versions, says, f"{links}/{number}", guard, macos, chips)
 
 
-# What a guard of ours cures is a note all the same: it says which release needs no cure.
+# What a guard of ours cures is a note all the same: it says which release needs no cure. Not listed, because the wheel
+# of torch 2.13 has the fixes: random numbers in place that leave tensors with gaps unchanged (PR 165267), and
+# float16 products of sliced matrices with up to 16 rows or columns that end the program (#178056).
 KNOWN = (
     _torch(">=2.8,<2.9", 161640, "F.linear is wrong on non-contiguous tensors", "non-contiguous"),
     _torch("<2.14", 192212, "convolutions are wrong with non-contiguous weights", "non-contiguous"),
@@ -77,6 +79,9 @@ KNOWN = (
         "lstm-dropout",
     ),
     _torch("<2.14", 190054, "layer norms of float32 weights over half-precision input give garbage", "mixed-dtypes"),
+    _torch(">=2.12,<2.15", 196067, "torch.lerp misreads a weight of another dtype", "lerp-weight"),
+    # No guard: it would be a kernel in Python before each addition and multiplication, 2.5 µs a call.
+    _torch(">=2.8,<2.14", 187117, "`on_mps * on_cpu[3]` uses on_cpu[0], without an error: write on_cpu[3].item()"),
     _torch(
         ">=2.8",
         127676,
@@ -88,6 +93,13 @@ KNOWN = (
         189690,
         "copies with non_blocking=True to the CPU are read before they are there (up to 2.12 those to the device too)",
         "non-blocking",
+    ),
+    _torch(
+        "<2.15",
+        193571,
+        "GPU work that macOS aborts (too long, too much memory) raises no error, and its results are garbage;"
+        " the sentinel stopped-gpu watches trainings for it",
+        links=PULLS,
     ),
     _torch("<2.10", 161905, "torch.compile cannot compile the backward pass of a ResNet"),
     # Inductor's codegen/mps.py up to 2.10: a loop in a loop for each of two dimensions that are summed over.
@@ -152,6 +164,8 @@ KNOWN = (
         "weights of 1-D and 2-D convolutions get wrong gradients of a batch of 65,536 or more",
         "conv-batch",
     ),
+    _torch("<2.15", 194922, "F.pad of five dimensions or more loses large frames and volumes", "large-pad"),
+    _torch("<2.14", 176159, "index_add_ leaves transposed tensors unchanged", "index-add-gaps", macos="<15"),
     _torch(">=2.14", 197114, "3-D convolutions are wrong on macOS 26.0 to 26.2", "conv3d-layout", macos=">=26,<26.3"),
     # MPSGraph's sum, which wheels up to 2.12.1 have; that of 2.13.0 brings its own (pull request #180709). Nobody knows
     # what sets the fault off, so no guard can do anything about it.
@@ -227,6 +241,9 @@ KNOWN = (
         "linear-shapes",
         macos=">=27",
     ),
+    _torch("<2.14", 197796, "F.linear by a transposed bfloat16 weight ends the program", macos=">=27"),
+    # Of 768 to 3,072 rows. macOS chooses between two kernels when a process first runs a graph: no fix in PyTorch.
+    _torch(">=2.8", 182815, "products may run 2 to 3 times slower in 4 of 10 runs", macos=">=26", chips=("Apple M5",)),
     _torch(
         "<2.14",
         187988,

@@ -63,6 +63,17 @@ def beginning_at(name: str, elements: int) -> Iterator[None]:
         metal.set_limit(name, before)
 
 
+@contextmanager
+def stopping_gpu(waits: int) -> Iterator[None]:
+    """Let the GPU stop for a while: of what is queued when the `waits`-th wait from now on comes, nothing is computed.
+
+    Waits with nothing in the queue do not count. Raises UserError where no device is simulated.
+    """
+    with on("queued-work", "stopped-gpu"):
+        _extension().stop_gpu_at(waits)
+        yield
+
+
 def active() -> frozenset[str]:
     """The faults that are on now."""
     return frozenset(_extension().faults_on())

@@ -77,21 +77,23 @@ class DecoderPieces(ModelCode):
     def _long(self, weight: Tensor) -> Tensor:
         """A frozen weight times the root of its length; made anew when it was changed."""
         kept: Any = self._lengthened
-        version, long = kept.get(weight, (None, None))
-        if version != weight._version:
+        now = weight._version, constants.place_of(weight.device)
+        before, long = kept.get(weight, (None, None))
+        if before != now:
             long = weight.detach() * math.sqrt(len(weight))
-            kept[weight] = weight._version, long
+            kept[weight] = now, long
         return cast(Tensor, long)
 
     def _of(self, sin: Tensor) -> Pair:
         """`sin` with the first half negative, and with the second half, exchanged; once for all layers of a step."""
         kept: Any = self._signed
-        version, pair = kept.get(sin, (None, None))
-        if version != sin._version:
+        now = sin._version, constants.place_of(sin.device)
+        before, pair = kept.get(sin, (None, None))
+        if before != now:
             first, second = sin.chunk(2, -1)
             negative = first.neg()
             pair = torch.cat((negative, second), -1), torch.cat((second, negative), -1)
-            kept[sin] = sin._version, pair
+            kept[sin] = now, pair
         return cast(Pair, pair)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hf_mps.core.stock import Stock
 from hf_mps.device.no_modes import no_modes
+from hf_mps.step import constants
 from hf_mps.step.autograd_kernels import runs
 from hf_mps.step.model_code import MODELS, ModelCode
 
@@ -59,7 +60,7 @@ class FixedPositions(ModelCode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._positions: dict[tuple[int, torch.device], Tensor] = {}
+        self._positions: dict[tuple[int, torch.device, int], Tensor] = {}
         self._rotations: WeakKeyDictionary[Any, dict[Any, Rotation]] = WeakKeyDictionary()
         self._seen: set[str] = set()
 
@@ -86,32 +87,34 @@ class FixedPositions(ModelCode):
         return stock(model, *args, **kwargs)
 
     def _of_length(self, length: int, device: torch.device) -> Tensor:
-        found = self._positions.get((length, device))
+        place = (length, *constants.place_of(device))
+        found = self._positions.get(place)
         if found is None or found._version:
-            self._positions.pop((length, device), None)
+            self._positions.pop(place, None)
             while len(self._positions) >= KEPT:
                 del self._positions[next(iter(self._positions))]
             with no_modes():
-                found = self._positions[length, device] = torch.arange(length, device=device)[None].clone()
+                found = self._positions[place] = torch.arange(length, device=device)[None].clone()
         return found
 
     def _rotation(self, stock: Stock, module: Any, given: Tensor, position_ids: Tensor) -> Any:
         length = position_ids.shape[-1]
-        known = self._positions.get((length, position_ids.device)) is position_ids and position_ids._version == 0
+        place = (length, *constants.place_of(position_ids.device))
+        known = self._positions.get(place) is position_ids and position_ids._version == 0
         kind = str(getattr(module, "rope_type", "dynamic"))
         if not (known and runs(given) and given.device == position_ids.device and torch.is_grad_enabled()):
             return stock(module, given, position_ids)
         if "dynamic" in kind or kind == "longrope":
             return stock(module, given, position_ids)
         kept = self._rotations.setdefault(module, {})
-        found = kept.get((length, given.dtype, given.device))
+        found = kept.get((given.dtype, place))
         if found is None or not found.holds(module):
             cos, sin = stock(module, given, position_ids)
             frequencies = module.inv_freq
             if len(kept) >= KEPT:
                 kept.clear()
             found = Rotation(frequencies, frequencies._version, module.attention_scaling, cos, sin)
-            kept[length, given.dtype, given.device] = found
+            kept[given.dtype, place] = found
         self.acts()
         return found.cos, found.sin
 

@@ -13,7 +13,7 @@ from hf_mps.core.stock import Stock
 from hf_mps.device.no_modes import no_modes
 from hf_mps.guards.platform import batch_waits
 from hf_mps.operators import dispatcher
-from hf_mps.step import attention_in_one
+from hf_mps.step import attention_in_one, constants
 from hf_mps.step.autograd_kernels import AutogradKernel
 from hf_mps.step.base import Part
 
@@ -41,7 +41,7 @@ class ShortAttention(Part):
     def __init__(self) -> None:
         super().__init__()
         self._masks = WeakTensorKeyDictionary()
-        self._causal: dict[tuple[int, int, torch.device], Tensor] = {}
+        self._causal: dict[tuple[int, int, torch.device, int], Tensor] = {}
 
     def pays(self, device_type: str) -> str:
         """Where the release has dropout's kernel."""
@@ -113,7 +113,8 @@ class ShortAttention(Part):
         """What is added to the scores, and which rows see anything; the same for each layer that is given the mask."""
         # Layers are given views of one mask, cut anew each time.
         base = mask if mask._base is None else mask._base
-        place = (mask.storage_offset(), mask.shape, mask.stride(), mask._version, heads)
+        stream = constants.place_of(mask.device)
+        place = (mask.storage_offset(), mask.shape, mask.stride(), mask._version, heads, stream)
         masks: Any = self._masks
         known = masks.setdefault(base, {})
         if place not in known:
@@ -123,7 +124,7 @@ class ShortAttention(Part):
         return found
 
     def _of_causal(self, queries: int, keys: int, device: torch.device) -> Tensor:
-        place = (queries, keys, device)
+        place = (queries, keys, *constants.place_of(device))
         found = self._causal.get(place)
         if found is None:
             with no_modes():

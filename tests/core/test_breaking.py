@@ -30,7 +30,7 @@ HOOKS = ("look", "look_at_skipped", "before_update", "_look", "replayed", "_befo
 
 
 def plain(folder: Path) -> list[Tensor]:
-    """A plain loop with GradScaler, an LSTM, a convolution, gradient checkpointing and moves that do not block."""
+    """A plain loop with GradScaler, an LSTM, a convolution, checkpointing, moves that do not block, and an average."""
     from torch.utils.checkpoint import checkpoint
 
     torch.manual_seed(1)
@@ -48,7 +48,9 @@ def plain(folder: Path) -> list[Tensor]:
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-    return loops.weights(nn.ModuleList([lstm, layer, convolution]))
+    average = torch.zeros(3, device="mps").lerp_(layer.weight.detach()[0, :3], torch.tensor(0.5))
+    average.index_add_(0, torch.tensor([1], device="mps"), torch.ones(1, device="mps"))
+    return [*loops.weights(nn.ModuleList([lstm, layer, convolution])), nn.functional.pad(average, (0, 1)).cpu()]
 
 
 def by_trainer(folder: Path) -> list[Tensor]:
@@ -241,6 +243,9 @@ ABSENT = {
     "conv3d-layout": "is there on macOS 26.0 to 26.2 with torch 2.14 or later",
     "huge-cat": "is there with torch 2.10 to 2.14",
     "huge-products": "is there on machines with more than 16 GiB",
+    "index-add-gaps": "is there on macOS 14 with torch before 2.14",
+    "large-pad": "is there with torch before 2.15",
+    "lerp-weight": "is there with torch 2.12 to 2.14",
 }
 """Guards that the tests' device and release may be without."""
 

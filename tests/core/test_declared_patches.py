@@ -16,7 +16,7 @@ from hf_mps.guards import catalogue
 from hf_mps.step import parts
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
-BY_THE_STREAM = ("non-finite", "gradient-norm", "loss-frozen")
+BY_THE_STREAM = ("non-finite", "gradient-norm", "loss-frozen", "stopped-gpu")
 """Sentinels that see torch's trainings through what the stream declares."""
 
 

@@ -330,6 +330,31 @@ def test_a_variable(
     assert says in finding.says
 
 
+def openmp(*files: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> list[environment.Finding]:
+    """What is found of OpenMP in an environment with these files, where two copies are allowed."""
+    for path in (root / name for name in files):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    monkeypatch.setattr(environment.sysconfig, "get_path", lambda _: str(root))
+    monkeypatch.setenv("KMP_DUPLICATE_LIB_OK", "TRUE")
+    return [each for each in environment.examine() if each.name == "KMP_DUPLICATE_LIB_OK"]
+
+
+def test_two_copies_of_openmp_that_may_run_in_one_process(
+    pretend: Pretend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend()
+    assert not openmp("torch/lib/libomp.dylib", "torch/lib/libcompose.dylib", root=tmp_path, monkeypatch=monkeypatch)
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libiomp5.dylib").symlink_to(tmp_path / "torch/lib/libomp.dylib")
+    assert not openmp(root=tmp_path, monkeypatch=monkeypatch), "one file under two names"
+    (found,) = openmp("sklearn/.dylibs/libomp.dylib", root=tmp_path, monkeypatch=monkeypatch)
+    assert (found.state, found.next) == ("problem", "unset KMP_DUPLICATE_LIB_OK")
+    assert "lib/libiomp5.dylib, sklearn/.dylibs/libomp.dylib; " in found.says
+    pretend(system="Linux", macos=None)
+    assert not openmp(root=tmp_path, monkeypatch=monkeypatch)
+
+
 def test_two_switches_that_contradict_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_MPS_DEVICE", "cpu")
     monkeypatch.setenv(DEVICE, "mps")

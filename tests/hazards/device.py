@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -47,6 +49,32 @@ def shape_growth() -> Iterator[None]:
         kept.clear()
         torch.mps.empty_cache = stock["empty_cache"]
         torch.mps.current_allocated_memory = stock["current_allocated_memory"]
+
+
+@contextmanager
+def crowded_loading() -> Iterator[None]:
+    """transformers#48029: two threads that convert weights onto mps end the process; here the load ends in an error."""
+    from transformers import core_model_loading
+
+    module: Any = core_model_loading
+    stock, alone = module._materialize_copy, threading.Lock()
+
+    def materialize(tensor: Any, device: Any = None, dtype: Any = None) -> Any:
+        if not str(device).startswith("mps") or tensor.get_dtype() != "BF16" or str(dtype) != "torch.float32":
+            return stock(tensor, device, dtype)
+        if not alone.acquire(blocking=False):
+            raise RuntimeError("Segmentation fault: 11")
+        try:
+            time.sleep(0.01)  # as long as another thread needs to come here
+            return stock(tensor, device, dtype)
+        finally:
+            alone.release()
+
+    module._materialize_copy = materialize
+    try:
+        yield
+    finally:
+        module._materialize_copy = stock
 
 
 @contextmanager

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
+from hf_mps.guards.catalogue import REGISTRY
 from hf_mps.simulator import strictness
 
 ELEMENTS = 4096
@@ -47,28 +49,48 @@ def embedding_grad() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def conv3d_layout() -> Iterator[None]:
+def conv3d_layout() -> AbstractContextManager[None]:
     """pytorch#197114: torch 2.14 on macOS 26.2."""
+    return _of("conv3d-layout", (2, 14, 0), "26.2")
+
+
+def large_pad() -> AbstractContextManager[None]:
+    """pytorch#194922: torch 2.13."""
+    return _of("large-pad", (2, 13, 0))
+
+
+def lerp_weight() -> AbstractContextManager[None]:
+    """pytorch#196067: torch 2.13."""
+    return _of("lerp-weight", (2, 13, 0))
+
+
+def index_add_gaps() -> AbstractContextManager[None]:
+    """pytorch#176159: torch 2.13 on macOS 14."""
+    return _of("index-add-gaps", (2, 13, 0), "14.7")
+
+
+@contextmanager
+def _of(name: str, release: tuple[int, ...], macos: str | None = None) -> Iterator[None]:
+    """The fault `name`, and its guard as it is with that release and system."""
     import torch
 
     from hf_mps.device import machine
-    from hf_mps.guards.numerics import conv3d_layout as module
 
-    guard: Any = module
-    release, before = guard.torch_release, machine.present()
-    guard.torch_release = lambda: (2, 14, 0)
-    machine.override(replace(before, macos="26.2"))
+    guard: Any = REGISTRY.get(name)
+    module: Any = sys.modules[type(guard).__module__]
+    before, here, there = module.torch_release, machine.present(), set(guard.kernels)
+    module.torch_release = lambda: release
+    machine.override(replace(here, macos=macos or here.macos))
     try:
-        guard.GUARD.install(torch)
+        guard.install(torch)
     finally:
-        guard.torch_release = release
-        machine.override(before)
+        module.torch_release = before
+        machine.override(here)
     try:
-        with strictness.on("conv3d-layout"):
+        with strictness.on(name):
             yield
     finally:
-        guard.GUARD.release()
+        guard.release(*(set(guard.kernels) - there or {"none"}))
 
 
 @contextmanager

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from concurrent.futures import Future
@@ -251,6 +253,39 @@ def test_an_error_while_it_is_written_leaves_what_was_there(tmp_path: Path) -> N
     assert sorted(folder.iterdir()) == before
     assert checkpoint_files.torn(folder, TRAINER_LAST) is None
     assert names(tmp_path) == ["checkpoint-1"]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_a_share_that_cannot_sync_folders_keeps_checkpoints_too(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync = os.fsync
+
+    def of_files(place: int) -> None:
+        if stat.S_ISDIR(os.fstat(place).st_mode):
+            raise OSError(number, os.strerror(number))
+        fsync(place)
+
+    monkeypatch.setattr(os, "fsync", of_files)
+    with checkpoint_files.staged(tmp_path / "checkpoint-1", TRAINER_LAST) as stage:
+        whole(stage)
+    assert (tmp_path / "checkpoint-1" / TRAINER_LAST).is_file()
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.EIO, stat.S_IFDIR), (errno.EINVAL, stat.S_IFREG)])
+def test_a_disk_that_fails_and_a_file_that_is_not_on_it_are_errors(
+    number: int, kind: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(place: int) -> None:
+        if stat.S_IFMT(os.fstat(place).st_mode) == kind:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with (
+        pytest.raises(OSError, match=os.strerror(number)),
+        checkpoint_files.staged(tmp_path / "checkpoint-1", TRAINER_LAST) as stage,
+    ):
+        whole(stage)
 
 
 def test_what_killed_processes_left_is_removed_and_what_they_set_aside_comes_back(tmp_path: Path) -> None:

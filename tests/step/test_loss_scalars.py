@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -67,6 +68,19 @@ def test_a_loss_is_divided_where_that_changes_it(steps: int, fewer: int, fused: 
         after, found = backward(accelerator)
     assert torch.equal(found, expected)
     assert before - after == fewer, "the quotient, its gradient, and the one that a backward pass begins with"
+
+
+def test_each_stream_of_torch_2_15_has_numbers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = SimpleNamespace(stream_id=0)
+    monkeypatch.setattr(constants, "_current_stream", lambda: current)
+    device = torch.device("mps")
+    first = constants.number(5.0, torch.float32, device)
+    current.stream_id = 3
+    other = constants.number(5.0, torch.float32, device)
+    assert other is not first, "made by work that this stream does not wait for"
+    assert constants.place_of(torch.device("cpu")) == (torch.device("cpu"), 0)
+    current.stream_id = 0
+    assert constants.number(5.0, torch.float32, device) is first
 
 
 def test_a_number_that_somebody_wrote_into_is_made_anew() -> None:

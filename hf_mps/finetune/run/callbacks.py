@@ -24,8 +24,8 @@ class FiniteLoss(TrainerCallback):  # type: ignore[misc]
     Works on every device; the sentinel, which `train_and_measure` lets stop the run too, sees what is not logged.
     """
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        refuse(args, state, logs, lower_rate(args.learning_rate))
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **given: Any) -> None:
+        refuse(args, state, logs, lower_rate(args.learning_rate), given.get("optimizer"))
 
 
 def finish(device: Any) -> None:

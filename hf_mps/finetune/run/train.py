@@ -63,7 +63,7 @@ def train_and_measure(
     from hf_mps.device.memory import Peak
     from hf_mps.finetune.run.callbacks import lower_rate
     from hf_mps.finetune.run.interrupt import Interruption
-    from hf_mps.guards.sentinels.non_finite import SENTINEL
+    from hf_mps.guards.sentinels import non_finite, stopped_gpu
 
     counting = kernels.counting() if plan.device.value == "mps" else None
     peak, interruption = Peak(plan.device.value), Interruption()
@@ -78,21 +78,22 @@ def train_and_measure(
     start = str(checkpoint) if checkpoint is not None else trainer.args.resume_from_checkpoint
     if prepared.stream is not None:
         trainer.get_train_dataloader().begin(Path(start) if start is not None else None)
-    stops = SENTINEL.stopping(lower_rate(trainer.args.learning_rate))
+    finite = non_finite.SENTINEL.stopping(lower_rate(trainer.args.learning_rate))
+    whole = stopped_gpu.SENTINEL.stopping(f"{stopped_gpu.CURE}; the same command goes on from the last checkpoint")
     fused = switch.running(plan.choices["fused_step"], plan.device.value)
     kernels_chosen = attention_kernels.chosen(plan.choices.get(attention_kernels.KEY))
     quiet = engine.quiet() if trainer.is_fsdp_enabled else nullcontext()
-    exact = resume.recipe()
     with (
         peak,
         lines.attach(trainer),
         interruption,
         notices.told(lines.note),
-        stops,
+        finite,
+        whole,
         fused,
         kernels_chosen,
         quiet,
-        exact,
+        resume.recipe(),
     ):
         trained = trainer.train(resume_from_checkpoint=start)
         if not math.isfinite(trained.training_loss):

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any
-from weakref import WeakSet
 
-from hf_mps.core import settings
 from hf_mps.core.errors import RunError
 from hf_mps.core.patching import Put
 from hf_mps.guards.explicit_args import FILTER, TARGET, track, was_given
-from hf_mps.guards.sentinels.base import Sentinel
+from hf_mps.guards.sentinels.base import BEFORE_CHECKPOINTS, STOPS, StoppingSentinel
+from hf_mps.guards.sentinels.stream import STREAM
 
 LOWER = "a lower learning rate"
-GO_ON = f"HF_MPS_SENTINELS without {settings.STOP} to go on regardless"
-STOPS = f"HF_MPS_SENTINELS={settings.STOP} ends a run there, before a checkpoint is written over a good one"
 
 
-class NonFinite(Sentinel):
+class NonFinite(StoppingSentinel):
     """Looks at what Trainer logs, at once, and in every loop at what the stream reads.
 
     An unchanged script goes on, as it does without this layer: its author may look at the numbers himself, and one
@@ -36,31 +32,11 @@ class NonFinite(Sentinel):
     why = f"warns once for each training, which goes on as without it; {STOPS}"
     patches = {
         TARGET: Put(track),
-        # What Trainer logs, and before Trainer and Accelerator write checkpoints.
+        # What Trainer logs, and before it and Accelerator write checkpoints.
         "transformers.trainer:Trainer.train": "_trained",
         "transformers.trainer:Trainer.log": "_logged",
-        "transformers.trainer:Trainer._save_checkpoint": "_trainer_saves",
-        "accelerate.accelerator:Accelerator.save_state": "_accelerator_saves",
+        **BEFORE_CHECKPOINTS,
     }
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._advice: list[str] = []
-        self._told: WeakSet[Any] = WeakSet()
-
-    def forget(self) -> None:
-        """Also forget every training."""
-        super().forget()
-        self._told.clear()
-
-    @contextmanager
-    def stopping(self, advice: str) -> Iterator[None]:
-        """Let it end a run for a while (RunError), with `advice` what to do next, as the recipe runner does."""
-        self._advice.append(advice)
-        try:
-            yield
-        finally:
-            self._advice.pop()
 
     def look(self, series: Any, losses: Sequence[tuple[int, float]], norms: Sequence[tuple[int, float]]) -> None:
         """Tell the first that is NaN or infinite.
@@ -82,19 +58,7 @@ class NonFinite(Sentinel):
             line = f"the loss is {losses[-1]} in {len(losses)} steps in a row, all of which GradScaler skipped"
             self._tell(training, line, f"bf16 in place of fp16, or {LOWER}")
 
-    def _tell(self, training: Any, line: str, advice: str) -> None:
-        """Warn, once for each training, or raise RunError."""
-        if self._advice or settings.sentinels_stop():
-            line = f"{line}; next: {self._advice[-1] if self._advice else f'{advice}, or {GO_ON}'}"
-            self.acted(line, aloud=False)  # the error says it
-            raise RunError(line)
-        if training not in self._told:
-            self._told.add(training)
-            self.acted(f"{line}, and the training goes on; next: {advice}; {STOPS}")
-
     def _trained(self, stock: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
-        from hf_mps.guards.sentinels.stream import STREAM
-
         if trainer.optimizer is not None:  # of an earlier training
             STREAM.begin(trainer.optimizer)
         self._told.discard(trainer)
@@ -106,33 +70,23 @@ class NonFinite(Sentinel):
         return done
 
     def _logged(self, stock: Callable[..., None], trainer: Any, logs: Any, *args: Any, **kwargs: Any) -> None:
-        from hf_mps.guards.sentinels.stream import STREAM
-
         stock(trainer, logs, *args, **kwargs)
         arguments = trainer.args
         sign = None if arguments.device.type != "mps" or _goes_on(arguments) else _sign(arguments, trainer.state, logs)
         if sign:
+            STREAM.ask(trainer.optimizer)
             advice = f"a lower learning_rate (now {arguments.learning_rate:g})"
             self._tell(STREAM.series(trainer.optimizer) or trainer, sign, advice)
 
-    def _trainer_saves(self, stock: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
-        from hf_mps.guards.sentinels.stream import STREAM
 
-        STREAM.read(trainer.optimizer)
-        return stock(trainer, *args, **kwargs)
+def refuse(args: Any, state: Any, logs: dict[str, Any] | None, advice: str, optimizer: Any = None) -> None:
+    """Raise RunError where Trainer logs a loss or gradient norm that is not finite, with `advice` what to do next.
 
-    def _accelerator_saves(self, stock: Callable[..., Any], accelerator: Any, *args: Any, **kwargs: Any) -> Any:
-        from hf_mps.guards.sentinels.stream import STREAM
-
-        for optimizer in accelerator._optimizers:
-            STREAM.read(optimizer)
-        return stock(accelerator, *args, **kwargs)
-
-
-def refuse(args: Any, state: Any, logs: dict[str, Any] | None, advice: str) -> None:
-    """Raise RunError where Trainer logs a loss or gradient norm that is not finite, with `advice` what to do next."""
+    Or for the reason behind it, where the work of `optimizer` was lost on the GPU.
+    """
     sign = _sign(args, state, logs or {})
     if sign:
+        STREAM.ask(optimizer)
         raise RunError(f"{sign}; next: {advice}")
 
 

@@ -20,6 +20,7 @@ from hf_mps.guards.base import Safeguard
 
 if TYPE_CHECKING:
     from hf_mps.guards.sentinels.base import Sentinel
+    from hf_mps.guards.sentinels.stopped_gpu import StoppedGpu
 
 READ = 32
 EARLY = (8, 16)
@@ -46,6 +47,11 @@ class Series:
         self.norms: list[tuple[int, Any, Any]] = []
 
     @property
+    def place(self) -> str:
+        """Where it is, in words."""
+        return f"at optimizer step {self.steps}"
+
+    @property
     def due(self) -> bool:
         """Whether it is time to read."""
         return self.steps in EARLY or self.steps - self.read >= READ or len(self.losses) >= MOST
@@ -70,6 +76,8 @@ class Stream(Safeguard):
 
     def __init__(self) -> None:
         super().__init__()
+        self.canary: StoppedGpu | None = None
+        """What counts on the device, where an abort of its work is no error: its number is read with the others."""
         self._sentinels: list[Sentinel] = []
         self._series: WeakKeyDictionary[Any, Series] = WeakKeyDictionary()
         self._losses: deque[Any] = deque(maxlen=2 * READ)  # bounded: a program may never step an optimizer
@@ -119,6 +127,12 @@ class Stream(Safeguard):
         if series is not None:
             self._read(series)
 
+    def ask(self, optimizer: Any) -> None:
+        """Read the canary alone: a number that is not finite may come of work that was lost, which is then told."""
+        series = self.series(optimizer)
+        if self.canary is not None and series is not None:
+            self.canary.safely(self.canary.ask, series, series.place)
+
     def series(self, optimizer: Any) -> Series | None:
         """What an optimizer, which libraries may have put something around, has shown since its training began."""
         return None if optimizer is None else self._series.get(plain(optimizer))
@@ -140,6 +154,7 @@ class Stream(Safeguard):
             seen = loss.detach()
             # An element of something large would keep all of that alive.
             self._losses.append(seen if seen.untyped_storage().nbytes() <= 16 else seen.clone())
+            self._count()
         return stock(loss, *args, **kwargs)
 
     def _clipped(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -170,6 +185,13 @@ class Stream(Safeguard):
             self._show_skipped(scaler, _values(skipped))
             skipped.clear()
         return stock(scaler, *args, **kwargs)
+
+    def _count(self) -> None:
+        if self.canary is not None:
+            self.canary.safely(self.canary.count)
+
+    def _lost(self, series: Series, number: float) -> bool:
+        return self.canary is not None and bool(self.canary.safely(self.canary.judge, series, number, series.place))
 
     def _drop(self) -> None:
         self._losses.clear()
@@ -206,6 +228,7 @@ class Stream(Safeguard):
         found_inf = getattr(optimizer, "found_inf", None)
         series = self._series.setdefault(optimizer, Series())
         series.steps += 1
+        self._count()
         # With create_graph=True gradients have a graph behind them, which nothing here may keep or lengthen.
         with torch.no_grad():
             if self._norm is None and (series.steps <= EARLY[-1] or series.steps % SAMPLED == 0):
@@ -226,10 +249,14 @@ class Stream(Safeguard):
         losses, norms = series.losses, series.norms
         series.losses, series.norms, series.read = [], [], series.steps
         every = [*losses, *norms]
-        if not every:
+        canary = self.canary.safely(self.canary.unread) if self.canary is not None else None
+        if not every and canary is None:
             return
         unsure = [place for place, (_, _, found_inf) in enumerate(every) if found_inf is not None]
-        values = _values([*(value for _, value, _ in every), *(every[place][2] for place in unsure)])
+        scalars = [*(value for _, value, _ in every), *(every[place][2] for place in unsure)]
+        values = _values(scalars if canary is None else [*scalars, canary])
+        if canary is not None and self._lost(series, values.pop()):
+            return  # nor are the others what was computed
         skipped = {place for place, found_inf in zip(unsure, values[len(every) :], strict=True) if found_inf}
         numbers = [(step, values[place]) for place, (step, _, _) in enumerate(every)]
         taken = [place for place in range(len(every)) if place not in skipped]

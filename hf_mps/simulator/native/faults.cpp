@@ -1,4 +1,5 @@
 // Wrong results that some Macs give without an error, each after an upstream issue; Python says which are on.
+#include "misread.h"
 #include "queue.h"
 
 #include <c10/util/Exception.h>
@@ -41,8 +42,13 @@ const std::map<std::string, std::atomic<bool>*>& switches() {
       {"late-copies", &late_copies},
       {"freed-sources", &freed_sources},
       {"queued-work", &queued_work},
+      {"stopped-gpu", &stopped_gpu},
       {"half-unscale", &half_unscale},
       {"conv3d-layout", &conv3d_layout},
+      {"large-pad", &misreads.large_pad},
+      {"lerp-weight", &misreads.lerp_weight},
+      {"scalar-views", &misreads.scalar_views},
+      {"index-add-gaps", &misreads.index_add_gaps},
       {"conv-batch", &size_faults.batch},
       {"huge-products", &size_faults.products},
       {"huge-cat", &size_faults.cat},

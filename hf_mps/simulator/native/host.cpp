@@ -4,6 +4,7 @@
 // same bytes, calls the CPU's kernel, and hands the results back as device tensors over the memory they came in.
 // What an operator needs of this is read from its schema once, when it is registered.
 #include "loan.h"
+#include "misread.h"
 #include "queue.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -133,7 +134,8 @@ class HostKernel final : public c10::OperatorKernel {
     if (value.isTensor()) {
       const at::Tensor& tensor = value.toTensor();
       check_same_device(tensor);
-      value = loan.lend(tensor, written);
+      const bool number = tensor.defined() && !tensor.device().is_mps() && tensor.dim() == 0;
+      value = number ? misread_number(plan_.name.name, tensor) : loan.lend(tensor, written);
     } else if (value.isTensorList()) {
       auto list = value.toTensorList();
       c10::List<at::Tensor> hosts;

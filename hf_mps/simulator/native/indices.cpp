@@ -3,7 +3,7 @@
 // Metal's kernels before torch 2.14 read zeros there and write nowhere (pytorch#144824, #123119, #154235, #108148).
 // Those of 2.14 remember an error that is raised when somebody next waits for the device (pull requests #166615,
 // #187109, #187559), and names no place.
-#include "device.h"
+#include "misread.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/aminmax.h>
@@ -106,7 +106,7 @@ void index_add(const Operator& op, Stack* stack) {
     argument(op, stack, 2) = index.masked_fill(wrong, 0);
     argument(op, stack, 3) = source.dim() == 0 ? source.mul(0) : source.index_fill(dim, wrong.view(-1).nonzero().view(-1), 0);
   }
-  index_add_in_any_order(op, stack);
+  index_add_into_gaps(op, stack, &index_add_in_any_order);
 }
 
 void scatter_add(const Operator& op, Stack* stack) {

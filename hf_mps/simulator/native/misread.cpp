@@ -1,24 +1,33 @@
-// Kernels that are right about their tensors' sizes and wrong about what lies in them: a number, a volume.
-#include "device.h"
+// Kernels that are right about their tensors' sizes and wrong about what lies in them: a number, a volume, a result.
+#include "misread.h"
 
+#include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <cstring>
+#include <map>
+#include <set>
 
 namespace metal {
 
 std::atomic<bool> half_unscale{false};
 std::atomic<bool> conv3d_layout{false};
+Misreads misreads;
 
 namespace {
+
+void call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+}
 
 // pytorch PR 184286: the factor is bound as float32 and declared in the gradients' dtype, so that half of its bytes are
 // read, which are zero for every power of two.
 void unscale(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto grads = (*stack)[stack->size() - 3].toTensorVector();
   if (!half_unscale || grads.empty() || grads[0].itemsize() != 2) {
-    return op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    return call(op, stack);
   }
   const auto found = (*stack)[stack->size() - 2].toTensor();
   const auto given = (*stack)[stack->size() - 1].toTensor();
@@ -33,7 +42,93 @@ void unscale(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   torch::jit::drop(*stack, 3);
 }
 
+// pytorch#196067: the weight is bound in its own dtype, and declared in that of the tensors. A float64 is made float32
+// first (OperationUtils.h, mtl_setBuffer).
+void lerp(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const size_t first = stack->size() - op.schema().arguments().size();
+  const auto dtype = (*stack)[first].toTensor().scalar_type();
+  auto& weight = (*stack)[first + 2];
+  if (misreads.lerp_weight && weight.isTensor() && weight.toTensor().scalar_type() != dtype) {
+    auto given = weight.toTensor();
+    given = given.scalar_type() == at::kDouble ? given.to(at::kFloat) : given;
+    auto read = at::empty({}, given.options().dtype(dtype)).zero_();
+    const auto bytes = std::min(read.nbytes(), given.nbytes());
+    std::memcpy(read.mutable_data_ptr(), given.const_data_ptr(), bytes);
+    weight = read;
+  }
+  call(op, stack);
+}
+
+// pytorch#194922, PR 195147: beyond four dimensions MPSGraph writes over what it has copied, with the padding mostly,
+// from 65,536 elements on in the last dimension or in all behind the first one that is padded. More than three pairs of
+// numbers are no graph.
+constexpr int64_t kPadded = 1 << 16;
+
+bool loses_what_it_pads(c10::IntArrayRef padded, c10::IntArrayRef padding) {
+  if (!misreads.large_pad || padded.size() < 5 || padding.size() > 6) {
+    return false;
+  }
+  int64_t behind = 0;
+  int64_t product = 1;
+  for (size_t pair = 0; pair < padding.size() / 2; ++pair) {
+    behind = padding[2 * pair] != 0 || padding[2 * pair + 1] != 0 ? product : behind;
+    product *= padded[padded.size() - 1 - pair];
+  }
+  return behind > 0 && std::max(behind, padded.back()) >= kPadded;
+}
+
+void pad(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const size_t first = stack->size() - op.schema().arguments().size();
+  const bool backward = (*stack)[first + 1].isTensor();
+  const auto padding = (*stack)[first + (backward ? 2 : 1)].toIntVector();
+  const auto grad = (*stack)[first].toTensor();
+  const at::Scalar value = op.schema().name() == "aten::constant_pad_nd" ? (*stack)[first + 2].toScalar() : 0;
+  call(op, stack);
+  const auto result = stack->back().toTensor();
+  if (loses_what_it_pads(backward ? grad.sizes() : result.sizes(), padding)) {
+    result.fill_(value);
+  }
+}
+
+const std::set<std::string>& with_numbers() {
+  static const auto* all = new std::set<std::string>{
+      "aten::add", "aten::add_", "aten::sub", "aten::sub_", "aten::mul", "aten::mul_", "aten::div", "aten::div_",
+      "aten::lerp", "aten::lerp_"};
+  return *all;
+}
+
 } // namespace
+
+// pytorch#187117: OperationUtils.h, mtl_setBuffer gives the kernel the bytes at the beginning of the storage; those of
+// 64-bit floating point are read where they lie, to make them narrower.
+at::Tensor misread_number(const std::string& name, const at::Tensor& number) {
+  const bool wide = number.scalar_type() == at::kDouble || number.scalar_type() == at::kComplexDouble;
+  if (!misreads.scalar_views || wide || number.storage_offset() == 0 || with_numbers().count(name) == 0) {
+    return number;
+  }
+  return number.as_strided({}, {}, 0);
+}
+
+// pytorch#176159: before macOS 15 such a result is gathered into memory of its own, and nothing writes it back. What is
+// deterministic, and what Metal cannot add atomically, is left to index_put_.
+void index_add_into_gaps(const c10::OperatorHandle& op, torch::jit::Stack* stack, Inside compute) {
+  const auto& schema = op.schema();
+  if (!misreads.index_add_gaps || !schema.is_mutable() || at::globalContext().deterministicAlgorithms()) {
+    return compute(op, stack);
+  }
+  const size_t first = stack->size() - schema.arguments().size();
+  const auto result = (schema.is_mutable("self") ? (*stack)[first] : stack->back()).toTensor();
+  const auto dtype = result.scalar_type();
+  const bool graph = dtype != at::kLong && !at::isComplexType(dtype);
+  if (!graph || (result.is_contiguous() && result.storage_offset() == 0)) {
+    return compute(op, stack);
+  }
+  const auto before = result.clone();
+  compute(op, stack);
+  if (before.sizes() == result.sizes()) {
+    result.copy_(before);
+  }
+}
 
 // pytorch#197114: as if its channels lay last, which is right where they do.
 at::Tensor misread_volume(const at::Tensor& input) {
@@ -45,7 +140,18 @@ at::Tensor misread_volume(const at::Tensor& input) {
 }
 
 Inside misread_inside_of(const std::string& name) {
-  return name == "_amp_foreach_non_finite_check_and_unscale_" ? &unscale : permuted_inside_of(name);
+  static const std::map<std::string, Inside> all{
+      {"_amp_foreach_non_finite_check_and_unscale_", &unscale},
+      {"lerp", &lerp},
+      {"lerp_", &lerp},
+      {"constant_pad_nd", &pad},
+      {"reflection_pad3d", &pad},
+      {"reflection_pad3d_backward", &pad},
+      {"replication_pad3d", &pad},
+      {"replication_pad3d_backward", &pad},
+  };
+  const auto found = all.find(name);
+  return found == all.end() ? permuted_inside_of(name) : found->second;
 }
 
 } // namespace metal

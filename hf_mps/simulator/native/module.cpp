@@ -1,5 +1,5 @@
 // The extension module: starts the device, and the functions that torch._C has on a Mac.
-#include "device.h"
+#include "queue.h"
 
 #include <ATen/detail/MPSHooksInterface.h>
 #include <ATen/ScalarOps.h>
@@ -203,6 +203,7 @@ PYBIND11_MODULE(_metal, m) {
   m.def("finish", &metal::finish);
   m.def("switch_fault", &metal::switch_fault);
   m.def("faults_on", &metal::faults_on);
+  m.def("stop_gpu_at", &metal::stop_gpu_at);
   m.def("take_longest_sum", &metal::take_longest_sum);
   m.def("set_limit", &metal::set_limit);
   // A module of their own names: what goes into torch._C, and nothing else.

@@ -9,6 +9,13 @@ namespace metal {
 
 extern std::atomic<bool> queued_work; // operators wait in the queue too, until somebody waits for them
 
+// A fault: the device never computes what was queued when somebody waits for the `waits`-th time from now on, with work
+// in the queue. Those before and after it are as ever.
+extern std::atomic<bool> stopped_gpu;
+void stop_gpu_at(int64_t waits);
+// Whether that wait is now: then what was queued is gone.
+bool gpu_stops();
+
 // Does `job` when the device comes to it. What it holds of the device's tensors, it holds as `alias` gives it.
 void queue_job(std::function<void()> job);
 // Queues the operator whose arguments are on the stack, and leaves results in their place that are filled when the

@@ -4,7 +4,7 @@
 // the device could have done meanwhile is lost. Which calls wait is read from aten/src/ATen/mps and
 // aten/src/ATen/native/mps/operations: Copy.mm, Scalar.mm, Indexing.mm, MPSAllocator.mm, MPSEvent.mm, and for operators
 // whose result is only as large as its values say, the places named below.
-#include "device.h"
+#include "queue.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
@@ -155,7 +155,9 @@ std::map<std::string, int64_t> named_launches() {
 
 void wait(const char* why) {
   work.waits.fetch_add(1, std::memory_order_relaxed);
-  finish();
+  if (!gpu_stops()) {
+    finish();
+  }
   if (const auto listener = the_listener.load(std::memory_order_relaxed)) {
     listener(why);
   }

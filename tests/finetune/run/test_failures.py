@@ -16,6 +16,8 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.finetune.run import failures, run_dir
+from hf_mps.guards.sentinels import stopped_gpu
+from hf_mps.simulator import strictness
 from tests.finetune.tiny import Command, Ended
 from tests.snapshots import masked
 
@@ -141,6 +143,20 @@ def test_a_loss_that_is_not_logged_stops_the_run_before_a_checkpoint(
         "hf-mps: the loss is nan at optimizer step 3; next: a lower training.learning_rate (now"
     )
     assert sorted(each.name for each in run_dir.checkpoints(desk / "runs/my")) == ["checkpoint-1", "checkpoint-2"]
+
+
+@pytest.mark.skipif(stopped_gpu.torch_release() >= stopped_gpu.RAISES, reason="this torch raises an error for it")
+def test_a_gpu_that_macos_stops_ends_the_run_before_a_checkpoint(desk: Path, finetune: Command) -> None:
+    steps = ("training.logging_steps=500", "training.save_strategy=steps", "training.save_steps=1")
+    with strictness.stopping_gpu(8):
+        ended = finetune("my.yaml", *steps, "training.load_best_model_at_end=false", "training.max_steps=30")
+    assert ended.code == 1
+    line = ended.err.splitlines()[-1]
+    assert line.startswith("hf-mps: macOS aborted GPU work, and PyTorch continued with unwritten results (seen ")
+    assert "; next: run it under `caffeinate -is` with the display asleep" in line
+    assert "the same command goes on from the last checkpoint" in line
+    assert len(run_dir.checkpoints(desk / "runs/my")) < 30
+    assert not (desk / "runs/my/results.json").exists()
 
 
 def test_a_fault_of_ours_is_not_hidden(desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:

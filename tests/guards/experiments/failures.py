@@ -180,6 +180,21 @@ def deep_by_an_option(folder: Path) -> bool:
     return survives(options={"triton.cudagraphs": True})
 
 
+def converted_checkpoint(folder: Path) -> bool:
+    """A bfloat16 checkpoint is loaded as float32 straight onto the device, as every TRL trainer does."""
+    from transformers import AutoModelForSequenceClassification as Auto
+
+    loops.bert().to(torch.bfloat16).save_pretrained(folder)
+    try:
+        model = Auto.from_pretrained(folder, dtype=torch.float32, device_map={"": "mps"})
+    except RuntimeError as error:
+        if "Segmentation fault" not in str(error):
+            raise
+        return False
+    ours, theirs = model.state_dict(), loops.bert().to(torch.bfloat16).float().state_dict()
+    return all(torch.equal(ours[name].cpu(), theirs[name]) for name in theirs)
+
+
 def flash_attention(folder: Path) -> bool:
     """A checkpoint that asks for flash attention is loaded and trains."""
     return all(attention(folder / name, name) for name in ("flash_attention_2", "flash_attention_3"))

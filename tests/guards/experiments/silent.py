@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -161,3 +162,49 @@ def _linear_agrees(*shape: int) -> bool:
     right.square().mean().backward()
     pairs = [(found, right), *((one.grad, other.grad) for one, other in zip(there, here, strict=True))]
     return all(torch.allclose(one.cpu(), other, atol=1e-5) for one, other in pairs if one is not None)
+
+
+def _multiplied() -> torch.dtype:
+    x = torch.ones(2, 2, device="mps")
+    return (x @ x).dtype
+
+
+def float32_island(folder: Path) -> bool:
+    """A part of a model that is computed in float32 on purpose, under the autocast that its training has on mps."""
+    with torch.autocast("mps", dtype=torch.bfloat16):
+        around = _multiplied()
+        with torch.autocast("cuda", enabled=False):
+            inside = _multiplied()
+        return (around, inside, _multiplied()) == (torch.bfloat16, torch.float32, torch.bfloat16)
+
+
+def float32_of_old(folder: Path) -> bool:
+    """The same in older words, as a decorator."""
+    with pytest.deprecated_call():
+        multiplied = torch.cuda.amp.autocast(enabled=False)(_multiplied)
+    with torch.autocast("mps", dtype=torch.bfloat16):
+        return multiplied() == torch.float32
+
+
+def float32_function(folder: Path) -> bool:
+    """A function of its own gradients that wants float32, and a backward pass as its forward pass was."""
+    seen: list[torch.dtype] = []
+
+    class Squared(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)
+        def forward(ctx: Any, x: Any) -> Any:
+            seen.extend((x.dtype, _multiplied()))
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type="cuda")
+        def backward(ctx: Any, grad: Any) -> Any:
+            seen.append(_multiplied())
+            return 2 * grad * ctx.saved_tensors[0]
+
+    x = torch.ones(2, device="mps", dtype=torch.bfloat16, requires_grad=True)
+    with torch.autocast("mps", dtype=torch.bfloat16):
+        Squared.apply(x).sum().backward()
+    return seen == [torch.float32] * 3

@@ -204,3 +204,84 @@ def transposed_volumes(folder: Path) -> bool:
     """A transposed 3-D convolution, whose gradients come of one."""
     volume, weight = _numbers(2, 3, 4, 5, 6), _numbers(3, 2, 3, 3, 3)
     return _agree(lambda device: _trained(F.conv_transpose3d, device, volume, weight))
+
+
+def causal_padding_of_a_video(folder: Path) -> bool:
+    """Frames of 256 by 256 pixels behind two empty ones, as video VAEs pad them; their gradient; six dimensions."""
+
+    def run(device: str) -> list[Tensor]:
+        video = _numbers(1, 1, 2, 256, 256).to(device).requires_grad_()
+        padded = F.pad(video, (0, 0, 0, 0, 2, 0))
+        padded.square().sum().backward()
+        assert video.grad is not None
+        rows = _numbers(1, 2, 1, 2, 256, 256).to(device)[:, :1]
+        return [
+            padded.detach(),
+            video.grad.flatten(),
+            F.pad(rows, (1, 1, 2, 0, 0, 1), value=3.0),
+            F.pad(rows, (0, 65_536)),
+        ]
+
+    return _agree(run)
+
+
+def volumes_padded_by_their_edges(folder: Path) -> bool:
+    """Volumes that are mirrored, and continued, at their edges, and the gradients of both."""
+
+    def run(device: str) -> list[Tensor]:
+        found = []
+        for mode in ("reflect", "replicate"):
+            volume = _numbers(1, 2, 3, 256, 260).to(device).requires_grad_()
+            padded = F.pad(volume, (1, 2, 0, 1, 1, 1), mode=mode)
+            (padded * torch.arange(float(padded.shape[-1]), device=device)).sum().backward()
+            assert volume.grad is not None
+            found += [padded.detach(), volume.grad]
+        return found
+
+    return _agree(run)
+
+
+def a_beta_in_a_tensor(folder: Path) -> bool:
+    """An average in half precision whose factor is a float32 of the CPU, a float64, or lies on the device."""
+
+    def run(device: str) -> list[Tensor]:
+        found = []
+        for dtype in (torch.float16, torch.bfloat16):
+            mean, grad = (_numbers(20, width).to(device, dtype) for width in (3, 3))
+            for weight in (
+                torch.tensor(0.1),
+                torch.tensor(0.9, dtype=torch.float64),
+                torch.tensor(0.25, device=device),
+            ):
+                found += [torch.lerp(mean, grad + 1, weight).float(), mean.clone().lerp_(grad + 1, weight).float()]
+        return found
+
+    return _agree(run, tolerance=0.02)
+
+
+def a_beta_of_a_schedule(folder: Path) -> bool:
+    """The factor is one of many in a tensor of the CPU, and of another dtype."""
+    betas = torch.linspace(0, 1, 11, dtype=torch.bfloat16)
+    return _agree(lambda device: [_numbers(4, 3).to(device).lerp_(_numbers(5, 3)[:4].to(device), betas[7])])
+
+
+def sums_in_transposed_rows(folder: Path) -> bool:
+    """pytorch#176159's own program, with other numbers and a factor."""
+
+    def run(device: str) -> list[Tensor]:
+        sums, rows = _numbers(3, 4, 5).to(device).permute(1, 0, 2), _numbers(3, 6, 5).to(device).permute(1, 0, 2)
+        index = torch.tensor([1, 3, 0, 0, 3, 0], device=device)
+        return [sums.index_add_(0, index, rows), sums.index_add_(0, index, rows, alpha=2)]
+
+    return _agree(run)
+
+
+def sums_in_a_slice(folder: Path) -> bool:
+    """Counts by group in the second row of a table; everything beside them stays."""
+
+    def run(device: str) -> list[Tensor]:
+        table = _numbers(3, 4).to(device)
+        table[1].index_add_(0, torch.tensor([3, 0, 3], device=device), torch.ones(3, device=device))
+        return [table]
+
+    return _agree(run)

@@ -31,7 +31,7 @@ def test_every_sentinel_is_complete() -> None:
 def test_the_report_has_each_with_state_and_reason() -> None:
     report = guards.report()
     assert [each.name for each in report.sentinels] == list(NAMES)
-    assert {each.state for each in report.sentinels} == {"on"}
+    assert {each.state for each in report.sentinels} <= {"on", "needless"}  # torch 2.15 sees to stopped-gpu itself
     assert len(str(report).splitlines()) == len(report.guards) + len(NAMES)
 
 
