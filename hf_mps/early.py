@@ -1,10 +1,10 @@
 """The one part of the layer that is needed before torch: names that left a library which a script imports first.
 
 Every example of transformers 4.0 to 4.22 has `from datasets import load_metric` above `import torch`, where PyTorch's
-entry point has not called anything yet. The file hf_mps_early.pth, which the wheel puts beside this package, is run by
-`site` when Python starts: it leaves a finder that waits for `import datasets` and then comes here. Nothing else happens
-before torch, and nothing at all with HF_MPS=0 or TORCH_DEVICE_BACKEND_AUTOLOAD=0. Where Python reads no such file (-S,
-`pip install --target`), `hf-mps run script.py` does the same.
+entry point has not called anything yet. hf_mps_early.pth, which the wheel puts beside this package, has Python import
+_hf_mps_early when it starts: a finder waits for `import datasets` and then calls `find`. Nothing else happens before
+torch, and nothing at all with HF_MPS=0 or TORCH_DEVICE_BACKEND_AUTOLOAD=0. Where Python reads no such file (-S,
+`pip install --target`), `hf-mps run script.py` does the same. Python 3.18 will want a .start file (PEP 829).
 """
 
 from __future__ import annotations

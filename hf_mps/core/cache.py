@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import stat
 import tempfile
@@ -24,27 +26,59 @@ def home(room: str = "simulator") -> Path | None:
 def spare() -> Path | None:
     """The folder below the system's temporary one that stands in for `home`, or None where it is not safe to use.
 
-    Compiled code is loaded from here, and anybody may write to the temporary folder: so the folder must be the
-    user's own and closed to everybody else.
+    Anybody may write to the temporary folder, so the folder must be private to the user.
     """
     if not hasattr(os, "getuid"):
         return None
     folder = Path(tempfile.gettempdir()) / f"hf_mps-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        facts = folder.lstat()
     except OSError:
         return None
-    safe = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o022
-    return folder / "simulator" if safe else None
+    return folder / "simulator" if not folder.is_symlink() and open_to_others(folder) is None else None
+
+
+def open_to_others(place: Path) -> Path | None:
+    """The first of `place` and the folders around it, up to the cache's own, that another user could change, or None.
+
+    Compiled code is loaded from the cache and run with the user's rights. So each must belong to the user or to root,
+    and nobody else may write to it: a group may where the user is alone in it, as Debian and Fedora set up accounts.
+    Raises OSError for a place that is not there.
+    """
+    if not hasattr(os, "getuid"):
+        return None
+    for each in (place, *place.parents):
+        facts = each.stat()
+        group_writes = facts.st_mode & stat.S_IWGRP and not _alone_in(facts.st_gid)
+        if facts.st_uid not in (os.getuid(), 0) or facts.st_mode & stat.S_IWOTH or group_writes:
+            return each
+        if each.name == "hf_mps" or each.name.startswith("hf_mps-"):
+            return None
+    return None
+
+
+def _alone_in(group: int) -> bool:
+    """Whether the group has the user's name and no other member."""
+    import grp
+    import pwd
+
+    try:
+        facts, user = grp.getgrgid(group), pwd.getpwuid(os.getuid())
+    except KeyError:
+        return False
+    return user.pw_gid == group and facts.gr_name == user.pw_name and not set(facts.gr_mem) - {user.pw_name}
 
 
 def find(name: str) -> Path | None:
-    """The file or folder `name` (a relative path) in the cache, or None where it was not made yet."""
+    """The file or folder `name` (a relative path) in the cache, or None where it was not made yet.
+
+    What another user could have put there counts as not made.
+    """
     for place in (home, spare):
         root = place()
-        if root is not None and (root / name).exists():
-            return root / name
+        with contextlib.suppress(OSError):
+            if root is not None and open_to_others(root / name) is None:
+                return root / name
     return None
 
 
@@ -70,8 +104,16 @@ def writable(name: str) -> tuple[Path, str]:
 
 
 def _made(folder: Path) -> Path:
-    """Make `folder` and prove that a file can be created in it: permission bits say nothing to root or to NFS."""
+    """Make `folder` and prove that a file can be created in it: permission bits say nothing to root or to NFS.
+
+    What belongs to the user is closed to others, as an older hf_mps under a loose umask left it open. Raises OSError
+    for a folder that others can change all the same, as its owner can.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    while (loose := open_to_others(folder)) is not None:
+        if loose.stat().st_uid != os.getuid():
+            raise PermissionError(errno.EPERM, f"{loose} belongs to another user", str(loose))
+        loose.chmod(0o700)
     handle, probe = tempfile.mkstemp(dir=folder, prefix=".probe-")
     os.close(handle)
     Path(probe).unlink()

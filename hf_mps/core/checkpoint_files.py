@@ -33,7 +33,7 @@ def torn(folder: Path, last: str) -> str | None:
     for file in sorted(path for path in folder.iterdir() if path.is_file()):
         try:
             wrong = _wrong(file)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             wrong = f"it cannot be read ({str(error).strip() or type(error).__name__})"
         if wrong:
             return f"{file.name}: {wrong}"

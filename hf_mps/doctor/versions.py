@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import metadata
 
 from packaging.requirements import Requirement
@@ -20,6 +21,13 @@ TRIED = ("2.8.0", "2.13.0", "2.14.1", "2.15.0")
 
 Of 2.15.0 the quick tests of the fused step, the guards and the fallback ran, on the CPU half of PyPI's build for Linux.
 """
+STOLEN = ("steals credentials: it was published with a stolen token", "GHSA-w37p-236h-pfx3")
+# Package: the versions, what they do, the advisory. Known when this release of hf_mps was made.
+ADVISORIES = {
+    "transformers": ("<5.3", "can run code that a model's config.json names, when it loads the model", "CVE-2026-4372"),
+    "lightning": (">=2.6.2,<=2.6.3", *STOLEN),
+    "pytorch-lightning": (">=2.6.2,<=2.6.3", *STOLEN),
+}
 RIGHT_ON_THE_FIRST = "2.14"
 """The release that multiplies and adds biases rightly on M1 and M2 by itself: pytorch PR 183535 and PR 188619."""
 
@@ -29,9 +37,17 @@ def examine() -> list[Finding]:
     needed = [Requirement(line) for line in metadata.requires("hf-mps") or ()]
     required = {requirement.name: requirement for requirement in needed if requirement.marker is None}
     packages = [_installed(name, required.get(name)) for name in (*required, *OPTIONAL)]
-    return [finding for finding in (*packages, _newer()) if finding is not None] + [
+    return [finding for finding in (*packages, *_advised(), _newer()) if finding is not None] + [
         _known(*fault) for fault in known_faults.here()
     ]
+
+
+def _advised() -> Iterator[Finding]:
+    """The security advisories for installed packages."""
+    for package, (versions, what, advisory) in ADVISORIES.items():
+        version = known_faults.version(package)
+        if version is not None and version in SpecifierSet(versions):
+            yield problem("advisory", f"{package} {version} {what} ({advisory})", f"pip install --upgrade {package}")
 
 
 def _installed(name: str, required: Requirement | None) -> Finding | None:

@@ -13,7 +13,6 @@ from hf_mps.core import status
 from hf_mps.core.errors import RunError, UserError, neighbour
 from hf_mps.core.text import aligned, counted, first_line
 from hf_mps.export.make import RECORD, told
-from hf_mps.finetune.recipe import training_section
 from hf_mps.finetune.report.results import is_hub_id
 from hf_mps.finetune.run.logging import no_bars
 from hf_mps.saved import adapter
@@ -24,7 +23,8 @@ LOGIN = "hf auth login"
 # Of a checkpoint that is pushed itself: what only training reads, a pickle among it.
 STATES = ("optimizer*", "scheduler.pt", "scaler.pt", "rng_state*", "trainer_state.json", "training_args.bin")
 LEFT_OUT = {
-    **training_section.KEPT_HERE,
+    "checkpoint-*": "checkpoints hold the optimizer's state",
+    "recipe.yaml": "it names paths of this machine; the card has the recipe",
     **dict.fromkeys(STATES, "the trainer's state, which no model is loaded with"),
     ".*": "hidden",
 }
@@ -144,10 +144,12 @@ def content(file: Path) -> Path | bytes:
 
 def _command(folder: Path, upload: Upload, name: str) -> str:
     """Return the command of huggingface_hub's own program that sends the same files."""
-    command = training_section.UPLOAD.replace("NAME", name).format(shlex.quote(str(folder)))
     kept = (stays.rstrip("/") for stays in upload.left_out)
-    more = [one for one in kept if not any(fnmatch.fnmatch(one, pattern) for pattern in training_section.KEPT_HERE)]
-    return " ".join([command, *(f"--exclude {shlex.quote(one)}" for one in more)])
+    # A pattern once, for all checkpoints; what else stays by its own name.
+    excluded = dict.fromkeys("checkpoint-*" if fnmatch.fnmatch(one, "checkpoint-*") else one for one in kept)
+    return " ".join(
+        [f"hf upload {name} {shlex.quote(str(folder))} .", *(f"--exclude {shlex.quote(one)}" for one in excluded)]
+    )
 
 
 def _say(folder: Path, upload: Upload, name: str) -> None:

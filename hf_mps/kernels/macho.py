@@ -20,8 +20,9 @@ from hf_mps.core.errors import UserError
 MAGIC, ARM64 = 0xFEEDFACF, 0x0100000C
 LC_SYMTAB, LC_SEGMENT_64 = 0x2, 0x19
 N_STAB, N_TYPE, N_SECT = 0xE0, 0x0E, 0x0E
-HEADER, SEGMENT, SECTION = 32, 72, 80
-"""Sizes in bytes: of the file's header, and of a segment's command without and for each of its sections."""
+HEADER, COMMAND, SEGMENT, SECTION = 32, 8, 72, 80
+"""Sizes in bytes: of the file's header, of the least command, of a segment's without and for each of its sections."""
+LONGEST_NAME = 1 << 16
 LONGEST = 1 << 20
 """The most bytes that are decoded of one function."""
 
@@ -60,35 +61,52 @@ class Library:
             raise UserError(
                 f"{path}: no Mach-O library for arm64; allowed: torch/lib/libtorch_cpu.dylib of a macOS wheel"
             )
+        self._path = path
         self.sections: dict[str, Section] = {}
         self._symtab = (0, 0, 0, 0)
         self._commands()
 
     def _commands(self) -> None:
-        count, at = struct.unpack_from("<I", self._map, 16)[0], HEADER
+        count, at = self._numbers("<I", 16)[0], HEADER
         for _ in range(count):
-            command, size = struct.unpack_from("<2I", self._map, at)
+            command, size = self._numbers("<2I", at)
+            if size < COMMAND:  # a count that somebody made up would have no end
+                raise self._broken(f"a command of {size} bytes")
             if command == LC_SYMTAB:
-                self._symtab = struct.unpack_from("<4I", self._map, at + 8)
+                self._symtab = self._numbers("<4I", at + 8)  # type: ignore[assignment]
             if command == LC_SEGMENT_64:
-                for number in range(struct.unpack_from("<I", self._map, at + 64)[0]):
-                    place = at + SEGMENT + number * SECTION
-                    name, segment = (self._map[p : p + 16].rstrip(b"\0").decode() for p in (place, place + 16))
-                    self.sections[f"{segment},{name}"] = Section(
-                        name, *struct.unpack_from("<2QI", self._map, place + 32)
-                    )
+                for place in range(at + SEGMENT, at + size - SECTION + 1, SECTION):
+                    name, segment = (self._map[p : p + 16].rstrip(b"\0").decode("latin-1") for p in (place, place + 16))
+                    address, length, offset = self._numbers("<2QI", place + 32)
+                    self.sections[f"{segment},{name}"] = Section(name, address, length, offset)
             at += size
+
+    def _numbers(self, layout: str, at: int) -> tuple[int, ...]:
+        if not 0 <= at <= len(self._map) - struct.calcsize(layout):
+            raise self._broken(f"it names byte {at:,} of {len(self._map):,}")
+        return struct.unpack_from(layout, self._map, at)
+
+    def _section(self, name: str) -> Section:
+        if name not in self.sections:
+            raise self._broken(f"no section {name}")
+        return self.sections[name]
+
+    def _broken(self, problem: str) -> UserError:
+        return UserError(f"{self._path}: a broken Mach-O library: {problem}; next: hf-mps kernels fetch RELEASE")
 
     @cached_property
     def symbols(self) -> dict[int, list[str]]:
         """The names of each address that has any, without the underscore that Mach-O puts before them."""
         at, count, strings, size = self._symtab
         names, found = self._map[strings : strings + size], defaultdict(list)
-        for index, kind, _, _, address in struct.iter_unpack("<IBBHQ", self._map[at : at + 16 * count]):
+        table = self._map[at : at + 16 * count]
+        for index, kind, _, _, address in struct.iter_unpack("<IBBHQ", table[: len(table) // 16 * 16]):
             if kind & N_STAB or kind & N_TYPE != N_SECT:
                 continue
-            name = names[index : names.index(b"\0", index)].decode("latin-1")
-            found[address].append(name.removeprefix("_"))
+            end = names.find(b"\0", index, index + LONGEST_NAME)
+            if end < 0:
+                raise self._broken("a name without an end")
+            found[address].append(names[index:end].decode("latin-1").removeprefix("_"))
         return dict(found)
 
     @cached_property
@@ -102,23 +120,26 @@ class Library:
 
     def is_code(self, address: int) -> bool:
         """Whether an address lies in the library's own instructions."""
-        text = self.sections["__TEXT,__text"]
+        text = self._section("__TEXT,__text")
         return text.address <= address < text.address + text.size
 
     def references(self, start: int) -> References:
         """What the function at `start`, an address of `symbols`, refers to in its instructions up to the next name."""
         number = bisect_right(self._starts, start)
-        text = self.sections["__TEXT,__text"]
+        text = self._section("__TEXT,__text")
         end = min([text.address + text.size, start + LONGEST, *self._starts[number : number + 1]])
-        words = memoryview(self._map)[start - text.address + text.offset : end - text.address + text.offset]
+        first = start - text.address + text.offset
+        self._numbers("<I", first)
+        words = memoryview(self._map)[first : first + (end - start) // 4 * 4]
+        words = words[: len(words) // 4 * 4]
         return _decoded(start, end, words.cast("I"), self._pointer)
 
     def _pointer(self, address: int) -> int | None:
         """The address that a pointer of the global offset table holds, None for one to another library."""
-        table = self.sections["__DATA_CONST,__got"]
+        table = self._section("__DATA_CONST,__got")
         if not table.address <= address < table.address + table.size:
             return None
-        value = struct.unpack_from("<Q", self._map, address - table.address + table.offset)[0]
+        value = self._numbers("<Q", address - table.address + table.offset)[0]
         # A chained fixup (mach-o/fixup-chains.h): bit 63 for what is bound at loading, else 36 bits of offset.
         return None if value >> 63 else value & 0xFFFFFFFFF
 

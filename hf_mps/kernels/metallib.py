@@ -20,6 +20,8 @@ _HEADER = 88
 # The fourth and fifth byte: a library for macOS. Other platforms' libraries, and chance matches, differ.
 _MACOS = b"\x01\x80"
 _WRAPPER = 0x0B17C0DE
+# A kernel's record has at least its size, one tag and the end of tags.
+_RECORD = 14
 
 Buffer = bytes | mmap.mmap | memoryview
 
@@ -38,17 +40,17 @@ class Place(NamedTuple):
 class Library(Mapping[str, bytes]):
     """A metallib: names of kernels to the plain LLVM bitcode of each, read when it is asked for.
 
-    Raises BrokenLibrary when the bytes are not a whole metallib.
+    Raises BrokenLibrary where the bytes are not a whole metallib, when it is made or when it is read.
     """
 
     def __init__(self, data: Buffer) -> None:
         self._data = memoryview(data)
         if len(self._data) < _HEADER or bytes(self._data[:4]) != MAGIC:
             raise BrokenLibrary(f"not a metallib: it begins with {bytes(self._data[:4])!r}, not {MAGIC!r}")
-        (size,) = struct.unpack_from("<Q", self._data, 16)
+        (size,) = self._numbers("<Q", 16)
         if size > len(self._data):
             raise BrokenLibrary(f"a metallib of {size:,} bytes that ends after {len(self._data):,}")
-        self._sections = struct.unpack_from("<8Q", self._data, 24)
+        self._sections = self._numbers("<8Q", 24)
 
     @classmethod
     def open(cls, path: Path) -> Library:
@@ -59,10 +61,12 @@ class Library(Mapping[str, bytes]):
     def __getitem__(self, name: str) -> bytes:
         """The plain bitcode of a kernel (KeyError when the library has none of that name)."""
         place = self._places[name]
-        fields = struct.unpack_from("<5I", self._data, place.start)
+        fields = self._numbers("<5I", place.start)
         if fields[0] != _WRAPPER or fields[2] + fields[3] > place.size:
             raise BrokenLibrary(f"{name}: its bitcode has no wrapper")
         start = place.start + fields[2]
+        if start + fields[3] > len(self._data):
+            raise BrokenLibrary(f"{name}: its bitcode ends beyond the library")
         return bytes(self._data[start : start + fields[3]])
 
     def __iter__(self) -> Iterator[str]:
@@ -74,7 +78,7 @@ class Library(Mapping[str, bytes]):
     @property
     def macos(self) -> int:
         """The release of macOS that it was built for: 14 and 26 in torch 2.13.0."""
-        return int(struct.unpack_from("<H", self._data, 12)[0])
+        return self._numbers("<H", 12)[0]
 
     @cached_property
     def _places(self) -> dict[str, Place]:
@@ -85,22 +89,29 @@ class Library(Mapping[str, bytes]):
 
     def _records(self) -> Iterator[tuple[str, Place]]:
         at, bitcode = self._sections[0], self._sections[6]
-        (count,) = struct.unpack_from("<I", self._data, at)
+        (count,) = self._numbers("<I", at)
         at += 4
         for _ in range(count):
-            (size,) = struct.unpack_from("<I", self._data, at)
-            tags = dict(self._tags(at + 4))
+            (size,) = self._numbers("<I", at)
+            if size < _RECORD:  # a count that somebody made up would have no end
+                raise BrokenLibrary(f"a kernel's record of {size} bytes")
+            tags = dict(self._tags(at + 4, at + size))
             name = tags[b"NAME"].rstrip(b"\0").decode()
             (length,) = struct.unpack("<Q", tags[b"MDSZ"])
             offset = struct.unpack("<3Q", tags[b"OFFT"])[2]
             yield name, Place(bitcode + offset, length)
             at += size
 
-    def _tags(self, at: int) -> Iterator[tuple[bytes, bytes]]:
-        while (tag := bytes(self._data[at : at + 4])) != b"ENDT":
-            (length,) = struct.unpack_from("<H", self._data, at + 4)
+    def _tags(self, at: int, end: int) -> Iterator[tuple[bytes, bytes]]:
+        while at < end and (tag := bytes(self._data[at : at + 4])) != b"ENDT":
+            (length,) = self._numbers("<H", at + 4)
             yield tag, bytes(self._data[at + 6 : at + 6 + length])
             at += 6 + length
+
+    def _numbers(self, layout: str, at: int) -> tuple[int, ...]:
+        if at + struct.calcsize(layout) > len(self._data):
+            raise BrokenLibrary(f"a metallib that names byte {at:,} and has {len(self._data):,}")
+        return struct.unpack_from(layout, self._data, at)
 
 
 def libraries(data: Buffer) -> list[memoryview]:

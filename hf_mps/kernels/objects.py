@@ -7,6 +7,7 @@ features, the code here that lowers a kernel, and whether accesses are checked. 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -17,12 +18,12 @@ import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from hf_mps.core import cache
 from hf_mps.kernels import store
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.signature import Attribute, Binding, Member, Signature
@@ -42,6 +43,8 @@ class Objects:
     def read(self, name: str) -> tuple[Signature, int, bytes] | None:
         """The signature, bytes of threadgroup memory and object code of a kernel, or None where none is kept."""
         try:
+            if cache.open_to_others(self._file(name)) is not None:
+                return None
             return _unpacked(self._file(name).read_bytes())
         except (OSError, ValueError, KeyError, TypeError, struct.error):
             return None
@@ -82,7 +85,7 @@ class Objects:
         return self.folder / f"{name}.kernel"
 
 
-@cache
+@functools.cache
 def _key(release: str) -> str:
     import llvmlite.binding as llvm
 

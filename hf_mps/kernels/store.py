@@ -18,7 +18,6 @@ import json
 import os
 import secrets
 import shutil
-import stat
 from dataclasses import dataclass, fields
 from importlib import metadata
 from pathlib import Path
@@ -243,8 +242,8 @@ def _broken(release: str, problem: str) -> UserError:
 
 
 def _refuse_open_folders(file: Path) -> None:
-    for place in (root(), file.parent):
-        if place.is_dir() and place.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    with contextlib.suppress(OSError):  # an absent file has its own error
+        if (place := cache.open_to_others(file)) is not None:
             raise UserError(
                 f"others may write to {place}, and its kernels are compiled and run; next: chmod 700 {place}"
             )

@@ -59,7 +59,7 @@ def read(where: str, folder: Path, base: str | None = None, dtype: str = "float3
     try:
         stored = json.loads((folder / FILE).read_text(encoding="utf-8"))
         named = base or str(stored["base_model_name_or_path"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{where}: its {FILE} cannot be read: {error}; next: save the adapter again") from error
     try:
         source = checkpoint.resolve(named)

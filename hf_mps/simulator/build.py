@@ -118,7 +118,7 @@ def _build(name: str) -> Path:
         _say("waiting for another process that compiles the simulated Metal device …")
         lock.acquire()
     try:
-        if not built.exists():
+        if cache.find(f"{name}/{NAME}.so") != built:  # not there, or another user may have put it there
             _compile_with_progress(compiler, built)
     finally:
         lock.release()

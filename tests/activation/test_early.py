@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -31,8 +32,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
     packages = home / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-    shutil.copytree(CHECKOUT / "hf_mps", packages / "hf_mps", ignore=shutil.ignore_patterns("__pycache__", "early.pth"))
-    shutil.copy(CHECKOUT / "hf_mps/early.pth", packages / "hf_mps_early.pth")
+    beside = {"early.pth": "hf_mps_early.pth", "_hf_mps_early.py": "_hf_mps_early.py"}
+    shutil.copytree(CHECKOUT / "hf_mps", packages / "hf_mps", ignore=shutil.ignore_patterns("__pycache__", *beside))
+    for name, placed in beside.items():
+        shutil.copy(CHECKOUT / "hf_mps" / name, packages / placed)
     ours = {sysconfig.get_path("purelib"), *(path for path in sys.path if path.endswith("site-packages"))}
     (packages / "libraries.pth").write_text("\n".join(sorted(ours)))
     return packages
@@ -91,9 +94,18 @@ def test_a_start_of_python_imports_nothing_and_says_nothing(environment: Path) -
     look = "import sys; print([name for name in sys.modules if name.startswith('hf_mps')], len(sys.meta_path))"
     waiting, off = python(environment, "-c", look), python(environment, "-c", look, HF_MPS="0")
     assert (waiting.stderr, off.stderr) == ("", "")
-    # Its finder stands there once, although `site` runs the file twice in a virtual environment.
+    # Its finder is there once, although `site` reads the file twice in a virtual environment.
     finders = int(off.stdout.split()[1])
     assert waiting.stdout == f"[] {finders + 1}\n"
+
+
+def test_what_python_runs_at_every_start_is_an_import_of_one_short_readable_file() -> None:
+    lines = (CHECKOUT / "hf_mps" / "early.pth").read_text().splitlines()
+    assert [line for line in lines if not line.startswith("#")] == ["import _hf_mps_early"]
+    source = (CHECKOUT / "hf_mps" / "_hf_mps_early.py").read_text()
+    assert source.count("\n") < 40
+    called = {ast.unparse(node.func) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)}
+    assert called == {"find", "os.environ.get", "sys.meta_path.insert", "HfMpsEarly"}
 
 
 @pytest.mark.usefixtures("stand_in")

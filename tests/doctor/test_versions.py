@@ -38,6 +38,28 @@ def named(found: list[Finding], name: str) -> Finding:
     return next(each for each in found if each.name == name)
 
 
+@pytest.mark.parametrize(
+    ("package", "version", "says"),
+    [
+        (
+            "transformers",
+            "5.2.0",
+            "transformers 5.2.0 can run code that a model's config.json names, when it loads the ",
+        ),
+        ("lightning", "2.6.3", "lightning 2.6.3 steals credentials: it was published with a stolen token (GHSA-"),
+        ("lightning", "2.6.4", None),
+    ],
+)
+def test_a_release_with_a_security_advisory_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, package: str, version: str, says: str | None
+) -> None:
+    real = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: version if name == package else real(name))
+    found = [each for each in versions.examine() if each.name == "advisory"]
+    assert [each.says[: len(says or "")] for each in found] == ([] if says is None else [says])
+    assert [each.next for each in found] == ([] if says is None else [f"pip install --upgrade {package}"])
+
+
 def test_versions_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     real = metadata.version
 

@@ -108,8 +108,7 @@ def test_without_a_token_it_says_what_would_go_and_how(
     assert lines[0].startswith("hf_mps push sorter to somebody/sorter: 5 files, ")
     assert lines[-2] == "nothing was sent: no token is here (hf auth login makes one)"
     assert lines[-1] == (
-        "to share  hf upload somebody/sorter sorter . --exclude 'checkpoint-*' --exclude recipe.yaml"
-        " --exclude training_args.bin"
+        "to share  hf upload somebody/sorter sorter . --exclude 'checkpoint-*' --exclude training_args.bin"
     )
     assert "  training_args.bin" in ended.out
     assert "stays here: the trainer's state, which no model is loaded with\n" in ended.out

@@ -24,7 +24,7 @@ def recipe(**values: Any) -> Any:
     from hf_mps.finetune.recipe.resolve import validate
     from hf_mps.finetune.recipe.yaml import Document
 
-    return validate(Document(values))
+    return validate(Document(values, overridden=frozenset(values)))  # as if all of it were typed
 
 
 def prepare(**values: Any) -> Prepared:

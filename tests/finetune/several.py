@@ -42,7 +42,13 @@ def words_of(name: str, processes: int) -> list[str]:
         "bf16": "false",
         "save_strategy": "'no'",
     }
-    return [f"{name}.yaml", f"output_dir={name}-{processes}", *(f"training.{key}={v}" for key, v in settings.items())]
+    agreed = ["trust_reward_code=true"] if name == "rewards" else []
+    return [
+        f"{name}.yaml",
+        *agreed,
+        f"output_dir={name}-{processes}",
+        *(f"training.{key}={v}" for key, v in settings.items()),
+    ]
 
 
 def world(size: int, port: int) -> int:

@@ -14,6 +14,7 @@ import platform
 import tempfile
 from pathlib import Path
 
+from hf_mps.core import cache
 from hf_mps.core.errors import UserError
 from hf_mps.distributed.world import World
 
@@ -27,7 +28,8 @@ def claim(world: World) -> None:
     """
     if world.alone or world.local_size > 1 or (place := _place(world)) in _held:
         return
-    descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    # The name can be guessed, so a link that waits there is refused, wherever it leads.
+    descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         # Of a process and not of a file that is open: what is forked from it, a loader's worker, does not have it.
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -51,7 +53,16 @@ def _let_go(place: Path) -> None:
 
 
 def _place(world: World) -> Path:
-    """The file for all processes of this run on this host: they meet at one address."""
+    """The file for all processes of this run on this host, in a folder that nobody else can write to.
+
+    Raises UserError where there is no such folder.
+    """
     meeting = [os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")]
     words = "/".join([platform.node(), str(os.getuid()), str(world.size), *meeting])
-    return Path(tempfile.gettempdir()) / f"hf_mps-metal-{hashlib.sha256(words.encode()).hexdigest()[:16]}.lock"
+    private = cache.spare()
+    if private is None:
+        raise UserError(
+            f"others can write to {tempfile.gettempdir()}/hf_mps-{os.getuid()}, where the processes of a run keep a"
+            " lock; next: remove that folder, or TMPDIR=FOLDER"
+        )
+    return private.parent / f"metal-{hashlib.sha256(words.encode()).hexdigest()[:16]}.lock"

@@ -117,6 +117,9 @@ def examine(document: Document) -> tuple[Recipe | None, list[Problem]]:
         recipe = task.Recipe.model_validate(document.values)
     except ValidationError as error:
         wrong_keys = clauses(error, task.Recipe, document)
+    for key in task.Recipe.TYPED_ALONE:
+        if document.values.get(key) and key not in document.overridden:
+            wrong_keys.append((key, f"is no key of a file, which cannot agree for its reader; next: type {key}=true"))
     unchecked = []
     if isinstance(training := document.values.get("training"), dict):
         source, settled = getattr(task, "ARGUMENTS", None), getattr(task, "SETTLED", None)

@@ -255,6 +255,9 @@ class Recipe(Section):
     [low, high].
     """
 
+    TYPED_ALONE: ClassVar[tuple[str, ...]] = ()
+    """The keys by which a person agrees to something, which a file cannot do for its reader."""
+
     task: str
     model: str
     data: Data

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,15 +26,9 @@ REMOVED = {name: old.instead for name, old in removed_arguments.REMOVED.items()}
     "tokenizer": "nothing: the runner passes processing_class itself",
 }
 
-# Sharing is a step of its own, after a look at the result: no token passes through here.
-KEPT_HERE = {
-    "checkpoint-*": "checkpoints hold the optimizer's state",
-    "recipe.yaml": "it names paths of this machine; the card has the recipe",
-}
-"""What of a run's folder is not for the hub, as patterns, and why."""
-UPLOAD = "hf upload NAME {} . " + " ".join(f"--exclude {shlex.quote(pattern)}" for pattern in KEPT_HERE)
-
-HUB = "it belongs to push_to_hub, which the runner leaves to: hf upload"
+# Sharing is a step by itself, after a look at the result. The verb leaves out what names paths of this machine.
+PUSH = "hf-mps push {} OWNER/NAME"
+HUB = "it belongs to push_to_hub, which the runner leaves to: hf-mps push"
 ONE_PROCESS = "the runner trains in one process; leave it out"
 SEVERAL = "the runner divides a model by FSDP alone: training.fsdp=true"
 FSDP = ("fsdp", "fsdp_config")
@@ -47,7 +40,7 @@ ELSEWHERE = {
     "do_eval": "Trainer never reads it; eval_strategy says when to evaluate",
     "do_predict": "Trainer never reads it; leave it out",
     "hub_token": "a recipe holds no token; log in once with: hf auth login",
-    "push_to_hub": f"the runner keeps its files here; next, after the run: {UPLOAD.format('OUTPUT_DIR')}",
+    "push_to_hub": f"the runner keeps its files here; next, after the run: {PUSH.format('OUTPUT_DIR')}",
     **dict.fromkeys(("hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push", "hub_revision"), HUB),
     "disable_tqdm": "the runner's own lines take the bar's place, and are plain where stdout is no terminal",
     **dict.fromkeys(("local_rank", "log_on_each_node", "log_level_replica", "save_on_each_node"), ONE_PROCESS),

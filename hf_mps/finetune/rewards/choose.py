@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 from unicodedata import category
 
@@ -19,10 +21,16 @@ from hf_mps.finetune.rewards.builtin import BUILT_IN, OPTIONS, WITH_ANSWER
 from hf_mps.finetune.rewards.score import GIVEN, Score, ScoreError
 
 ALLOWED = f"{', '.join(BUILT_IN)}, or the dotted name of an installed function, such as trl.rewards.think_format_reward"
+ENTRY_POINTS = "hf_mps.rewards"
+"""The group of entry points under which an installed package declares reward functions."""
+TRL = "trl.rewards"
+AGREEMENT = "trust_reward_code"
+"""The recipe's key that allows any other importable function; only a command line may give it."""
 
 
 class Reward(schema.Section):
-    """A reward by `name`: a built-in one, or the dotted name of an installed function with TRL's arguments.
+    """A reward by `name`: a built-in one, one of TRL's (`trl.rewards.NAME`), one that an installed package declares
+    (entry points of the group `hf_mps.rewards`), or with `trust_reward_code=true` any importable function.
 
     `weight` is its share of the sum. `most` belongs to `length` (in tokens), `pattern` to `format`. `answer_as` is the
     keyword under which a function takes the row's reference answer (`trl.rewards.accuracy_reward`: solution).
@@ -36,7 +44,7 @@ class Reward(schema.Section):
 
     @model_validator(mode="after")
     def _whole(self) -> Reward:
-        if "." not in self.name and self.name not in BUILT_IN:
+        if "." not in self.name and self.name not in BUILT_IN and self.name not in declared():
             raise ValueError(f"has '{self.name}'; allowed: {ALLOWED}{nearest(self.name, BUILT_IN)}")
         for owner, option in OPTIONS.items():
             said = getattr(self, option)
@@ -63,6 +71,28 @@ class Reward(schema.Section):
         return self.name.rpartition(".")[2]
 
 
+def declared() -> dict[str, EntryPoint]:
+    """Return the rewards that installed packages declare, by name."""
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+
+
+def refuse_unagreed(rewards: Sequence[Reward], agreed: bool) -> None:
+    """Raise UserError for a reward that could be any code on this machine, unless the user has `agreed` to run it.
+
+    A recipe is a file that people share, and `subprocess.getoutput` is a function that returns something, too.
+    """
+    known = declared()
+    for reward in rewards:
+        package, _, function = reward.name.rpartition(".")
+        if agreed or reward.name in BUILT_IN or reward.name in known or (package == TRL and function.isidentifier()):
+            continue
+        raise UserError(
+            f"rewards has '{reward.name}', which would be imported and called on this machine; allowed without a word"
+            f" of yours: {', '.join(BUILT_IN)}, {TRL}.NAME, and what packages declare as {ENTRY_POINTS}; next, where"
+            f" you trust it: {AGREEMENT}=true on the command line"
+        )
+
+
 def refuse_alike(rewards: Sequence[Reward]) -> None:
     """Raise ValueError where two rewards have one name, or no weight counts."""
     names = [one.shown for one in rewards]
@@ -73,17 +103,28 @@ def refuse_alike(rewards: Sequence[Reward]) -> None:
         raise ValueError("has no reward with a weight other than 0; give one")
 
 
-def choose(rewards: Sequence[Reward], rows: Sequence[Mapping[str, Any]]) -> tuple[list[Score], Choice[str]]:
-    """Return the rewards' functions, tried on a few training `rows` ({prompt, and answer where the data has one}).
+def choose(
+    rewards: Sequence[Reward], rows: Sequence[Mapping[str, Any]], *, agreed: bool = False
+) -> tuple[list[Score], Choice[str]]:
+    """Return the rewards' scores, and which there are; no function is imported or called yet, as a plan needs none.
+
+    `rows` are a few of the training rows ({prompt, and answer where the data has one}). Raises UserError for a function
+    to which the user has not `agreed`, and for a comparison with an answer that is not there.
+    """
+    refuse_unagreed(rewards, agreed)
+    scores = [_score(reward, "answer" in rows[0]) for reward in rewards]
+    value = " + ".join(f"{one.weight:g} x {one.shown}" if one.weight != 1 else one.shown for one in rewards)
+    return scores, Choice(value, "; ".join(_told(one) for one in rewards))
+
+
+def try_out(rewards: Sequence[Reward], scores: Sequence[Score], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Import each reward's function and call it for a few rows, before a run trains.
 
     Raises UserError for a name without a function, and for one that cannot take the rows or returns something else
     than a number for each completion.
     """
-    scores = [_score(reward, "answer" in rows[0]) for reward in rewards]
     for reward, score in zip(rewards, scores, strict=True):
         _try(reward, score, rows)
-    value = " + ".join(f"{one.weight:g} x {one.shown}" if one.weight != 1 else one.shown for one in rewards)
-    return scores, Choice(value, "; ".join(_told(one) for one in rewards))
 
 
 def _score(reward: Reward, answers: bool) -> Score:
@@ -91,14 +132,16 @@ def _score(reward: Reward, answers: bool) -> Score:
         raise UserError(
             f"rewards has {reward.name}, which compares with a reference answer; next: data.columns.answer=COLUMN"
         )
-    function = BUILT_IN.get(reward.name) or _installed(reward.name)
     options = {name: value for name in OPTIONS.values() if (value := getattr(reward, name)) is not None}
-    return Score(reward.shown, function, options, reward.answer_as)
+    return Score(reward.shown, partial(_function, reward.name), options, reward.answer_as)
 
 
-def _installed(name: str) -> Callable[..., Any]:
-    """Return the function of a dotted name. Raises UserError where there is none, or something else."""
-    module, parts = _module(name)
+def _function(name: str) -> Callable[..., Any]:
+    """Return the function of a reward's name. Raises UserError where there is none, or something else."""
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    point = declared().get(name)
+    module, parts = _module(point.value.replace(":", ".") if point is not None else name)
     found: Any = module
     for part in parts:
         if not hasattr(found, part):

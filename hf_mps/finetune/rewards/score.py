@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from hf_mps.core.errors import RunError
@@ -20,18 +21,26 @@ class ScoreError(RunError):
 
 
 class Score:
-    """The reward `name`: calls `function` with what it takes, `options` included, and returns a score a completion.
+    """The reward `name`: calls the function that `find` returns with what it takes, and returns a score a completion.
 
-    The row's reference answer is handed over as `answer_as`. The scores are finite floats, or None where the function
-    says that it does not apply. Raises ScoreError for any other answer, and where the function fails.
+    `find` is called when the function is first needed: it may import code. `options` are further arguments. The row's
+    reference answer is handed over as `answer_as`. The scores are finite floats, or None where the function says that
+    it does not apply. Raises ScoreError for any other answer, and where the function fails.
     """
 
     def __init__(
-        self, name: str, function: Callable[..., Any], options: Mapping[str, Any], answer_as: str = "answer"
+        self, name: str, find: Callable[[], Callable[..., Any]], options: Mapping[str, Any], answer_as: str = "answer"
     ) -> None:
         self.__name__ = name  # TRL's name in its logs
-        self._function, self._options, self._answer_as = function, options, answer_as
-        self._parameters = _parameters(function)
+        self._find, self._options, self._answer_as = find, options, answer_as
+
+    @cached_property
+    def _function(self) -> Callable[..., Any]:
+        return self._find()
+
+    @cached_property
+    def _parameters(self) -> list[inspect.Parameter] | None:
+        return _parameters(self._function)
 
     def required(self) -> Iterator[str]:
         """Yield the names of the arguments that the function cannot do without."""

@@ -25,6 +25,7 @@ from hf_mps.finetune.report import screen
 from hf_mps.finetune.run import apart, caffeinate, failures, fingerprints, links
 from hf_mps.finetune.run.prepare import PreparedRun, locate, prepare_run
 from hf_mps.finetune.run.run_dir import RunDir, checkpoints, store
+from hf_mps.guards import resume
 
 if TYPE_CHECKING:
     from hf_mps.finetune.report import RunRecord
@@ -82,8 +83,11 @@ def train(
 
     with _loading(resolved), no_bars(), caffeinate.awake(), notices.told(screen.note), ExitStack() as held:
         activate.activate()
+        resume.arm_everywhere()
         with _failures_in_one_line(resolved, None):
             prepared_run = ranks.main_first(lambda: prepare_run(resolved, source, run_dir))
+            if prepared_run.prepared.before_training is not None:
+                prepared_run.prepared.before_training()
             splits = prepared_run.splits if keep else {}
             if foresee is not None:
                 room = ranks.from_main(lambda: foresee(prepared_run))
@@ -217,7 +221,7 @@ def _table(resolved: ResolvedRecipe, record: RunRecord, files: Sequence[Path]) -
         notes += [("unexpected", f"{', '.join(record.unexpected_fallback)} ran on the CPU")] if needed != names else []
         fallback.mark_reported()
     if resolved.smoke is None:
-        notes.append(("to share", training_section.UPLOAD.format(shlex.quote(str(files[0])))))
+        notes.append(("to share", training_section.PUSH.format(shlex.quote(str(files[0])))))
     else:
         from hf_mps.finetune.smoke import files_stay
 

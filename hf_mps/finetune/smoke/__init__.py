@@ -108,6 +108,7 @@ def texts(value: Any) -> Iterator[str]:
 def _values(whole: ResolvedRecipe, files: dict[str, str], folder: Path) -> dict[str, Any]:
     """Return the recipe's keys with the smoke run's model, files and training in place of its own."""
     values = whole.recipe.model_dump(exclude_none=True, exclude_defaults=True)
+    values |= {key: getattr(whole.recipe, key) for key in whole.recipe.TYPED_ALONE}  # which no dump has
     data = {key: value for key, value in values["data"].items() if key not in SOURCES}
     for key in (*(key for keys in SOURCES.values() for key in keys), *(set(OF_A_SOURCE) - {"labels"})):
         data.pop(key, None)

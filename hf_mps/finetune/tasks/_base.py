@@ -57,6 +57,8 @@ class Prepared:
     """Arguments that the task wants where the recipe's `training` does not say otherwise."""
     trainer_settings: dict[str, Any] = field(default_factory=dict)
     """Further keyword arguments of the trainer."""
+    before_training: Callable[[], None] | None = None
+    """Calls code that the recipe names, to find its faults early: for a run, and never for a plan or an audit."""
     token_counts: Sequence[int] | None = None
     """The length in tokens of each training row, for the plan; None where rows have no tokens."""
     epoch: Callable[[Mapping[str, Any]], Choice[int]] | None = None

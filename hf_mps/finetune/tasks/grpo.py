@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -41,7 +41,7 @@ TRUTH = ("answer",)
 CHATS = True
 SMOKE = {"num_generations": 4, "max_completion_length": 8, "steps_per_generation": None, "generation_batch_size": None}
 METRICS = ("reward", "completions/mean_length", "completions/clipped_ratio", "kl")
-# Rows on which the rewards are tried before the model is loaded.
+# Rows on which the rewards are tried before a run trains.
 TRIED = 2
 # Shapes of prompts and completions on a GPU: few enough for Metal to compile, close enough for little padding.
 MULTIPLE = 32
@@ -63,13 +63,18 @@ class Data(schema.Data):
 class Recipe(language.Decoder):
     """Adds `rewards`, the system's words before each prompt, and the chat template (`plain`, or a Jinja file).
 
+    `trust_reward_code=true`, on the command line alone, allows a reward that is any importable function.
+
     `max_length` holds prompt and completion; the longest completion is `training.max_completion_length`. `training`
     takes GRPOConfig's `num_generations`, `temperature`, `beta` (the weight of KL) and so on.
     """
 
+    TYPED_ALONE: ClassVar[tuple[str, ...]] = (choose.AGREEMENT,)
+
     task: Literal["grpo"]
     data: Data
     rewards: list[choose.Reward] = Field(min_length=1)
+    trust_reward_code: bool = Field(default=False, exclude=True)
     system_prompt: str | None = Field(default=None, min_length=1)
     chat_template: str | None = None
 
@@ -104,7 +109,8 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     drawn = groups.decide(recipe.training, loaded.longest, adapters=recipe.lora is not None)
     features = {split: _prompts(rows[split], loaded, recipe, drawn) for split in rows}
     names = [one.shown for one in recipe.rewards]
-    scores, told = choose.choose(recipe.rewards, _tried(features["train"]))
+    tried = _tried(features["train"])
+    scores, told = choose.choose(recipe.rewards, tried, agreed=recipe.trust_reward_code)
     chosen = _measures(recipe, chosen, [mean_of(name) for name in names], drawn)
     # TRL takes its log-probabilities in chunks itself.
     model = language.model(recipe, checkpoint, loaded, chunks=False, device=device)
@@ -138,6 +144,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
             "reward_weights": [one.weight for one in recipe.rewards],
         },
         trainer_settings={"rewards": scores, "ref_model": origin, "untrained": baseline},
+        before_training=lambda: choose.try_out(recipe.rewards, scores, tried),
         token_counts=[min(count + drawn.longest, loaded.longest) for count in counts],
         epoch=lambda training: drawn.epoch(training, len(features["train"])),
         looked_at=lambda some: _whole(loaded.tokenizer, some),

@@ -1,0 +1,59 @@
+"""Guards by which a resumed training is the unbroken one: in scripts on Metal, in a recipe's run on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+EVERYWHERE = (
+    "atomic-checkpoint",
+    "resume-batches",
+    "resume-end",
+    "resume-epoch",
+    "resume-loss",
+    "resume-names",
+    "torn-checkpoint",
+)
+"""Those whose fault is not Metal's. The other, resume-rng, keeps the random numbers of Metal itself."""
+_recipes = 0
+
+
+def exact_on(device_type: str) -> bool:
+    """Whether a training on a device of this type is resumed exactly."""
+    return _recipes > 0 or device_type == "mps"
+
+
+@contextmanager
+def recipe() -> Iterator[None]:
+    """Have the trainings of the block resumed exactly on any device."""
+    global _recipes
+    _recipes += 1
+    try:
+        yield
+    finally:
+        _recipes -= 1
+
+
+def arm_everywhere() -> None:
+    """Arm these guards where no Metal device has armed all of them; imports Trainer.
+
+    To be called before anything else does: Trainer and Accelerate import some of the patched functions by name. Raises
+    UserError for an unknown name in HF_MPS_GUARDS.
+    """
+    from importlib import import_module
+
+    from hf_mps.core import settings
+    from hf_mps.guards.catalogue import GUARDS, REGISTRY
+
+    if REGISTRY.started:
+        return
+    off = settings.safeguards_off("guard", GUARDS.names)
+    REGISTRY.start(off, only=frozenset(EVERYWHERE))
+    # A module that is imported now is armed by its import hook, and not a second time here.
+    for name in (
+        "accelerate.data_loader",
+        "accelerate.accelerator",
+        "transformers.trainer_utils",
+        "transformers.trainer",
+    ):
+        REGISTRY.install("guard", import_module(name))

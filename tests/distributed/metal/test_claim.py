@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -78,9 +79,9 @@ def test_another_run_and_another_mac_are_not_asked(held: int, variables: dict[st
 def test_a_process_that_was_killed_has_nothing(variables: dict[str, str], tmp_path: Path) -> None:
     words = [sys.executable, "-c", f"{HOLDER.replace('sys.stdin.read()', 'import os; os.kill(os.getpid(), 9)')}"]
     subprocess.run(words, env=variables, capture_output=True, check=False)
-    assert len(list(tmp_path.glob("*.lock"))) == 1
+    assert len(list(tmp_path.rglob("*.lock"))) == 1
     assert claimed(variables, RANK="1") == "has it"
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.rglob("*.lock")) == []
 
 
 def test_an_unchanged_script_is_refused_before_it_waits_for_others(
@@ -101,3 +102,20 @@ def test_lightning_is_refused_too_by_any_name_and_without_a_launcher(
         f"UserError: rank 0 (process {held}) of this run has this host's one Metal device, and rank 1 of 2 on host"
     )
     assert [line[: len(refused)] for line in done.stdout.splitlines()] == [refused] * 4, done.stderr
+
+
+@pytest.mark.parametrize("planted", ["link", "open folder"])
+def test_what_somebody_else_planted_for_the_lock_is_not_followed(
+    variables: dict[str, str], tmp_path: Path, planted: str
+) -> None:
+    place, elsewhere = tmp_path / f"hf_mps-{os.getuid()}", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    if planted == "link":
+        place.symlink_to(elsewhere)
+    else:
+        place.mkdir()
+        place.chmod(0o777)
+    assert claimed(variables).endswith(
+        "where the processes of a run keep a lock; next: remove that folder, or TMPDIR=FOLDER"
+    )
+    assert [*elsewhere.iterdir(), *place.iterdir()] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ ROWS = [{"prompt": [{"role": "user", "content": f"{number} + 1?"}], "answer": st
 
 
 def chosen(*rewards: Reward, rows: Any = ROWS) -> list[Any]:
-    return choose.choose(rewards, rows)[0]
+    scores, _ = choose.choose(rewards, rows, agreed=True)
+    choose.try_out(rewards, scores, rows)
+    return scores
 
 
 def refused(reward: Reward, rows: Any = ROWS) -> str:
@@ -57,7 +60,7 @@ def test_a_function_of_trl_is_taken_as_it_is() -> None:
 
 
 def test_what_is_chosen_is_said_with_weights() -> None:
-    told = choose.choose([Reward(name="number"), Reward(name=f"{HERE}.low", weight=0.5)], ROWS)[1]
+    told = choose.choose([Reward(name="number"), Reward(name=f"{HERE}.low", weight=0.5)], ROWS, agreed=True)[1]
     assert told.value == "number + 0.5 x low"
     assert told.reason == snapshot(
         "number: the completion ends with the answer's number; low: the installed function"
@@ -120,6 +123,31 @@ def test_what_is_chosen_is_said_with_weights() -> None:
 )
 def test_what_is_no_reward_is_refused_in_one_line(name: str, problem: str) -> None:
     assert refused(Reward(name=name)) == problem
+
+
+def test_a_function_of_anybody_is_refused_unless_the_user_agrees() -> None:
+    with pytest.raises(UserError) as raised:
+        choose.choose([Reward(name="subprocess.getoutput", answer_as="cmd")], ROWS)
+    assert str(raised.value) == snapshot(
+        "rewards has 'subprocess.getoutput', which would be imported and called on this machine; allowed without a word"
+        " of yours: exact, normalised, number, length, format, trl.rewards.NAME, and what packages declare as"
+        " hf_mps.rewards; next, where you trust it: trust_reward_code=true on the command line"
+    )
+
+
+@pytest.mark.parametrize("name", ["trl.rewards.think_format_reward", "polite"])
+def test_a_function_of_trl_or_of_a_package_that_declares_it_needs_no_word(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "manners-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: manners\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(f"[hf_mps.rewards]\npolite = {HERE}:sometimes\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    reward = Reward(name=name)
+    scores, _ = choose.choose([reward], ROWS)
+    choose.try_out([reward], scores, ROWS)
+    assert len(scores[0](**said("a", "b"))) == 2
 
 
 def test_a_comparison_needs_an_answer() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -184,8 +185,27 @@ def test_a_token_is_neither_taken_nor_shown(desk: Path, finetune: Command) -> No
     assert ended.code == 2
     assert ended.err == snapshot(
         "hf-mps: command line: training.push_to_hub is not set here: the runner keeps its files here; next, after the"
-        " run: hf upload NAME OUTPUT_DIR . --exclude 'checkpoint-*' --exclude recipe.yaml\n"
+        " run: hf-mps push OUTPUT_DIR OWNER/NAME\n"
     )
     assert not (desk / "runs").exists()
     ended = finetune("my.yaml", "training.max_steps=1")
-    assert "to share  hf upload NAME runs/my . --exclude 'checkpoint-*' --exclude recipe.yaml\n" in ended.out
+    assert "to share  hf-mps push runs/my OWNER/NAME\n" in ended.out
+
+
+def test_what_a_push_sends_names_no_home_folder_user_or_host(
+    desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hf_mps.export.push import chosen
+
+    home = desk / "Users" / "jane-doe-of-example"
+    shutil.copytree(desk, home / "desk", ignore=shutil.ignore_patterns("Users"))
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("USER", home.name)
+    monkeypatch.setattr("platform.node", lambda: f"{home.name}-mac.local")
+    words = [f"output_dir={home}/runs/my", f"data.train={home}/desk/train.csv", "training.max_steps=1"]
+    assert finetune(f"{home}/desk/my.yaml", *words).code == 0
+    run = home / "runs" / "my"
+    assert home.name.encode() in (run / "training_args.bin").read_bytes()  # the pickle that would tell
+    sent = chosen(run).files
+    assert {"README.md", "results.json", "model.safetensors"} <= set(sent)
+    assert [name for name in sent if home.name.encode() in (run / name).read_bytes()] == []

@@ -37,7 +37,7 @@ def prompts(folder: Path, count: int = 8) -> dict[str, Any]:
 
 
 def prepared(model: str, folder: Path, training: dict[str, Any] | None = None, rows: int = 8, **said: Any) -> Any:
-    values = {"rewards": LOW, "max_length": 64, "data": prompts(folder, rows), **said}
+    values = {"rewards": LOW, "trust_reward_code": True, "max_length": 64, "data": prompts(folder, rows), **said}
     sizes = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
     return builders.prepare(task="grpo", model=model, training=SMALL | sizes | (training or {}), **values)
 
@@ -119,7 +119,7 @@ def test_a_stopped_run_draws_on_as_an_unbroken_one(
         "gradient_accumulation_steps: 2, learning_rate: 5e-3, logging_steps: 2, eval_strategy: steps, eval_steps: 4}\n",
         encoding="utf-8",
     )
-    words = ("my.yaml", *further)
+    words = ("my.yaml", "trust_reward_code=true", *further)
     assert finetune(*words, "output_dir=whole").code == 0
     stop(5 + bool(further))  # of two iterations the first alone is done
     assert finetune(*words, "output_dir=run").code == 130
@@ -129,6 +129,29 @@ def test_a_stopped_run_draws_on_as_an_unbroken_one(
     assert predictions(tmp_path / "run") == predictions(tmp_path / "whole")
     assert results(tmp_path / "run")["fallback"] == []
     assert "reward 0." in ended.out
+
+
+def test_a_shared_recipe_runs_no_code_of_its_own(
+    place: str, tmp_path: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny.write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "Is the ball red?", "answer": "touch made"}] * 8)
+    recipe = (
+        f"task: grpo\nmodel: {place}\nmax_length: 64\nrewards: [{{name: subprocess.getoutput, answer_as: cmd}}]\n"
+        "data: {files: {train: rows.jsonl, validation: rows.jsonl}, columns: {answer: answer}}\n"
+        "training: {num_generations: 4, max_completion_length: 8}\n"
+    )
+    (tmp_path / "theirs.yaml").write_text(recipe, encoding="utf-8")
+    (tmp_path / "agreeing.yaml").write_text(f"{recipe}trust_reward_code: true\n", encoding="utf-8")
+    for words in (["theirs.yaml"], ["theirs.yaml", "--plan"], ["agreeing.yaml"], ["agreeing.yaml", "--plan"]):
+        ended = finetune(*words)
+        assert (ended.code, ended.err.count("\n")) == (2, 1)
+        assert "trust_reward_code=true" in ended.err
+    # Who agrees has it called by a run, and by nothing that only looks.
+    assert finetune("theirs.yaml", "trust_reward_code=true", "--plan").code == 0
+    assert not (tmp_path / "made").exists()
+    finetune("theirs.yaml", "trust_reward_code=true", "training.max_steps=1")
+    assert (tmp_path / "made").exists()
 
 
 def history(run: Path) -> list[dict[str, Any]]:
