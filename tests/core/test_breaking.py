@@ -253,7 +253,7 @@ UNREACHED = {
 """What the program does not call, and why; each is put there by the function that the others are."""
 
 ABSENT = {
-    "attention-no-grad": "is there with torch before 2.13",
+    "attention-no-grad": "is there with torch before 2.13, and with 2.13 on macOS 26",
     "conv3d-layout": "is there on macOS 26.0 to 26.2 with torch 2.14 or later",
     "huge-cat": "is there with torch 2.10 to 2.14",
     "huge-products": "is there on machines with more than 16 GiB",
