@@ -273,10 +273,17 @@ KNOWN = (
     _torch(
         "<2.14",
         193385,
-        "matrix products into a slice (macOS 14) or a part of each row (macOS 15 too) are lost or mis-written",
+        "matrix products into a slice, or a part of each row, are never written",
         "sliced-products",
-        macos="<26",
+        macos="<15",
         links=PULLS,
+    ),
+    _torch(
+        "<2.14",
+        104832,
+        "matrix products into a part of each row are written beside their place",
+        "sliced-products",
+        macos=">=15,<26",
     ),
     _torch(
         ">=2.8",

@@ -62,6 +62,7 @@ def backward(accelerator: Any) -> tuple[int, torch.Tensor]:
 @pytest.mark.parametrize(("steps", "fewer"), [(1, 3), (2, 0)], ids=["whole", "accumulated"])
 def test_a_loss_is_divided_where_that_changes_it(steps: int, fewer: int, fused: Fused) -> None:
     accelerator = Accelerator(gradient_accumulation_steps=steps)
+    backward(accelerator)  # the first makes the number that the sentinel stopped-gpu counts in
     before, expected = backward(accelerator)
     with fused():
         backward(accelerator)

@@ -124,9 +124,10 @@ def test_a_loss_that_is_nan_for_that_reason_is_said_to_be(tmp_path: Path) -> Non
     run.create_optimizer_and_scheduler(num_training_steps=4)
     run.model.zero_grad()
     batch = {name: value.to("mps") for name, value in next(iter(run.get_train_dataloader())).items()}
+    run.model(**batch).loss.backward()  # guards try the device at their first product, and wait for it
+    run.optimizer.step()
     with strictness.stopping_gpu(1), stopped_gpu.SENTINEL.stopping("less of it"):
         run.model(**batch).loss.backward()
-        run.optimizer.step()
         with pytest.raises(RunError, match=r"macOS aborted GPU work.*; next: less of it"):
             refuse(run.args, run.state, {"loss": float("nan")}, "a lower rate", run.optimizer)
 
