@@ -25,7 +25,6 @@ from hf_mps.finetune.report import screen
 from hf_mps.finetune.run import apart, caffeinate, failures, fingerprints, links
 from hf_mps.finetune.run.prepare import PreparedRun, locate, prepare_run
 from hf_mps.finetune.run.run_dir import RunDir, checkpoints, store
-from hf_mps.guards import resume
 
 if TYPE_CHECKING:
     from hf_mps.finetune.report import RunRecord
@@ -83,7 +82,6 @@ def train(
 
     with _loading(resolved), no_bars(), caffeinate.awake(), notices.told(screen.note), ExitStack() as held:
         activate.activate()
-        resume.arm_everywhere()
         with _failures_in_one_line(resolved, None):
             prepared_run = ranks.main_first(lambda: prepare_run(resolved, source, run_dir))
             if prepared_run.prepared.before_training is not None:

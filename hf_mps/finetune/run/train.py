@@ -20,7 +20,6 @@ from hf_mps.finetune.report import screen
 from hf_mps.finetune.run import early_steps, evaluation, links, optimization
 from hf_mps.finetune.sharding import engine
 from hf_mps.finetune.text import buckets
-from hf_mps.guards import resume
 from hf_mps.step import switch
 
 if TYPE_CHECKING:
@@ -65,6 +64,7 @@ def train_and_measure(
     from hf_mps.finetune.run.interrupt import Interruption
     from hf_mps.guards.sentinels import non_finite, stopped_gpu
 
+    _goes_on_rightly()
     counting = kernels.counting() if plan.device.value == "mps" else None
     peak, interruption = Peak(plan.device.value), Interruption()
     interruption.trainer = trainer
@@ -93,7 +93,6 @@ def train_and_measure(
         fused,
         kernels_chosen,
         quiet,
-        resume.recipe(),
     ):
         trained = trainer.train(resume_from_checkpoint=start)
         if not math.isfinite(trained.training_loss):
@@ -182,6 +181,16 @@ def one_gpu(arguments: Any) -> Any:
 
 def refused(error: Exception) -> UserError:
     return UserError(f"training: transformers refuses it: {first_line(error)}")
+
+
+def _goes_on_rightly() -> None:
+    """Switch guards on without Metal too: a recipe's checkpoints are whole, and resume rightly, on every device."""
+    from transformers import trainer
+
+    from hf_mps.guards.resume import atomic_checkpoint, resume_end
+
+    for guard in (resume_end.GUARD, atomic_checkpoint.GUARD):
+        guard.install(trainer)
 
 
 def _running(trainer: Any, watch: Stopwatch) -> Stopwatch:

@@ -12,7 +12,6 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.files import write_atomic
 from hf_mps.guards.base import Guard
 from hf_mps.guards.introspect import names_in
-from hf_mps.guards.resume import exact_on
 
 FILE = "unlogged_loss.json"
 
@@ -62,7 +61,7 @@ class ResumeLoss(Guard):
 
         stock(trainer, output_dir)
         since, unlogged = trainer._globalstep_last_logged, getattr(trainer, "_hf_mps_sum", None)
-        if exact_on(trainer.args.device.type) and unlogged is not None and since < trainer.state.global_step:
+        if trainer.args.device.type == "mps" and unlogged is not None and since < trainer.state.global_step:
             rest = {"sum": float(unlogged), "logged": since}
             write_atomic(rng_state.own(Path(output_dir) / FILE), json.dumps(rest))
             self.acted(f"checkpoints also hold the loss since the last log entry, in {FILE}", aloud=False)
@@ -72,7 +71,7 @@ class ResumeLoss(Guard):
 
         stock(trainer, checkpoint)
         file = rng_state.own(Path(checkpoint or "") / FILE)
-        if checkpoint is None or not exact_on(trainer.args.device.type) or not file.is_file():
+        if checkpoint is None or trainer.args.device.type != "mps" or not file.is_file():
             return
         rest = json.loads(file.read_text(encoding="utf-8"))
         trainer._globalstep_last_logged = rest["logged"]
