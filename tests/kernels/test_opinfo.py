@@ -31,7 +31,7 @@ OPERATORS, SAMPLES, RULES = 450, 6000, 220
 @pytest.fixture(scope="module")
 def report(release: str) -> dict[str, Any]:
     settings = {"HF_MPS_KERNELS": release, "HF_MPS_SIMULATE": "1", "HF_MPS_FALLBACK": "quiet", "OMP_NUM_THREADS": "1"}
-    # What Metal refuses (complex matrices in the gradients of linalg.eig) is held by tests/simulator/test_calibration.py.
+    # What Metal refuses, complex matrices in the gradients of linalg.eig, is what test_calibration.py holds.
     settings["HF_MPS_FAULTS"] = "-refusals,-dtype-results"
     done = subprocess.run(
         [sys.executable, "-m", "tests.kernels.opinfo_worker"],
