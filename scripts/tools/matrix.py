@@ -1,9 +1,9 @@
 """The tests of guards, shims and scripts with older and newer libraries: a virtual environment for each combination.
 
     python scripts/tools/matrix.py --folder /tmp/matrix
-    python scripts/tools/matrix.py --folder /tmp/matrix --transformers 5.0 --accelerate 1.10 --tests tests/compat
+    python scripts/tools/matrix.py --folder /tmp/matrix --transformers 5.3 --accelerate 1.10 --tests tests/compat
 
-By default transformers 5.0 and the newest, accelerate 1.10 and the newest, with one torch: others are on PyPI for Linux
+By default transformers 5.3 and the newest, accelerate 1.10 and the newest, with one torch: others are on PyPI for Linux
 as CUDA builds of several gigabytes alone, and the simulated device needs a build for the CPU; where such a wheel
 is at hand (`--index-url https://download.pytorch.org/whl/cpu`), `--torch 2.8.0` takes it. An environment that is there
 already is used again. Prints a table with the versions that were found; exit code 1 where a test failed.
@@ -65,7 +65,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--folder", type=Path, required=True, help="where the environments are made; 2 GB for each")
     parser.add_argument("--torch", nargs="+", default=["2.13.0"], help="default 2.13.0")
-    parser.add_argument("--transformers", nargs="+", default=["5.0", NEWEST], help=f"default 5.0 {NEWEST}")
+    parser.add_argument("--transformers", nargs="+", default=["5.3", NEWEST], help=f"default 5.3 {NEWEST}")
     parser.add_argument("--accelerate", nargs="+", default=["1.10", NEWEST], help=f"default 1.10 {NEWEST}")
     parser.add_argument("--tests", nargs="+", help=f"default {' '.join(f'tests/{room}' for room in ROOMS)}")
     parser.add_argument("--slow", action="store_true", help="the slow tests too")

@@ -19,7 +19,7 @@ Source = tuple[str, str]
 
 TRAINING_ARGUMENTS: Source = ("transformers/training_args.py", "TrainingArguments")
 UTILITIES = "transformers/trainer_utils.py"
-PIP = {"transformers": "'transformers>=5'", "sentence_transformers": "sentence-transformers"}
+PIP = {"transformers": "'transformers>=5.3'", "sentence_transformers": "sentence-transformers"}
 
 
 @dataclass(frozen=True)
