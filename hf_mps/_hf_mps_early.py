@@ -3,6 +3,8 @@
 The wheel puts both next to the package, in site-packages. Old scripts import `load_metric` from datasets before torch,
 and torch is what switches hf_mps on. Until somebody imports datasets, nothing of hf_mps is loaded. HF_MPS=0 switches
 this off; deleting the .pth file does too, and `hf-mps run script.py` then does the same for one script.
+
+PYTEST_DONT_REWRITE: pytest would warn in every suite that this was imported before it.
 """
 
 from __future__ import annotations

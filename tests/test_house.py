@@ -27,6 +27,7 @@ ROOMS = (
     "activation",
     "autoload",
     "early",
+    "_hf_mps_early",
     "doctor",
     "finetune",
     "saved",

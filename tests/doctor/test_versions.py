@@ -70,7 +70,7 @@ def test_versions_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(metadata, "version", version)
     found = versions.examine()
-    assert named(found, "transformers").says == snapshot("4.57.1; hf_mps needs >=5")
+    assert named(found, "transformers").says == snapshot("4.57.1; hf_mps needs >=5.3")
     assert named(found, "transformers").next == snapshot("pip install --upgrade 'transformers>=5.3'")
     assert (named(found, "evaluate").says, named(found, "evaluate").state) == ("not installed", "problem")
 

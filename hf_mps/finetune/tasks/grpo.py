@@ -109,15 +109,13 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     drawn = groups.decide(recipe.training, loaded.longest, adapters=recipe.lora is not None)
     features = {split: _prompts(rows[split], loaded, recipe, drawn) for split in rows}
     names = [one.shown for one in recipe.rewards]
-    tried = _tried(features["train"])
-    scores, told = choose.choose(recipe.rewards, tried, agreed=recipe.trust_reward_code)
+    scores, told = choose.choose(recipe.rewards, tried := _tried(features["train"]), agreed=recipe.trust_reward_code)
     chosen = _measures(recipe, chosen, [mean_of(name) for name in names], drawn)
     # TRL takes its log-probabilities in chunks itself.
     model = language.model(recipe, checkpoint, loaded, chunks=False, device=device)
     origin = copy.deepcopy(model) if drawn.beta and recipe.lora is None else None
     defaults, baseline = language.untrained(recipe)
-    counts = tokens.counts(features["train"], "prompt_ids")
-    padded = _padding(recipe, device)
+    counts, padded = tokens.counts(features["train"], "prompt_ids"), _padding(recipe, device)
     return Prepared(
         splits=features,
         model=model,
