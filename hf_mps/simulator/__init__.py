@@ -162,7 +162,7 @@ def _start(metal: ModuleType, profile: Profile) -> None:
 
 def _offer(torch: ModuleType, metal: ModuleType) -> None:
     """Let torch's own Python find the device: what a wheel with Metal has in torch._C."""
-    from hf_mps.simulator import compiled
+    from hf_mps.simulator import compiled, streams
 
     functions = metal.torch_functions
     for name in dir(functions):
@@ -174,6 +174,7 @@ def _offer(torch: ModuleType, metal: ModuleType) -> None:
     for asked in (torch.backends.mps.is_available, torch.backends.mps.is_macos_or_newer):
         asked.cache_clear()
     compiled.install()
+    streams.install()
     _make_storages(torch)
 
 

@@ -8,28 +8,33 @@ import torch
 from torch import Tensor
 
 from hf_mps.core.stock import Stock
+from hf_mps.guards.introspect import torch_release
 from hf_mps.operators import dispatcher
 from hf_mps.step.autograd_kernels import AutogradKernel
 from hf_mps.step.base import Part
+
+STOCK_FUSES = (2, 15)
+"""The release whose own dropout takes that kernel on Metal (pytorch#195011)."""
 
 
 class FusedDropout(Part):
     """Sends `aten::dropout` (F.dropout, nn.Dropout, attention's own) to `native_dropout`, which Metal has since 2.9.
 
-    ATen/native/Dropout.cpp (`is_fused_kernel_acceptable`) does so on CUDA and XPU. The kernel draws from the device's
-    generator, other numbers than the pieces do: with the same seed the masks are others, and as likely. They follow
-    from the generator's state, so that resumed and checkpointed trainings repeat them.
+    ATen/native/Dropout.cpp (`is_fused_kernel_acceptable`) does so on CUDA and XPU, and from 2.15 on Metal. The kernel
+    draws from the device's generator, other numbers than the pieces do: with the same seed the masks are others, and
+    as likely. They follow from the generator's state, so that resumed and checkpointed trainings repeat them.
     """
 
     name = "fused-dropout"
     what = "dropout in one kernel, which draws other masks from the same seed"
     why = "the price of a small launch is the host's, and dropout has four in pieces"
-    until = "the oldest supported torch sends dropout on Metal to that kernel itself (pytorch#195011)"
+    until = "the oldest supported torch is 2.15"
     patches = {"aten::dropout": AutogradKernel("_dropped", when="concerns_call")}
 
     def pays(self, device_type: str) -> str:
-        """Where the release has the kernel."""
-        return self.why if device_type == "mps" and not dispatcher.is_missing("aten::native_dropout") else ""
+        """Where the release has the kernel, and its dropout does not take it by itself."""
+        stock = dispatcher.is_missing("aten::native_dropout") or torch_release() >= STOCK_FUSES
+        return "" if stock or device_type != "mps" else self.why
 
     def words(self, model: Any, device_type: str) -> str:
         """Nothing for a model without dropout."""

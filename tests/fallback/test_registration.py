@@ -61,13 +61,15 @@ def test_what_training_meets_is_given() -> None:
         "aten::adaptive_max_pool3d.out",
         "aten::fake_quantize_per_tensor_affine_cachemask",
         "aten::mode",
-        "aten::put_",
-        "aten::take",
         "aten::multi_margin_loss",
         "aten::channel_shuffle",
     } <= set(fallback.registered())
-    metal_since_2_14 = {"aten::_ctc_loss", "aten::_ctc_loss_backward", "aten::_linalg_svd.U"}
-    assert metal_since_2_14 & set(fallback.registered()) == (metal_since_2_14 if torch_release() < (2, 14) else set())
+    on_metal_since = {
+        (2, 14): {"aten::_ctc_loss", "aten::_ctc_loss_backward", "aten::_linalg_svd.U"},
+        (2, 15): {"aten::put_", "aten::take"},
+    }
+    for release, names in on_metal_since.items():
+        assert names & set(fallback.registered()) == (names if torch_release() < release else set())
 
 
 def test_what_has_no_counterpart_on_metal_keeps_metals_error() -> None:

@@ -72,7 +72,8 @@ def test_a_class_of_tensors_is_told_of_the_calls_that_the_script_makes_and_of_no
     ]
     for found in (half, kept, plain):
         assert torch.equal(found.as_subclass(Tensor).float(), VALUES)
-    assert [guards.get(name).times for name in ("dtype-copies", "non-blocking")] == [2, 1]
+    times = [2, 1] if torch_release() < (2, 14) else [0, 2]  # a newer torch copies into another dtype rightly by itself
+    assert [guards.get(name).times for name in ("dtype-copies", "non-blocking")] == times
 
 
 def test_gradients_flow_through_a_copy_in_two_steps() -> None:

@@ -33,10 +33,10 @@ def huge_products() -> Iterator[None]:
 
 @contextmanager
 def huge_cat() -> Iterator[None]:
-    """pytorch#189960."""
+    """pytorch#189960: torch 2.13."""
     from hf_mps.guards.numerics import huge_cat as module
 
-    with _beginning_early("huge-cat", module):
+    with _of("huge-cat", (2, 13, 0)), _beginning_early("huge-cat", module):
         yield
 
 
@@ -82,14 +82,14 @@ def _of(name: str, release: tuple[int, ...], macos: str | None = None) -> Iterat
     module.torch_release = lambda: release
     machine.override(replace(here, macos=macos or here.macos))
     try:
-        guard.install(torch)
+        try:
+            guard.install(torch)
+        finally:
+            machine.override(here)
+        with strictness.on(name):
+            yield  # the release stays: some guards ask it again where others make a trial
     finally:
         module.torch_release = before
-        machine.override(here)
-    try:
-        with strictness.on(name):
-            yield
-    finally:
         guard.release(*(set(guard.kernels) - there or {"none"}))
 
 

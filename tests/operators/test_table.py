@@ -88,7 +88,7 @@ def test_the_counts_of_torch_2_13() -> None:
         ("aten::adaptive_max_pool3d", "composite"),  # made of its out= form …
         ("aten::adaptive_max_pool3d.out", "missing"),  # … which is what a Mac reports as missing
         ("aten::_new_zeros_with_same_feature_meta.out", "composite"),  # autogen
-        ("aten::take", "missing"),
+        ("aten::mode", "missing"),
         ("aten::_nested_get_values", "missing"),  # an empty `dispatch: {}`
         ("aten::_coalesce", "missing"),  # SparseMPS is not MPS
         ("aten::upsample_nearest3d.vec", "cpu"),

@@ -24,7 +24,7 @@ def test_opinfo_samples_agree_with_the_cpu(mps: None) -> None:
     assert not unexplained
     assert not needless, "these entries of opinfo_exceptions.yaml explain nothing any more: delete them"
     assert summary.compressed == {"sparse.sampled_addmm", "sparse.mm.reduce"}
-    assert {"aten::take", "aten::mode", "aten::put_"} <= summary.missing
+    assert {"aten::multi_margin_loss", "aten::mode", "aten::channel_shuffle"} <= summary.missing
 
 
 def test_every_exception_has_its_reason() -> None:

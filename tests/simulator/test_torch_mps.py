@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import pytest
 import torch
 
 from hf_mps import guards, simulator
+from hf_mps.guards.introspect import torch_release
+from hf_mps.guards.platform.memory_budget import PYTORCHS
 
 pytestmark = pytest.mark.usefixtures("mps")
 
@@ -77,7 +82,7 @@ def test_a_fraction_of_memory_is_a_limit_with_pytorchs_own_text() -> None:
         assert "PYTORCH_MPS_HIGH_WATERMARK_RATIO" in str(caught.value)
         assert torch.ones(3, device="mps").sum().item() == 3, "what fits still goes"
     finally:
-        torch.mps.set_per_process_memory_fraction(1.0)
+        torch.mps.set_per_process_memory_fraction(PYTORCHS)
     assert torch.empty(100 * MIB, device="mps").numel() == 100 * MIB
 
 
@@ -98,6 +103,33 @@ def test_synchronize_events_and_the_profiler_answer() -> None:
     assert end.query()
     assert 0 <= start.elapsed_time(end) < 60_000
     torch.accelerator.synchronize()
+
+
+@pytest.mark.skipif(torch_release() < (2, 15), reason="torch.mps.Stream came with 2.15")
+def test_streams_are_taken_from_a_pool_and_each_thread_has_its_own() -> None:
+    streams: Any = torch.mps
+    default = streams.default_stream()
+    assert streams.current_stream() == default
+    assert default.stream_id == 0
+    taken = [streams.Stream().stream_id for _ in range(33)]
+    assert set(taken) == set(range(1, 33))
+    assert taken[0] == taken[32], "a pool of 32, in turn"
+    mine = streams.Stream()
+    with streams.stream(mine), ThreadPoolExecutor(1) as others:
+        assert streams.current_stream() == mine == torch.accelerator.current_stream()
+        assert others.submit(streams.current_stream).result() == default
+        x = torch.ones(3, device="mps") * 2
+        x.record_stream(default)
+    mine.synchronize()
+    assert (x.tolist(), streams.current_stream()) == ([2.0] * 3, default)
+    assert repr(streams.Stream(stream_id=5)) == "<torch.mps.Stream stream_id=5>"
+    with pytest.raises(RuntimeError, match="stream_id=33"):
+        streams.Stream(stream_id=33)
+
+
+def test_a_stream_of_torch_stream_cannot_be_asked_whether_it_is_done() -> None:
+    with pytest.raises(RuntimeError, match="doesn't support querying streams"):
+        torch.Stream(device="mps").query()
 
 
 def test_the_host_alias_is_the_same_memory() -> None:

@@ -133,6 +133,14 @@ def test_a_norm_is_the_same_wherever_gradients_lie(fused: Fused) -> None:
     assert found[0] == found[1]
 
 
+def clipped(trained: torch.nn.Module) -> float | type[NotImplementedError]:
+    """The norm that clipping returns, or its error: torch before 2.15 takes no norm of a sparse gradient."""
+    try:
+        return float(clip_grad_norm_(trained.parameters(), 1.0))
+    except NotImplementedError:
+        return NotImplementedError
+
+
 def test_a_sparse_gradient_leaves_all_to_stock(fused: Fused) -> None:
     device = "cpu"  # Metal has no gradients of sparse embeddings that could be zeroed
     trained = torch.nn.ModuleList([torch.nn.Embedding(8, 4, sparse=True), torch.nn.Linear(4, 4)]).to(device)
@@ -141,8 +149,8 @@ def test_a_sparse_gradient_leaves_all_to_stock(fused: Fused) -> None:
     with fused(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(PART, "devices", frozenset({device}))
         trained.zero_grad(set_to_none=False)
-        with pytest.raises(NotImplementedError):
-            clip_grad_norm_(trained.parameters(), 1.0)
+        ours = clipped(trained)
+    assert ours == clipped(trained)
     assert [bool((each.grad.to_dense() == 0).all()) for each in trained.parameters()] == [True] * 3
     assert all(each.grad is one for each, one in zip(trained.parameters(), held, strict=True))
 

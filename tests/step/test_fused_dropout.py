@@ -13,12 +13,14 @@ from scipy import stats
 from torch.utils.checkpoint import checkpoint
 
 from hf_mps import guards, simulator
+from hf_mps.guards.introspect import torch_release
 from hf_mps.step import switch
-from hf_mps.step.fused_dropout import PART
+from hf_mps.step.fused_dropout import PART, STOCK_FUSES
 from tests.guards.loops import own_compiler
 
 Fused = Callable[[], AbstractContextManager[None]]
 COUNT = 100_000
+FUSED_BY_STOCK = torch_release() >= STOCK_FUSES
 
 
 def ones(count: int = 64, **how: Any) -> torch.Tensor:
@@ -46,7 +48,7 @@ def test_whoever_calls_dropout_launches_one_kernel_each_way(name: str, fused: Fu
         forward = counts.launches
         result.backward(torch.ones_like(x))
     assert fused_node(result)
-    assert (before.launches, forward) == (3, 1)
+    assert (before.launches, forward) == (1 if FUSED_BY_STOCK else 3, 1)
 
 
 def test_attentions_own_dropout_does_too(fused: Fused) -> None:
@@ -55,7 +57,7 @@ def test_attentions_own_dropout_does_too(fused: Fused) -> None:
         functional.scaled_dot_product_attention(query, query, query, dropout_p=0.5)
     with fused(), simulator.counted() as counts:
         functional.scaled_dot_product_attention(query, query, query, dropout_p=0.5)
-    assert before.launches - counts.launches >= 2
+    assert before.launches - counts.launches >= (0 if FUSED_BY_STOCK else 2)
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
@@ -175,12 +177,19 @@ def test_what_a_compiler_traces_is_unchanged(fused: Fused) -> None:
 def test_off_means_stocks_draws(fused: Fused) -> None:
     with fused():
         pass
-    assert not fused_node(functional.dropout(ones()))
+    assert fused_node(functional.dropout(ones())) is FUSED_BY_STOCK
+
+
+def test_where_stock_takes_the_kernel_the_part_stays_off(fused: Fused, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_mps.step.fused_dropout.torch_release", lambda: STOCK_FUSES)
+    with fused():
+        assert not PART.on
+        assert fused_node(functional.dropout(ones())) is FUSED_BY_STOCK
 
 
 def test_the_header_says_so_where_a_model_drops() -> None:
     plain, dropping = torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Dropout(0.1))
     assert PART.words(plain, "mps") == ""
     assert PART.words(dropping, "mps") == PART.what
-    assert "other masks" in switch.choose(None, dropping, "mps").value
+    assert ("other masks" in switch.choose(None, dropping, "mps").value) is not FUSED_BY_STOCK
     assert PART.pays("cuda") == ""

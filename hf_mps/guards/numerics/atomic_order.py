@@ -13,7 +13,7 @@ from hf_mps.guards.introspect import torch_release
 from hf_mps.guards.kernel_overrides import Kernel
 
 # Those that stay as they are, and the release since which Metal adds there with atomic operations: kernels of these
-# names in the macOS wheels of torch 2.8 to 2.14.
+# names in the macOS wheels of torch 2.8 to 2.15, whose F.interpolate has no use for bicubic's under the flag.
 UNORDERED = {
     "upsample_bicubic2d_backward": (2, 8),
     "upsample_nearest3d_backward": (2, 8),

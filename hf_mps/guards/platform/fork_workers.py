@@ -51,7 +51,8 @@ class ForkWorkers(Guard):
             return Choice(False, "nobody has asked for the device in this process, a fork does no harm")
         if not known.value:
             return known
-        if torch.mps.driver_allocated_memory() == 0:
+        # Metal's own figure (driver_allocated_memory) may count the device itself.
+        if torch.mps.current_allocated_memory() == 0:
             return Choice(False, "nothing was put on the device yet, a fork does no harm")
         return Choice(True, "the device is in use, and torch has no way to use it on after a fork")
 

@@ -1,13 +1,15 @@
 // What PyTorch asks about the device: the hooks of the backend, the device guard, events.
 //
-// Every operator has finished when its call returns, so streams and synchronisation have nothing to wait for.
+// All streams fill one queue here, in the order of the calls. On a Mac they do not wait for each other.
 #include "device.h"
 
 #include <ATen/detail/MPSHooksInterface.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
+#include <torch/version.h>
 
+#include <atomic>
 #include <chrono>
 #include <mutex>
 #include <unordered_map>
@@ -173,6 +175,12 @@ class Hooks : public at::MPSHooksInterface {
   }
 };
 
+// MPSStream.h: from torch 2.15 on there are the default stream, 0, and a pool of 32. Each thread has a current one.
+constexpr bool kSeveralStreams = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15;
+constexpr c10::StreamId kPool = 32;
+thread_local c10::StreamId current_stream = 0;
+std::atomic<uint64_t> taken_from_pool{0};
+
 class Guard final : public c10::impl::DeviceGuardImplInterface {
  public:
   c10::DeviceType type() const override {
@@ -189,16 +197,21 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   void uncheckedSetDevice(c10::Device) const noexcept override {}
   c10::Stream getStream(c10::Device) const override {
-    return stream();
+    return stream(current_stream);
   }
   c10::Stream getDefaultStream(c10::Device) const override {
-    return stream();
+    return stream(0);
   }
   c10::Stream getNewStream(c10::Device, int) const override {
-    return stream();
+    return stream(kSeveralStreams ? 1 + static_cast<c10::StreamId>(taken_from_pool++ % kPool) : 0);
   }
-  c10::Stream exchangeStream(c10::Stream) const override {
-    return stream();
+  c10::Stream exchangeStream(c10::Stream given) const override {
+    const auto previous = stream(current_stream);
+    if constexpr (kSeveralStreams) {
+      TORCH_CHECK(given.id() >= 0 && given.id() <= kPool, "stream_id=", given.id()); // MPSStream.mm, getStreamByID
+      current_stream = given.id();
+    }
+    return previous;
   }
   c10::DeviceIndex deviceCount() const noexcept override {
     return 1;
@@ -222,12 +235,6 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void synchronizeEvent(void*) const override {
     wait("event");
   }
-  bool queryStream(const c10::Stream&) const override {
-    return true;
-  }
-  void synchronizeStream(const c10::Stream&) const override {
-    wait("synchronize");
-  }
   void synchronizeDevice(const c10::DeviceIndex) const override {
     wait("synchronize");
   }
@@ -237,8 +244,8 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
 
  private:
-  static c10::Stream stream() {
-    return c10::Stream(c10::Stream::DEFAULT, device());
+  static c10::Stream stream(c10::StreamId id) {
+    return c10::Stream(c10::Stream::UNSAFE, device(), id);
   }
 };
 

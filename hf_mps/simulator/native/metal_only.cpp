@@ -14,6 +14,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
+#include <torch/version.h>
 
 #include <array>
 #include <type_traits>
@@ -272,6 +273,9 @@ void not_simulated(const c10::OperatorHandle& op, torch::jit::Stack*) {
 
 } // namespace
 
+// All streams fill one queue, so a tensor's memory is free for others only after what any of them does with it.
+void record_stream(Tensor&, c10::Stream) {}
+
 void register_metal_only() {
   static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::MPS, __FILE__, __LINE__);
   library.impl("_mps_convolution", &convolution);
@@ -280,6 +284,9 @@ void register_metal_only() {
   library.impl("mps_convolution_transpose_backward", &convolution_transpose_backward);
   library.impl("linear_backward", &linear_backward);
   library.impl("max_pool2d_backward", &max_pool2d_backward);
+  if constexpr (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15) {
+    library.impl("record_stream", &record_stream); // pytorch PR 193464
+  }
   if constexpr (grouped_attention) {
     library.impl("_scaled_dot_product_attention_math_for_mps", &attention);
   } else {
