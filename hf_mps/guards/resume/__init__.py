@@ -37,10 +37,12 @@ def recipe() -> Iterator[None]:
 def arm_everywhere() -> None:
     """Arm these guards where no Metal device has armed all of them; imports Trainer.
 
-    To be called before anything else does: Trainer and Accelerate import some of the patched functions by name. Raises
-    UserError for an unknown name in HF_MPS_GUARDS.
+    Modules that have imported skip_first_batches by name, whenever they did, get the patched one too. Raises UserError
+    for an unknown name in HF_MPS_GUARDS.
     """
+    import sys
     from importlib import import_module
+    from inspect import unwrap
 
     from hf_mps.core import settings
     from hf_mps.guards.catalogue import GUARDS, REGISTRY
@@ -57,3 +59,7 @@ def arm_everywhere() -> None:
         "transformers.trainer",
     ):
         REGISTRY.install("guard", import_module(name))
+    patched = sys.modules["accelerate.data_loader"].skip_first_batches  # type: ignore[attr-defined]
+    for module in tuple(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get("skip_first_batches") is unwrap(patched):
+            module.skip_first_batches = patched  # type: ignore[attr-defined]
