@@ -59,7 +59,7 @@ def arm_everywhere() -> None:
         "transformers.trainer",
     ):
         REGISTRY.install("guard", import_module(name))
-    patched = sys.modules["accelerate.data_loader"].skip_first_batches  # type: ignore[attr-defined]
+    patched = sys.modules["accelerate.data_loader"].skip_first_batches
     for module in tuple(sys.modules.values()):
         if getattr(module, "__dict__", {}).get("skip_first_batches") is unwrap(patched):
             module.skip_first_batches = patched  # type: ignore[attr-defined]
