@@ -100,7 +100,7 @@ def train(
             if keep and ranks.world.main:
                 store(run_dir.path, resolved)
                 fingerprints.store(run_dir.path, resolved.recipe.data, splits)
-            record = _train(prepared_run, run_dir)
+            record = _finish(prepared_run, run_dir) if run_dir.pending else _train(prepared_run, run_dir)
     if prepared_run.resolved.recipe.training.get("dataloader_persistent_workers"):
         # The trainer, in a circle of references, would keep its loaders until Python ends, which waits 5 s a worker.
         gc.collect()
@@ -150,6 +150,34 @@ def _train(run: PreparedRun, run_dir: RunDir) -> RunRecord:
         return record
     files = report.write(run_dir.path, record, lambda: predictions.write(run_dir.path, prepared, trainer))
     _table(run.resolved, record, [run_dir.path, *files])
+    return record
+
+
+def _finish(run: PreparedRun, run_dir: RunDir) -> RunRecord:
+    """Write the report of a run that was killed behind its training, from its record and the model in its folder."""
+    from hf_mps.finetune import report
+    from hf_mps.finetune.report import predictions
+    from hf_mps.finetune.run.callbacks import Stopwatch
+    from hf_mps.finetune.run.train import make_trainer
+
+    ranks, record = Ranks.here(), Ranks.here().from_main(lambda: report.pending(run_dir.path))
+    if ranks.world.main:
+        run_dir.staging.rmdir()  # the model was moved out of it before the kill
+        print(f"{run_dir.path}: the training has ended; the report is written from what it stored")
+    plan = run.plan(Choice(run_dir.path, run_dir.reason))
+    trainer = ranks.alike(lambda: make_trainer(plan, run.prepared, Stopwatch(), None))
+
+    def answer() -> predictions.Written:
+        trainer._load_from_checkpoint(str(run_dir.path))
+        return predictions.write(run_dir.path, run.prepared, trainer)
+
+    if ranks.world.main:
+        # A host without the folder has no weights to predict its share with.
+        files = report.write(run_dir.path, record, None if run_dir.without else answer)
+        _table(run.resolved, record, [run_dir.path, *files])
+    elif not run_dir.without:
+        trainer._load_from_checkpoint(str(run_dir.path))
+        predictions.take_part(run.prepared, trainer)
     return record
 
 
