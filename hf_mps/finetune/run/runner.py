@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ from hf_mps.finetune import capture
 from hf_mps.finetune.recipe import expect, training_section
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import screen
-from hf_mps.finetune.run import apart, caffeinate, failures, fingerprints, links
+from hf_mps.finetune.run import apart, caffeinate, failures, fingerprints, links, workers
 from hf_mps.finetune.run.prepare import PreparedRun, locate, prepare_run
 from hf_mps.finetune.run.run_dir import RunDir, checkpoints, store
 from hf_mps.guards import resume
@@ -96,14 +95,11 @@ def train(
         run_dir = held.enter_context(apart.at_hand(locked))
         if ranks.watch is not None:
             ranks.watch.left = lambda: _kept_clause(run_dir, clean=False)
-        with _failures_in_one_line(resolved, run_dir):
+        with workers.ended(), _failures_in_one_line(resolved, run_dir):
             if keep and ranks.world.main:
                 store(run_dir.path, resolved)
                 fingerprints.store(run_dir.path, resolved.recipe.data, splits)
             record = _finish(prepared_run, run_dir) if run_dir.pending else _train(prepared_run, run_dir)
-    if prepared_run.resolved.recipe.training.get("dataloader_persistent_workers"):
-        # The trainer, in a circle of references, would keep its loaders until Python ends, which waits 5 s a worker.
-        gc.collect()
     from hf_mps.finetune import report
 
     results = report.results(record)
@@ -309,7 +305,7 @@ def _failures_in_one_line(resolved: ResolvedRecipe, run_dir: RunDir | None) -> I
         _kept_clause(run_dir)
         raise
     except Exception as error:
-        kept_files, words = _kept_clause(run_dir), failures.describe(error)
+        kept_files, words = _kept_clause(run_dir), failures.describe(error) or workers.killed(error)
         if words is None:
             raise
         raise RunError(f"{words}{failures.place_of_cache(error) if run_dir is None else kept_files}") from error
