@@ -97,9 +97,11 @@ def train(
             ranks.watch.left = lambda: _kept_clause(run_dir, clean=False)
         with workers.ended(), _failures_in_one_line(resolved, run_dir):
             if keep and ranks.world.main:
-                store(run_dir.path, resolved)
-                fingerprints.store(run_dir.path, resolved.recipe.data, splits)
-            record = _finish(prepared_run, run_dir) if run_dir.pending else _train(prepared_run, run_dir)
+                _store(run_dir, prepared_run, splits)
+            if run_dir.pending:
+                record = _finish(prepared_run, run_dir)
+            else:
+                record = _train(prepared_run, run_dir, lambda: _store(run_dir, prepared_run, splits) if keep else None)
     from hf_mps.finetune import report
 
     results = report.results(record)
@@ -107,12 +109,21 @@ def train(
     return results
 
 
-def _train(run: PreparedRun, run_dir: RunDir) -> RunRecord:
-    """Train, save, measure and report; what took hours is stored before anything is made of it."""
+def _store(run_dir: RunDir, run: PreparedRun, splits: fingerprints.Splits) -> None:
+    """Write into the run's folder what a later call knows it by."""
+    store(run_dir.path, run.resolved)
+    fingerprints.store(run_dir.path, run.resolved.recipe.data, splits)
+
+
+def _train(run: PreparedRun, run_dir: RunDir, store_again: Callable[[], None]) -> RunRecord:
+    """Train, save, measure and report; what took hours is stored before anything is made of it.
+
+    `store_again` is called where the folder was deleted meanwhile.
+    """
     from hf_mps.finetune import report
     from hf_mps.finetune.report import predictions
     from hf_mps.finetune.run import processes
-    from hf_mps.finetune.run.callbacks import Stopwatch
+    from hf_mps.finetune.run.callbacks import FolderKept, Stopwatch
     from hf_mps.finetune.run.record import make_record
     from hf_mps.finetune.run.train import make_trainer, train_and_measure
 
@@ -124,6 +135,8 @@ def _train(run: PreparedRun, run_dir: RunDir) -> RunRecord:
     kept = capture.measured(plan, prepared, recipe, run_dir.checkpoint)
     capture.choose_kernels(plan, prepared, recipe)
     trainer = ranks.alike(lambda: make_trainer(plan, prepared, watch, recipe.early_stopping_patience))
+    if ranks.world.main:
+        trainer.add_callback(FolderKept(run_dir.staging, store_again))
     if kept is not None:
         trainer.add_callback(kept)
         watch.before = kept.seconds

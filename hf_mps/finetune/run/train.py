@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps import kernels
-from hf_mps.core import notices
+from hf_mps.core import checkpoint_files, notices
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.text import first_line
 from hf_mps.finetune import sharding
@@ -94,6 +94,7 @@ def train_and_measure(
         kernels_chosen,
         quiet,
         resume.recipe(),
+        checkpoint_files.removed_whole(),
     ):
         trained = trainer.train(resume_from_checkpoint=start)
         if not math.isfinite(trained.training_loss):

@@ -175,6 +175,7 @@ def test_a_torn_checkpoint_is_named_where_a_run_goes_on_from_the_one_before(desk
     for step in (2, 4):
         (run / f"checkpoint-{step}").mkdir(parents=True)
         (run / f"checkpoint-{step}" / run_dir.STATE).write_text("{}", encoding="utf-8")
+        (run / f"checkpoint-{step}" / "pytorch_model.bin").write_bytes(b"weights")
     resolved = load_recipe("my.yaml")
     run_dir.store(run, resolved)
     assert RunDir.choose(resolved).reason == snapshot("this recipe's run goes on from checkpoint-4")
