@@ -63,12 +63,14 @@ def train_and_measure(
     from hf_mps.device.memory import Peak
     from hf_mps.finetune.run.callbacks import lower_rate
     from hf_mps.finetune.run.interrupt import Interruption
+    from hf_mps.finetune.run.missed_evaluation import MissedEvaluation
     from hf_mps.guards.sentinels import non_finite, stopped_gpu
 
     counting = kernels.counting() if plan.device.value == "mps" else None
     peak, interruption = Peak(plan.device.value), Interruption()
     interruption.trainer = trainer
     trainer.add_callback(interruption)
+    MissedEvaluation(trainer)
     links.step_locally(trainer, plan.choices)
     lines = screen.StepLines(
         memory=lambda: (peak.sample(), peak.result.value),

@@ -20,7 +20,12 @@ _recipes = 0
 
 def exact_on(device_type: str) -> bool:
     """Whether a training on a device of this type is resumed exactly."""
-    return _recipes > 0 or device_type == "mps"
+    return in_recipe() or device_type == "mps"
+
+
+def in_recipe() -> bool:
+    """Whether the training that is going on is a recipe's."""
+    return _recipes > 0
 
 
 @contextmanager

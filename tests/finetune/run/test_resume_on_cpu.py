@@ -13,18 +13,18 @@ from tests.finetune.run.test_exact_resume import left
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("name", "processes", "dropout", "steps"), [("masked", 1, 0.1, (4, 10)), ("classification", 2, 0.0, (8,))]
+    ("name", "processes", "dropout", "places"),
+    [("masked", 1, 0.1, ("3", "10", "7-SIGKILL", "7-SIGTERM")), ("classification", 2, 0.0, ("7",))],
 )
-def test_a_run_that_was_killed_ends_as_the_unbroken_one(
-    name: str, processes: int, dropout: float, steps: tuple[int, ...], tmp_path: Path
+def test_a_run_that_was_stopped_ends_as_the_unbroken_one(
+    name: str, processes: int, dropout: float, places: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Within the first epoch and the second: masks and dropout share the CPU's generator, two ranks share the rows."""
+    """Within both epochs and in the evaluation between: masks and dropout share a generator, two ranks the rows."""
     on_cpu.write(tmp_path, name, dropout)
     env = {"HF_HOME": str(tmp_path / "cache")}
-    ended = python(Path(on_cpu.__file__), name, str(processes), *map(str, steps), cwd=tmp_path, env=env, timeout=300)
+    ended = python(Path(on_cpu.__file__), name, str(processes), *places, cwd=tmp_path, env=env, timeout=300)
     assert ended.returncode == 0, ended.stderr
     whole = left(tmp_path / "whole")
     assert [entry["step"] for entry in whole["log"] if "loss" in entry][:3] == [2, 4, 6]
-    for step in steps:
-        assert "goes on from" in ended.stdout
-        assert left(tmp_path / f"killed-{step}") == whole
+    for where in places:
+        assert left(tmp_path / f"stopped-{where}") == whole
