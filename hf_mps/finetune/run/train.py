@@ -63,14 +63,12 @@ def train_and_measure(
     from hf_mps.device.memory import Peak
     from hf_mps.finetune.run.callbacks import lower_rate
     from hf_mps.finetune.run.interrupt import Interruption
-    from hf_mps.finetune.run.missed_evaluation import MissedEvaluation
     from hf_mps.guards.sentinels import non_finite, stopped_gpu
 
     counting = kernels.counting() if plan.device.value == "mps" else None
     peak, interruption = Peak(plan.device.value), Interruption()
     interruption.trainer = trainer
     trainer.add_callback(interruption)
-    MissedEvaluation(trainer)
     links.step_locally(trainer, plan.choices)
     lines = screen.StepLines(
         memory=lambda: (peak.sample(), peak.result.value),
@@ -115,6 +113,7 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int
 
     from hf_mps.finetune.loss import accumulation
     from hf_mps.finetune.run.callbacks import FiniteLoss, MainStatistics, OwnDraws
+    from hf_mps.finetune.run.missed_evaluation import MissedEvaluation
     from hf_mps.finetune.run.processes import Shares
 
     attention.give(prepared, plan.choices.get("attention"))
@@ -149,6 +148,7 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int
     if args.gradient_accumulation_steps > 1 or args.world_size > 1:
         accumulation.fix_accumulation_scaling(trainer)
     early_steps.install(trainer, plan.choices)
+    MissedEvaluation(trainer)
     if args.device.type != plan.device.value:
         raise RuntimeError(f"Trainer took {args.device.type} where the plan says {plan.device.value}")
     return trainer
