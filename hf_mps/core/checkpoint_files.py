@@ -11,12 +11,15 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-_HIDDEN = re.compile(r"^\.(?P<name>.+)\.(?P<kind>saving|replaced|lent)-(?P<process>\d+)$")
+_HIDDEN = re.compile(r"^\.(?P<name>.+)\.(?P<kind>saving|replaced|lent|removed)-(?P<process>\d+)$")
+_WRITING = re.compile(r"^\..+\.(?P<process>\d+)-[0-9a-f]{8}\.tmp$")  # hf_mps.core.files.write_atomic
 _TORCH = {".pt", ".pth", ".bin", ".pkl"}
 _TRAINERS = re.compile(r"checkpoint-\d+$")
 _WEIGHTS = re.compile(r"(model|pytorch_model|adapter_model)\.(safetensors|bin)(\.index\.json)?$")
 _STATES = re.compile(r"(trainer_state\.json|(optimizer|scheduler|scaler|rng_state\w*)\.(pt|pth|bin))$")
+_WORDS = {".json", ".jsonl", ".txt", ".md", ".jinja", ".model", ".part"}
 _active: set[Path] = set()
 
 
@@ -40,7 +43,15 @@ def torn(folder: Path, last: str) -> str | None:
     for part in sorted(folder.glob("*/*.distcp")):  # torch.distributed.checkpoint writes .metadata after every rank
         if not (part.parent / ".metadata").is_file():
             return f"{part.parent.name}: .metadata is missing"
+    if last == "trainer_state.json" and not any(map(_may_be_weights, folder.rglob("*"))):
+        return "its weights are missing"
     return None
+
+
+def _may_be_weights(path: Path) -> bool:
+    """Whether a file of a checkpoint of Trainer could hold weights: it is no text and no state of the training."""
+    known = _STATES.match(path.name) or path.name.startswith(("training_args", "loader_rng", "mps_rng_state"))
+    return path.is_file() and path.suffix not in _WORDS and not known
 
 
 def model_alone(folder: Path) -> bool:
@@ -155,6 +166,9 @@ def _hidden(root: Path, name: str, owner: int) -> Iterator[Path]:
 def sweep(folder: Path) -> None:
     """Remove from `folder` what killed processes left there; what one of them had set aside goes back to its place."""
     for path in folder.glob(".*-*") if folder.is_dir() else ():
+        writing = _WRITING.match(path.name)
+        if writing and not _lives(int(writing["process"])):
+            path.unlink(missing_ok=True)
         hidden = _HIDDEN.match(path.name)
         if hidden is None or path in _active or _lives(int(hidden["process"])):
             continue
@@ -162,6 +176,28 @@ def sweep(folder: Path) -> None:
             path.rename(folder / hidden["name"])
         else:
             shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def removed_whole() -> Iterator[None]:
+    """Have shutil.rmtree, by which Trainer removes old checkpoints, hide one of them before it removes its files.
+
+    A process that is killed meanwhile would leave a checkpoint without some of its files under its name.
+    """
+    stock = shutil.rmtree
+
+    def remove(path: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(path, (str, os.PathLike)) and _TRAINERS.match((folder := Path(path)).name):
+            aside = folder.with_name(f".{folder.name}.removed-{os.getpid()}")
+            with suppress(OSError):  # what cannot be renamed is removed under its name
+                path = folder.rename(aside)
+        stock(path, *args, **kwargs)
+
+    shutil.rmtree = remove  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        shutil.rmtree = stock
 
 
 def _lives(process: int) -> bool:

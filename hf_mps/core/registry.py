@@ -20,29 +20,35 @@ class Registry:
         self.catalogues = {catalogue.kind: catalogue for catalogue in catalogues}
         self.started = started
         self._off: frozenset[str] = frozenset()
+        self._only: frozenset[str] | None = None
         self._made: dict[str, Any] = {}
 
-    def start(self, off: frozenset[str] = frozenset()) -> None:
+    def start(self, off: frozenset[str] = frozenset(), only: frozenset[str] | None = None) -> None:
         """Arm what belongs to torch itself, but those that the user wants `off`; once in a process.
 
-        What belongs to a library follows when that is imported (hf_mps.core.import_hooks).
+        Where `only` is given, all others stay as they were. What belongs to a library follows when that is imported
+        (hf_mps.core.import_hooks).
         """
         if self.started:
             return
-        self.started, self._off = True, off
+        self.started, self._off, self._only = True, off, only
         for kind in self.catalogues:
             self.install(kind, sys.modules["torch"])
 
     def install(self, kind: str, module: ModuleType) -> None:
         """Arm what the catalogue of a kind names for `module`, in its order; nothing before `start`."""
         for name in self.catalogues[kind].after.get(module.__name__, ()) if self.started else ():
-            if name in self._off:
+            if name in self._off or not self.arms(name):
                 continue
             patcher = self.get(name)
             try:
                 patcher.install(module)
             except Exception as error:
                 patcher.unknown(module, error)
+
+    def arms(self, name: str) -> bool:
+        """Whether `start` was called for it."""
+        return self.started and (self._only is None or name in self._only)
 
     def get(self, name: str) -> Any:
         """Return one by its name. Raises UserError for one that there is not."""

@@ -86,7 +86,7 @@ def _guard(guard: Guard) -> State:
     def state(word: str, reason: str) -> State:
         return State(guard.name, word, reason, guard.times, guard.what, guard.issue, guard.until)
 
-    if standing := guard.standing(REGISTRY.started, "acted", 0):
+    if standing := guard.standing(REGISTRY.arms(guard.name), "acted", 0):
         return state(*standing)
     if waiting := GUARDS.waits(guard.name):
         return state("waits", waiting)
@@ -102,7 +102,7 @@ def _guard(guard: Guard) -> State:
 
 def _sentinel(sentinel: Sentinel) -> State:
     """Asks nothing of the device."""
-    word, reason = sentinel.standing(REGISTRY.started, "found", -1) or ("on", sentinel.why)
+    word, reason = sentinel.standing(REGISTRY.arms(sentinel.name), "found", -1) or ("on", sentinel.why)
     return State(sentinel.name, word, reason, sentinel.times, sentinel.what)
 
 

@@ -74,6 +74,12 @@ RECIPES: dict[str, dict[str, Any]] = {
         "model": "bert",
         "data": {"columns": {"words": "tokens", "tags": "kinds"}},
     },
+    "masked": {
+        "task": "masked-lm",
+        "model": "bert",
+        "max_length": 16,
+        "data": {"columns": {"text": "text"}},
+    },
     "pairs": {
         "task": "rerank",
         "model": "bert",

@@ -85,18 +85,22 @@ def _tried(plan: Plan, prepared: Prepared) -> tuple[Choice[str], str]:
     """Return the faster precision, and why its steps cannot be recorded where that was tried and failed."""
     import torch
 
-    from hf_mps.finetune.capture import precision
+    from hf_mps.finetune.capture import kept, precision
     from hf_mps.finetune.capture.graphs import Graphs, RecordingFailed
 
     batch = precision.sample(prepared, plan.choices["batch"].value)
     graphs = Graphs if KEY in plan.choices and plan.choices[KEY].value == ON else None
+    asked = kept.conditions(prepared.model, shape(batch), plan.device.value, graphs=graphs is not None)
+    if (before := kept.find(asked, precision.CANDIDATES[plan.device.value])) is not None:
+        return before
     device = torch.device("cuda", torch.cuda.current_device()) if plan.device.value == "cuda" else torch.device("cpu")
     prepared.model.to(device)
     try:
         trials, without = precision.measure(prepared.model, batch, graphs=graphs, device=device), ""
     except RecordingFailed as error:
         trials, without = precision.measure(prepared.model, batch, graphs=None, device=device), str(error)
-    return precision.decide(trials, shape(batch)), without
+    kept.keep(asked, found := precision.decide(trials, shape(batch)), without)
+    return found, without
 
 
 def choose_kernels(plan: Plan, prepared: Prepared, recipe: Recipe) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
+from hf_mps.core.choice import Choice
 from hf_mps.core.files import write_atomic, write_json
 from hf_mps.finetune.recipe.expect import Expectation
 from hf_mps.finetune.report.paths import without_paths
@@ -14,7 +16,7 @@ from hf_mps.finetune.report.results import SCHEMA, RunRecord, results, versions
 from hf_mps.finetune.run import failures
 from hf_mps.metrics import Baseline
 
-__all__ = ["SCHEMA", "Baseline", "Expectation", "RunRecord", "results", "versions", "write"]
+__all__ = ["SCHEMA", "Baseline", "Expectation", "RunRecord", "pending", "results", "versions", "write"]
 
 PICTURE = "training.png"
 
@@ -24,27 +26,41 @@ def write(
 ) -> list[Path]:
     """Write results.json, training.png, README.md and what `answer` writes, each atomically; return their paths.
 
-    results.json comes first. Any of the others may fail: a line on stderr says so, and no file mentions it. An earlier
-    run's files of these names are replaced. Local paths stand there by their last part. Raises OSError where the disk
-    refuses the first.
+    results.json, by which a run counts as finished, comes last; until then a hidden file holds the record, which
+    `pending` reads. Any of the others may fail: a line on stderr says so, and no file mentions it. An earlier run's
+    files of these names are replaced. Local paths stand there by their last part. Raises OSError where the disk refuses
+    the record or results.json.
     """
     from hf_mps.finetune.report.card import card
     from hf_mps.finetune.report.plot import draw
 
     folder = Path(output_dir)
     record = without_paths(record, folder)
-    files = [write_json(folder / failures.RESULTS, results(record))]
-    written = Written()
+    hidden = write_json(folder / failures.PENDING, record)
+    files, written = [folder / failures.RESULTS], Written()
     if answer is not None:
         with failures.optional(FILE):
             written = answer()
             record.predictions = written.predictions.name if written.predictions else None
             record.pictures = [picture.name for picture in written.pictures]
-            write_json(folder / failures.RESULTS, results(record))
     record.drawn = False
     with failures.optional(PICTURE):
         files.append(write_atomic(folder / PICTURE, draw(record)))
         record.drawn = True
     with failures.optional("README.md"):
         files.append(write_atomic(folder / "README.md", card(record)))
+    write_json(folder / failures.RESULTS, results(record))
+    hidden.unlink()
     return [*files, *written.files]
+
+
+def pending(output_dir: Path) -> RunRecord:
+    """Return the record of a run that was killed after its training and before its report was written.
+
+    It lacks `metal_kernels`. Raises OSError and ValueError for a file that cannot be read.
+    """
+    stored = json.loads((output_dir / failures.PENDING).read_text(encoding="utf-8"))
+    made = {"device": Choice, "baseline": Baseline, "expectation": Expectation}
+    stored |= {name: kind(**stored[name]) for name, kind in made.items() if stored[name] is not None}
+    stored["choices"] = {name: Choice(**choice) for name, choice in stored["choices"].items()}
+    return RunRecord(**stored | {"metal_kernels": None})

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
+from hf_mps.core.errors import RunError
 from hf_mps.distributed.metal.traffic import Traffic, traffic
 from hf_mps.guards.sentinels.non_finite import refuse
 
@@ -118,6 +120,32 @@ class MainStatistics(TrainerCallback):  # type: ignore[misc]
             if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
                 for statistic in module.buffers():
                     torch.distributed.broadcast(statistic, 0)
+
+
+class FolderKept(TrainerCallback):  # type: ignore[misc]
+    """Ends a run whose folder was deleted (RunError), once the next checkpoint is in a new one.
+
+    `inside` is a folder that the run's own holds until it ends; `store` writes what makes the new one the run's. A run
+    that writes no more checkpoints goes on to its end.
+    """
+
+    def __init__(self, inside: Path, store: Callable[[], None]) -> None:
+        self._inside = inside
+        self._store = store
+        self._deleted = False
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        over = state.global_step >= state.max_steps
+        if (control.should_save or over) and not self._inside.is_dir():
+            self._inside.mkdir(parents=True)
+            self._store()
+            self._deleted = not over
+
+    on_epoch_end = on_step_end
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._deleted:
+            raise RunError(f"{self._inside.parent} was deleted during the run; next: the same command, which goes on")
 
 
 class Epochs(TrainerCallback):  # type: ignore[misc]

@@ -14,6 +14,8 @@ from hf_mps.core.text import first_line, summary
 from hf_mps.device import memory
 
 RESULTS = "results.json"
+PENDING = ".results.json"
+"""What results.json will say, and the report is made from: there from the end of the training until all is written."""
 FULL = {
     errno.ENOSPC: "no space is left on the disk",
     errno.EDQUOT: "the disk quota is used up",

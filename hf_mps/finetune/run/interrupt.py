@@ -14,6 +14,8 @@ from transformers import TrainerCallback
 from hf_mps.core.errors import INTERRUPTED
 from hf_mps.distributed.agreement import Agreement
 from hf_mps.distributed.ranks import Ranks
+from hf_mps.guards.resume import loader_state
+from hf_mps.guards.resume.rng_state import States
 
 WAITS = b"hf-mps: stopping after this evaluation, which tells the best weights; Ctrl-C again stops at once\n"
 SAID = b"\nhf-mps: stopping after this step, with a checkpoint; Ctrl-C again stops at once\n"
@@ -61,6 +63,8 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
         self._training = False
         self._evaluated: int | None = None
         self._waits = False
+        self._states: States | None = None
+        """Random states before an evaluation behind an epoch."""
 
     def __enter__(self) -> Interruption:
         if threading.current_thread() is threading.main_thread():
@@ -86,6 +90,8 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
             control.should_save = True  # Trainer logs the step, saves, and calls on_save
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if control.should_evaluate and args.eval_strategy == "epoch":
+            self._states = States.now(mps=args.device.type == "mps")
         if self._stops():
             control.should_save = True  # behind the evaluation, so that the checkpoint knows of it
 
@@ -101,7 +107,7 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
         if self._stops():
             self._end(state)
 
-    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_prediction_step(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
         if not self._stops():
             return
         if self._training and _decides(args):
@@ -110,8 +116,17 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
             self._waits = control.should_save = True
             return
         if self._training and self.trainer is not None:  # the weights are whole: an evaluation stands between steps
+            self._leave_evaluation(train_dataloader)
             self.trainer._save_checkpoint(self.trainer.model, trial=None)
         self._end(state)
+
+    def _leave_evaluation(self, train_dataloader: Any) -> None:
+        """Let a checkpoint be that of the training: MissedEvaluation evaluates from it again."""
+        active = loader_state.active()
+        if active is not None and loader_state.source_of(active) is not loader_state.source_of(train_dataloader):
+            active.end()
+        if self._states is not None:
+            self._states.put()
 
     def _awaits_evaluation(self, args: Any, state: Any) -> bool:
         """Whether a checkpoint was saved after an epoch's last step and before that epoch's evaluation."""

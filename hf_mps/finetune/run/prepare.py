@@ -130,7 +130,7 @@ def _check_whole(run: PreparedRun, run_dir: RunDir) -> None:
     checks.refuse_unknown_operators(recipe.fallback)
     load.refuse_unread(run.rows, (*load.SPLITS, *prepared.further), recipe.task)
     expect.refuse_unmeasured(recipe, run.resolved.changed, prepared.reported)
-    if run_dir.checkpoint is not None and World.here().main:  # another host may have a run of its own in that folder
+    if World.here().main:  # another host may have a run of its own in that folder
         run_dir.refuse_other_rows(run.splits)
     sizes = " + ".join(str(one.stream or len(one.dataset)) for one in run.rows.values())
     where = "; ".join(f"{split}: {one.origin}" for split, one in run.rows.items())

@@ -28,7 +28,7 @@ from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.recipe.schema import map_paths
 from hf_mps.finetune.recipe.yaml import read_yaml
 from hf_mps.finetune.run import fingerprints
-from hf_mps.finetune.run.failures import RESULTS
+from hf_mps.finetune.run.failures import PENDING, RESULTS
 
 RUNS = Path("runs")
 STAGING = ".saving"
@@ -49,7 +49,8 @@ FREE = ("output_dir", "expect", "training.report_to", "training.run_name")
 class RunDir:
     """The folder of a run and the reason for it.
 
-    An unfinished run of the same recipe in it resumes from `checkpoint`; `finished` says that it holds the results.
+    An unfinished run of the same recipe in it resumes from `checkpoint`; `finished` says that it holds the results,
+    `pending` that its training has ended and its report is to be written.
     `named` says that no other folder will do, because the user named it. `host` is where it is, empty where this host
     has it; `without` are the hosts of the run that have it not.
     """
@@ -59,6 +60,7 @@ class RunDir:
     named: bool
     checkpoint: Path | None = None
     finished: bool = False
+    pending: bool = False
     host: str = ""
     without: tuple[str, ...] = ()
 
@@ -100,6 +102,8 @@ class RunDir:
         """Return the folder of a run of the same recipe: finished, to be resumed, or killed before a checkpoint."""
         if (path / RESULTS).exists():
             return cls(path, "this recipe's finished run", named, finished=True)
+        if (path / PENDING).exists():
+            return cls(path, "this recipe's run has ended, and its report is to be written", True, pending=True)
         whole, torn_ones = checkpoints(path), _torn_since(path)
         because = f": {torn_ones}" if torn_ones else ""
         if whole:
@@ -108,7 +112,7 @@ class RunDir:
 
     def refuse_other_rows(self, splits: fingerprints.Splits) -> None:
         """Raise UserError where the run to resume was on other rows than `splits`."""
-        others = fingerprints.differences(self.path, splits) if self.checkpoint is not None else []
+        others = fingerprints.differences(self.path, splits) if self.checkpoint is not None or self.pending else []
         if others:
             raise UserError(
                 f"{self.path} holds an unfinished run on other rows: {', '.join(others)}; next: the rows as they were,"

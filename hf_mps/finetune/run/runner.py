@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
@@ -22,9 +21,10 @@ from hf_mps.finetune import capture
 from hf_mps.finetune.recipe import expect, training_section
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import screen
-from hf_mps.finetune.run import apart, caffeinate, failures, fingerprints, links
+from hf_mps.finetune.run import apart, caffeinate, failures, fingerprints, links, workers
 from hf_mps.finetune.run.prepare import PreparedRun, locate, prepare_run
 from hf_mps.finetune.run.run_dir import RunDir, checkpoints, store
+from hf_mps.guards import resume
 
 if TYPE_CHECKING:
     from hf_mps.finetune.report import RunRecord
@@ -82,6 +82,7 @@ def train(
 
     with _loading(resolved), no_bars(), caffeinate.awake(), notices.told(screen.note), ExitStack() as held:
         activate.activate()
+        resume.arm_everywhere()
         with _failures_in_one_line(resolved, None):
             prepared_run = ranks.main_first(lambda: prepare_run(resolved, source, run_dir))
             if prepared_run.prepared.before_training is not None:
@@ -94,14 +95,13 @@ def train(
         run_dir = held.enter_context(apart.at_hand(locked))
         if ranks.watch is not None:
             ranks.watch.left = lambda: _kept_clause(run_dir, clean=False)
-        with _failures_in_one_line(resolved, run_dir):
+        with workers.ended(), _failures_in_one_line(resolved, run_dir):
             if keep and ranks.world.main:
-                store(run_dir.path, resolved)
-                fingerprints.store(run_dir.path, resolved.recipe.data, splits)
-            record = _train(prepared_run, run_dir)
-    if prepared_run.resolved.recipe.training.get("dataloader_persistent_workers"):
-        # The trainer, in a circle of references, would keep its loaders until Python ends, which waits 5 s a worker.
-        gc.collect()
+                _store(run_dir, prepared_run, splits)
+            if run_dir.pending:
+                record = _finish(prepared_run, run_dir)
+            else:
+                record = _train(prepared_run, run_dir, lambda: _store(run_dir, prepared_run, splits) if keep else None)
     from hf_mps.finetune import report
 
     results = report.results(record)
@@ -109,12 +109,21 @@ def train(
     return results
 
 
-def _train(run: PreparedRun, run_dir: RunDir) -> RunRecord:
-    """Train, save, measure and report; what took hours is stored before anything is made of it."""
+def _store(run_dir: RunDir, run: PreparedRun, splits: fingerprints.Splits) -> None:
+    """Write into the run's folder what a later call knows it by."""
+    store(run_dir.path, run.resolved)
+    fingerprints.store(run_dir.path, run.resolved.recipe.data, splits)
+
+
+def _train(run: PreparedRun, run_dir: RunDir, store_again: Callable[[], None]) -> RunRecord:
+    """Train, save, measure and report; what took hours is stored before anything is made of it.
+
+    `store_again` is called where the folder was deleted meanwhile.
+    """
     from hf_mps.finetune import report
     from hf_mps.finetune.report import predictions
     from hf_mps.finetune.run import processes
-    from hf_mps.finetune.run.callbacks import Stopwatch
+    from hf_mps.finetune.run.callbacks import FolderKept, Stopwatch
     from hf_mps.finetune.run.record import make_record
     from hf_mps.finetune.run.train import make_trainer, train_and_measure
 
@@ -126,6 +135,8 @@ def _train(run: PreparedRun, run_dir: RunDir) -> RunRecord:
     kept = capture.measured(plan, prepared, recipe, run_dir.checkpoint)
     capture.choose_kernels(plan, prepared, recipe)
     trainer = ranks.alike(lambda: make_trainer(plan, prepared, watch, recipe.early_stopping_patience))
+    if ranks.world.main:
+        trainer.add_callback(FolderKept(run_dir.staging, store_again))
     if kept is not None:
         trainer.add_callback(kept)
         watch.before = kept.seconds
@@ -148,6 +159,34 @@ def _train(run: PreparedRun, run_dir: RunDir) -> RunRecord:
         return record
     files = report.write(run_dir.path, record, lambda: predictions.write(run_dir.path, prepared, trainer))
     _table(run.resolved, record, [run_dir.path, *files])
+    return record
+
+
+def _finish(run: PreparedRun, run_dir: RunDir) -> RunRecord:
+    """Write the report of a run that was killed behind its training, from its record and the model in its folder."""
+    from hf_mps.finetune import report
+    from hf_mps.finetune.report import predictions
+    from hf_mps.finetune.run.callbacks import Stopwatch
+    from hf_mps.finetune.run.train import make_trainer
+
+    ranks, record = Ranks.here(), Ranks.here().from_main(lambda: report.pending(run_dir.path))
+    if ranks.world.main:
+        run_dir.staging.rmdir()  # the model was moved out of it before the kill
+        print(f"{run_dir.path}: the training has ended; the report is written from what it stored")
+    plan = run.plan(Choice(run_dir.path, run_dir.reason))
+    trainer = ranks.alike(lambda: make_trainer(plan, run.prepared, Stopwatch(), None))
+
+    def answer() -> predictions.Written:
+        trainer._load_from_checkpoint(str(run_dir.path))
+        return predictions.write(run_dir.path, run.prepared, trainer)
+
+    if ranks.world.main:
+        # A host without the folder has no weights to predict its share with.
+        files = report.write(run_dir.path, record, None if run_dir.without else answer)
+        _table(run.resolved, record, [run_dir.path, *files])
+    elif not run_dir.without:
+        trainer._load_from_checkpoint(str(run_dir.path))
+        predictions.take_part(run.prepared, trainer)
     return record
 
 
@@ -279,7 +318,7 @@ def _failures_in_one_line(resolved: ResolvedRecipe, run_dir: RunDir | None) -> I
         _kept_clause(run_dir)
         raise
     except Exception as error:
-        kept_files, words = _kept_clause(run_dir), failures.describe(error)
+        kept_files, words = _kept_clause(run_dir), failures.describe(error) or workers.killed(error)
         if words is None:
             raise
         raise RunError(f"{words}{failures.place_of_cache(error) if run_dir is None else kept_files}") from error

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps import kernels
-from hf_mps.core import notices
+from hf_mps.core import checkpoint_files, notices
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.text import first_line
 from hf_mps.finetune import sharding
@@ -20,6 +20,7 @@ from hf_mps.finetune.report import screen
 from hf_mps.finetune.run import early_steps, evaluation, links, optimization
 from hf_mps.finetune.sharding import engine
 from hf_mps.finetune.text import buckets
+from hf_mps.guards import resume
 from hf_mps.step import switch
 
 if TYPE_CHECKING:
@@ -64,7 +65,6 @@ def train_and_measure(
     from hf_mps.finetune.run.interrupt import Interruption
     from hf_mps.guards.sentinels import non_finite, stopped_gpu
 
-    _goes_on_rightly()
     counting = kernels.counting() if plan.device.value == "mps" else None
     peak, interruption = Peak(plan.device.value), Interruption()
     interruption.trainer = trainer
@@ -93,6 +93,8 @@ def train_and_measure(
         fused,
         kernels_chosen,
         quiet,
+        resume.recipe(),
+        checkpoint_files.removed_whole(),
     ):
         trained = trainer.train(resume_from_checkpoint=start)
         if not math.isfinite(trained.training_loss):
@@ -111,6 +113,7 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int
 
     from hf_mps.finetune.loss import accumulation
     from hf_mps.finetune.run.callbacks import FiniteLoss, MainStatistics, OwnDraws
+    from hf_mps.finetune.run.missed_evaluation import MissedEvaluation
     from hf_mps.finetune.run.processes import Shares
 
     attention.give(prepared, plan.choices.get("attention"))
@@ -145,6 +148,7 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int
     if args.gradient_accumulation_steps > 1 or args.world_size > 1:
         accumulation.fix_accumulation_scaling(trainer)
     early_steps.install(trainer, plan.choices)
+    MissedEvaluation(trainer)
     if args.device.type != plan.device.value:
         raise RuntimeError(f"Trainer took {args.device.type} where the plan says {plan.device.value}")
     return trainer
@@ -181,16 +185,6 @@ def one_gpu(arguments: Any) -> Any:
 
 def refused(error: Exception) -> UserError:
     return UserError(f"training: transformers refuses it: {first_line(error)}")
-
-
-def _goes_on_rightly() -> None:
-    """Switch guards on without Metal too: a recipe's checkpoints are whole, and resume rightly, on every device."""
-    from transformers import trainer
-
-    from hf_mps.guards.resume import atomic_checkpoint, resume_end
-
-    for guard in (resume_end.GUARD, atomic_checkpoint.GUARD):
-        guard.install(trainer)
 
 
 def _running(trainer: Any, watch: Stopwatch) -> Stopwatch:

@@ -163,10 +163,15 @@ class AtomicCheckpoint(Guard):
 
     def _rotated(self, stock: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         saving = self._saving
+
+        def rotate(**changed: Any) -> None:
+            with checkpoint_files.removed_whole():
+                stock(*args, **{**kwargs, **changed})
+
         if saving is None:
-            stock(*args, **kwargs)
+            rotate()
         else:
-            saving.later.append(lambda: stock(*args, **{**kwargs, "output_dir": saving.run}))
+            saving.later.append(lambda: rotate(output_dir=saving.run))
 
     def _state_saved(self, stock: Callable[..., None], state: Any, json_path: str) -> None:
         saving, best = self._saving, getattr(state, "best_global_step", None)

@@ -13,6 +13,7 @@ from typing import Any
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from hf_mps.core.stock import Stock
+from hf_mps.guards.resume import exact_on
 from hf_mps.guards.resume.rng_state import States
 
 _NOTES = "_hf_mps_notes"
@@ -95,6 +96,13 @@ def on_metal() -> bool:
     from accelerate.state import PartialState
 
     return bool(PartialState().device.type == "mps")
+
+
+def exact() -> bool:
+    """Whether a training on the device of this process is resumed exactly."""
+    from accelerate.state import PartialState
+
+    return exact_on(PartialState().device.type)
 
 
 def active() -> Any:

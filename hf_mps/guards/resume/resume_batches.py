@@ -51,7 +51,7 @@ class ResumeBatches(Guard):
     def _epoch(self, stock: Callable[..., Iterator[Any]], loader: Any) -> Iterator[Any]:
         from hf_mps.guards.resume import loader_state
 
-        if loader_state.on_metal():
+        if loader_state.exact():
             loader_state.share(loader)
         return stock(loader)
 

@@ -16,6 +16,8 @@ from hf_mps.finetune.capture import precision
 from hf_mps.finetune.capture.graphs import Graphs, RecordingFailed
 from hf_mps.finetune.capture.precision import Trial
 from tests.finetune.capture.recorders import Rerun, model, trainer
+from tests.finetune.run_files import results
+from tests.finetune.tiny import Command
 
 CPU = torch.device("cpu")
 
@@ -132,6 +134,31 @@ def test_a_step_that_cannot_be_recorded_is_left_as_it_was_too() -> None:
     with pytest.raises(RecordingFailed):
         precision.measure(made, batch, graphs=lambda: Graphs(fails), device=CPU)
     assert all(torch.equal(value, before[name]) for name, value in made.state_dict().items())
+
+
+def test_the_same_recipe_trains_in_the_same_precision_whatever_the_clock_says_next(
+    desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([(50.0, 100.0), (100.0, 50.0)])
+
+    def timed(*_: Any, **__: Any) -> list[Trial]:
+        bf16, fp32 = next(clock)
+        return [Trial("bf16", bf16, False), Trial("fp32", fp32, False)]
+
+    monkeypatch.setenv("HF_MPS_DEVICE", "cpu")
+    monkeypatch.setattr(precision, "can_gain", lambda device: True)
+    monkeypatch.setattr(precision, "measure", timed)
+    monkeypatch.setattr(precision, "WORTH_STEPS", {"cpu": 1})
+    for folder in ("first", "second"):
+        ended = finetune("my.yaml", "training.max_steps=2", f"output_dir={folder}")
+        assert ended.code == 0, ended.err
+    said, again = (results(desk / folder)["choices"]["precision"] for folder in ("first", "second"))
+    assert said["value"] == again["value"] == "bf16"
+    kept = "; kept for this machine and model; to measure again, remove "
+    assert again["reason"].partition(kept)[0] == said["reason"]
+    Path(again["reason"].partition(kept)[2]).expanduser().unlink()
+    assert finetune("my.yaml", "training.max_steps=2", "output_dir=third").code == 0
+    assert results(desk / "third")["choices"]["precision"]["value"] == "fp32", "the clock was asked again"
 
 
 def test_a_run_that_goes_on_finds_what_was_measured(tmp_path: Path) -> None:

@@ -46,10 +46,9 @@ def left(run: Path) -> dict[str, Any]:
     from safetensors.numpy import load_file
 
     said = results(run)
-    entries = [entry for entry in said["log_history"] if "train_runtime" not in entry]
     return {
         "weights": {name: digest(weight) for name, weight in load_file(run / "model.safetensors").items()},
-        "log": [{k: v for k, v in entry.items() if not any(word in k for word in TIMED)} for entry in entries],
+        "log": [{k: v for k, v in one.items() if not any(word in k for word in TIMED)} for one in said["log_history"]],
         "metrics": said["metrics"],
         "baseline": said["baseline"],
         "predictions": predictions(run),

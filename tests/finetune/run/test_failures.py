@@ -202,3 +202,31 @@ def test_an_error_wrapped_in_another_is_found() -> None:
     outer.__cause__ = OSError(errno.ENOSPC, "x")
     assert failures.describe(outer) == snapshot("no space is left on the disk")
     assert failures.describe(ValueError("something else")) is None
+
+
+def test_a_run_whose_folder_is_deleted_ends_with_a_checkpoint_that_the_same_command_goes_on_from(
+    desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hf_mps.finetune.run import callbacks
+
+    def deletes(self: Any, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 3:
+            shutil.rmtree(desk / "runs")
+
+    words = ("my.yaml", "training.save_strategy=steps", "training.save_steps=2")
+    assert finetune(*words, "output_dir=whole").code == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(callbacks.OwnDraws, "on_step_begin", deletes, raising=False)
+        ended = finetune(*words)
+    assert (ended.code, ended.err) == (
+        1,
+        snapshot(
+            "hf-mps: runs/my was deleted during the run; next: the same command, which goes on; kept:"
+            " runs/my/checkpoint-4\n"
+        ),
+    )
+    ended = finetune(*words)
+    assert (ended.code, ended.err) == (0, "")
+    assert "goes on from checkpoint-4" in ended.out
+    assert {path.name for path in (desk / "runs/my").iterdir()} == {path.name for path in (desk / "whole").iterdir()}
+    assert (desk / "runs/my/predictions.csv").read_bytes() == (desk / "whole/predictions.csv").read_bytes()

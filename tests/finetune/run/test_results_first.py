@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.finetune.report import card, plot
+from tests.distributed.launching import python
 from tests.finetune.run_files import results
 from tests.finetune.tiny import Command
 
@@ -94,3 +96,52 @@ def test_a_stop_after_the_training_tells_where_the_model_is(
     ended = finetune("my.yaml", "training.save_strategy=no", "training.max_steps=2")
     assert (ended.code, ended.err) == (130, snapshot("hf-mps: interrupted; the trained model is in runs/my\n"))
     assert (desk / "runs/my/model.safetensors").is_file()
+
+
+@pytest.mark.process
+def test_a_run_killed_before_its_report_gets_it_from_the_next_call_without_training(
+    desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import Trainer
+
+    words = ("my.yaml", "training.save_strategy=no", "training.max_steps=2")
+    assert finetune(*words, "output_dir=whole").code == 0
+    killed = python("-c", KILLED, *words, env={"HF_MPS_SIMULATE": "1", "HF_MPS_DEVICE": "mps"})
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    run, whole = desk / "runs/my", desk / "whole"
+    assert not (run / "results.json").exists()
+    monkeypatch.setattr(Trainer, "train", broken)
+    ended = finetune(*words)
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.startswith("runs/my: the training has ended; the report is written from what it stored\n")
+    assert {path.name for path in run.iterdir()} == {path.name for path in whole.iterdir()}
+    assert (run / "predictions.csv").read_bytes() == (whole / "predictions.csv").read_bytes()
+    for name in ("metrics", "main_metric", "predictions", "baseline", "expectation"):
+        assert results(run)[name] == results(whole)[name]
+    assert results(run)["choices"].keys() == results(whole)["choices"].keys()
+    assert finetune(*words).out.startswith("runs/my holds this recipe's finished run")
+
+
+KILLED = """
+import os, signal, sys
+from hf_mps.cli.main import main
+from hf_mps.finetune.report import predictions
+predictions.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+main(["finetune", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.parametrize("place", ["hf_mps.finetune.report.plot.draw", "hf_mps.finetune.report.card.card"])
+def test_a_run_counts_as_finished_once_all_is_written(
+    place: str, desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(_: object) -> None:
+        assert not (desk / "runs/my/results.json").exists()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, stopped)
+        assert finetune("my.yaml", "training.max_steps=2").code == 130
+    assert finetune("my.yaml", "training.max_steps=2").code == 0
+    assert (desk / "runs/my/README.md").is_file()
+    assert not (desk / "runs/my/.results.json").exists()

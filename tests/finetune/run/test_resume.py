@@ -17,6 +17,7 @@ from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.run import run_dir
 from hf_mps.finetune.run.run_dir import RunDir
 from tests.finetune import tiny
+from tests.finetune.run.test_exact_resume import left
 from tests.finetune.run_files import results
 from tests.finetune.tiny import Command, Stop
 from tests.snapshots import masked
@@ -64,6 +65,26 @@ def test_a_stop_during_an_evaluation_saves_too(desk: Path, finetune: Command, mo
     assert "interrupted at step 6; kept: runs/my/checkpoint-6;" in ended.err
     assert finetune("my.yaml", "training.num_train_epochs=2").code == 0
     assert (desk / "runs/my/results.json").is_file()
+
+
+@pytest.mark.parametrize("evaluated", ["epoch", "steps"])
+def test_the_log_of_a_run_stopped_during_an_evaluation_is_the_unbroken_ones(
+    desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch, evaluated: str
+) -> None:
+    """With the evaluation behind its first epoch, or within an epoch at step 4; the loss is that of dropout too."""
+    words = (
+        "my.yaml",
+        "training.num_train_epochs=2",
+        "training.logging_steps=1",
+        f"training.eval_strategy={evaluated}",
+    )
+    words += ("training.eval_steps=4",) if evaluated == "steps" else ()
+    assert finetune(*words, "output_dir=whole").code == 0
+    tiny.interrupt_evaluation(monkeypatch)
+    stopped = finetune(*words)
+    assert (stopped.code, f"checkpoint-{4 if evaluated == 'steps' else 6}" in stopped.err) == (130, True)
+    assert finetune(*words).code == 0
+    assert left(desk / "runs/my") == left(desk / "whole")
 
 
 def test_a_second_signal_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,6 +196,7 @@ def test_a_torn_checkpoint_is_named_where_a_run_goes_on_from_the_one_before(desk
     for step in (2, 4):
         (run / f"checkpoint-{step}").mkdir(parents=True)
         (run / f"checkpoint-{step}" / run_dir.STATE).write_text("{}", encoding="utf-8")
+        (run / f"checkpoint-{step}" / "pytorch_model.bin").write_bytes(b"weights")
     resolved = load_recipe("my.yaml")
     run_dir.store(run, resolved)
     assert RunDir.choose(resolved).reason == snapshot("this recipe's run goes on from checkpoint-4")
