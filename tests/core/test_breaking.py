@@ -337,4 +337,4 @@ def test_what_shows_trainings_to_the_sentinels_says_one_line_and_they_are_off(na
     assert loops.same(weights, stock)
     (line,) = [str(each.message) for each in told if "stream" in str(each.message)]
     assert line.startswith("hf_mps: the sentinels' stream failed: ZeroDivisionError: on purpose")
-    assert {each.state for each in guards.report().sentinels} == {"failed"}
+    assert {each.state for each in guards.report().sentinels} - {"needless"} == {"failed"}

@@ -173,9 +173,10 @@ def test_an_old_macos(pretend: Pretend) -> None:
     pretend(macos="13.6", found=False)
     macos = named(machines.examine(), "macos")
     assert (macos.state, macos.next) == ("problem", "softwareupdate --list")
-    assert macos.says == f"macOS 13.6; the Metal backend of PyTorch {torch.__version__} needs 14.0 or newer"
+    oldest = ".".join(map(str, probe.oldest_macos(torch.__version__)))
+    assert macos.says == f"macOS 13.6; the Metal backend of PyTorch {torch.__version__} needs {oldest} or newer"
     refused = named(metal.examine(), "probe")
-    assert refused.says == snapshot("macOS 13.6 is too old: PyTorch's Metal backend needs macOS 14.0 or newer")
+    assert refused.says == f"macOS 13.6 is too old: PyTorch's Metal backend needs macOS {oldest} or newer"
     assert refused.next == snapshot("look for an update: softwareupdate --list")
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hf_mps import guards
 from hf_mps.guards import SentinelNotice
+from hf_mps.guards.introspect import torch_release
 from hf_mps.guards.sentinels import stream
 from tests.guards import lightning_loops, loops
 
@@ -307,4 +308,5 @@ def test_a_healthy_program_trains_as_stock_without_a_word(training: Callable[[],
     with guards.suspended(kind="sentinel"):
         assert loops.same(weights, training())
         assert torch.equal(drawn, torch.rand(3))
-    assert [(each.name, each.state) for each in guards.report().sentinels if each.state != "on"] == []
+    needless = [("stopped-gpu", "needless")] * (torch_release() >= (2, 15))  # that torch raises the error itself
+    assert [(each.name, each.state) for each in guards.report().sentinels if each.state != "on"] == needless
