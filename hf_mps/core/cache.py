@@ -43,14 +43,17 @@ def open_to_others(place: Path) -> Path | None:
 
     Compiled code is loaded from the cache and run with the user's rights. So each must belong to the user or to root,
     and nobody else may write to it: a group may where the user is alone in it, as Debian and Fedora set up accounts.
-    Raises OSError for a place that is not there.
+    In a sticky folder, as the temporary one is, others cannot replace what is the user's. Raises OSError for a place
+    that is not there.
     """
     if not hasattr(os, "getuid"):
         return None
     for each in (place, *place.parents):
         facts = each.stat()
         group_writes = facts.st_mode & stat.S_IWGRP and not _alone_in(facts.st_gid)
-        if facts.st_uid not in (os.getuid(), 0) or facts.st_mode & stat.S_IWOTH or group_writes:
+        sticky = each != place and facts.st_mode & stat.S_ISVTX
+        writable = (facts.st_mode & stat.S_IWOTH or group_writes) and not sticky
+        if facts.st_uid not in (os.getuid(), 0) or writable:
             return each
         if each.name == "hf_mps" or each.name.startswith("hf_mps-"):
             return None
