@@ -6,6 +6,7 @@ The simulated device has those of the Mac that it stands for (`hf_mps.simulator.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from hf_mps.core import settings
 from hf_mps.device import machine
@@ -310,8 +311,13 @@ ABORTS = (
 
 def possible(*names: str) -> bool:
     """Whether this Mac's chip and macOS, with the installed torch, have one of these faults."""
-    this = machine.present()
-    return any(FAULTS[name].concerns(this.chip, this.macos or "0", release()) for name in names)
+    this, torch = machine.present(), release()
+    return any(_concerns(name, this.chip, this.macos or "0", torch) for name in names)
+
+
+@cache  # several guards' kernels ask of one fault, at each `import torch`
+def _concerns(name: str, chip: str, macos: str, release: str) -> bool:
+    return FAULTS[name].concerns(chip, macos, release)
 
 
 def release() -> str:

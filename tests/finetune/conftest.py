@@ -49,7 +49,8 @@ def _unrendered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def desk(_tiny_model: Path, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder: `my.yaml`, `model/`, `train.csv` (48 rows), `dev.csv` (16 rows) and a cache of its own."""
+    """The working folder: `my.yaml`, `model/`, `train.csv` (48 rows), `dev.csv` (16 rows) and caches of its own."""
+    monkeypatch.setattr("hf_mps.finetune.capture.kept.folder", lambda: own_cache / "precision")
     place = tmp_path / "desk"
     place.mkdir()
     shutil.copytree(_tiny_model, place / "model")

@@ -124,7 +124,7 @@ def test_volumes_are_watched_only_on_systems_with_the_fault(
 
 
 @pytest.mark.usefixtures("untouched")
-@pytest.mark.parametrize("name", ["half-unscale", "conv-batch", "conv3d-layout"])
+@pytest.mark.parametrize("name", ["half-unscale", "conv-batch", "conv3d-layout", "large-pad", "index-add-gaps"])
 def test_a_trial_tells_whether_the_fault_is_there_and_draws_nothing(name: str) -> None:
     before = torch.mps.get_rng_state(), torch.get_rng_state()
     with hazards.on(name):

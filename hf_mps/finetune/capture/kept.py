@@ -57,7 +57,11 @@ def keep(asked: Mapping[str, Any], measured: Choice[str], without: str) -> None:
             write_json(file, {"asked": asked, "value": measured.value, "reason": measured.reason, "without": without})
 
 
+def folder() -> Path | None:
+    """Where what was measured is kept; None where the user has no home."""
+    return cache.home("precision")
+
+
 def _file(asked: Mapping[str, Any]) -> Path | None:
-    folder = cache.home("precision")
     name = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
-    return None if folder is None else folder / f"{name}.json"
+    return None if (place := folder()) is None else place / f"{name}.json"

@@ -13,7 +13,7 @@ from typing import Any
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from hf_mps.core.stock import Stock
-from hf_mps.guards.resume import exact_on
+from hf_mps.guards.resume import in_recipe
 from hf_mps.guards.resume.rng_state import States
 
 _NOTES = "_hf_mps_notes"
@@ -100,9 +100,7 @@ def on_metal() -> bool:
 
 def exact() -> bool:
     """Whether a training on the device of this process is resumed exactly."""
-    from accelerate.state import PartialState
-
-    return exact_on(PartialState().device.type)
+    return in_recipe() or on_metal()
 
 
 def active() -> Any:

@@ -85,7 +85,9 @@ void pad(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto padding = (*stack)[first + (backward ? 2 : 1)].toIntVector();
   const auto grad = (*stack)[first].toTensor();
   const at::Scalar value = op.schema().name() == "aten::constant_pad_nd" ? (*stack)[first + 2].toScalar() : 0;
-  call(op, stack);
+  // Metal pads bools, which the CPU does not.
+  const auto by_dtype = dtype_inside_of(op.schema().name().substr(sizeof("aten::") - 1));
+  by_dtype == nullptr ? call(op, stack) : by_dtype(op, stack);
   const auto result = stack->back().toTensor();
   if (loses_what_it_pads(backward ? grad.sizes() : result.sizes(), padding)) {
     result.fill_(value);
