@@ -23,6 +23,7 @@ from hf_mps.dryrun.modules import BETWEEN, CLIPPING, FORWARD, GENERATION, OPTIMI
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.run import failures
 from hf_mps.finetune.run.prepare import PreparedRun
+from hf_mps.finetune.run.trainer import StepMethod
 from hf_mps.finetune.smoke.fake import FakeScalars
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.guards.catalogue import GUARDS
@@ -74,22 +75,10 @@ class TrainingStep:
         each batch, `after_step` the number of the step, from 1.
         """
         trainer, tracker = self.trainer, self.tracker
-        stock = trainer.training_step
-
-        def training_step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if generation.generates(trainer) and self._begins():
-                tracker.phase = GENERATION
-                generation.first_and_last_pass(trainer, trainer._prepare_input(inputs))
-            tracker.phase = FORWARD
-            loss = stock(model, inputs, *args, **kwargs)
-            tracker.phase = CLIPPING
-            if after_backward is not None:
-                after_backward(loss)
-            return loss
-
+        step_method = trainer.step_method
         caller = _StepCallback(tracker, steps, after_step)
-        trainer.get_train_dataloader = lambda: self._loader(steps)
-        trainer.training_step = training_step
+        trainer.train_loader = self._loader(steps)
+        trainer.step_method = _Watched(self, step_method, after_backward)
         trainer.add_callback(caller)
         try:
             with ExitStack() as stack:
@@ -99,7 +88,7 @@ class TrainingStep:
         except _Done:
             pass
         finally:
-            trainer.training_step = stock
+            trainer.step_method = step_method
             trainer.remove_callback(caller)
             tracker.phase = BETWEEN
 
@@ -111,7 +100,7 @@ class TrainingStep:
             return batches
         return self.trainer.accelerator.prepare(torch.utils.data.DataLoader(_NewTensors(batches), batch_size=None))
 
-    def _begins(self) -> bool:
+    def begins(self) -> bool:
         """Whether the batch at hand is the first of an optimizer step."""
         return bool(self.trainer._step % self.trainer.args.gradient_accumulation_steps == 0)
 
@@ -128,6 +117,31 @@ class TrainingStep:
             stack.enter_context(FakeScalars(self.numbers))
             stack.enter_context(generation.without_extremes(self.trainer))
             yield
+
+
+class _Watched(StepMethod):
+    """Takes steps as `step_method` does, and tells the tracker which phase each of its parts is."""
+
+    def __init__(
+        self, step: TrainingStep, step_method: StepMethod, after_backward: Callable[[Any], None] | None
+    ) -> None:
+        self._step = step
+        self._method = step_method
+        self._after_backward = after_backward
+        self.clip_grad_norm, self.grad_norm = step_method.clip_grad_norm, step_method.grad_norm  # type: ignore[method-assign]
+
+    def training_step(self, stock: Callable[..., Any], model: Any, inputs: Any, items: Any) -> Any:
+        """Return the loss of a batch; a trainer that generates first does so in a phase of its own."""
+        trainer, tracker = self._step.trainer, self._step.tracker
+        if generation.generates(trainer) and self._step.begins():
+            tracker.phase = GENERATION
+            generation.first_and_last_pass(trainer, trainer._prepare_input(inputs))
+        tracker.phase = FORWARD
+        loss = self._method.training_step(stock, model, inputs, items)
+        tracker.phase = CLIPPING
+        if self._after_backward is not None:
+            self._after_backward(loss)
+        return loss
 
 
 class _NewTensors(torch.utils.data.Dataset[Any]):

@@ -66,7 +66,9 @@ def obstacle(trainer: Any) -> str:
     """Return why the steps of `trainer` cannot be recorded, as a clause; empty where they can."""
     from transformers import Trainer
 
-    kind = type(trainer)
+    from hf_mps.finetune.run.trainer import trainer_class
+
+    kind = trainer_class(trainer)
     if trainer.is_fsdp_enabled:
         return FSDP
     if not hasattr(Trainer, "_get_grad_norm"):

@@ -17,6 +17,7 @@ from hf_mps.core.errors import RunError
 from hf_mps.finetune.capture import masks
 from hf_mps.finetune.capture.graphs import MOST, Graphs, RecordingFailed
 from hf_mps.finetune.capture.reduction import Reduction, obstacle
+from hf_mps.finetune.run.trainer import StepMethod
 
 WHOLE = "whole steps"
 PASSES = "forward and backward passes"
@@ -26,42 +27,9 @@ ITEMS = "num_items_in_batch"
 PLAIN = (bool, int, float, str, type(None))
 
 
-class CapturedSteps:
-    """Stands before a Trainer class: what its loop asks for is done by a graph, or by the class itself.
-
-    `capture` is None until `install` sets it. A whole step (one batch, a fused Adam, no GradScaler) is one graph:
-    forward, backward, clipping, optimizer; when the loop then clips and steps, it finds that done. Otherwise a graph
-    holds forward and backward, and adds to gradients that stay where they are.
-    """
-
-    capture: StepCapture | None = None
-
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        stock = super().training_step  # type: ignore[misc]
-        if self.capture is None:
-            return stock(model, inputs, num_items_in_batch)  # type: ignore[no-any-return]
-        return self.capture.training_step(stock, model, inputs, num_items_in_batch)
-
-    def _clip_grad_norm(self, model: Any) -> Any:
-        done = self.capture is not None and self.capture.stepped
-        return None if done else super()._clip_grad_norm(model)  # type: ignore[misc]
-
-    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        if self.capture is not None and self.capture.stepped:
-            return self.capture.norm
-        return super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[misc]
-
-    def floating_point_ops(self, inputs: Any) -> int:
-        if self.capture is None:
-            return super().floating_point_ops(inputs)  # type: ignore[misc,no-any-return]
-        return self.capture.floating_point_ops(super().floating_point_ops, inputs)  # type: ignore[misc]
-
-
 def with_capture(trainer: Any, capture: StepCapture) -> None:
-    """Put `CapturedSteps` before the class of `trainer`, whichever made it, and let `capture` do its steps."""
-    kind = type(trainer)
-    trainer.__class__ = type(kind.__name__, (CapturedSteps, kind), {"__module__": kind.__module__})
-    trainer.capture = capture
+    """Let `capture` do the steps of a `RecipeTrainer`."""
+    trainer.step_method = capture
     trainer.data_collator = masks.Unmasked(trainer.data_collator)
 
 
@@ -81,8 +49,12 @@ def _buffers_stay(model: Any) -> Iterator[None]:
         raise RecordingFailed(f"the model replaces its buffer {replaced[0][1]} within a step")
 
 
-class StepCapture:
+class StepCapture(StepMethod):
     """One training's graphs, and the account of what they did. `required`: a step that cannot be recorded ends the run.
+
+    A whole step (one batch, a fused Adam, no GradScaler) is one graph: forward, backward, clipping, optimizer; when the
+    loop then clips and steps, it finds that done. Otherwise a graph holds forward and backward, and adds to gradients
+    that stay where they are.
 
     Nothing is tried out on the weights: the first step runs eagerly and counts, and a recording computes nothing.
     """
@@ -133,7 +105,15 @@ class StepCapture:
         self.replayed += 1
         return loss
 
-    def floating_point_ops(self, stock: Callable[[Any], int], inputs: Any) -> int:
+    def clip_grad_norm(self, stock: Callable[..., Any], model: Any) -> Any:
+        """Clip, unless the graph has."""
+        return None if self.stepped else stock(model)
+
+    def grad_norm(self, stock: Callable[..., Any], model: Any, norm: Any) -> Any:
+        """Return the graph's norm, or else the loop's."""
+        return self.norm if self.stepped else stock(model, grad_norm=norm)
+
+    def floating_point_ops(self, stock: Callable[..., int], inputs: Any) -> int:
         """Return what Trainer counts for `inputs`, which depends on the shape of the main one alone."""
         main = inputs.get(getattr(self._trainer.model, "main_input_name", "input_ids"))
         if not isinstance(main, Tensor):

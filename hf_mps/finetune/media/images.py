@@ -265,15 +265,6 @@ def described_augmentation(augmentation: Augmentation | None) -> Choice[str]:
     )
 
 
-def trainer(train: Any, *, callbacks: Sequence[Any], **settings: Any) -> Any:
-    """Return transformers' Trainer, with a callback that tells the training images (`begin`) each epoch."""
-    from transformers import Trainer
-
-    from hf_mps.finetune.run.callbacks import Epochs
-
-    return Trainer(callbacks=[*callbacks, Epochs(train.begin)], **settings)
-
-
 def refuse_missing(rows: Rows, role: str = "image") -> None:
     """Raise UserError for the first row whose image file is missing or no image, before a run begins."""
     from PIL import Image

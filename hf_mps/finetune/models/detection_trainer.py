@@ -11,7 +11,6 @@ import torch
 from transformers import Trainer
 from transformers.loss import loss_for_object_detection
 
-from hf_mps.finetune.run.callbacks import Epochs
 from hf_mps.metrics import boxes
 
 NOTHING = -1.0
@@ -22,10 +21,6 @@ class DetectionTrainer(Trainer):  # type: ignore[misc]
     """Trainer whose predictions are (B, MOST, 6) of label, score and box, and whose labels are (B, n, 5) of label and
     box: corners as shares of the image's width and height, rows of NOTHING at the end.
     """
-
-    def __init__(self, *arguments: Any, train: Any = None, callbacks: Any = (), **settings: Any) -> None:
-        told = [Epochs(train.begin)] if train is not None else []
-        super().__init__(*arguments, callbacks=[*(callbacks or ()), *told], **settings)
 
     def compute_loss(self, *arguments: Any, **settings: Any) -> Any:
         with counted_once(lambda stock: partial(stock, reduction="sum")):

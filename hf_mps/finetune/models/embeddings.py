@@ -145,7 +145,7 @@ class LossParts(parts.KeptInCheckpoints):
         self.accum_loss_components["train"] = kept
 
 
-def trainer(evaluator: Any, kind: str = "SentenceTransformerTrainer") -> Callable[..., Any]:
+def trainer(evaluator: Any, kind: str = "SentenceTransformerTrainer") -> type[Any]:
     """Return sentence-transformers' trainer class `kind` with an evaluation that adds what `evaluator` measures.
 
     The library's own way, an evaluator, leaves an empty folder `eval` behind; the model card is written by this

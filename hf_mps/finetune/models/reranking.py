@@ -59,7 +59,7 @@ def _each(row: Mapping[str, Any], names: Sequence[str]) -> Iterator[tuple[Any, .
     return zip(*(row[name] for name in names), strict=True)
 
 
-def trainer(evaluator: RerankEvaluator, *, listed: bool) -> Callable[..., Any]:
+def trainer(evaluator: RerankEvaluator, *, listed: bool) -> type[Any]:
     """Return sentence-transformers' trainer class over batches of `collator`, with what `evaluator` measures.
 
     Its losses are handed the numbers of a batch's pairs in place of their texts, and a `preprocess` that looks up the

@@ -45,7 +45,7 @@ def loss(losses: Any, model: Any, document_weight: float, query_weight: float) -
     )
 
 
-def trainer(evaluator: Any) -> Callable[..., Any]:
+def trainer(evaluator: Any) -> type[Any]:
     """Return sentence-transformers' SparseEncoderTrainer with what `evaluator` measures.
 
     The regularizers' weights rise from 0 over the first third of the steps, as its own default has it.

@@ -148,6 +148,17 @@ class FolderKept(TrainerCallback):  # type: ignore[misc]
             raise RunError(f"{self._inside.parent} was deleted during the run; next: the same command, which goes on")
 
 
+class BeforeFirstStep(TrainerCallback):  # type: ignore[misc]
+    """Calls `make_up` when a run resumes between two steps, or behind its last one."""
+
+    def __init__(self, make_up: Callable[[], None]) -> None:
+        self._make_up = make_up
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if args.eval_strategy == "steps" or state.global_step >= state.max_steps:
+            self._make_up()
+
+
 class Epochs(TrainerCallback):  # type: ignore[misc]
     """Calls `begin` with each epoch's number before a row is read, also for the epoch in which a run resumes."""
 

@@ -11,6 +11,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.distributed.world import World
 from hf_mps.finetune.run.optimization import PLAIN
+from hf_mps.finetune.run.trainer import StepMethod
 
 if TYPE_CHECKING:
     from hf_mps.finetune.recipe.schema import Recipe
@@ -83,29 +84,26 @@ def steps_early(choices: Mapping[str, Choice[Any]]) -> bool:
     return KEY in choices and choices[KEY].value == ON
 
 
-def install(trainer: Any, choices: Mapping[str, Choice[Any]]) -> None:
-    """Let `trainer` step in its backward passes where `choices` say so."""
-    if steps_early(choices):
-        EarlySteps(trainer).install()
-
-
-class EarlySteps:
-    """Takes the place of a trainer's training step, and tells it the norm of gradients that it never sees."""
+class EarlySteps(StepMethod):
+    """Steps whose weights have changed when the backward pass ends; the trainer is told the norm of their gradients."""
 
     def __init__(self, trainer: Any) -> None:
         from hf_mps.step.in_backward import InBackward
 
-        self._trainer, self._stock = trainer, trainer.training_step
+        self._trainer = trainer
+        self._norm: Any = None
         self._steps, self._attached = InBackward(), False
 
-    def install(self) -> None:
-        """From now on."""
-        self._trainer.training_step = self._step
-        self._trainer._clip_grad_norm = lambda model: self._norm
-        self._trainer._get_grad_norm = lambda model, grad_norm=None: self._norm
+    def clip_grad_norm(self, stock: Callable[..., Any], model: Any) -> Any:
+        """Return the norm of gradients that were clipped and are gone."""
+        return self._norm
 
-    def _step(self, model: Any, inputs: Any, *items: Any, **further: Any) -> Any:
-        """One training step, whose weights have stepped when it ends; the optimizer finds no gradient after it."""
+    def grad_norm(self, stock: Callable[..., Any], model: Any, norm: Any) -> Any:
+        """Return the same norm."""
+        return self._norm
+
+    def training_step(self, stock: Callable[..., Any], model: Any, inputs: Any, items: Any) -> Any:
+        """Return the loss of a step whose weights have stepped; the optimizer finds no gradient after it."""
         if not self._attached:
             self._steps.attach(model.parameters())
             self._attached = True
@@ -113,11 +111,11 @@ class EarlySteps:
         if limit is not None and limit > 0:
             self._steps.begin(optimizer, measuring=True)
             with _undone(model):
-                self._stock(model, inputs, *items, **further)
+                stock(model, inputs, items)
             self._norm = self._steps.norm()
             settle = self._clipped(limit)
         self._steps.begin(optimizer, measuring=False, settle=settle)
-        loss = self._stock(model, inputs, *items, **further)
+        loss = stock(model, inputs, items)
         if settle is None:
             self._norm = self._steps.norm()
         return loss

@@ -8,62 +8,86 @@ process that has none left takes part with one that counts nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from hf_mps.finetune.text import buckets
 
-LOADERS = ("get_eval_dataloader", "get_test_dataloader")
 
-
-def every_row(trainer: Any) -> None:
-    """Let evaluations of `trainer` see every row in order, and where there are several processes each row once.
+class ExactEvaluation:
+    """A part of a Trainer: evaluations see every row in order, and where there are several processes each row once.
 
     `dataloader_drop_last` and `train_sampling_strategy` are for training alone: an evaluation without some rows would
     score another split; one sorted by length would give its answers to other rows than predictions.csv and the metrics
     of whole answers expect.
     """
-    from torch.utils.data import SequentialSampler
-    from transformers import Seq2SeqTrainer
 
-    if getattr(trainer.args, buckets.KEY, buckets.RANDOM) == "group_by_length":
-        trainer._get_eval_sampler = SequentialSampler
-    if trainer.args.dataloader_drop_last:
-        for name in LOADERS:
-            setattr(trainer, name, _undropped(trainer.args, getattr(trainer, name)))
-    if trainer.args.world_size > 1:
-        for name in LOADERS:
-            setattr(trainer, name, _dealt(getattr(trainer, name)))
-        trainer.evaluation_loop = _exact(trainer, trainer.evaluation_loop)
-    elif isinstance(trainer, Seq2SeqTrainer):
-        trainer.evaluation_loop = _by_rows(trainer, trainer.evaluation_loop)
+    args: Any
+    accelerator: Any
+    gather_function: Any
 
+    def _get_eval_sampler(self, eval_dataset: Any) -> Any:
+        from torch.utils.data import SequentialSampler
 
-def _undropped(args: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
-    def loader(*arguments: Any, **settings: Any) -> Any:
-        args.dataloader_drop_last = False
+        if getattr(self.args, buckets.KEY, buckets.RANDOM) == "group_by_length":
+            return SequentialSampler(eval_dataset)
+        return super()._get_eval_sampler(eval_dataset)  # type: ignore[misc]
+
+    def get_eval_dataloader(self, *arguments: Any, **settings: Any) -> Any:
+        """Return the loader of a validation split, without a row left out."""
+        with _keeping_last(self.args):
+            return _dealt(super().get_eval_dataloader(*arguments, **settings))  # type: ignore[misc]
+
+    def get_test_dataloader(self, *arguments: Any, **settings: Any) -> Any:
+        """Return the loader of rows to predict, without a row left out."""
+        with _keeping_last(self.args):
+            return _dealt(super().get_test_dataloader(*arguments, **settings))  # type: ignore[misc]
+
+    def evaluation_loop(self, dataloader: Any, *arguments: Any, **settings: Any) -> Any:
+        """Evaluate as Trainer does, gathering from each process the rows of its batch that count."""
+        from transformers import Seq2SeqTrainer
+
+        stock = super().evaluation_loop  # type: ignore[misc]
+        if self.args.world_size == 1:
+            if isinstance(self, Seq2SeqTrainer):
+                # Its own gathering lets a last, smaller batch's loss count as that of a whole one.
+                self.gather_function = self.accelerator.gather_for_metrics
+            return stock(dataloader, *arguments, **settings)
+        dealt = getattr(getattr(dataloader, "batch_sampler", None), "batch_sampler", None)
+        if not isinstance(dealt, Dealt):  # a stream of rows has no batches to deal
+            return stock(dataloader, *arguments, **settings)
+        rounds = _Rounds(dataloader)
+        self.gather_function = lambda data: _gathered(self.accelerator, data, dealt.counts[rounds.given - 1])
+        # Each batch's loss is over its own labels: those of a process that counts nothing would be among all others'.
+        over_all, self.args.average_tokens_across_devices = self.args.average_tokens_across_devices, False
         try:
-            return stock(*arguments, **settings)
+            return stock(rounds, *arguments, **settings)  # it puts Trainer's own function back
         finally:
-            args.dataloader_drop_last = True
-
-    return loader
+            self.args.average_tokens_across_devices = over_all
 
 
-def _dealt(stock: Callable[..., Any]) -> Callable[..., Any]:
-    def loader(*arguments: Any, **settings: Any) -> Any:
-        from accelerate.data_loader import BatchSamplerShard
+@contextmanager
+def _keeping_last(args: Any) -> Iterator[None]:
+    """Keep the last, smaller batch of the loaders that are made in this block."""
+    dropped, args.dataloader_drop_last = args.dataloader_drop_last, False
+    try:
+        yield
+    finally:
+        args.dataloader_drop_last = dropped
 
-        made = stock(*arguments, **settings)
-        shard: Any = getattr(made, "batch_sampler", None)
-        if not isinstance(shard, BatchSamplerShard) or shard.split_batches:
-            return made
-        if not isinstance(shard.batch_sampler, Dealt):  # one that persistent workers keep was dealt before
-            shard.batch_sampler = Dealt(shard.batch_sampler, shard.process_index, shard.num_processes)
-            # As Trainer has it for a sampler of its own that knows the processes (trainer.py, `_get_dataloader`).
-            shard.process_index, shard.num_processes, shard.even_batches = 0, 1, False
-        return made
 
+def _dealt(loader: Any) -> Any:
+    """Deal each batch of several processes' loader to one of them whole."""
+    from accelerate.data_loader import BatchSamplerShard
+
+    shard: Any = getattr(loader, "batch_sampler", None)
+    if not isinstance(shard, BatchSamplerShard) or shard.split_batches:
+        return loader
+    if not isinstance(shard.batch_sampler, Dealt):  # one that persistent workers keep was dealt before
+        shard.batch_sampler = Dealt(shard.batch_sampler, shard.process_index, shard.num_processes)
+        # As Trainer has it for a sampler of its own that knows the processes (trainer.py, `_get_dataloader`).
+        shard.process_index, shard.num_processes, shard.even_batches = 0, 1, False
     return loader
 
 
@@ -128,37 +152,6 @@ class _Rounds:
         for batch in self._loader:
             self.given += 1
             yield batch
-
-
-def _by_rows(trainer: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
-    """Seq2SeqTrainer's `evaluation_loop` without its own gathering, which lets a last, smaller batch's loss count as
-    that of a whole one.
-    """
-
-    def loop(*arguments: Any, **settings: Any) -> Any:
-        trainer.gather_function = trainer.accelerator.gather_for_metrics
-        return stock(*arguments, **settings)
-
-    return loop
-
-
-def _exact(trainer: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
-    """Trainer's `evaluation_loop`, which gathers from each process the rows of its batch that count."""
-
-    def loop(dataloader: Any, *arguments: Any, **settings: Any) -> Any:
-        dealt = getattr(getattr(dataloader, "batch_sampler", None), "batch_sampler", None)
-        if not isinstance(dealt, Dealt):  # a stream of rows has no batches to deal
-            return stock(dataloader, *arguments, **settings)
-        rounds = _Rounds(dataloader)
-        trainer.gather_function = lambda data: _gathered(trainer.accelerator, data, dealt.counts[rounds.given - 1])
-        # Each batch's loss is over its own labels: those of a process that counts nothing would be among all others'.
-        over_all, trainer.args.average_tokens_across_devices = trainer.args.average_tokens_across_devices, False
-        try:
-            return stock(rounds, *arguments, **settings)  # it puts Trainer's own function back
-        finally:
-            trainer.args.average_tokens_across_devices = over_all
-
-    return loop
 
 
 def _gathered(accelerator: Any, data: Any, counts: list[int]) -> Any:

@@ -10,7 +10,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.finetune.models import attention
 from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
-from hf_mps.finetune.run import checks, evaluation
+from hf_mps.finetune.run import checks
 from hf_mps.finetune.run.plan import precision_of
 from hf_mps.finetune.run.train import REFUSALS, one_gpu, refused
 from hf_mps.finetune.tasks._answering import Answering
@@ -43,7 +43,9 @@ def trainer(
     answers are equal to the last bit. Nothing is written but an empty `folder`. Raises UserError for arguments that
     transformers refuses and a precision that the device lacks.
     """
-    from transformers import PrinterCallback, Trainer, TrainingArguments
+    from transformers import PrinterCallback, TrainingArguments
+
+    from hf_mps.finetune.run.trainer import recipe_trainer
 
     said = {key: value for key, value in recipe.training.items() if value is not None}
     if device.value != "cuda":
@@ -62,7 +64,9 @@ def trainer(
     try:
         pinned = {"dataloader_pin_memory": device.value == "cuda"}
         arguments = (made.arguments or TrainingArguments)(**(pinned | defaults | mixed | said | ours))
-        built = (made.trainer or Trainer)(
+        named = made.trainer  # sentence-transformers' trainers cannot be made without a loss
+        kind = recipe_trainer(named) if named is None or isinstance(named, type) else named
+        built = kind(
             model=made.model,
             args=one_gpu(arguments),
             data_collator=made.collator,
@@ -74,7 +78,6 @@ def trainer(
         raise refused(error) from error
     if hasattr(built, "remove_callback"):
         built.remove_callback(PrinterCallback)
-    evaluation.every_row(built)
     return built, {"precision": precision, "batch": size}
 
 

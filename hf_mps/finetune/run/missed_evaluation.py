@@ -4,37 +4,35 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import TrainerCallback
 
+class MissedEvaluation:
+    """A part of a Trainer: before the first step of a resumed run it makes up for an evaluation that was due at the
+    checkpoint's step and is not in its log.
 
-class MissedEvaluation(TrainerCallback):  # type: ignore[misc]
-    """Evaluates before the first step where an evaluation was due at the checkpoint's step and its log has none.
-
-    An evaluation draws random numbers on the CPU. Of one behind an epoch the checkpoint holds the states before them,
-    and the evaluation follows when Trainer has restored those; of one between two steps those after them.
+    An evaluation draws random numbers on the CPU. The checkpoint of an epoch's end holds the states before them, so
+    the evaluation comes after Trainer has restored those; a checkpoint between two steps holds those after them.
     """
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-        self._load = trainer._load_rng_state
-        trainer._load_rng_state = self._loaded
-        trainer.add_callback(self)
+    args: Any
+    state: Any
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if args.eval_strategy == "steps" or state.global_step >= state.max_steps:
-            self._make_up()
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        from hf_mps.finetune.run.callbacks import BeforeFirstStep
 
-    def _loaded(self, checkpoint: str | None) -> None:
-        self._load(checkpoint)
-        if self._trainer.args.eval_strategy == "epoch":
-            self._make_up()
+        super().__init__(*arguments, **settings)
+        self.add_callback(BeforeFirstStep(self.make_up_evaluation))  # type: ignore[attr-defined]
 
-    def _make_up(self) -> None:
-        trainer, state = self._trainer, self._trainer.state
-        logged = (entry for entry in state.log_history if "eval_loss" in entry or "eval_runtime" in entry)
-        if _due(trainer.args, state) and all(entry["step"] != state.global_step for entry in logged):
-            measured = trainer._evaluate(None, None)
-            trainer._determine_best_metric(metrics=measured, trial=None)
+    def make_up_evaluation(self) -> None:
+        """Evaluate where Trainer would have evaluated at this step and its log has no entry of that."""
+        logged = (entry for entry in self.state.log_history if "eval_loss" in entry or "eval_runtime" in entry)
+        if _due(self.args, self.state) and all(entry["step"] != self.state.global_step for entry in logged):
+            measured = self._evaluate(None, None)  # type: ignore[attr-defined]
+            self._determine_best_metric(metrics=measured, trial=None)  # type: ignore[attr-defined]
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        super()._load_rng_state(checkpoint)  # type: ignore[misc]
+        if self.args.eval_strategy == "epoch":
+            self.make_up_evaluation()
 
 
 def _due(args: Any, state: Any) -> bool:

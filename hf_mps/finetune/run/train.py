@@ -17,7 +17,7 @@ from hf_mps.finetune import sharding
 from hf_mps.finetune.capture import attention_kernels
 from hf_mps.finetune.models import attention, quantization
 from hf_mps.finetune.report import screen
-from hf_mps.finetune.run import early_steps, evaluation, links, optimization
+from hf_mps.finetune.run import early_steps, links, optimization
 from hf_mps.finetune.sharding import engine
 from hf_mps.finetune.text import buckets
 from hf_mps.guards import resume
@@ -109,15 +109,15 @@ def train_and_measure(
 
 def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int | None) -> Any:
     """Return the trainer of a plan. Raises UserError for arguments that transformers refuses."""
-    from transformers import EarlyStoppingCallback, Trainer
+    from transformers import EarlyStoppingCallback
 
     from hf_mps.finetune.loss import accumulation
     from hf_mps.finetune.run.callbacks import FiniteLoss, MainStatistics, OwnDraws
-    from hf_mps.finetune.run.missed_evaluation import MissedEvaluation
     from hf_mps.finetune.run.processes import Shares
+    from hf_mps.finetune.run.trainer import recipe_trainer
 
     attention.give(prepared, plan.choices.get("attention"))
-    callbacks: list[Any] = [watch, FiniteLoss(), OwnDraws(), MainStatistics()]
+    callbacks: list[Any] = [watch, FiniteLoss(), OwnDraws(), MainStatistics(), *prepared.callbacks]
     if patience is not None:
         callbacks.append(EarlyStoppingCallback(early_stopping_patience=patience))
     args = training_arguments(plan, prepared)
@@ -125,7 +125,7 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int
     sharded = engine.ready(prepared.model, plan.device.value) if sharding.KEY in plan.choices else nullcontext()
     try:
         with sharded:
-            trainer = (prepared.trainer or Trainer)(
+            trainer = recipe_trainer(prepared.trainer)(
                 model=prepared.model,
                 args=args,
                 train_dataset=prepared.train,
@@ -140,15 +140,14 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int
         raise refused(error) from error
     quantization.place(trainer.model, args.device)
     links.compress(trainer, plan.choices)
-    evaluation.every_row(trainer)
     if prepared.stream is not None:
         _stream(trainer, plan, prepared.stream, prepared)
     elif plan.choices["sampling"].value == buckets.BUCKETED:
         buckets.install_sampler(trainer, prepared, plan.drawn)
     if args.gradient_accumulation_steps > 1 or args.world_size > 1:
         accumulation.fix_accumulation_scaling(trainer)
-    early_steps.install(trainer, plan.choices)
-    MissedEvaluation(trainer)
+    if early_steps.steps_early(plan.choices):
+        trainer.step_method = early_steps.EarlySteps(trainer)
     if args.device.type != plan.device.value:
         raise RuntimeError(f"Trainer took {args.device.type} where the plan says {plan.device.value}")
     return trainer

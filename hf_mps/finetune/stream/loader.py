@@ -145,14 +145,7 @@ class Progress(TrainerCallback):  # type: ignore[misc]
 
 def install(trainer: Any, stream: Streamed, arranging: Arranging) -> StreamLoader:
     """Let `trainer` take its training batches from `stream`, and keep in its checkpoints where that is."""
-    loader, stock = StreamLoader(trainer, stream, arranging), trainer._save_rng_state
-
-    def saves(folder: str) -> None:
-        stock(folder)
-        loader.save(folder)
-
-    trainer.get_train_dataloader = lambda: loader
-    trainer._save_rng_state = saves
+    trainer.train_loader = loader = StreamLoader(trainer, stream, arranging)
     trainer.add_callback(Progress())
     return loader
 

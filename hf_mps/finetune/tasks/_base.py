@@ -49,8 +49,10 @@ class Prepared:
     pipeline_tag: str
     choices: dict[str, Choice[Any]] = field(default_factory=dict)
 
-    trainer: Callable[..., Any] | None = None
-    """A subclass of transformers' Trainer, or what is called like one; None is Trainer itself."""
+    trainer: type[Any] | None = None
+    """A subclass of transformers' Trainer; None is Trainer itself."""
+    callbacks: Sequence[Any] = ()
+    """Callbacks that the trainer needs."""
     arguments: type[Any] | None = None
     """A subclass of TrainingArguments; None is TrainingArguments itself. The task's `ARGUMENTS` names the same one."""
     arguments_defaults: dict[str, Any] = field(default_factory=dict)

@@ -89,6 +89,8 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     """
     import transformers
 
+    from hf_mps.finetune.run.callbacks import Epochs
+
     others = [rows[split] for split in rows if split != "train"]
     classes = labels.decide(rows["train"], others, recipe.data.labels, "single_label_classification")
     measured = metrics.of_labels(recipe.metrics or ["accuracy", "f1/macro"], recipe.task, len(classes.names))
@@ -120,7 +122,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
             **labels.choices(classes),
             "model": weights,
         },
-        trainer=lambda **settings: images.trainer(splits["train"], **settings),
+        callbacks=[Epochs(splits["train"].begin)],
         trainer_settings={"preprocess_logits_for_metrics": classification.keep_logits},
         predict=lambda trainer: _predicted(rows["validation"], trainer.predict(splits["validation"]), classes.names),
         figures=lambda predicted: _figures(predicted, classes.names),

@@ -75,6 +75,8 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     """Make images, masks, model and metrics. Raises UserError for rows, classes or a checkpoint that cannot be used."""
     import transformers
 
+    from hf_mps.finetune.run.callbacks import Epochs
+
     chosen = choose(recipe.metrics, METRICS, recipe.task)
     for split in rows.values():
         images.refuse_missing(split)
@@ -113,7 +115,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
             "labels": Choice(f"{len(names)} classes: {labels.listed(names)}", told),
             "model": weights,
         },
-        trainer=lambda **settings: images.trainer(splits["train"], **settings),
+        callbacks=[Epochs(splits["train"].begin)],
         trainer_settings={"preprocess_logits_for_metrics": _areas(len(names))},
         predict=lambda trainer: _predicted(rows["validation"], trainer.predict(splits["validation"]), names),
         snippet=SNIPPET,

@@ -73,6 +73,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     import transformers
 
     from hf_mps.finetune.models.detection_trainer import DetectionTrainer, unfilled
+    from hf_mps.finetune.run.callbacks import Epochs
 
     chosen = choose(recipe.metrics, METRICS, recipe.task)
     names, told = _names(recipe, rows["train"])
@@ -106,7 +107,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
             "model": weights,
         },
         trainer=DetectionTrainer,
-        trainer_settings={"train": splits["train"]},
+        callbacks=[Epochs(splits["train"].begin)],
         predict=lambda trainer: _predicted(
             rows["validation"], trainer.predict(splits["validation"]).predictions, names, recipe.threshold
         ),

@@ -73,18 +73,18 @@ def install_sampler(trainer: Any, prepared: Prepared, drawn: int | None = None) 
 
     The lengths are `prepared.token_counts`. Where several processes train, each draws the same rows in the same order
     and takes one batch of every `world_size` (accelerate's BatchSamplerShard): the batches of a step are of one length,
-    so that no process waits for another's longer one. Works with every subclass of transformers' Trainer: all of them
-    ask `_get_train_sampler`. `drawn` rows of a length are drawn at a time, by default one batch for each process.
+    so that no process waits for another's longer one. `drawn` rows of a length are drawn at a time, by default one
+    batch for each process.
     """
     length = prepared.choices["lengths"].value if "lengths" in prepared.choices else None
     target: Callable[[int], int] = getattr(length, "target", int)
     keys = [bucket(target(count)) for count in prepared.token_counts or ()]
 
-    def sampler(dataset: Any = None) -> BucketSampler:
+    def sampler() -> BucketSampler:
         seed = trainer.args.seed if trainer.args.data_seed is None else trainer.args.data_seed
         return BucketSampler(keys, drawn or trainer._train_batch_size * trainer.args.world_size, seed)
 
-    trainer._get_train_sampler = sampler
+    trainer.train_sampler = sampler
 
 
 class BucketSampler:

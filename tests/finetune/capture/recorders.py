@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hf_mps.finetune.capture.graphs import Graphs
 from hf_mps.finetune.capture.steps import StepCapture, with_capture
+from hf_mps.finetune.run.trainer import recipe_trainer
 
 WIDTHS = (8, 12, 8, 12, 16)
 BATCH = 4
@@ -66,16 +67,16 @@ def model() -> Any:
 
 
 def trainer(folder: Path, made: Any = None, *, kind: type[Any] | None = None, cuda: bool = False, **said: Any) -> Any:
-    """transformers' Trainer over Rows in their order, three epochs with a line a step."""
+    """A recipe's Trainer over Rows in their order, three epochs with a line a step."""
     from torch.utils.data import SequentialSampler
-    from transformers import Trainer, TrainingArguments
+    from transformers import TrainingArguments
 
     settings: dict[str, Any] = {"learning_rate": 1e-3, "num_train_epochs": 3, "logging_steps": 1, "seed": 1}
     settings |= {"per_device_train_batch_size": BATCH, "use_cpu": not cuda, "report_to": "none", "disable_tqdm": True}
     settings |= {"save_strategy": "no", "optim": "adamw_torch_fused", "logging_nan_inf_filter": False, **said}
     arguments = TrainingArguments(output_dir=str(folder), **settings)
-    done = (kind or Trainer)(model=made or model(), args=arguments, train_dataset=Rows())
-    done._get_train_sampler = SequentialSampler
+    done = recipe_trainer(kind)(model=made or model(), args=arguments, train_dataset=Rows())
+    done.train_sampler = lambda: SequentialSampler(done.train_dataset)
     return done
 
 

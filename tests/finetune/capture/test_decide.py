@@ -13,6 +13,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune import capture
 from hf_mps.finetune.capture import decide
+from hf_mps.finetune.run.trainer import StepMethod
 from tests.finetune import builders
 from tests.finetune.capture.recorders import trainer
 from tests.finetune.tiny import Command
@@ -80,7 +81,7 @@ def test_a_trainer_with_a_loss_of_its_own_is_left_alone(tmp_path: Path) -> None:
     assert str(choices[decide.KEY]) == snapshot(
         "off (Mine has a compute_loss of its own, which may do more than CUDA can record)"
     )
-    assert type(mine) is Mine
+    assert type(mine.step_method) is StepMethod
     choices[decide.KEY] = Choice(decide.ON, "")
     with pytest.raises(UserError):
         capture.install(choices, mine, True)
