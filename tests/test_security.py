@@ -9,8 +9,8 @@ from tests.conftest import CHECKOUT
 
 CONNECTING = ("aiohttp", "ftplib", "http", "httpx", "requests", "smtplib", "socket", "urllib.request", "urllib3")
 
-BETWEEN_HOSTS = ("hf_mps/doctor/peers.py", "hf_mps/distributed/")
-"""What measures and uses the links of a run on several hosts, which a person starts on each."""
+BETWEEN_HOSTS = "hf_mps/distributed/"
+"""What connects the hosts of a run, which a person starts on each."""
 
 
 @cache

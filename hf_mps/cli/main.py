@@ -27,6 +27,10 @@ from hf_mps.core import notices
 from hf_mps.core.errors import UserError, run_command
 from hf_mps.core.extras import bitsandbytes_unheard
 
+LINKS = "next, to try the links of a run: its torchrun line with --smoke (docs/several-machines.md)"
+REMOVED = {"--peers": LINKS, "--serve": LINKS}
+"""Options that earlier releases had, with what to use instead."""
+
 app = typer.Typer(no_args_is_help=True, help="Hugging Face training on a Mac's GPU.")
 
 
@@ -72,6 +76,9 @@ def _parse(argv: list[str], program: str) -> Callable[[], int | None] | int | No
         if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help itself
             print(words(), file=sys.stderr)
             return 2
+        option = getattr(error, "option_name", "")
+        if option in REMOVED:
+            raise UserError(f"{option} was removed; {REMOVED[option]}") from error
         first = " ".join(words().split()).rstrip(".")
         raise UserError(f"{first}; next: {program} --help") from error
     return work

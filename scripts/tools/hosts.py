@@ -1,12 +1,12 @@
 """Several hosts on this one: a network, process and host name each, joined by links of a given rate and latency.
 
-    python scripts/tools/hosts.py --hosts 2 --rate 1gbit --latency 0.3ms -- hf-mps doctor --peers mac-1
+    python scripts/tools/hosts.py --hosts 2 --rate 1gbit --latency 0.3ms -- ping -c 3 mac-1
 
 runs a command on each host, named mac-0, mac-1, …, in this folder, and ends with the first exit code that is not 0.
 `{index}` and `{name}` in the command are the host's own. In tests and benches:
 
     with hosts(2, rate="1gbit", latency="0.3ms") as macs:
-        macs[0].run(["hf-mps", "doctor", "--peers", macs[1].name])
+        macs[0].run(["ping", "-c", "3", macs[1].name])
 
 A host is a set of Linux namespaces (network, process ids, mounts for /proc and /etc/hosts, host name); the files are
 this machine's. A veth pair leads from each to a hub; `tc`'s token bucket limits what the host sends to `rate`, and

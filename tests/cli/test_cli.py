@@ -103,6 +103,11 @@ def test_a_recipe_is_shown_as_it_is_written(capsys: Printed) -> None:
             ["finetune", "quickstart", "--freshh"],
             "No such option: --freshh (Possible options: --fresh); next: hf-mps --help",
         ),
+        (
+            ["doctor", "--peers", "mac-0"],
+            "--peers was removed; next, to try the links of a run: its torchrun line with --smoke"
+            " (docs/several-machines.md)",
+        ),
         (["recipes", "shwo"], None),
         (
             ["finetune", "quickstart", "sed=1"],

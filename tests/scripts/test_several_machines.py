@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,20 +40,8 @@ def typed(macs: list[Host], lines: list[str], folder: Path) -> list[subprocess.P
     return [macs[int(one[1])].start(["sh", "-c", f"cd {folder} && exec {one[2]}"], **settings) for one in parted if one]
 
 
-def test_the_doctor_measures(macs: list[Host], tmp_path: Path) -> None:
-    block = BLOCKS[0]
-    (server,) = typed(macs, block[:1], tmp_path)
-    assert server.stdout is not None
-    assert "answers at port" in server.stdout.readline()
-    (asks,) = typed(macs, block[1:], tmp_path)
-    said, _ = asks.communicate(timeout=60)
-    stop(server, signal.SIGINT)
-    assert asks.returncode == 0, said
-    assert "Gbit/s there" in said
-
-
 @pytest.mark.parametrize(
-    "lines", [pytest.param(lines, id=lines[0].split()[1] + str(at)) for at, lines in enumerate(BLOCKS) if at]
+    "lines", [pytest.param(lines, id=lines[0].split()[1] + str(at)) for at, lines in enumerate(BLOCKS)]
 )
 def test_both_machines_train(macs: list[Host], lines: list[str], tmp_path: Path) -> None:
     (tmp_path / "machines.yaml").write_text(file_on_page("machines.yaml"))
@@ -67,5 +54,4 @@ def test_both_machines_train(macs: list[Host], lines: list[str], tmp_path: Path)
                 stop(one)
     assert [one.returncode for one in started] == [0] * len(lines), "\n".join(said)
     assert "smoke run ended well" in said[0]
-    assert "measured between the ranks" in said[0]
     assert all("hf_mps finetune" not in other for other in said[1:])  # one of them speaks

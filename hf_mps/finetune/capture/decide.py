@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.distributed.world import World
 from hf_mps.finetune.sharding import settings
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ ON, OFF = "on", "off"
 SAID = "the recipe says so"
 CHECKPOINTING = "checkpointed layers read the random state, which CUDA cannot record"
 FSDP = "FSDP gathers each block's weights and frees them again while a step runs, which a graph cannot"
-LINK = "the recorded step averages gradients whole and every time, and link says otherwise"
 # Options of TrainingArguments under which a step does more than a graph can hold, and what.
 OBSTACLES = {
     "gradient_checkpointing": CHECKPOINTING,
@@ -50,8 +48,6 @@ def decide(recipe: Recipe, training: Mapping[str, Any], device: str) -> Choice[s
     for key, why in OBSTACLES.items():
         if training.get(key):
             return refused(asked, why)
-    if recipe.link.reshapes and not World.here().alone:
-        return refused(asked, LINK)
     return Choice(ON, SAID if asked else "a step's hundreds of launches become one; the numbers are the same")
 
 

@@ -33,6 +33,13 @@ ALLOWED = {
     "too_short": "at least {min_length} of them",
     "string_too_short": "at least {min_length} letter",
 }
+REMOVED = {
+    "link": (
+        "was removed: gradients are sent whole at every step; leave it out (in a script of your own,"
+        " accelerate's DistributedDataParallelKwargs(comm_hook=…) compresses them and its LocalSGD averages weights)"
+    ),
+}
+"""Keys that earlier releases had, with what to do instead."""
 # The last part of an error's place where a value may be of several types: the type that was tried, no key.
 TRIED = re.compile(r"(str|int|float|bool|list|dict|literal)(\[.*\])?")
 
@@ -77,6 +84,8 @@ def _merged(clauses: list[str]) -> str:
 def _clause(details: ErrorDetails, kind: type[BaseModel], document: Document) -> str:
     location, value = details["loc"], details.get("input")
     if details["type"] == "extra_forbidden":
+        if location in {(key,) for key in REMOVED}:
+            return REMOVED[str(location[0])]
         allowed = _keys(kind, location[:-1])
         if location[:-1] == ("data",) and document.where(f"data.{location[-1]}") == "command line":
             allowed += _short(kind)

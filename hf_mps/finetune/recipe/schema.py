@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from hf_mps import metrics
 from hf_mps.core.errors import nearest
@@ -220,27 +220,6 @@ class Labelled(Data):
         return value
 
 
-class LinkSection(Section):
-    """How several machines train over a slow link: the default is PyTorch's, gradients whole and at every step.
-
-    `compression` of the gradients rounds them (fp16, bf16) or sends two vectors a matrix (powersgd). With
-    `local_steps` above 1 each rank trains by itself, and so many steps apart their weights are averaged. `batches`
-    deals the rows of a step by measured speed, or as a list says, a number for each rank. `bandwidth`
-    in Gbit/s and `latency` in milliseconds, which hf-mps doctor --peers measures, have `--plan` say what a step costs.
-    """
-
-    compression: Literal["none", "fp16", "bf16", "powersgd"] = "none"
-    local_steps: int = Field(default=1, ge=1)
-    batches: Literal["equal", "measured"] | list[PositiveInt] = "equal"
-    bandwidth: float | None = Field(default=None, gt=0)
-    latency: float | None = Field(default=None, ge=0)
-
-    @property
-    def reshapes(self) -> bool:
-        """Whether gradients are not simply averaged at each step."""
-        return self.compression != "none" or self.local_steps > 1
-
-
 class Recipe(Section):
     """What every recipe says; a task's own recipe adds its keys and the columns of its data.
 
@@ -271,7 +250,6 @@ class Recipe(Section):
     step_in_backward: bool | None = None
     weights: Literal["float32", "bfloat16"] = "float32"
     expect: dict[str, float | list[float]] = Field(default_factory=dict)
-    link: LinkSection = LinkSection()
     training: dict[str, Any] = Field(default_factory=dict)
     fallback: list[str] = Field(default_factory=list)
     early_stopping_patience: int | None = Field(default=None, ge=1)

@@ -14,7 +14,7 @@ from hf_mps.finetune import capture, sharding
 from hf_mps.finetune.models import attention
 from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
-from hf_mps.finetune.run import batches, early_steps, links
+from hf_mps.finetune.run import batches, early_steps
 from hf_mps.finetune.run.batches import SAID
 from hf_mps.finetune.run.room import Room
 from hf_mps.finetune.stream import pace
@@ -94,7 +94,7 @@ def decide(
     }
     choices["optimizer"] = _optimizer(training)
     choices["fused_step"] = _fused_step(recipe, prepared.model, chosen.value)
-    choices |= gpus(chosen.value) | links.decide(recipe.link, training, prepared.model, World.here())
+    choices |= gpus(chosen.value)
     own_attention = attention.choose(recipe.attention, prepared, room.choices.get("attention"))
     choices |= room.choices | early | ({"attention": own_attention} if own_attention is not None else {})
     choices["seed"] = Choice(recipe.seed, "the recipe's seed, for weights, order of the rows and dropout")

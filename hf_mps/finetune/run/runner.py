@@ -21,7 +21,7 @@ from hf_mps.finetune import capture
 from hf_mps.finetune.recipe import expect, training_section
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import screen
-from hf_mps.finetune.run import apart, caffeinate, failures, fingerprints, links, workers
+from hf_mps.finetune.run import apart, caffeinate, failures, fingerprints, workers
 from hf_mps.finetune.run.prepare import PreparedRun, locate, prepare_run
 from hf_mps.finetune.run.run_dir import RunDir, checkpoints, store
 from hf_mps.guards import resume
@@ -141,11 +141,6 @@ def _train(run: PreparedRun, run_dir: RunDir, store_again: Callable[[], None]) -
         trainer.add_callback(kept)
         watch.before = kept.seconds
     captured = capture.install(plan.choices, trainer, recipe.cuda_graphs)
-    links.measure(trainer, plan.choices)
-    if "batches" in plan.choices:
-        from hf_mps.finetune.run import shares
-
-        shares.install(trainer, prepared, plan.choices, run_dir.checkpoint)
     header(run.resolved, plan)
     keep = _keeping(trainer, prepared.save, run_dir)
     with expected_operators(recipe.fallback):

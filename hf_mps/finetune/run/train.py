@@ -17,7 +17,7 @@ from hf_mps.finetune import sharding
 from hf_mps.finetune.capture import attention_kernels
 from hf_mps.finetune.models import attention, quantization
 from hf_mps.finetune.report import screen
-from hf_mps.finetune.run import early_steps, links, optimization
+from hf_mps.finetune.run import early_steps, optimization
 from hf_mps.finetune.sharding import engine
 from hf_mps.finetune.text import buckets
 from hf_mps.guards import resume
@@ -69,7 +69,6 @@ def train_and_measure(
     peak, interruption = Peak(plan.device.value), Interruption()
     interruption.trainer = trainer
     trainer.add_callback(interruption)
-    links.step_locally(trainer, plan.choices)
     lines = screen.StepLines(
         memory=lambda: (peak.sample(), peak.result.value),
         main_metric=prepared.metrics.main,
@@ -139,7 +138,6 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int
     except REFUSALS as error:
         raise refused(error) from error
     quantization.place(trainer.model, args.device)
-    links.compress(trainer, plan.choices)
     if prepared.stream is not None:
         _stream(trainer, plan, prepared.stream, prepared)
     elif plan.choices["sampling"].value == buckets.BUCKETED:

@@ -71,8 +71,6 @@ def arguments(training: Mapping[str, Any], model: Any) -> dict[str, Any]:
 def _obstacle(recipe: Recipe, training: Mapping[str, Any]) -> str:
     if recipe.task in TASKS:
         return f"of task {recipe.task}: {TASKS[recipe.task]}"
-    if recipe.link.reshapes:
-        return "link changes the gradients that DDP sends, and FSDP sends parts of them"
     for key, value in (("step_in_backward", recipe.step_in_backward or False), ("weights", recipe.weights)):
         if value not in (False, "float32"):
             return f"{key}={str(value).lower()} steps whole weights, and a rank has parts of them; leave it out"
