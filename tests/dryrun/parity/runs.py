@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import Trainer, TrainingArguments
+from transformers import TrainingArguments
 
 from hf_mps.dryrun.modules import ModuleTracker
 from hf_mps.dryrun.parity.compare import Parity, compare, once_or_twice
 from hf_mps.dryrun.parity.run import trace
 from hf_mps.dryrun.step import TrainingStep
+from hf_mps.finetune.run.trainer import recipe_trainer
 
 
 class Classifier(nn.Module):
@@ -52,7 +53,8 @@ def held(model: nn.Module, given: list[Any], folder: Path, precision: str = "fp3
 
     def make(device: str) -> TrainingStep:
         own = TrainingArguments(**(arguments | settings), use_cpu=device == "cpu", max_steps=100, disable_tqdm=True)
-        return TrainingStep(Trainer(model=copy.deepcopy(model), args=own, train_dataset=[0]), given, ModuleTracker())
+        trainer = recipe_trainer()(model=copy.deepcopy(model), args=own, train_dataset=[0])
+        return TrainingStep(trainer, given, ModuleTracker())
 
     wanted = trace(lambda: make("cpu"), "cpu", len(given), 7)
     found, again = once_or_twice(wanted, lambda: trace(lambda: make("mps"), "mps", len(given), 7))

@@ -156,4 +156,4 @@ def test_nothing_of_it_is_left_when_it_ends(tmp_path: Path) -> None:
     assert "zero_grad" not in vars(ours.model)
     assert all(parameter.grad is None for parameter in ours.model.parameters())
     ours.model.eval()
-    assert ours.capture is account
+    assert ours.step_method is account
