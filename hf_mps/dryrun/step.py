@@ -20,6 +20,7 @@ from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.text import summary
 from hf_mps.dryrun import generation
 from hf_mps.dryrun.modules import BETWEEN, CLIPPING, FORWARD, GENERATION, OPTIMIZER, ModuleTracker
+from hf_mps.finetune.features import cuda_graphs
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.run import failures
 from hf_mps.finetune.run.prepare import PreparedRun
@@ -195,16 +196,18 @@ def make(
     arguments = plan.arguments | QUIET | dict(changes or {})
     for name in ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"):
         arguments.pop(name, None)
-    plan = replace(plan, arguments=arguments)
+    # Nothing is recorded of a step that is looked at.
+    choices = {name: choice for name, choice in plan.choices.items() if name != cuda_graphs.KEY}
+    plan = replace(plan, arguments=arguments, choices=choices)
     if fake is None:
-        trainer = make_trainer(plan, prepared, Stopwatch(), None)
+        trainer = make_trainer(plan, prepared, Stopwatch())
     else:
         from hf_mps.dryrun.meta_model import ignore_moves, make_fake
 
         models = models_of(prepared)
         ignore_moves(models)
         with torch.device("meta"):  # it may add adapters to the model
-            trainer = make_trainer(plan, prepared, Stopwatch(), None)
+            trainer = make_trainer(plan, prepared, Stopwatch())
         make_fake([trainer.model, *models], fake, device.value)
     facts = {"precision": plan.choices["precision"], **generation.told(trainer)}
     return TrainingStep(trainer, [], ModuleTracker(), fake, facts)

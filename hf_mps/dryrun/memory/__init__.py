@@ -53,7 +53,7 @@ def plan(
     from hf_mps.dryrun.memory.search import largest
     from hf_mps.dryrun.memory.trace import Tracer
     from hf_mps.dryrun.step import model_errors
-    from hf_mps.finetune.run.room import Room
+    from hf_mps.finetune.features.memory_fit import Room
     from hf_mps.operators.launch_class import LaunchTable
 
     machine = machine or present()

@@ -17,10 +17,10 @@ from hf_mps.dryrun.memory.machine import Machine
 from hf_mps.dryrun.memory.search import largest
 from hf_mps.dryrun.memory.trace import PARTS, Estimate, Tracer
 from hf_mps.dryrun.render import Report
+from hf_mps.finetune.features import early_steps
 from hf_mps.finetune.models import quantization
 from hf_mps.finetune.recipe import training_section
 from hf_mps.finetune.recipe.overrides import of_values
-from hf_mps.finetune.run import early_steps
 from hf_mps.operators.launch_class import CLASSES
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from hf_mps.dryrun.memory.fit import ADAFACTOR, CHECKPOINTING, EARLY, HALVES, LO
 from hf_mps.dryrun.memory.machine import Machine, present
 from hf_mps.dryrun.memory.trace import Estimate, Tracer
 from hf_mps.dryrun.resolve import Target
-from hf_mps.finetune.run import early_steps
-from hf_mps.finetune.run.room import Room, at_most
+from hf_mps.finetune.features import early_steps
+from hf_mps.finetune.features.memory_fit import Room, at_most
 from hf_mps.step.attention import NAME
 
 if TYPE_CHECKING:

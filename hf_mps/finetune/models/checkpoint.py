@@ -299,3 +299,9 @@ def _disk_or_memory(error: Exception) -> bool:
     from hf_mps.finetune.run.failures import describe
 
     return describe(error) is not None
+
+
+def text_config(model: Any) -> Any:
+    """Return the configuration of a model, that of its text part where it has several; None where it has none."""
+    config: Any = getattr(model, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, model_validator
 
 from hf_mps.core.choice import Choice
-from hf_mps.finetune.models import attention, quantization
-from hf_mps.finetune.models.checkpoint import resolve
+from hf_mps.finetune.models import quantization
+from hf_mps.finetune.models.checkpoint import resolve, text_config
 from hf_mps.finetune.models.lora import Lora, apply, save, snippet
 from hf_mps.finetune.models.quantization import Kind
 from hf_mps.finetune.recipe import schema, training_section
@@ -259,7 +259,7 @@ def answers(
 
 def positions(model_: Any) -> int:
     """Return how many tokens a model has positions for."""
-    return getattr(attention.text_config(model_), "max_position_embeddings", None) or lengths.UNLIMITED
+    return getattr(text_config(model_), "max_position_embeddings", None) or lengths.UNLIMITED
 
 
 def generated(model_: Any, tokenizer: Any, ids: list[list[int]], max_new_tokens: int, **how: Any) -> list[str]:

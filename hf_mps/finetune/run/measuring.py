@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.finetune.models import attention
+from hf_mps.finetune.features import attention
+from hf_mps.finetune.features.precision import precision_of
 from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.run import checks
-from hf_mps.finetune.run.plan import precision_of
 from hf_mps.finetune.run.train import REFUSALS, one_gpu, refused
 from hf_mps.finetune.tasks._answering import Answering
 

@@ -21,13 +21,14 @@ from hf_mps.distributed.world import World
 from hf_mps.finetune import tasks
 from hf_mps.finetune.data import load
 from hf_mps.finetune.data.rows import Rows
+from hf_mps.finetune.features.base import Plan
+from hf_mps.finetune.features.memory_fit import Room
 from hf_mps.finetune.models import checkpoint
 from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import expect
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.run import apart, caffeinate, checks, fingerprints
-from hf_mps.finetune.run.plan import Plan, choose_device, decide
-from hf_mps.finetune.run.room import Room
+from hf_mps.finetune.run.plan import choose_device, decide
 from hf_mps.finetune.run.run_dir import RunDir
 from hf_mps.finetune.stream import pace
 from hf_mps.finetune.tasks._base import Prepared

@@ -17,8 +17,8 @@ from transformers.trainer_callback import ExportableState
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.run.batches import SIZE
-from hf_mps.finetune.run.plan import Plan
+from hf_mps.finetune.features.base import Plan
+from hf_mps.finetune.features.batches import SIZE
 from hf_mps.finetune.run.run_dir import STATE
 
 KEY = "processes"
@@ -92,7 +92,7 @@ def go_on(plan: Plan, checkpoint: Path | None, processes: int) -> Plan:
     arguments = plan.arguments | {SIZE: batch, ACCUMULATION: passes, "logging_steps": state["logging_steps"]}
     if arguments.get("max_steps", -1) > 0:  # of a stream, whose plan counts its rows by the steps of today
         arguments["max_steps"] = state["max_steps"]
-    return replace(plan, choices=choices, arguments=arguments, drawn=before.processes * before.batch)
+    return replace(plan, choices=choices, arguments=arguments, bucket_pool_size=before.processes * before.batch)
 
 
 def _counted(number: int, thing: str) -> str:

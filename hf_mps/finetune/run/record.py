@@ -15,7 +15,7 @@ from hf_mps.integrations.trainer_logs import of_training
 from hf_mps.metrics.selection import is_metric
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.run.plan import Plan
+    from hf_mps.finetune.features.base import Plan
     from hf_mps.finetune.run.train import Trained
     from hf_mps.finetune.tasks._base import Prepared
 

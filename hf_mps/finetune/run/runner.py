@@ -17,7 +17,6 @@ from hf_mps.core.errors import INTERRUPTED, RunError, UserError
 from hf_mps.core.notices import ignoring
 from hf_mps.distributed.ranks import Ranks
 from hf_mps.distributed.world import World
-from hf_mps.finetune import capture
 from hf_mps.finetune.recipe import expect, training_section
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import screen
@@ -27,9 +26,9 @@ from hf_mps.finetune.run.run_dir import RunDir, checkpoints, store
 from hf_mps.guards import resume
 
 if TYPE_CHECKING:
+    from hf_mps.finetune.features.base import Plan
+    from hf_mps.finetune.features.memory_fit import Foresee
     from hf_mps.finetune.report import RunRecord
-    from hf_mps.finetune.run.plan import Plan
-    from hf_mps.finetune.run.room import Foresee
 
 # Names that would make the header's first column wider than all others do.
 SHORT_NAMES = {"logging_nan_inf_filter": "NaN filter"}
@@ -121,6 +120,7 @@ def _train(run: PreparedRun, run_dir: RunDir, store_again: Callable[[], None]) -
     `store_again` is called where the folder was deleted meanwhile.
     """
     from hf_mps.finetune import report
+    from hf_mps.finetune.features import FEATURES
     from hf_mps.finetune.report import predictions
     from hf_mps.finetune.run import processes
     from hf_mps.finetune.run.callbacks import FolderKept, Stopwatch
@@ -132,22 +132,15 @@ def _train(run: PreparedRun, run_dir: RunDir, store_again: Callable[[], None]) -
     output = Choice(run_dir.path, run_dir.reason)
     plan = ranks.alike(lambda: processes.go_on(run.plan(output), run_dir.checkpoint, ranks.world.size))
     apart.refuse_parts(plan, run_dir)
-    kept = capture.measured(plan, prepared, recipe, run_dir.checkpoint)
-    capture.choose_kernels(plan, prepared, recipe)
-    trainer = ranks.alike(lambda: make_trainer(plan, prepared, watch, recipe.early_stopping_patience))
+    for feature in FEATURES:
+        feature.try_out(plan, prepared, run_dir.checkpoint)
+    trainer = ranks.alike(lambda: make_trainer(plan, prepared, watch))
     if ranks.world.main:
         trainer.add_callback(FolderKept(run_dir.staging, store_again))
-    if kept is not None:
-        trainer.add_callback(kept)
-        watch.before = kept.seconds
-    captured = capture.install(plan.choices, trainer, recipe.cuda_graphs)
     header(run.resolved, plan)
     keep = _keeping(trainer, prepared.save, run_dir)
     with expected_operators(recipe.fallback):
         trained = train_and_measure(plan, prepared, trainer, watch, run_dir.checkpoint, keep)
-    if captured is not None:
-        plan.choices[capture.KEY] = captured.outcome()
-        captured.close()
     record = make_record(run.resolved, plan, prepared, trained)
     if not ranks.world.main:
         predictions.take_part(prepared, trainer)
@@ -169,7 +162,7 @@ def _finish(run: PreparedRun, run_dir: RunDir) -> RunRecord:
         run_dir.staging.rmdir()  # the model was moved out of it before the kill
         print(f"{run_dir.path}: the training has ended; the report is written from what it stored")
     plan = run.plan(Choice(run_dir.path, run_dir.reason))
-    trainer = ranks.alike(lambda: make_trainer(plan, run.prepared, Stopwatch(), None))
+    trainer = ranks.alike(lambda: make_trainer(plan, run.prepared, Stopwatch()))
 
     def answer() -> predictions.Written:
         trainer._load_from_checkpoint(str(run_dir.path))

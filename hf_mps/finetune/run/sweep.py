@@ -24,7 +24,7 @@ from hf_mps.finetune.run import failures, runner
 from hf_mps.finetune.run.run_dir import RUNS, RunDir, next_free, numbered
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.run.room import Foresee
+    from hf_mps.finetune.features.memory_fit import Foresee
 
 SEED = "seed"
 TABLE = "sweep.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,20 +13,14 @@ from hf_mps import kernels
 from hf_mps.core import checkpoint_files, notices
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.text import first_line
-from hf_mps.finetune import sharding
-from hf_mps.finetune.capture import attention_kernels
-from hf_mps.finetune.models import attention, quantization
+from hf_mps.finetune.features import FEATURES
 from hf_mps.finetune.report import screen
-from hf_mps.finetune.run import early_steps, optimization
-from hf_mps.finetune.sharding import engine
-from hf_mps.finetune.text import buckets
+from hf_mps.finetune.run import optimization
 from hf_mps.guards import resume
-from hf_mps.step import switch
 
 if TYPE_CHECKING:
+    from hf_mps.finetune.features.base import Plan
     from hf_mps.finetune.run.callbacks import Stopwatch
-    from hf_mps.finetune.run.plan import Plan
-    from hf_mps.finetune.stream.dataset import Streamed
     from hf_mps.finetune.tasks._base import Prepared
     from hf_mps.kernels.coverage import Coverage
 
@@ -79,22 +73,19 @@ def train_and_measure(
         trainer.get_train_dataloader().begin(Path(start) if start is not None else None)
     finite = non_finite.SENTINEL.stopping(lower_rate(trainer.args.learning_rate))
     whole = stopped_gpu.SENTINEL.stopping(f"{stopped_gpu.CURE}; the same command goes on from the last checkpoint")
-    fused = switch.running(plan.choices["fused_step"], plan.device.value)
-    kernels_chosen = attention_kernels.chosen(plan.choices.get(attention_kernels.KEY))
-    quiet = engine.quiet() if trainer.is_fsdp_enabled else nullcontext()
     with (
+        ExitStack() as held,
         peak,
         lines.attach(trainer),
         interruption,
         notices.told(lines.note),
         finite,
         whole,
-        fused,
-        kernels_chosen,
-        quiet,
         resume.recipe(),
         checkpoint_files.removed_whole(),
     ):
+        for feature in FEATURES:
+            held.enter_context(feature.around(trainer, plan))
         trained = trainer.train(resume_from_checkpoint=start)
         if not math.isfinite(trained.training_loss):
             raise RunError(f"the training loss is {trained.training_loss}; next: a lower training.learning_rate")
@@ -102,28 +93,24 @@ def train_and_measure(
         measured = _measured(trainer)
         for name, dataset in prepared.further.items():
             measured |= trainer.evaluate(eval_dataset=dataset, metric_key_prefix=name)
+    for feature in FEATURES:
+        feature.outcome(trainer, plan.choices)
     ran = None if counting is None else counting.coverage
     return Trained(trainer, measured, _running(trainer, watch), peak.result.value, ran)
 
 
-def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int | None) -> Any:
+def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch) -> Any:
     """Return the trainer of a plan. Raises UserError for arguments that transformers refuses."""
-    from transformers import EarlyStoppingCallback
-
-    from hf_mps.finetune.loss import accumulation
     from hf_mps.finetune.run.callbacks import FiniteLoss, MainStatistics, OwnDraws
     from hf_mps.finetune.run.processes import Shares
     from hf_mps.finetune.run.trainer import recipe_trainer
 
-    attention.give(prepared, plan.choices.get("attention"))
-    callbacks: list[Any] = [watch, FiniteLoss(), OwnDraws(), MainStatistics(), *prepared.callbacks]
-    if patience is not None:
-        callbacks.append(EarlyStoppingCallback(early_stopping_patience=patience))
-    args = training_arguments(plan, prepared)
-    callbacks.append(Shares.of(args))
-    sharded = engine.ready(prepared.model, plan.device.value) if sharding.KEY in plan.choices else nullcontext()
-    try:
-        with sharded:
+    with ExitStack() as held:
+        for feature in FEATURES:
+            held.enter_context(feature.making(plan, prepared))
+        args = training_arguments(plan, prepared)
+        callbacks = [watch, FiniteLoss(), OwnDraws(), MainStatistics(), *prepared.callbacks, Shares.of(args)]
+        try:
             trainer = recipe_trainer(prepared.trainer)(
                 model=prepared.model,
                 args=args,
@@ -135,30 +122,13 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int
                 callbacks=callbacks,
                 **prepared.trainer_settings,
             )
-    except REFUSALS as error:
-        raise refused(error) from error
-    quantization.place(trainer.model, args.device)
-    if prepared.stream is not None:
-        _stream(trainer, plan, prepared.stream, prepared)
-    elif plan.choices["sampling"].value == buckets.BUCKETED:
-        buckets.install_sampler(trainer, prepared, plan.drawn)
-    if args.gradient_accumulation_steps > 1 or args.world_size > 1:
-        accumulation.fix_accumulation_scaling(trainer)
-    if early_steps.steps_early(plan.choices):
-        trainer.step_method = early_steps.EarlySteps(trainer)
+        except REFUSALS as error:
+            raise refused(error) from error
+    for feature in FEATURES:
+        feature.apply(trainer, plan, prepared)
     if args.device.type != plan.device.value:
         raise RuntimeError(f"Trainer took {args.device.type} where the plan says {plan.device.value}")
     return trainer
-
-
-def _stream(trainer: Any, plan: Plan, stream: Streamed, prepared: Prepared) -> None:
-    """Let the trainer take its batches from the stream, which puts rows of like length together where the plan says."""
-    from hf_mps.finetune.stream import loader
-    from hf_mps.finetune.stream.batches import Arranging
-
-    grouped = plan.choices["sampling"].value == buckets.BUCKETED
-    target = prepared.choices["lengths"].value.target
-    loader.install(trainer, stream, Arranging(trainer._train_batch_size, grouped, target, trainer.args.seed))
 
 
 def training_arguments(plan: Plan, prepared: Prepared) -> Any:

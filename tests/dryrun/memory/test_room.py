@@ -15,7 +15,7 @@ from hf_mps.dryrun.memory.fit import CHECKPOINTING
 from hf_mps.dryrun.memory.machine import Machine
 from hf_mps.dryrun.memory.trace import Estimate
 from hf_mps.dryrun.resolve import Target, resolve_target
-from hf_mps.finetune.run.room import at_most
+from hf_mps.finetune.features.memory_fit import at_most
 from scripts.bench import check_plan
 from scripts.bench.check_plan import CLASSIFY, CONTINUE, SUMMARIZE, Pair
 

@@ -10,7 +10,7 @@ import torch
 from inline_snapshot import snapshot
 
 from hf_mps.core.choice import Choice
-from hf_mps.finetune.capture import attention_kernels
+from hf_mps.finetune.features import attention_kernels
 from hf_mps.finetune.text.lengths import Lengths
 from tests.finetune import builders
 

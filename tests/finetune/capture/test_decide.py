@@ -11,8 +11,7 @@ from inline_snapshot import snapshot
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.finetune import capture
-from hf_mps.finetune.capture import decide
+from hf_mps.finetune.features import cuda_graphs as decide
 from hf_mps.finetune.run.trainer import StepMethod
 from tests.finetune import builders
 from tests.finetune.capture.recorders import trainer
@@ -77,14 +76,14 @@ def test_a_trainer_with_a_loss_of_its_own_is_left_alone(tmp_path: Path) -> None:
 
     choices: dict[str, Any] = {decide.KEY: Choice(decide.ON, "")}
     mine = trainer(tmp_path, kind=Mine)
-    assert capture.install(choices, mine, None) is None
+    assert decide.install(choices, mine, None) is None
     assert str(choices[decide.KEY]) == snapshot(
         "off (Mine has a compute_loss of its own, which may do more than CUDA can record)"
     )
     assert type(mine.step_method) is StepMethod
     choices[decide.KEY] = Choice(decide.ON, "")
     with pytest.raises(UserError):
-        capture.install(choices, mine, True)
+        decide.install(choices, mine, True)
 
 
 def test_weights_with_hooks_are_left_alone(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from hf_mps.core.errors import UserError
 from hf_mps.distributed.world import World
-from hf_mps.finetune.run import batches
+from hf_mps.finetune.features import batches
 
 
 def loader_length(rows: int, batch: int, processes: int, drop_last: bool) -> int:

@@ -12,7 +12,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.dryrun.memory import room
 from hf_mps.dryrun.memory.fit import CHECKPOINTING
 from hf_mps.dryrun.memory.machine import Machine
-from hf_mps.finetune.run.room import Room
+from hf_mps.finetune.features.memory_fit import Room
 from tests.finetune.run_files import results
 from tests.finetune.tiny import Command
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.finetune.models import attention
+from hf_mps.finetune.features.base import Draft, Feature
+from hf_mps.finetune.models.checkpoint import text_config
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 
 if TYPE_CHECKING:
@@ -33,6 +34,14 @@ class Room:
     def training(self) -> dict[str, Any]:
         """Those of the recipe's `training` section."""
         return {key.removeprefix(TRAINING): value for key, value in self.overrides.items() if key.startswith(TRAINING)}
+
+
+class MemoryFit(Feature):
+    """What a step needs to fit the machine's memory; its training arguments are the draft's from the beginning."""
+
+    def decide(self, draft: Draft) -> None:
+        """Add the choices that say so."""
+        draft.choices |= draft.room.choices
 
 
 Foresee = Callable[["PreparedRun"], Room]
@@ -78,6 +87,6 @@ def _widths(model: Any) -> int:
 
 def _heads(model: Any) -> int:
     """Heads of all layers; an encoder's and a decoder's, which attends twice."""
-    config = attention.text_config(model)
+    config = text_config(model)
     heads, layers = (getattr(config, name, None) or 16 for name in ("num_attention_heads", "num_hidden_layers"))
     return int(heads * layers * (3 if getattr(config, "is_encoder_decoder", False) else 1))

@@ -9,14 +9,43 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import counted
 from hf_mps.distributed.world import World
+from hf_mps.finetune.features.base import SAID, Draft, Feature, Plan
 from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.stream import pace
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import buckets
 
-SAID = "the recipe says so"
 SIZE = "per_device_train_batch_size"
+
+
+class Batches(Feature):
+    """Batches of the task's size or of 32 rows, of like length where that saves padding."""
+
+    def decide(self, draft: Draft) -> None:
+        """Choose the keys `batch`, `sampling`, `steps` and, of several, `processes`."""
+        draft.choices |= choose(draft.recipe, draft.training, draft.prepared)
+        size = draft.choices["batch"].value
+        draft.arguments |= {SIZE: size, "per_device_eval_batch_size": max(size, DEFAULT_BATCH)}
+        if draft.prepared.stream is not None:  # no batch is made to be skipped
+            draft.fixed |= {"max_steps": draft.choices["steps"].value, "ignore_data_skip": True}
+
+    def apply(self, trainer: Any, plan: Plan, prepared: Prepared) -> None:
+        """Let the trainer draw its batches so, and weigh those of a step by their rows."""
+        grouped = plan.choices["sampling"].value == buckets.BUCKETED
+        if prepared.stream is not None:
+            from hf_mps.finetune.stream import loader
+            from hf_mps.finetune.stream.batches import Arranging
+
+            target = prepared.choices["lengths"].value.target
+            arranging = Arranging(trainer._train_batch_size, grouped, target, trainer.args.seed)
+            loader.install(trainer, prepared.stream, arranging)
+        elif grouped:
+            buckets.install_sampler(trainer, prepared, plan.bucket_pool_size)
+        if trainer.args.gradient_accumulation_steps > 1 or trainer.args.world_size > 1:
+            from hf_mps.finetune.loss import accumulation
+
+            accumulation.fix_accumulation_scaling(trainer)
 
 
 def choose(recipe: Recipe, training: dict[str, Any], prepared: Prepared) -> dict[str, Choice[Any]]:

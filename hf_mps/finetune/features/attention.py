@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import first_line
+from hf_mps.finetune.features.base import Draft, Feature, Plan
 from hf_mps.step.attention import NAME
 
 if TYPE_CHECKING:
     from hf_mps.finetune.tasks._answering import Answering
     from hf_mps.finetune.tasks._base import Prepared
 
-AUTO = "auto"
+KEY, AUTO = "attention", "auto"
 SAID = "attention in the recipe"
+
+
+class Attention(Feature):
+    """The models' own, the recipe's word, or in blocks where memory needs that."""
+
+    def decide(self, draft: Draft) -> None:
+        """Choose the key `attention`, where it is not the models' own."""
+        found = choose(draft.recipe.attention, draft.prepared, draft.room.choices.get(KEY))
+        if found is not None:
+            draft.choices[KEY] = found
+
+    def making(self, plan: Plan, prepared: Prepared) -> AbstractContextManager[Any]:
+        """Set it before a trainer looks at the models."""
+        give(prepared, plan.choices.get(KEY))
+        return nullcontext()
 
 
 def choose(word: str, prepared: Prepared | Answering, needed: Choice[str] | None = None) -> Choice[str] | None:
@@ -42,12 +59,6 @@ def give(prepared: Prepared | Answering, chosen: Choice[str] | None) -> None:
             model.set_attn_implementation(chosen.value)  # type: ignore[union-attr]
         except (ValueError, ImportError) as error:
             raise UserError(f"attention is {chosen.value}, and {first_line(error)}") from error  # type: ignore[union-attr]
-
-
-def text_config(model: Any) -> Any:
-    """The configuration of a model, that of its text part where it has several; None where it has none."""
-    config: Any = getattr(model, "config", None)
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def of(prepared: Prepared | Answering) -> Iterator[Any]:

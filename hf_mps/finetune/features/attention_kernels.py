@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.finetune.models import attention
+from hf_mps.finetune.features.base import Feature, Plan
+from hf_mps.finetune.models.checkpoint import text_config
 
 if TYPE_CHECKING:
     from hf_mps.finetune.recipe.schema import Recipe
-    from hf_mps.finetune.run.plan import Plan
     from hf_mps.finetune.tasks._base import Prepared
 
 KEY = "attention_kernels"
@@ -35,6 +36,19 @@ MASKED, PLAIN = 12e-12, 2e-12
 HALVES = ("bf16", "fp16")
 USERS = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
 """PyTorch's own switch: a user who has set it has chosen."""
+
+
+class AttentionKernels(Feature):
+    """Which kernels compute PyTorch's attention on CUDA, once the precision is known."""
+
+    def try_out(self, plan: Plan, prepared: Prepared, checkpoint: Path | None) -> None:
+        """Choose the key `attention_kernels`, where there is a choice."""
+        if (found := decide(plan, prepared, plan.recipe)) is not None:
+            plan.choices[KEY] = found
+
+    def around(self, trainer: Any, plan: Plan) -> AbstractContextManager[Any]:
+        """Leave cuDNN's out where it was decided."""
+        return chosen(plan.choices.get(KEY))
 
 
 def decide(plan: Plan, prepared: Prepared, recipe: Recipe) -> Choice[str] | None:
@@ -102,5 +116,5 @@ def _lengths(plan: Plan, prepared: Prepared) -> list[int]:
 
 def _number(model: Any, name: str) -> int:
     """Return a number of the model's configuration, 0 where it has none of that name."""
-    found = getattr(attention.text_config(model), name, 0)
+    found = getattr(text_config(model), name, 0)
     return found if isinstance(found, int) else 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.distributed.world import World
+from hf_mps.finetune.features.base import SAID, Draft, Feature, Plan
 from hf_mps.finetune.run.optimization import PLAIN
 from hf_mps.finetune.run.trainer import StepMethod
 
@@ -19,13 +20,26 @@ if TYPE_CHECKING:
 
 KEY, WEIGHTS, HALVES = "step_in_backward", "weights", "bfloat16"
 ON, OFF = "on", "off"
-SAID = "the recipe says so"
 WHAT = "each weight steps when its gradient is there, which is then let go"
 TWICE = (
     f"{WHAT}; clipping needs the norm of all gradients first, so forward and backward pass run twice"
     " (training.max_grad_norm=0 saves that)"
 )
 ROUNDED = "weights, gradients and moments take half; a step is rounded up or down by chance, so that small ones count"
+
+
+class EarlySteps(Feature):
+    """`step_in_backward` and `weights` of a recipe."""
+
+    def decide(self, draft: Draft) -> None:
+        """Choose these two keys, where there is something to say."""
+        needed = draft.room.choices.get(KEY)
+        draft.choices |= choose(draft.recipe, draft.training, draft.prepared, draft.device, needed)
+
+    def apply(self, trainer: Any, plan: Plan, prepared: Prepared) -> None:
+        """Let the trainer's weights step in the backward pass."""
+        if steps_early(plan.choices):
+            trainer.step_method = StepsInBackward(trainer)
 
 
 def choose(
@@ -84,7 +98,7 @@ def steps_early(choices: Mapping[str, Choice[Any]]) -> bool:
     return KEY in choices and choices[KEY].value == ON
 
 
-class EarlySteps(StepMethod):
+class StepsInBackward(StepMethod):
     """Steps whose weights have changed when the backward pass ends; the trainer is told the norm of their gradients."""
 
     def __init__(self, trainer: Any) -> None:

@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.finetune.features import early_steps
+from hf_mps.finetune.features.base import SAID, Draft, Feature, Plan
 from hf_mps.finetune.sharding import settings
 
 if TYPE_CHECKING:
+    from hf_mps.finetune.capture.steps import StepCapture
     from hf_mps.finetune.recipe.schema import Recipe
+    from hf_mps.finetune.tasks._base import Prepared
 
 KEY = "cuda_graphs"
 ON, OFF = "on", "off"
-SAID = "the recipe says so"
 CHECKPOINTING = "checkpointed layers read the random state, which CUDA cannot record"
 FSDP = "FSDP gathers each block's weights and frees them again while a step runs, which a graph cannot"
 # Options of TrainingArguments under which a step does more than a graph can hold, and what.
@@ -27,6 +30,47 @@ OBSTACLES = {
     "auto_find_batch_size": "auto_find_batch_size needs a step's memory back when it fails",
     "deepspeed": "DeepSpeed steps by itself",
 }
+
+
+class CudaGraphs(Feature):
+    """A step of one shape is recorded once and replayed by a single launch (`hf_mps.finetune.capture`)."""
+
+    def decide(self, draft: Draft) -> None:
+        """Choose the key `cuda_graphs`, on CUDA alone."""
+        found = decide(draft.recipe, draft.training, draft.device)
+        if found is not None and found.value == ON and early_steps.steps_early(draft.choices):
+            found = refused(draft.recipe.cuda_graphs, "weights step in the backward pass")
+        if found is not None:
+            draft.choices[KEY] = found
+
+    def apply(self, trainer: Any, plan: Plan, prepared: Prepared) -> None:
+        """Let the trainer record its steps; say why its class or its model cannot."""
+        install(plan.choices, trainer, plan.recipe.cuda_graphs)
+
+    def outcome(self, trainer: Any, choices: dict[str, Choice[Any]]) -> None:
+        """Say what ran as graphs, and drop them."""
+        if choices.get(KEY) is not None and choices[KEY].value == ON:
+            choices[KEY] = trainer.step_method.outcome()
+            trainer.step_method.close()
+
+
+def install(choices: dict[str, Any], trainer: Any, asked: bool | None) -> StepCapture | None:
+    """Let `trainer` record its steps where `choices` say so; write there why its class or its model cannot.
+
+    Return the account of what is recorded, None where nothing is. Raises UserError where the recipe asks for graphs
+    (`asked`) that this trainer cannot have.
+    """
+    if KEY not in choices or choices[KEY].value != ON:
+        return None
+    if why := obstacle(trainer):
+        choices[KEY] = refused(asked, why)
+        return None
+    from hf_mps.finetune.capture.graphs import Graphs
+    from hf_mps.finetune.capture.steps import StepCapture, with_capture
+
+    captured = StepCapture(trainer, Graphs(), required=bool(asked))
+    with_capture(trainer, captured)
+    return captured
 
 
 def decide(recipe: Recipe, training: Mapping[str, Any], device: str) -> Choice[str] | None:

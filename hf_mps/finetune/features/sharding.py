@@ -1,0 +1,33 @@
+"""FSDP2 as a feature of a run: `hf_mps.finetune.sharding` decides and divides."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.finetune import sharding
+from hf_mps.finetune.features.base import Draft, Feature, Plan
+from hf_mps.finetune.sharding import engine
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.tasks._base import Prepared
+
+
+class Sharding(Feature):
+    """The model is divided over the ranks where `training.fsdp` or accelerate's file asks for it."""
+
+    def decide(self, draft: Draft) -> None:
+        """Choose the key `sharding`."""
+        found = sharding.choose(draft.recipe, draft.training, draft.prepared, draft.device)
+        if found is not None:
+            draft.choices[sharding.KEY] = found
+            draft.training |= sharding.arguments(draft.training, draft.prepared.model)
+
+    def making(self, plan: Plan, prepared: Prepared) -> AbstractContextManager[Any]:
+        """Let the trainer's accelerator take the plugin."""
+        sharded = sharding.KEY in plan.choices
+        return engine.ready(prepared.model, plan.device.value) if sharded else nullcontext()
+
+    def around(self, trainer: Any, plan: Plan) -> AbstractContextManager[Any]:
+        """Suppress a warning of FSDP's that is none."""
+        return engine.quiet() if trainer.is_fsdp_enabled else nullcontext()
