@@ -12,7 +12,7 @@ from hf_mps.core.errors import UserError
 if TYPE_CHECKING:
     from hf_mps.finetune.features.memory_fit import Room
     from hf_mps.finetune.recipe.resolve import ResolvedRecipe
-    from hf_mps.finetune.run.prepare import PreparedRun
+    from hf_mps.finetune.run.stages import PreparedRun
 
 
 def _keys(ctx: typer.Context, incomplete: str) -> list[str]:

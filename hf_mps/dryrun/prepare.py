@@ -13,7 +13,7 @@ from hf_mps.dryrun import batch
 from hf_mps.dryrun.resolve import Target
 from hf_mps.finetune.data import load
 from hf_mps.finetune.models import checkpoint, known_configs, quantization
-from hf_mps.finetune.run.prepare import PreparedRun, prepare_run
+from hf_mps.finetune.run.stages import PreparedRun, prepare_run
 from hf_mps.finetune.smoke import smoke_recipe
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from hf_mps.core.files import plain
 from hf_mps.core.text import first_line, summary
 from hf_mps.distributed.world import World
 from hf_mps.finetune import sharding
-from hf_mps.finetune.run import runner
-from hf_mps.finetune.run.prepare import locate, prepare_run
+from hf_mps.finetune.run.stages import locate, make_plan, prepare_run
 from hf_mps.step import switch
 
 if TYPE_CHECKING:
@@ -39,17 +38,19 @@ def show(resolved: ResolvedRecipe, *, fresh: bool = False, as_json: bool = False
     from hf_mps.activation import activate
     from hf_mps.device import simulated
     from hf_mps.finetune.run.logging import no_bars
-    from hf_mps.finetune.run.train import training_arguments
+    from hf_mps.finetune.run.stages import training_arguments
 
     with status.shown("loading PyTorch, the rows and the model …"), no_bars():
         activate.activate()
         from hf_mps.dryrun.memory import room  # which imports torch
-        from hf_mps.finetune.run import processes
+        from hf_mps.finetune.run import processes, tables
 
         run = prepare_run(resolved, source, run_dir)
         device, prepared = run.device, run.prepared
         run = replace(run, room=room.foresee(run))
-        plan = processes.go_on(run.plan(Choice(run_dir.path, run_dir.reason)), run_dir.checkpoint, World.here().size)
+        plan = processes.go_on(
+            make_plan(run, Choice(run_dir.path, run_dir.reason)), run_dir.checkpoint, World.here().size
+        )
         training_arguments(plan, prepared)
         trainable, frozen = _parameters(prepared.model)
         as_made = resolved.with_overrides(run.room.overrides)
@@ -69,7 +70,7 @@ def show(resolved: ResolvedRecipe, *, fresh: bool = False, as_json: bool = False
     if as_json:
         print(json.dumps(result, indent=2, ensure_ascii=False))
     else:
-        runner.header(resolved, plan, verb="plan of")
+        tables.header(resolved, plan, verb="plan of")
     return result
 
 

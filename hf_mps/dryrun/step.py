@@ -23,7 +23,7 @@ from hf_mps.dryrun.modules import BETWEEN, CLIPPING, FORWARD, GENERATION, OPTIMI
 from hf_mps.finetune.features import cuda_graphs
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.run import failures
-from hf_mps.finetune.run.prepare import PreparedRun
+from hf_mps.finetune.run.stages import PreparedRun
 from hf_mps.finetune.run.trainer import StepMethod
 from hf_mps.finetune.smoke.fake import FakeScalars
 from hf_mps.finetune.tasks._base import Prepared
@@ -189,10 +189,10 @@ def make(
     it `batches`. Raises UserError for what the runner refuses.
     """
     from hf_mps.finetune.run.callbacks import Stopwatch
-    from hf_mps.finetune.run.train import make_trainer
+    from hf_mps.finetune.run.stages import make_plan, make_trainer
 
     folder = Path(tempfile.gettempdir()) / "hf-mps-target"  # named for Trainer, which writes nothing there
-    plan, prepared = run.plan(Choice(folder, "nothing is written"), device), run.prepared
+    plan, prepared = make_plan(run, Choice(folder, "nothing is written"), device), run.prepared
     arguments = plan.arguments | QUIET | dict(changes or {})
     for name in ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"):
         arguments.pop(name, None)

@@ -14,7 +14,7 @@ from hf_mps.core import settings, status
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError
 from hf_mps.finetune.run import failures
-from hf_mps.finetune.run.plan import choose_device
+from hf_mps.finetune.run.stages import choose_device
 from hf_mps.saved.adapter import Adapter
 from hf_mps.saved.run import SavedRun
 
@@ -61,7 +61,7 @@ def on_device(run: SavedRun) -> Iterator[tuple[SavedRun, Choice[str], Path, dict
     """
     from hf_mps.activation import activate
     from hf_mps.finetune.run.logging import no_bars
-    from hf_mps.finetune.run.runner import expected_operators
+    from hf_mps.finetune.run.stages import expected_operators
 
     settings.refuse_unknown()
     with status.shown("loading PyTorch …"), no_bars(), tempfile.TemporaryDirectory(prefix="hf-mps-saved-") as folder:

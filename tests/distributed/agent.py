@@ -27,7 +27,7 @@ import peft  # noqa: F401  slow, and needed by every child
 import transformers.trainer  # noqa: F401  the same
 from torch._C._distributed_c10d import TCPStore
 
-from hf_mps.finetune.run import runner, train  # noqa: F401  the same
+from hf_mps.finetune.run import runner, stages  # noqa: F401  the same
 from scripts.tools.hosts import Host, hosts
 
 PATIENCE = 15.0

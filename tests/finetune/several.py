@@ -84,7 +84,7 @@ def main() -> int:
     import transformers  # noqa: F401
 
     from hf_mps.finetune import tasks
-    from hf_mps.finetune.run import prepare  # noqa: F401
+    from hf_mps.finetune.run import stages  # noqa: F401
 
     for name in trained_by(1):
         tasks.module(every_task.RECIPES[name]["task"])

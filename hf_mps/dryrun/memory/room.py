@@ -23,7 +23,7 @@ from hf_mps.finetune.features.memory_fit import Room, at_most
 from hf_mps.step.attention import NAME
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.run.prepare import PreparedRun
+    from hf_mps.finetune.run.stages import PreparedRun
 
 ATTENTION: dict[str, Any] = {"attention": NAME}
 # From the least change to the greatest: blocks cost one product of attention more, checkpointing a whole forward pass,

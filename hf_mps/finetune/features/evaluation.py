@@ -10,7 +10,7 @@ LOGGED_ROWS = 50
 
 
 class Evaluation(Feature):
-    """After each epoch, with the newest two checkpoints kept; of streamed rows, which have no epochs, after each third."""
+    """After each epoch, with the newest two checkpoints kept; streamed rows, which have no epochs, after each third."""
 
     def decide(self, draft: Draft) -> None:
         """Choose the keys `evaluation`, `checkpoints` and `logging_nan_inf_filter`."""

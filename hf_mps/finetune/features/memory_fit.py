@@ -13,7 +13,7 @@ from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 
 if TYPE_CHECKING:
     from hf_mps.finetune.recipe.schema import Recipe
-    from hf_mps.finetune.run.prepare import PreparedRun
+    from hf_mps.finetune.run.stages import PreparedRun
     from hf_mps.finetune.tasks._base import Prepared
 
 TRAINING = "training."

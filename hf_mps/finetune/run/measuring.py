@@ -12,7 +12,7 @@ from hf_mps.finetune.features.precision import precision_of
 from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.run import checks
-from hf_mps.finetune.run.train import REFUSALS, one_gpu, refused
+from hf_mps.finetune.run.stages import REFUSALS, one_gpu, refused
 from hf_mps.finetune.tasks._answering import Answering
 
 if TYPE_CHECKING:

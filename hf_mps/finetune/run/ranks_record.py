@@ -10,7 +10,7 @@ from hf_mps.distributed.metal.traffic import traffic
 from hf_mps.distributed.ranks import Ranks
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.run.train import Trained
+    from hf_mps.finetune.run.stages import Trained
 
 NANOSECONDS = 1e9
 

@@ -16,7 +16,7 @@ from hf_mps.metrics.selection import is_metric
 
 if TYPE_CHECKING:
     from hf_mps.finetune.features.base import Plan
-    from hf_mps.finetune.run.train import Trained
+    from hf_mps.finetune.run.stages import Trained
     from hf_mps.finetune.tasks._base import Prepared
 
 

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-import re
-import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_mps import fallback, kernels
 from hf_mps.core import notices, settings, status
-from hf_mps.core.choice import Choice
 from hf_mps.core.errors import INTERRUPTED, RunError, UserError
-from hf_mps.core.notices import ignoring
 from hf_mps.distributed.ranks import Ranks
 from hf_mps.distributed.world import World
-from hf_mps.finetune.recipe import expect, training_section
+from hf_mps.finetune.recipe import expect
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import screen
-from hf_mps.finetune.run import apart, caffeinate, failures, fingerprints, workers
-from hf_mps.finetune.run.prepare import PreparedRun, locate, prepare_run
+from hf_mps.finetune.run import apart, caffeinate, failures, fingerprints, stages, workers
 from hf_mps.finetune.run.run_dir import RunDir, checkpoints, store
+from hf_mps.finetune.run.stages import PreparedRun, locate, prepare_run
 from hf_mps.guards import resume
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.features.base import Plan
     from hf_mps.finetune.features.memory_fit import Foresee
-    from hf_mps.finetune.report import RunRecord
-
-# Names that would make the header's first column wider than all others do.
-SHORT_NAMES = {"logging_nan_inf_filter": "NaN filter"}
 
 
 class Interrupted(RunError):
@@ -98,9 +88,10 @@ def train(
             if keep and ranks.world.main:
                 _store(run_dir, prepared_run, splits)
             if run_dir.pending:
-                record = _finish(prepared_run, run_dir)
+                record = stages.finish_report(prepared_run, run_dir)
             else:
-                record = _train(prepared_run, run_dir, lambda: _store(run_dir, prepared_run, splits) if keep else None)
+                again = (lambda: _store(run_dir, prepared_run, splits)) if keep else (lambda: None)
+                record = stages.run_stages(prepared_run, run_dir, again)
     from hf_mps.finetune import report
 
     results = report.results(record)
@@ -114,154 +105,10 @@ def _store(run_dir: RunDir, run: PreparedRun, splits: fingerprints.Splits) -> No
     fingerprints.store(run_dir.path, run.resolved.recipe.data, splits)
 
 
-def _train(run: PreparedRun, run_dir: RunDir, store_again: Callable[[], None]) -> RunRecord:
-    """Train, save, measure and report; what took hours is stored before anything is made of it.
-
-    `store_again` is called where the folder was deleted meanwhile.
-    """
-    from hf_mps.finetune import report
-    from hf_mps.finetune.features import FEATURES
-    from hf_mps.finetune.report import predictions
-    from hf_mps.finetune.run import processes
-    from hf_mps.finetune.run.callbacks import FolderKept, Stopwatch
-    from hf_mps.finetune.run.record import make_record
-    from hf_mps.finetune.run.train import make_trainer, train_and_measure
-
-    recipe, prepared, watch = run.resolved.recipe, run.prepared, Stopwatch()
-    ranks = Ranks.here()
-    output = Choice(run_dir.path, run_dir.reason)
-    plan = ranks.alike(lambda: processes.go_on(run.plan(output), run_dir.checkpoint, ranks.world.size))
-    apart.refuse_parts(plan, run_dir)
-    for feature in FEATURES:
-        feature.try_out(plan, prepared, run_dir.checkpoint)
-    trainer = ranks.alike(lambda: make_trainer(plan, prepared, watch))
-    if ranks.world.main:
-        trainer.add_callback(FolderKept(run_dir.staging, store_again))
-    header(run.resolved, plan)
-    keep = _keeping(trainer, prepared.save, run_dir)
-    with expected_operators(recipe.fallback):
-        trained = train_and_measure(plan, prepared, trainer, watch, run_dir.checkpoint, keep)
-    record = make_record(run.resolved, plan, prepared, trained)
-    if not ranks.world.main:
-        predictions.take_part(prepared, trainer)
-        return record
-    files = report.write(run_dir.path, record, lambda: predictions.write(run_dir.path, prepared, trainer))
-    _table(run.resolved, record, [run_dir.path, *files])
-    return record
-
-
-def _finish(run: PreparedRun, run_dir: RunDir) -> RunRecord:
-    """Write the report of a run that was killed behind its training, from its record and the model in its folder."""
-    from hf_mps.finetune import report
-    from hf_mps.finetune.report import predictions
-    from hf_mps.finetune.run.callbacks import Stopwatch
-    from hf_mps.finetune.run.train import make_trainer
-
-    ranks, record = Ranks.here(), Ranks.here().from_main(lambda: report.pending(run_dir.path))
-    if ranks.world.main:
-        run_dir.staging.rmdir()  # the model was moved out of it before the kill
-        print(f"{run_dir.path}: the training has ended; the report is written from what it stored")
-    plan = run.plan(Choice(run_dir.path, run_dir.reason))
-    trainer = ranks.alike(lambda: make_trainer(plan, run.prepared, Stopwatch()))
-
-    def answer() -> predictions.Written:
-        trainer._load_from_checkpoint(str(run_dir.path))
-        return predictions.write(run_dir.path, run.prepared, trainer)
-
-    if ranks.world.main:
-        # A host without the folder has no weights to predict its share with.
-        files = report.write(run_dir.path, record, None if run_dir.without else answer)
-        _table(run.resolved, record, [run_dir.path, *files])
-    elif not run_dir.without:
-        trainer._load_from_checkpoint(str(run_dir.path))
-        predictions.take_part(run.prepared, trainer)
-    return record
-
-
-def _keeping(trainer: Any, save: Callable[[Any, Path], None] | None, run_dir: RunDir) -> Callable[[], None]:
-    """Return what writes the trained model into the run's folder: called by every rank, by `save` of the task or whole.
-
-    To be made before the training begins.
-    """
-    from hf_mps.finetune.sharding.engine import save_whole
-
-    ranks, share_best = Ranks.here(), apart.best_for_all(trainer, run_dir)
-
-    def keep() -> None:
-        share_best()
-        if trainer.is_fsdp_enabled:
-            save_whole(trainer, run_dir.staging)
-        elif save is not None:
-            ranks.from_main(lambda: save(trainer, run_dir.staging))
-        else:
-            trainer.save_model(str(run_dir.staging))
-        ranks.from_main(run_dir.publish)
-
-    return keep
-
-
 def _loading(resolved: ResolvedRecipe) -> AbstractContextManager[None]:
     """Show what is being loaded until the header appears; a smoke run's own part is inside the recipe's."""
     words = "loading PyTorch, the rows and the model …"
     return status.shown(words, log="" if resolved.smoke else f"{resolved.name}: {words}")
-
-
-@contextmanager
-def expected_operators(operators: Sequence[str]) -> Iterator[None]:
-    """Suppress the warnings of operators that the recipe names; the ledger counts them all the same."""
-    from hf_mps.fallback.warnings import MetalFallbackWarning
-
-    with ExitStack() as ignored:
-        for operator in operators:
-            ignored.enter_context(ignoring(MetalFallbackWarning, re.escape(f"hf_mps: {operator} of ")))
-        yield
-
-
-def header(resolved: ResolvedRecipe, plan: Plan, verb: str = "finetune") -> None:
-    """Print the decisions, each with its reason."""
-    words = {"True": "on", "False": "off"}
-    rows = []
-    for name, choice in plan.shown().items():
-        value = str(choice.value)
-        rows.append((SHORT_NAMES.get(name, name.replace("_", " ")), words.get(value, value), choice.reason))
-    if (recipe := resolved.recipe).expect:
-        rows.append(("expected", expect.ranges(recipe), expect.applies(recipe, resolved.changed).reason))
-    screen.header(rows, title=f"hf_mps {verb} {resolved.name}")
-
-
-def _table(resolved: ResolvedRecipe, record: RunRecord, files: Sequence[Path]) -> None:
-    """Print how the run ended, its folder and the files in it, and the command that uploads it to the hub."""
-    notes = [("device", "simulated: time and memory say nothing about a Mac")] if record.simulated else []
-    if (stream := record.stream) is not None:
-        waited = f"{stream['waited_seconds']:.1f} s, {stream['waited_share']:.1%} of the training"
-        broken = f"; {stream['rows_broken']:,} broken ones skipped" if stream["rows_broken"] else ""
-        notes.append(("waited", f"{waited}, for batches; {stream['rows_read']:,} rows were read{broken}"))
-    if record.metal_kernels is not None:
-        notes.append(("kernels", str(record.metal_kernels)))
-        kernels.coverage_is_said()
-    if record.fallback:
-        names = [entry["operator"] for entry in record.fallback]
-        needed = [name for name in names if name not in record.unexpected_fallback]
-        notes += [("on the CPU", f"{', '.join(needed)}, as the recipe names them")] if needed else []
-        notes += [("unexpected", f"{', '.join(record.unexpected_fallback)} ran on the CPU")] if needed != names else []
-        fallback.mark_reported()
-    if resolved.smoke is None:
-        notes.append(("to share", training_section.PUSH.format(shlex.quote(str(files[0])))))
-    else:
-        from hf_mps.finetune.smoke import files_stay
-
-        files = files if files_stay(resolved) else ()
-    screen.final_table(
-        record.metrics,
-        baseline=record.baseline.metrics if record.baseline else None,
-        baseline_is=record.baseline.what if record.baseline else "",
-        expectation=record.expectation,
-        seconds=record.train_seconds,
-        samples_per_second=record.samples_per_second,
-        peak_memory=record.peak_memory,
-        notes=notes,
-        files=files,
-    )
 
 
 def _finished(resolved: ResolvedRecipe, run_dir: RunDir) -> dict[str, Any]:

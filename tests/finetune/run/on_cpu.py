@@ -86,7 +86,7 @@ def main() -> int:
     import transformers.trainer  # noqa: F401  stock, as a program may have imported it before
 
     from hf_mps.finetune import tasks
-    from hf_mps.finetune.run import prepare  # noqa: F401
+    from hf_mps.finetune.run import stages  # noqa: F401
 
     tasks.module(every_task.RECIPES[name]["task"])
 

@@ -18,15 +18,15 @@ from tests.finetune.tiny import Command, Stop
 @pytest.fixture
 def stop_after_training(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """End the next run between its last checkpoint and its results, as a kill there does."""
-    from hf_mps.finetune.run import train
+    from hf_mps.finetune.run import stages
 
-    measured = train._measured
+    measured = stages._measured
 
     def once(trainer: Any) -> dict[str, float]:
-        monkeypatch.setattr(train, "_measured", measured)
+        monkeypatch.setattr(stages, "_measured", measured)
         raise KeyboardInterrupt
 
-    return lambda: monkeypatch.setattr(train, "_measured", once)
+    return lambda: monkeypatch.setattr(stages, "_measured", once)
 
 
 def same_end(one: Path, other: Path) -> None:

@@ -17,12 +17,12 @@ from tests.finetune.tiny import Command
 @pytest.fixture
 def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
     """A training of the recipe's own is a failure of the test."""
-    from hf_mps.finetune.run import train
+    from hf_mps.finetune.run import stages
 
     def refused(*_: Any, **__: Any) -> None:
         raise AssertionError("trained")
 
-    monkeypatch.setattr(train, "train_and_measure", refused)
+    monkeypatch.setattr(stages, "train", refused)
 
 
 def test_a_plan_tells_every_choice_of_the_run_and_does_nothing(desk: Path, finetune: Command, untrained: None) -> None:

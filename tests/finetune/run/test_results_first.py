@@ -76,9 +76,9 @@ def test_a_picture_of_the_answers_that_fails_costs_itself_alone(run: Any, monkey
 def test_a_score_that_fails_after_the_training_keeps_the_model(
     desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hf_mps.finetune.run import train
+    from hf_mps.finetune.run import stages
 
-    monkeypatch.setattr(train, "_measured", broken)
+    monkeypatch.setattr(stages, "_measured", broken)
     with pytest.raises(ZeroDivisionError):
         finetune("my.yaml", "training.save_strategy=no", "training.max_steps=2")
     assert (desk / "runs/my/model.safetensors").is_file()
@@ -87,12 +87,12 @@ def test_a_score_that_fails_after_the_training_keeps_the_model(
 def test_a_stop_after_the_training_tells_where_the_model_is(
     desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hf_mps.finetune.run import train
+    from hf_mps.finetune.run import stages
 
     def stopped(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(train, "_measured", stopped)
+    monkeypatch.setattr(stages, "_measured", stopped)
     ended = finetune("my.yaml", "training.save_strategy=no", "training.max_steps=2")
     assert (ended.code, ended.err) == (130, snapshot("hf-mps: interrupted; the trained model is in runs/my\n"))
     assert (desk / "runs/my/model.safetensors").is_file()

@@ -1,0 +1,446 @@
+"""A run from its recipe to its report, in six stages: rows, task, plan, trainer, training, report.
+
+Each stage is one function, in the order in which they run. `hf_mps.finetune.run.runner` calls them for a run,
+`hf_mps.dryrun` the first three or four of them for `--plan`, plan, audit and parity. A feature of a run is an object in
+`hf_mps.finetune.features`: it decides in `make_plan`, acts in `make_trainer` and `train`, and is named in none of them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_mps import kernels, metrics
+from hf_mps.core import checkpoint_files, notices, status
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import RunError, UserError
+from hf_mps.core.notices import ignoring
+from hf_mps.core.text import first_line
+from hf_mps.distributed.metal.claim import claim
+from hf_mps.distributed.ranks import Ranks
+from hf_mps.distributed.world import World
+from hf_mps.finetune import tasks
+from hf_mps.finetune.data import load
+from hf_mps.finetune.data.rows import Rows
+from hf_mps.finetune.features import FEATURES
+from hf_mps.finetune.features.base import Draft, Plan
+from hf_mps.finetune.features.memory_fit import Room
+from hf_mps.finetune.models import checkpoint
+from hf_mps.finetune.models.checkpoint import Checkpoint
+from hf_mps.finetune.recipe import expect
+from hf_mps.finetune.recipe.resolve import ResolvedRecipe
+from hf_mps.finetune.recipe.schema import Recipe
+from hf_mps.finetune.report import screen
+from hf_mps.finetune.run import apart, caffeinate, checks, fingerprints, optimization, tables
+from hf_mps.finetune.run.run_dir import RunDir
+from hf_mps.finetune.stream import pace
+from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.guards import resume
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.report import RunRecord
+    from hf_mps.finetune.run.callbacks import Stopwatch
+    from hf_mps.kernels.coverage import Coverage
+
+# What the constructors of training arguments and trainers raise for options that do not go together.
+REFUSALS = (ValueError, TypeError, ImportError)
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """All that is known of a run before its plan: a recipe that is possible on `device`, its rows and its model.
+
+    `room` is what it changes so that its steps fit the machine.
+    """
+
+    resolved: ResolvedRecipe
+    device: Choice[str]
+    prepared: Prepared
+    rows: Mapping[str, Rows]
+    room: Room = field(default_factory=Room)
+
+    @cached_property
+    def splits(self) -> fingerprints.Splits:
+        """A digest of the rows of each split. Raises UserError for a file that cannot be read, with its row."""
+        return fingerprints.digest_rows(self.rows)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished training: its trainer, the metrics of the kept weights, its clock and its peak memory in bytes.
+
+    `metal_kernels` is what ran with a release's own, None where none were asked for.
+    """
+
+    trainer: Any
+    measured: dict[str, float]
+    watch: Stopwatch
+    peak: int
+    metal_kernels: Coverage | None
+
+
+# ---- the stages ----
+
+
+def run_stages(run: PreparedRun, run_dir: RunDir, store_again: Callable[[], None]) -> RunRecord:
+    """Plan, train and report a run whose rows and task are prepared (`prepare_run`); every rank does.
+
+    What took hours is stored before anything is made of it. `store_again` is called where the folder was deleted.
+    """
+    from hf_mps.finetune.run import processes
+    from hf_mps.finetune.run.callbacks import FolderKept, Stopwatch
+
+    ranks, watch, prepared = Ranks.here(), Stopwatch(), run.prepared
+    output = Choice(run_dir.path, run_dir.reason)
+    plan = ranks.alike(lambda: processes.go_on(make_plan(run, output), run_dir.checkpoint, ranks.world.size))
+    apart.refuse_parts(plan, run_dir)
+    try_out(plan, prepared, run_dir.checkpoint)
+    trainer = ranks.alike(lambda: make_trainer(plan, prepared, watch))
+    if ranks.world.main:
+        trainer.add_callback(FolderKept(run_dir.staging, store_again))
+    tables.header(run.resolved, plan)
+    keep = keeping(trainer, prepared.save, run_dir)
+    trained = train(plan, prepared, trainer, watch, run_dir.checkpoint, keep)
+    return report(run, plan, trained, run_dir)
+
+
+# ---- where a run starts from ----
+
+
+def locate(resolved: ResolvedRecipe, *, fresh: bool = False) -> tuple[Checkpoint, RunDir]:
+    """Return the checkpoint that a run starts from, and the folder that it writes to; neither is touched.
+
+    Every rank has the checkpoint; the main one chooses the folder, for all of them.
+
+    Raises UserError for missing files and folders, for what `RunDir.choose` refuses, and where another host has more of
+    this run. Imports no torch.
+    """
+    ranks = Ranks.here()
+    ranks.alike(lambda: load.check(resolved.recipe.data))
+    source = ranks.alike(lambda: checkpoint.resolve(resolved.recipe.model))
+    run_dir = ranks.from_main(lambda: RunDir.choose(resolved, fresh=fresh))
+    if not fresh:
+        apart.refuse_older(resolved, run_dir)
+    return source, run_dir
+
+
+def choose_device(recipe: Recipe) -> Choice[str]:
+    """Return the device of a run: the layer's choice, or the CPU where the recipe says `use_cpu`. Imports torch.
+
+    Raises UserError where HF_MPS_DEVICE and the recipe contradict each other.
+    """
+    import hf_mps.device
+    from hf_mps import kernels
+    from hf_mps.core import settings
+
+    if recipe.training.get("use_cpu"):
+        if (wanted := settings.device()) not in (None, "cpu"):
+            raise UserError(
+                f"training.use_cpu is true and HF_MPS_DEVICE={wanted} asks for another device; give one of them"
+            )
+        return Choice("cpu", "training.use_cpu in the recipe")
+    return kernels.told(hf_mps.device.choose())
+
+
+# ---- rows and task ----
+
+
+def prepare_run(
+    resolved: ResolvedRecipe, source: Checkpoint, run_dir: RunDir | None = None, *, device: Choice[str] | None = None
+) -> PreparedRun:
+    """Prepare a run of a recipe from the checkpoint `source` on `device` (default: its own choice).
+
+    Without `run_dir` it is a single step to look at: nothing is measured, and what only a whole run refuses passes
+    (unknown operators in `fallback`, metrics in `expect` and splits that are not measured, other rows than those of the
+    run in `run_dir`). Imports torch and draws the new weights with the recipe's seed. Raises UserError.
+    """
+    from transformers import set_seed
+
+    recipe, device = resolved.recipe, device or choose_device(resolved.recipe)
+    checks.refuse_impossible(recipe.training, device.value)
+    if device.value == "mps" and run_dir is not None:
+        claim(World.here())  # before a rank waits for the others
+    checks.refuse_early_stopping(recipe.training, recipe.early_stopping_patience)
+    pace.refuse_endless(recipe)
+    checks.refuse_another_type(recipe.model_type, source)
+    checks.refuse_caches()
+    set_seed(recipe.seed)  # the new layers of the model are drawn while it is loaded
+    if run_dir is not None:
+        status.now("reading the rows …")
+    rows = load.load(recipe.data, recipe.seed)
+    if run_dir is not None:
+        status.now("preparing the model and its features …")
+    source = replace(source, dtype=recipe.weights)
+    with metrics.unmeasured() if run_dir is None else nullcontext():
+        prepared = tasks.module(recipe.task).prepare(recipe, rows, source, device.value)
+    run = PreparedRun(resolved, device, prepared, rows)
+    if run_dir is not None:
+        _check_whole(run, run_dir)
+    return run
+
+
+def _check_whole(run: PreparedRun, run_dir: RunDir) -> None:
+    """Refuse what only a whole run refuses once rows and model are loaded; adds the choices about the rows."""
+    from hf_mps.finetune.text import tokens
+
+    recipe, prepared = run.resolved.recipe, run.prepared
+    checks.refuse_unknown_operators(recipe.fallback)
+    load.refuse_unread(run.rows, (*load.SPLITS, *prepared.further), recipe.task)
+    expect.refuse_unmeasured(recipe, run.resolved.changed, prepared.reported)
+    if World.here().main:  # another host may have a run of its own in that folder
+        run_dir.refuse_other_rows(run.splits)
+    sizes = " + ".join(str(one.stream or len(one.dataset)) for one in run.rows.values())
+    where = "; ".join(f"{split}: {one.origin}" for split, one in run.rows.items())
+    prepared.choices = {"data": Choice(f"{sizes} rows", where), **tokens.unknown_tokens(prepared), **prepared.choices}
+
+
+# ---- plan ----
+
+
+def make_plan(run: PreparedRun, output: Choice[Path], device: Choice[str] | None = None) -> Plan:
+    """Return everything that a run in the folder `output` would do on `device`, by default the run's own.
+
+    Raises UserError for an option that the device cannot honour.
+    """
+    recipe, device, prepared = run.resolved.recipe, device or run.device, run.prepared
+    said = {key: value for key, value in recipe.training.items() if value is not None}
+    training = prepared.arguments_defaults | run.room.training | said
+    draft = Draft(recipe, prepared, device.value, run.room, training, dict(prepared.choices), {"report_to": "none"})
+    for feature in FEATURES:
+        feature.decide(draft)
+    choices = draft.choices
+    choices["output"] = Choice(str(output.value), output.reason)
+    if run.resolved.smoke is not None:
+        from hf_mps.finetune import smoke
+
+        choices["smoke"] = run.resolved.smoke
+        smoke.explain(run.resolved, choices)
+    if recipe.fallback and device.value == "mps":
+        reason = "they have no Metal kernel, and the recipe names them: no warning"
+        choices["on_the_cpu"] = Choice(", ".join(recipe.fallback), reason)
+    if (sleep := caffeinate.decide()) is not None:
+        choices["sleep"] = sleep
+    ours = {"output_dir": str(output.value), "disable_tqdm": True, "use_cpu": device.value == "cpu"}
+    return Plan(recipe, device, choices, draft.arguments | draft.training | draft.fixed | ours)
+
+
+def try_out(plan: Plan, prepared: Prepared, checkpoint: Path | None) -> None:
+    """Change the plan of a run that begins now by what its device tells."""
+    for feature in FEATURES:
+        feature.try_out(plan, prepared, checkpoint)
+
+
+# ---- trainer ----
+
+
+def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch) -> Any:
+    """Return the trainer of a plan. Raises UserError for arguments that transformers refuses."""
+    from hf_mps.finetune.run.callbacks import FiniteLoss, MainStatistics, OwnDraws
+    from hf_mps.finetune.run.processes import Shares
+    from hf_mps.finetune.run.trainer import recipe_trainer
+
+    with ExitStack() as held:
+        for feature in FEATURES:
+            held.enter_context(feature.making(plan, prepared))
+        args = training_arguments(plan, prepared)
+        callbacks = [watch, FiniteLoss(), OwnDraws(), MainStatistics(), *prepared.callbacks, Shares.of(args)]
+        try:
+            trainer = recipe_trainer(prepared.trainer)(
+                model=prepared.model,
+                args=args,
+                train_dataset=prepared.train,
+                eval_dataset=prepared.validation,
+                data_collator=prepared.collator,
+                processing_class=prepared.processing_class,
+                compute_metrics=prepared.compute_metrics,
+                callbacks=callbacks,
+                **prepared.trainer_settings,
+            )
+        except REFUSALS as error:
+            raise refused(error) from error
+    for feature in FEATURES:
+        feature.apply(trainer, plan, prepared)
+    if args.device.type != plan.device.value:
+        raise RuntimeError(f"Trainer took {args.device.type} where the plan says {plan.device.value}")
+    return trainer
+
+
+def training_arguments(plan: Plan, prepared: Prepared) -> Any:
+    """Return a plan's training arguments. Raises UserError for what transformers or the optimizer's package refuses."""
+    from transformers import TrainingArguments
+
+    try:
+        made = (prepared.arguments or TrainingArguments)(**plan.arguments)
+    except REFUSALS as error:
+        raise refused(error) from error
+    optimization.refuse_unusable(made, prepared.model, plan.choices["steps"].value, plan.arguments)
+    return one_gpu(made)
+
+
+def one_gpu(arguments: Any) -> Any:
+    """Return the training arguments, for one process and one GPU, as the choice `gpus` says."""
+    if arguments.n_gpu > 1:  # Trainer reads what it found once
+        arguments._n_gpu = 1
+    return arguments
+
+
+def refused(error: Exception) -> UserError:
+    return UserError(f"training: transformers refuses it: {first_line(error)}")
+
+
+# ---- training ----
+
+
+def train(
+    plan: Plan,
+    prepared: Prepared,
+    trainer: Any,
+    watch: Stopwatch,
+    checkpoint: Path | None,
+    keep: Callable[[], None],
+) -> Trained:
+    """Train, from `checkpoint` where there is one, `keep` the model, and measure it; prints a line a logging step.
+
+    Raises RunError for a loss that is NaN or infinite, Stopped where a signal ends it.
+    """
+    from hf_mps.device.memory import Peak
+    from hf_mps.finetune.run.callbacks import lower_rate
+    from hf_mps.finetune.run.interrupt import Interruption
+    from hf_mps.guards.sentinels import non_finite, stopped_gpu
+
+    counting = kernels.counting() if plan.device.value == "mps" else None
+    peak, interruption = Peak(plan.device.value), Interruption()
+    interruption.trainer = trainer
+    trainer.add_callback(interruption)
+    lines = screen.StepLines(
+        memory=lambda: (peak.sample(), peak.result.value),
+        main_metric=prepared.metrics.main,
+        greater_is_better=prepared.metrics.greater_is_better,
+    )
+    start = str(checkpoint) if checkpoint is not None else trainer.args.resume_from_checkpoint
+    if prepared.stream is not None:
+        trainer.get_train_dataloader().begin(Path(start) if start is not None else None)
+    finite = non_finite.SENTINEL.stopping(lower_rate(trainer.args.learning_rate))
+    whole = stopped_gpu.SENTINEL.stopping(f"{stopped_gpu.CURE}; the same command goes on from the last checkpoint")
+    with (
+        ExitStack() as held,
+        expected_operators(plan.recipe.fallback),
+        peak,
+        lines.attach(trainer),
+        interruption,
+        notices.told(lines.note),
+        finite,
+        whole,
+        resume.recipe(),
+        checkpoint_files.removed_whole(),
+    ):
+        for feature in FEATURES:
+            held.enter_context(feature.around(trainer, plan))
+        trained = trainer.train(resume_from_checkpoint=start)
+        if not math.isfinite(trained.training_loss):
+            raise RunError(f"the training loss is {trained.training_loss}; next: a lower training.learning_rate")
+        keep()
+        measured = _measured(trainer)
+        for name, dataset in prepared.further.items():
+            measured |= trainer.evaluate(eval_dataset=dataset, metric_key_prefix=name)
+    for feature in FEATURES:
+        feature.outcome(trainer, plan.choices)
+    ran = None if counting is None else counting.coverage
+    return Trained(trainer, measured, _running(trainer, watch), peak.result.value, ran)
+
+
+@contextmanager
+def expected_operators(operators: Sequence[str]) -> Iterator[None]:
+    """Suppress the warnings of operators that the recipe names; the ledger counts them all the same."""
+    from hf_mps.fallback.warnings import MetalFallbackWarning
+
+    with ExitStack() as ignored:
+        for operator in operators:
+            ignored.enter_context(ignoring(MetalFallbackWarning, re.escape(f"hf_mps: {operator} of ")))
+        yield
+
+
+def _running(trainer: Any, watch: Stopwatch) -> Stopwatch:
+    """Return the clock that ran: Trainer makes new callbacks where it restores their states."""
+    return next((one for one in trainer.callback_handler.callbacks if isinstance(one, type(watch))), watch)
+
+
+def _measured(trainer: Any) -> dict[str, float]:
+    """Return the metrics of the kept weights: of the evaluation that saw them, or of a new one."""
+    state = trainer.state
+    kept = state.best_global_step if trainer.args.load_best_model_at_end else state.global_step
+    for entry in reversed(state.log_history):
+        if entry.get("step") == kept and "eval_loss" in entry:
+            return dict(entry)
+    return dict(trainer.evaluate())
+
+
+def keeping(trainer: Any, save: Callable[[Any, Path], None] | None, run_dir: RunDir) -> Callable[[], None]:
+    """Return what writes the trained model into the run's folder: called by every rank, by `save` of the task or whole.
+
+    To be made before the training begins.
+    """
+    from hf_mps.finetune.sharding.engine import save_whole
+
+    ranks, share_best = Ranks.here(), apart.best_for_all(trainer, run_dir)
+
+    def keep() -> None:
+        share_best()
+        if trainer.is_fsdp_enabled:
+            save_whole(trainer, run_dir.staging)
+        elif save is not None:
+            ranks.from_main(lambda: save(trainer, run_dir.staging))
+        else:
+            trainer.save_model(str(run_dir.staging))
+        ranks.from_main(run_dir.publish)
+
+    return keep
+
+
+# ---- report ----
+
+
+def report(run: PreparedRun, plan: Plan, trained: Trained, run_dir: RunDir) -> RunRecord:
+    """Write the files of a run that has trained, print its table, and return its record; every rank takes part."""
+    from hf_mps.finetune.report import predictions, write
+    from hf_mps.finetune.run.record import make_record
+
+    record = make_record(run.resolved, plan, run.prepared, trained)
+    if World.here().main:
+        files = write(run_dir.path, record, lambda: predictions.write(run_dir.path, run.prepared, trained.trainer))
+        tables.closing_table(run.resolved, record, [run_dir.path, *files])
+    else:
+        predictions.take_part(run.prepared, trained.trainer)
+    return record
+
+
+def finish_report(run: PreparedRun, run_dir: RunDir) -> RunRecord:
+    """Write the report of a run that was killed behind its training, from its record and the model in its folder."""
+    from hf_mps.finetune.report import pending, predictions, write
+    from hf_mps.finetune.run.callbacks import Stopwatch
+
+    ranks, record = Ranks.here(), Ranks.here().from_main(lambda: pending(run_dir.path))
+    if ranks.world.main:
+        run_dir.staging.rmdir()  # the model was moved out of it before the kill
+        print(f"{run_dir.path}: the training has ended; the report is written from what it stored")
+    plan = make_plan(run, Choice(run_dir.path, run_dir.reason))
+    trainer = ranks.alike(lambda: make_trainer(plan, run.prepared, Stopwatch()))
+
+    def answer() -> predictions.Written:
+        trainer._load_from_checkpoint(str(run_dir.path))
+        return predictions.write(run_dir.path, run.prepared, trainer)
+
+    if ranks.world.main:
+        # A host without the folder has no weights to predict its share with.
+        files = write(run_dir.path, record, None if run_dir.without else answer)
+        tables.closing_table(run.resolved, record, [run_dir.path, *files])
+    elif not run_dir.without:
+        trainer._load_from_checkpoint(str(run_dir.path))
+        predictions.take_part(run.prepared, trainer)
+    return record
