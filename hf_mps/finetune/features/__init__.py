@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hf_mps.finetune.features.arguments import Evaluation, KeptModel, Loading, OneGpu, Optimizer, Seed
 from hf_mps.finetune.features.attention import Attention
 from hf_mps.finetune.features.attention_kernels import AttentionKernels
 from hf_mps.finetune.features.base import Feature
 from hf_mps.finetune.features.batches import Batches
 from hf_mps.finetune.features.cuda_graphs import CudaGraphs
 from hf_mps.finetune.features.early_steps import EarlySteps
-from hf_mps.finetune.features.evaluation import Evaluation
 from hf_mps.finetune.features.fused_step import FusedStep
-from hf_mps.finetune.features.gpus import OneGpu
-from hf_mps.finetune.features.kept_model import KeptModel
-from hf_mps.finetune.features.loading import Loading
 from hf_mps.finetune.features.memory_fit import MemoryFit
-from hf_mps.finetune.features.optimizer import Optimizer
 from hf_mps.finetune.features.precision import Precision
-from hf_mps.finetune.features.quantized import QuantizedWeights
-from hf_mps.finetune.features.seed import Seed
-from hf_mps.finetune.features.sharding import Sharding
+from hf_mps.finetune.features.weights import QuantizedWeights, Sharding
 
 FEATURES: Sequence[Feature] = (
     Precision(),

@@ -198,7 +198,7 @@ def test_a_schedule_that_waits_for_a_score_waits_for_more_of_it(desk: Path, fine
 
 
 def test_an_error_rate_is_better_the_smaller_it_is(desk: Path) -> None:
-    from hf_mps.finetune.features.kept_model import best_metric
+    from hf_mps.finetune.features.arguments import best_metric
     from hf_mps.metrics import selection
 
     asked: Any = SimpleNamespace(metrics=selection.choose(None, ("wer", "cer"), "speech-recognition"), further={})
@@ -233,7 +233,7 @@ def test_evaluation_sees_every_row_in_its_order_however_training_draws(
 def test_a_process_by_itself_trains_on_one_of_several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from hf_mps.finetune.features.gpus import gpus
+    from hf_mps.finetune.features.arguments import gpus
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert {name: str(choice) for name, choice in gpus("cuda").items()} == snapshot(

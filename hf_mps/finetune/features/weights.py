@@ -1,4 +1,4 @@
-"""FSDP2 as a feature of a run: `hf_mps.finetune.sharding` decides and divides."""
+"""Where a model's weights lie: quantized ones on the device, divided ones over the ranks of FSDP2."""
 
 from __future__ import annotations
 
@@ -7,10 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps.finetune import sharding
 from hf_mps.finetune.features.base import Draft, Feature, Plan
+from hf_mps.finetune.models import quantization
 from hf_mps.finetune.sharding import engine
 
 if TYPE_CHECKING:
     from hf_mps.finetune.tasks._base import Prepared
+
+
+class QuantizedWeights(Feature):
+    """The task chooses and loads them (`models.quantization`), since they are rounded while they are read."""
+
+    def apply(self, trainer: Any, plan: Plan, prepared: Prepared) -> None:
+        """Put a quantized model on the device."""
+        quantization.place(trainer.model, trainer.args.device)
 
 
 class Sharding(Feature):

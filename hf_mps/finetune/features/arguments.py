@@ -1,0 +1,202 @@
+"""The arguments that a run gets where its recipe says nothing: evaluations, kept model, loaders, optimizer, seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError, nearest
+from hf_mps.distributed.world import World
+from hf_mps.finetune.features.base import SAID, Draft, Feature, Plan
+from hf_mps.finetune.stream import pace
+from hf_mps.metrics.table import LOWER_IS_BETTER
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.tasks._base import Prepared
+
+LOGGED_ROWS = 50
+"""Step lines that a run prints at most, about."""
+
+
+class Evaluation(Feature):
+    """After each epoch, with the newest two checkpoints kept; streamed rows, which have no epochs, after each third."""
+
+    def decide(self, draft: Draft) -> None:
+        """Choose the keys `evaluation`, `checkpoints` and `logging_nan_inf_filter`."""
+        steps, training, choices = draft.choices["steps"].value, draft.training, draft.choices
+        every = next(n * 10**power for power in range(9) for n in (1, 2, 5) if n * 10**power * LOGGED_ROWS >= steps)
+        settled = {"logging_steps": every, "eval_strategy": "epoch", "save_strategy": "epoch", "save_total_limit": 2}
+        reason = "the default: after each epoch"
+        if draft.prepared.stream is not None:
+            often, reason = pace.cadence(steps)
+            settled |= often
+        if "save_total_limit" not in training and training.get("save_strategy") == "no":
+            del settled["save_total_limit"]
+        choices["evaluation"] = draft.setting("eval_strategy", settled["eval_strategy"], reason)
+        reason += f", the newest {training.get('save_total_limit', 2)} kept"
+        choices["checkpoints"] = draft.setting("save_strategy", settled["save_strategy"], reason)
+        # The filter replaces a NaN loss by the mean of the others, and waits for the device at every step to do so.
+        settled["logging_nan_inf_filter"] = False
+        reason = "a NaN loss stops the run, and no step waits for the device to look for one"
+        choices["logging_nan_inf_filter"] = draft.setting("logging_nan_inf_filter", False, reason)
+        draft.arguments |= settled
+
+
+LOSS = "loss"
+
+
+class KeptModel(Feature):
+    """The last weights; the best ones where the recipe says so or stops early."""
+
+    def decide(self, draft: Draft) -> None:
+        """Choose the keys `kept_model` and `early_stopping`."""
+        training, patience, choices = draft.training, draft.recipe.early_stopping_patience, draft.choices
+        metric, greater = best_metric(training, draft.prepared)
+        best = training.get("load_best_model_at_end", patience is not None)
+        if patience is not None:
+            choices["early_stopping"] = Choice(f"after {patience} evaluations without a better {metric}", SAID)
+        reason = "the default: the validation rows pick nothing, so their score is fair"
+        if best:
+            reason = "early_stopping_patience in the recipe: the best so far"
+        reason = SAID if "load_best_model_at_end" in training else reason
+        choices["kept_model"] = Choice(f"best by {metric}" if best else "last", reason)
+        settled: dict[str, Any] = {"load_best_model_at_end": True} if best else {}
+        if patience is not None:  # a resumed run has as much patience left as it had
+            settled["restore_callback_states_from_checkpoint"] = True
+        if best or training.get("save_strategy") == "best" or "metric_for_best_model" in training:
+            # Trainer takes every number but a loss for better the greater it is, an error rate too.
+            settled |= {"metric_for_best_model": metric, "greater_is_better": greater}
+            settled |= _plateau(training, metric, greater)
+        draft.arguments |= settled
+
+    def apply(self, trainer: Any, plan: Plan, prepared: Prepared) -> None:
+        """Let the trainer stop early; a step that is only looked at evaluates nothing."""
+        patience = plan.recipe.early_stopping_patience
+        if patience is not None and trainer.args.metric_for_best_model is not None:
+            from transformers import EarlyStoppingCallback
+
+            trainer.add_callback(EarlyStoppingCallback(early_stopping_patience=patience))
+
+
+def best_metric(training: Mapping[str, Any], prepared: Prepared) -> tuple[str, bool]:
+    """Return the metric that picks the best weights, without `eval_`, and whether a greater value is better.
+
+    That is the recipe's `metric_for_best_model`, else the task's first metric. Raises UserError for a name that no
+    evaluation during the training has, and for a `greater_is_better` that reverses the metric.
+    """
+    asked = training.get("metric_for_best_model")
+    name = prepared.metrics.main if asked is None else str(asked).removeprefix("eval_")
+    known = list(dict.fromkeys((*prepared.metrics.reported, LOSS)))
+    if name not in known:
+        raise UserError(
+            f"training.metric_for_best_model is '{asked}'; allowed: {', '.join(known)}{_further(name, prepared)}"
+            f"{nearest(name, known)}"
+        )
+    greater = name != LOSS and name not in LOWER_IS_BETTER
+    wanted = training.get("greater_is_better")
+    if wanted is not None and wanted != greater:
+        sense = "greater" if greater else "smaller"
+        raise UserError(
+            f"training.greater_is_better is {str(wanted).lower()}, and {name} is better the {sense} it is; leave it out"
+        )
+    return name, greater
+
+
+def _further(name: str, prepared: Prepared) -> str:
+    """Return what to say of a metric of a split that is measured only once."""
+    split = next((split for split in prepared.further if name.startswith(f"{split}_")), None)
+    return f"; {split} is measured once, after the training" if split is not None else ""
+
+
+def _plateau(training: Mapping[str, Any], name: str, greater: bool) -> dict[str, Any]:
+    """Return Trainer's keywords for a schedule that waits for `name` to improve: PyTorch's default waits for less of
+    it.
+
+    Empty for any other schedule. Raises UserError where the recipe's `lr_scheduler_kwargs` would wait for worse.
+    """
+    given = training.get("lr_scheduler_kwargs")
+    if training.get("lr_scheduler_type") != "reduce_lr_on_plateau":
+        return {}
+    mode = "max" if greater else "min"
+    if given is None:
+        return {"lr_scheduler_kwargs": {"mode": mode}}
+    if isinstance(given, dict) and given.get("mode", "min") != mode:
+        sense = "greater" if greater else "smaller"
+        came = f"mode {given['mode']}" if "mode" in given else "no mode (PyTorch takes min)"
+        raise UserError(
+            f"training.lr_scheduler_kwargs has {came}, and {name} is better the {sense} it is; allowed: mode: {mode}"
+        )
+    return {}
+
+
+class Loading(Feature):
+    """The training process itself, but for streamed rows; pinned memory on CUDA."""
+
+    def decide(self, draft: Draft) -> None:
+        """Choose the keys `pin_memory`, `workers` and, of streamed rows, `readers`."""
+        choices, stream = draft.choices, draft.prepared.stream
+        pinned = draft.device == "cuda"
+        reason = "CUDA copies faster from pinned memory" if pinned else f"{draft.device} cannot use pinned memory"
+        choices["pin_memory"] = draft.setting("dataloader_pin_memory", pinned, reason)
+        reason = (
+            "the training process prepares its rows itself; training.dataloader_num_workers=2 has others do it ahead"
+        )
+        if draft.prepared.token_counts is not None:
+            reason = "tokenised rows are read from memory-mapped files, faster than from another process"
+        workers = Choice(0, reason) if stream is None else pace.workers()
+        choices["workers"] = draft.setting("dataloader_num_workers", workers.value, workers.reason)
+        if stream is not None:
+            choices["readers"] = pace.readers(stream, choices["workers"].value)
+        settled: dict[str, Any] = {"dataloader_pin_memory": pinned, "dataloader_num_workers": workers.value}
+        # A copy that waits for the device ends what the processor has prepared ahead, batch by batch.
+        draft.arguments |= settled | ({"accelerator_config": {"non_blocking": True}} if pinned else {})
+
+
+class Optimizer(Feature):
+    """Trainer's default, or the recipe's."""
+
+    def decide(self, draft: Draft) -> None:
+        """Choose the key `optimizer`."""
+        rate = draft.training.get("learning_rate", 5e-5)
+        if "optim" in draft.training:
+            found = Choice(draft.training["optim"], f"{SAID}; learning rate {rate:g}")
+        else:
+            from transformers import TrainingArguments
+
+            found = Choice(str(TrainingArguments.default_optim), f"Trainer's default; learning rate {rate:g}")
+        draft.choices["optimizer"] = found
+
+
+class OneGpu(Feature):
+    """The first, of several: Trainer's own way, DataParallel, would copy the model to all of them at every step and
+    multiply the batch.
+    """
+
+    def decide(self, draft: Draft) -> None:
+        """Choose the key `gpus`; nothing where there is one for each process."""
+        draft.choices |= gpus(draft.device)
+
+
+def gpus(device_type: str) -> dict[str, Choice[str]]:
+    """Return the choice `gpus` of a process on a device of this type."""
+    import torch
+
+    count = torch.cuda.device_count() if device_type == "cuda" and World.here().alone else 1
+    if count < 2:
+        return {}
+    every = f"torchrun --nproc_per_node {count} -m hf_mps.finetune … trains on all"
+    return {"gpus": Choice(f"1 of {count}", f"the first, CUDA_VISIBLE_DEVICES names another; {every}")}
+
+
+class Seed(Feature):
+    """The recipe's seed for everything that is drawn."""
+
+    def decide(self, draft: Draft) -> None:
+        """Choose the key `seed`."""
+        seed = draft.recipe.seed
+        draft.choices["seed"] = Choice(seed, "the recipe's seed, for weights, order of the rows and dropout")
+        draft.fixed["seed"] = seed
+        if not World.here().alone:
+            # Else accelerate seeds the order of rows by the state of each rank's own draws (SeedableRandomSampler).
+            draft.arguments["data_seed"] = seed
