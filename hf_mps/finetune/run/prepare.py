@@ -25,7 +25,7 @@ from hf_mps.finetune.models import checkpoint
 from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import expect
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
-from hf_mps.finetune.run import apart, caffeinate, checks, fingerprints
+from hf_mps.finetune.run import caffeinate, checks, fingerprints, hosts
 from hf_mps.finetune.run.plan import Plan, choose_device, decide
 from hf_mps.finetune.run.room import Room
 from hf_mps.finetune.run.run_dir import RunDir
@@ -76,15 +76,14 @@ def locate(resolved: ResolvedRecipe, *, fresh: bool = False) -> tuple[Checkpoint
 
     Every rank has the checkpoint; the main one chooses the folder, for all of them.
 
-    Raises UserError for missing files and folders, for what `RunDir.choose` refuses, and where another host has more of
-    this run. Imports no torch.
+    Raises UserError for missing files and folders, for what `RunDir.choose` refuses, and where the hosts' folders
+    differ. Imports no torch.
     """
     ranks = Ranks.here()
     ranks.alike(lambda: load.check(resolved.recipe.data))
     source = ranks.alike(lambda: checkpoint.resolve(resolved.recipe.model))
     run_dir = ranks.from_main(lambda: RunDir.choose(resolved, fresh=fresh))
-    if not fresh:
-        apart.refuse_older(resolved, run_dir)
+    hosts.refuse_different(resolved, run_dir)
     return source, run_dir
 
 
@@ -130,8 +129,7 @@ def _check_whole(run: PreparedRun, run_dir: RunDir) -> None:
     checks.refuse_unknown_operators(recipe.fallback)
     load.refuse_unread(run.rows, (*load.SPLITS, *prepared.further), recipe.task)
     expect.refuse_unmeasured(recipe, run.resolved.changed, prepared.reported)
-    if World.here().main:  # another host may have a run of its own in that folder
-        run_dir.refuse_other_rows(run.splits)
+    run_dir.refuse_other_rows(run.splits)
     sizes = " + ".join(str(one.stream or len(one.dataset)) for one in run.rows.values())
     where = "; ".join(f"{split}: {one.origin}" for split, one in run.rows.items())
     prepared.choices = {"data": Choice(f"{sizes} rows", where), **tokens.unknown_tokens(prepared), **prepared.choices}

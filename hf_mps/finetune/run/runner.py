@@ -16,12 +16,11 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import INTERRUPTED, RunError, UserError
 from hf_mps.core.notices import ignoring
 from hf_mps.distributed.ranks import Ranks
-from hf_mps.distributed.world import World
 from hf_mps.finetune import capture
 from hf_mps.finetune.recipe import expect, training_section
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import screen
-from hf_mps.finetune.run import apart, caffeinate, failures, fingerprints, workers
+from hf_mps.finetune.run import caffeinate, failures, fingerprints, hosts, workers
 from hf_mps.finetune.run.prepare import PreparedRun, locate, prepare_run
 from hf_mps.finetune.run.run_dir import RunDir, checkpoints, store
 from hf_mps.guards import resume
@@ -92,12 +91,12 @@ def train(
                 room = ranks.from_main(lambda: foresee(prepared_run))
                 prepared_run = replace(prepared_run, room=room)
         locked = ranks.from_main(lambda: held.enter_context(run_dir.lock()))
-        run_dir = held.enter_context(apart.at_hand(locked))
+        run_dir = held.enter_context(hosts.own_folder(locked, resolved))
         if ranks.watch is not None:
             ranks.watch.left = lambda: _kept_clause(run_dir, clean=False)
         with workers.ended(), _failures_in_one_line(resolved, run_dir):
-            if keep and ranks.world.main:
-                _store(run_dir, prepared_run, splits)
+            if keep:
+                hosts.by_writers(run_dir, lambda: _store(run_dir, prepared_run, splits))
             if run_dir.pending:
                 record = _finish(prepared_run, run_dir)
             else:
@@ -131,11 +130,11 @@ def _train(run: PreparedRun, run_dir: RunDir, store_again: Callable[[], None]) -
     ranks = Ranks.here()
     output = Choice(run_dir.path, run_dir.reason)
     plan = ranks.alike(lambda: processes.go_on(run.plan(output), run_dir.checkpoint, ranks.world.size))
-    apart.refuse_parts(plan, run_dir)
+    plan = ranks.alike(lambda: hosts.saved_on_each(plan, run_dir))
     kept = capture.measured(plan, prepared, recipe, run_dir.checkpoint)
     capture.choose_kernels(plan, prepared, recipe)
     trainer = ranks.alike(lambda: make_trainer(plan, prepared, watch, recipe.early_stopping_patience))
-    if ranks.world.main:
+    if run_dir.writes:
         trainer.add_callback(FolderKept(run_dir.staging, store_again))
     if kept is not None:
         trainer.add_callback(kept)
@@ -165,8 +164,9 @@ def _finish(run: PreparedRun, run_dir: RunDir) -> RunRecord:
     from hf_mps.finetune.run.train import make_trainer
 
     ranks, record = Ranks.here(), Ranks.here().from_main(lambda: report.pending(run_dir.path))
-    if ranks.world.main:
+    if run_dir.writes:
         run_dir.staging.rmdir()  # the model was moved out of it before the kill
+    if ranks.world.main:
         print(f"{run_dir.path}: the training has ended; the report is written from what it stored")
     plan = run.plan(Choice(run_dir.path, run_dir.reason))
     trainer = ranks.alike(lambda: make_trainer(plan, run.prepared, Stopwatch(), None))
@@ -176,10 +176,9 @@ def _finish(run: PreparedRun, run_dir: RunDir) -> RunRecord:
         return predictions.write(run_dir.path, run.prepared, trainer)
 
     if ranks.world.main:
-        # A host without the folder has no weights to predict its share with.
-        files = report.write(run_dir.path, record, None if run_dir.without else answer)
+        files = report.write(run_dir.path, record, answer)
         _table(run.resolved, record, [run_dir.path, *files])
-    elif not run_dir.without:
+    else:
         trainer._load_from_checkpoint(str(run_dir.path))
         predictions.take_part(run.prepared, trainer)
     return record
@@ -192,17 +191,14 @@ def _keeping(trainer: Any, save: Callable[[Any, Path], None] | None, run_dir: Ru
     """
     from hf_mps.finetune.sharding.engine import save_whole
 
-    ranks, share_best = Ranks.here(), apart.best_for_all(trainer, run_dir)
-
     def keep() -> None:
-        share_best()
         if trainer.is_fsdp_enabled:
             save_whole(trainer, run_dir.staging)
         elif save is not None:
-            ranks.from_main(lambda: save(trainer, run_dir.staging))
+            hosts.by_writers(run_dir, lambda: save(trainer, run_dir.staging))
         else:
             trainer.save_model(str(run_dir.staging))
-        ranks.from_main(run_dir.publish)
+        hosts.by_writers(run_dir, run_dir.publish)
 
     return keep
 
@@ -322,13 +318,11 @@ def _failures_in_one_line(resolved: ResolvedRecipe, run_dir: RunDir | None) -> I
 def _kept_clause(run_dir: RunDir | None, *, clean: bool = True) -> str:
     """Return a clause about what a failed run leaves, once its folder is clean; empty before it has one.
 
-    The folder is the main process's to clean, and no other rank's that may still write.
+    The folder is its writing process's to clean, and no other rank's that may still write.
     """
     if run_dir is None:
         return ""
-    if run_dir.host:
-        return f"; what was saved is in {run_dir.path} on {run_dir.host}"
-    whole = run_dir.clean() if clean and World.here().main else checkpoints(run_dir.path)
+    whole = run_dir.clean() if clean and run_dir.writes else checkpoints(run_dir.path)
     model = f"; the trained model is in {run_dir.path}" if run_dir.holds_model() else ""
     if not whole:
         return model or "; no checkpoint was written yet"
