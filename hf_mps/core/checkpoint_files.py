@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-_HIDDEN = re.compile(r"^\.(?P<name>.+)\.(?P<kind>saving|replaced|lent|removed)-(?P<process>\d+)$")
+_HIDDEN = re.compile(r"^\.(?P<name>.+)\.(?P<kind>saving|replaced|removed)-(?P<process>\d+)$")
 _WRITING = re.compile(r"^\..+\.(?P<process>\d+)-[0-9a-f]{8}\.tmp$")  # hf_mps.core.files.write_atomic
 _TORCH = {".pt", ".pth", ".bin", ".pkl"}
 _TRAINERS = re.compile(r"checkpoint-\d+$")
@@ -126,25 +126,6 @@ def staged(target: Path, last: str, levels: int = 1, *, owner: int | None = None
         yield stage
         if owner in (None, os.getpid()) and stage.is_dir():
             _publish(stage, target, last)
-
-
-@contextmanager
-def set_aside(target: Path, kind: str = "saving") -> Iterator[Path]:
-    """Give a hidden folder beside `target`, with its name behind a dot, that is gone when the block has ended.
-
-    So are the folders above it that were made for it. `kind` tells two of one `target` apart: saving, or lent. Raises
-    OSError for a folder that cannot be made.
-    """
-    root = target.parent
-    made = [folder for folder in (root, *root.parents) if not folder.exists()]
-    try:
-        with _hidden(root, f".{target.name}.{kind}", os.getpid()) as outer:
-            outer.mkdir(parents=True, exist_ok=True)
-            yield outer
-    finally:
-        for folder in made:
-            with suppress(OSError):  # somebody else's files are in it
-                folder.rmdir()
 
 
 @contextmanager

@@ -11,11 +11,13 @@ from __future__ import annotations
 import platform
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache, wraps
+from pathlib import Path
 from typing import Any, TypeVar
 
 from hf_mps.core.errors import RunError, UserError
@@ -163,6 +165,23 @@ class Ranks:
         deadline = time.monotonic() + LEAVING
         while self.store.add(key, 0) < self.world.size - 1 and time.monotonic() < deadline:
             time.sleep(PAUSES[0])
+
+    def sees(self, folder: Path) -> list[bool]:
+        """Whether each rank sees what the main one writes into `folder`. Raises its OSError on every rank.
+
+        A folder of the same name is no proof: each host may have its own.
+        """
+
+        def leave_mark() -> str:
+            name = f".seen-{uuid.uuid4().hex}"
+            (folder / name).touch()
+            return name
+
+        mark = folder / self.from_main(leave_mark)
+        found = self.gather(mark.is_file())
+        if self.world.main:
+            mark.unlink(missing_ok=True)
+        return found
 
     def barrier(self) -> None:
         """Wait until every rank is here."""

@@ -53,7 +53,8 @@ _AFTER: dict[str, tuple[str, ...]] = {
         "process-group",
     ),
     "torch.distributed.fsdp._fully_shard._fsdp_param": ("process-group",),
-    "transformers.training_args": ("nan-hidden", "pin-memory", "half-precision", "fork-workers"),
+    "transformers.distributed.mixin": ("node-weights",),
+    "transformers.training_args": ("node-weights", "nan-hidden", "pin-memory", "half-precision", "fork-workers"),
     "transformers.trainer_utils": ("torn-checkpoint",),
     "transformers.trainer": (
         "batch-waits",
@@ -125,6 +126,7 @@ _FOLDERS = {
     "hf_mps.guards.resume": (
         "atomic-checkpoint",
         "lightning-rng",
+        "node-weights",
         "resume-batches",
         "resume-end",
         "resume-epoch",

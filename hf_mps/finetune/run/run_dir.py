@@ -51,8 +51,7 @@ class RunDir:
 
     An unfinished run of the same recipe in it resumes from `checkpoint`; `finished` says that it holds the results,
     `pending` that its training has ended and its report is to be written.
-    `named` says that no other folder will do, because the user named it. `host` is where it is, empty where this host
-    has it; `without` are the hosts of the run that have it not.
+    `named` says that no other folder will do, because the user named it; `shared` that all hosts of the run see it.
     """
 
     path: Path
@@ -61,8 +60,7 @@ class RunDir:
     checkpoint: Path | None = None
     finished: bool = False
     pending: bool = False
-    host: str = ""
-    without: tuple[str, ...] = ()
+    shared: bool = True
 
     @classmethod
     def choose(cls, resolved: ResolvedRecipe, *, fresh: bool = False) -> RunDir:
@@ -151,6 +149,12 @@ class RunDir:
             yield taken
         finally:
             os.close(descriptor)
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process is the one that writes into the folder."""
+        world = World.here()
+        return world.main if self.shared else world.local_main
 
     @property
     def staging(self) -> Path:

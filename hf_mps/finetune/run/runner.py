@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core import notices, settings, status
 from hf_mps.core.errors import INTERRUPTED, RunError, UserError
 from hf_mps.distributed.ranks import Ranks
-from hf_mps.distributed.world import World
 from hf_mps.finetune.recipe import expect
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import screen
-from hf_mps.finetune.run import apart, caffeinate, failures, fingerprints, stages, workers
+from hf_mps.finetune.run import caffeinate, failures, fingerprints, hosts, stages, workers
 from hf_mps.finetune.run.run_dir import RunDir, checkpoints, store
 from hf_mps.finetune.run.stages import PreparedRun, locate, prepare_run
 from hf_mps.guards import resume
@@ -81,12 +80,12 @@ def train(
                 room = ranks.from_main(lambda: foresee(prepared_run))
                 prepared_run = replace(prepared_run, room=room)
         locked = ranks.from_main(lambda: held.enter_context(run_dir.lock()))
-        run_dir = held.enter_context(apart.at_hand(locked))
+        run_dir = held.enter_context(hosts.own_folder(locked, resolved))
         if ranks.watch is not None:
             ranks.watch.left = lambda: _kept_clause(run_dir, clean=False)
         with workers.ended(), _failures_in_one_line(resolved, run_dir):
-            if keep and ranks.world.main:
-                _store(run_dir, prepared_run, splits)
+            if keep:
+                hosts.by_writers(run_dir, lambda: _store(run_dir, prepared_run, splits))
             if run_dir.pending:
                 record = stages.finish_report(prepared_run, run_dir)
             else:
@@ -162,13 +161,11 @@ def _failures_in_one_line(resolved: ResolvedRecipe, run_dir: RunDir | None) -> I
 def _kept_clause(run_dir: RunDir | None, *, clean: bool = True) -> str:
     """Return a clause about what a failed run leaves, once its folder is clean; empty before it has one.
 
-    The folder is the main process's to clean, and no other rank's that may still write.
+    The folder is its writing process's to clean, and no other rank's that may still write.
     """
     if run_dir is None:
         return ""
-    if run_dir.host:
-        return f"; what was saved is in {run_dir.path} on {run_dir.host}"
-    whole = run_dir.clean() if clean and World.here().main else checkpoints(run_dir.path)
+    whole = run_dir.clean() if clean and run_dir.writes else checkpoints(run_dir.path)
     model = f"; the trained model is in {run_dir.path}" if run_dir.holds_model() else ""
     if not whole:
         return model or "; no checkpoint was written yet"

@@ -37,7 +37,7 @@ from hf_mps.finetune.recipe import expect
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.report import screen
-from hf_mps.finetune.run import apart, caffeinate, checks, fingerprints, optimization, tables
+from hf_mps.finetune.run import caffeinate, checks, fingerprints, hosts, optimization, tables
 from hf_mps.finetune.run.run_dir import RunDir
 from hf_mps.finetune.stream import pace
 from hf_mps.finetune.tasks._base import Prepared
@@ -99,10 +99,10 @@ def run_stages(run: PreparedRun, run_dir: RunDir, store_again: Callable[[], None
     ranks, watch, prepared = Ranks.here(), Stopwatch(), run.prepared
     output = Choice(run_dir.path, run_dir.reason)
     plan = ranks.alike(lambda: processes.go_on(make_plan(run, output), run_dir.checkpoint, ranks.world.size))
-    apart.refuse_parts(plan, run_dir)
+    plan = ranks.alike(lambda: hosts.saved_on_each(plan, run_dir))
     try_out(plan, prepared, run_dir.checkpoint)
     trainer = ranks.alike(lambda: make_trainer(plan, prepared, watch))
-    if ranks.world.main:
+    if run_dir.writes:
         trainer.add_callback(FolderKept(run_dir.staging, store_again))
     tables.header(run.resolved, plan)
     keep = keeping(trainer, prepared.save, run_dir)
@@ -118,15 +118,14 @@ def locate(resolved: ResolvedRecipe, *, fresh: bool = False) -> tuple[Checkpoint
 
     Every rank has the checkpoint; the main one chooses the folder, for all of them.
 
-    Raises UserError for missing files and folders, for what `RunDir.choose` refuses, and where another host has more of
-    this run. Imports no torch.
+    Raises UserError for missing files and folders, for what `RunDir.choose` refuses, and where the hosts' folders
+    differ. Imports no torch.
     """
     ranks = Ranks.here()
     ranks.alike(lambda: load.check(resolved.recipe.data))
     source = ranks.alike(lambda: checkpoint.resolve(resolved.recipe.model))
     run_dir = ranks.from_main(lambda: RunDir.choose(resolved, fresh=fresh))
-    if not fresh:
-        apart.refuse_older(resolved, run_dir)
+    hosts.refuse_different(resolved, run_dir)
     return source, run_dir
 
 
@@ -193,8 +192,7 @@ def _check_whole(run: PreparedRun, run_dir: RunDir) -> None:
     checks.refuse_unknown_operators(recipe.fallback)
     load.refuse_unread(run.rows, (*load.SPLITS, *prepared.further), recipe.task)
     expect.refuse_unmeasured(recipe, run.resolved.changed, prepared.reported)
-    if World.here().main:  # another host may have a run of its own in that folder
-        run_dir.refuse_other_rows(run.splits)
+    run_dir.refuse_other_rows(run.splits)
     sizes = " + ".join(str(one.stream or len(one.dataset)) for one in run.rows.values())
     where = "; ".join(f"{split}: {one.origin}" for split, one in run.rows.items())
     prepared.choices = {"data": Choice(f"{sizes} rows", where), **tokens.unknown_tokens(prepared), **prepared.choices}
@@ -388,17 +386,14 @@ def keeping(trainer: Any, save: Callable[[Any, Path], None] | None, run_dir: Run
     """
     from hf_mps.finetune.sharding.engine import save_whole
 
-    ranks, share_best = Ranks.here(), apart.best_for_all(trainer, run_dir)
-
     def keep() -> None:
-        share_best()
         if trainer.is_fsdp_enabled:
             save_whole(trainer, run_dir.staging)
         elif save is not None:
-            ranks.from_main(lambda: save(trainer, run_dir.staging))
+            hosts.by_writers(run_dir, lambda: save(trainer, run_dir.staging))
         else:
             trainer.save_model(str(run_dir.staging))
-        ranks.from_main(run_dir.publish)
+        hosts.by_writers(run_dir, run_dir.publish)
 
     return keep
 
@@ -426,8 +421,9 @@ def finish_report(run: PreparedRun, run_dir: RunDir) -> RunRecord:
     from hf_mps.finetune.run.callbacks import Stopwatch
 
     ranks, record = Ranks.here(), Ranks.here().from_main(lambda: pending(run_dir.path))
-    if ranks.world.main:
+    if run_dir.writes:
         run_dir.staging.rmdir()  # the model was moved out of it before the kill
+    if ranks.world.main:
         print(f"{run_dir.path}: the training has ended; the report is written from what it stored")
     plan = make_plan(run, Choice(run_dir.path, run_dir.reason))
     trainer = ranks.alike(lambda: make_trainer(plan, run.prepared, Stopwatch()))
@@ -437,10 +433,9 @@ def finish_report(run: PreparedRun, run_dir: RunDir) -> RunRecord:
         return predictions.write(run_dir.path, run.prepared, trainer)
 
     if ranks.world.main:
-        # A host without the folder has no weights to predict its share with.
-        files = write(run_dir.path, record, None if run_dir.without else answer)
+        files = write(run_dir.path, record, answer)
         tables.closing_table(run.resolved, record, [run_dir.path, *files])
-    elif not run_dir.without:
+    else:
         trainer._load_from_checkpoint(str(run_dir.path))
         predictions.take_part(run.prepared, trainer)
     return record

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 EVERYWHERE = (
     "atomic-checkpoint",
+    "node-weights",
     "resume-batches",
     "resume-end",
     "resume-epoch",
@@ -60,10 +61,13 @@ def arm_everywhere() -> None:
     for name in (
         "accelerate.data_loader",
         "accelerate.accelerator",
+        "transformers.training_args",
         "transformers.trainer_utils",
         "transformers.trainer",
     ):
         REGISTRY.install("guard", import_module(name))
+    if (mixin := sys.modules.get("transformers.distributed.mixin")) is not None:  # not in older releases
+        REGISTRY.install("guard", mixin)
     patched = sys.modules["accelerate.data_loader"].skip_first_batches
     for module in tuple(sys.modules.values()):
         if getattr(module, "__dict__", {}).get("skip_first_batches") is unwrap(patched):

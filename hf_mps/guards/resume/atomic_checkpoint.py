@@ -6,9 +6,8 @@ import os
 import platform
 import re
 import shutil
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +18,6 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError
 from hf_mps.core.patching import Patch
 from hf_mps.core.stock import Stock
-from hf_mps.distributed import carry
 from hf_mps.distributed.ranks import Ranks
 from hf_mps.guards.base import Guard
 from hf_mps.guards.introspect import names_in
@@ -43,9 +41,8 @@ class AtomicCheckpoint(Guard):
 
     Whatever the device: files have none, and what was torn on the CPU is as torn on Metal. Several processes of Trainer
     write into one hidden folder, renamed once all have written: stock, the file that makes a checkpoint look whole may
-    be there before another rank's random state. From a host that does not share the folder it is sent to the one that
-    has it, where stock it stays apart and nothing finds it. Sharded ones, and Accelerate's of several processes, are
-    left alone.
+    be there before another rank's random state. Left alone are sharded ones, Accelerate's of several processes, and
+    those of hosts that neither share a folder nor save on each node.
     """
 
     name = "atomic-checkpoint"
@@ -66,7 +63,7 @@ class AtomicCheckpoint(Guard):
         super().__init__()
         self._found: dict[str, bool] = {}
         self._saving: _Saving | None = None
-        self._seen: tuple[str, list[bool]] | None = None
+        self._seen: tuple[str, bool] | None = None
 
     def applies(self) -> Choice[bool]:
         """Whether the installed libraries' saving functions rename nothing."""
@@ -114,9 +111,10 @@ class AtomicCheckpoint(Guard):
         if not all(can for *_, can in ranks) or not owners:
             return stock(trainer, *args, **kwargs)
         owner = next((process for host, process in owners if host == here[0]), owners[0][1])
-        far = stock.theirs(self._far, trainer, folder) if len(owners) == 1 else []
-        away = bool(far) and trainer.args.process_index in far
-        with _hidden(target, os.getpid() if trainer.args.should_save else owner, away=away) as stage:
+        if len(owners) == 1 and stock.theirs(self._not_shared, trainer, folder):
+            return stock(trainer, *args, **kwargs)
+        owner = os.getpid() if trainer.args.should_save else owner
+        with checkpoint_files.staged(target, TRAINER_LAST, owner=owner) as stage:
             saving = self._saving = _Saving(folder, target, stage)
             try:
                 saved = stock.part(trainer, *args, **kwargs)
@@ -128,19 +126,17 @@ class AtomicCheckpoint(Guard):
                 self._saving = None
             if not all(stock.theirs(_gathered, True)):
                 raise _elsewhere(target)
-            if far:
-                stock.theirs(_brought, far, stage)
         stock.theirs(_gathered, True)  # nobody goes on before it is there
         for step in saving.later:
             stock.theirs(step)
         self._note()
         return saved
 
-    def _far(self, trainer: Any, folder: str) -> list[int]:
-        """The ranks that do not see the folder of the one that saves; asked for once in a training."""
+    def _not_shared(self, trainer: Any, folder: str) -> bool:
+        """Whether a rank does not see the folder of the one that saves; asked for once in a training."""
         ranks = Ranks.here()
         if ranks.world.size != trainer.args.world_size or ranks.world.hosts == 1:
-            return []
+            return False
         if self._seen is None or self._seen[0] != folder:
 
             def make() -> None:
@@ -148,8 +144,8 @@ class AtomicCheckpoint(Guard):
                     Path(folder).mkdir(parents=True, exist_ok=True)
 
             ranks.alike(make)
-            self._seen = folder, carry.seen(ranks, Path(folder))
-        return [rank for rank, sees in enumerate(self._seen[1]) if not sees]
+            self._seen = folder, not all(ranks.sees(Path(folder)))
+        return self._seen[1]
 
     def _output_dir(self, stock: Callable[..., str], trainer: Any, *args: Any, **kwargs: Any) -> str:
         return str(self._saving.stage.parent) if self._saving else stock(trainer, *args, **kwargs)
@@ -218,37 +214,6 @@ def _gathered(value: Any) -> list[Any]:
 
     values: list[Any] = gather_object([value])
     return values
-
-
-@contextmanager
-def _hidden(target: Path, owner: int, *, away: bool) -> Iterator[Path]:
-    """Give where a rank writes its part of a checkpoint: that of the `owner`, or `away` from it one of its own."""
-    if not away:
-        with checkpoint_files.staged(target, TRAINER_LAST, owner=owner) as stage:
-            yield stage
-        return
-    with checkpoint_files.set_aside(target) as outer:
-        yield outer / target.name
-
-
-def _brought(far: list[int], stage: Path) -> None:
-    """Bring what each rank of `far` wrote into its own `stage` into that of the main process, which has no such file.
-
-    Raises RunError on every rank where one of them cannot.
-    """
-    ranks = Ranks.here()
-    own = carry.listing(stage) if ranks.world.rank in (0, *far) else []
-    every = ranks.gather(own)
-    known = {file.name for file in every[0]}
-    name = ranks.from_main(lambda: uuid.uuid4().hex)
-
-    def bring() -> None:
-        for rank in far:
-            files = [file for file in every[rank] if file.name not in known]
-            if files and ranks.world.rank in (0, rank):
-                carry.carry(ranks, f"{name}/{rank}", files, stage, sender=rank, receivers=[0])
-
-    ranks.alike(bring)
 
 
 def _elsewhere(target: Path) -> RunError:

@@ -110,6 +110,7 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     "resume-epoch": (resumed.rest_of_an_epoch, resume_loops.seeded_accelerator),
     "torn-checkpoint": (resumed.torn_checkpoint,),
     "atomic-checkpoint": (resumed.broken_off,),
+    "node-weights": (several.weights_on_each_node,),
     "memory-budget": (memory.near_the_recommended_maximum, memory.near_it_in_a_plain_loop),
     "memory-metrics": (memory.memory_metrics,),
     "shape-growth": (memory.many_shapes, memory.many_shapes_in_a_plain_loop),
