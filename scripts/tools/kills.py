@@ -26,7 +26,7 @@ def main() -> int:
     """Run chains until `--count` kills have landed; 1 where one of them differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=500, help="kills to land, over all variants")
-    parser.add_argument("--variant", choices=VARIANTS, help="one variant alone")
+    parser.add_argument("--variant", choices=VARIANTS, nargs="+", default=[*VARIANTS], help="some variants alone")
     parser.add_argument("--device", choices=("cpu", "simulated"), help="one device alone")
     parser.add_argument("--seed", type=int, default=1, help="draws other moments")
     parser.add_argument("--draw", help="one chain, as a line named it")
@@ -46,7 +46,7 @@ def main() -> int:
 
 def run(harness: chains.Harness, asked: argparse.Namespace) -> list[chains.Chain]:
     """The chains, one variant after the other in turn, each that differs with a line."""
-    pairs = [(one, device) for one, device in chains.pairs(asked.variant) if asked.device in (None, device)]
+    pairs = [(one, device) for one, device in chains.pairs(*asked.variant) if asked.device in (None, device)]
     done: list[chains.Chain] = []
     start, number = time.monotonic(), 0
     while sum(len(chain.kills) for chain in done) < asked.count and not (asked.draw and done):

@@ -1,7 +1,7 @@
 """Chains of up to three kills: a run is killed, goes on by the command that it names, and ends as the unbroken one.
 
-A kill is a signal at the n-th operation of the process: a file of the run's folder that is opened, renamed or removed, a
-write (of which half is on the disk), or a line that is printed.
+A kill is a signal at the n-th operation of the process: a file of the run's folder that is opened, renamed or removed,
+a write (of which half is on the disk), or a line that is printed.
 """
 
 from __future__ import annotations
@@ -231,6 +231,6 @@ def _first(one: Any, other: Any) -> str:
     return f"{str(one)[:80]} unbroken, {str(other)[:80]} here"
 
 
-def pairs(name: str | None = None) -> list[tuple[Variant, str]]:
-    """Every variant, or one, with each device that it trains on."""
-    return [(one, device) for one in VARIANTS.values() if name in (None, one.name) for device in one.devices]
+def pairs(*names: str) -> list[tuple[Variant, str]]:
+    """These variants, each with every device that it trains on."""
+    return [(VARIANTS[name], device) for name in names for device in VARIANTS[name].devices]

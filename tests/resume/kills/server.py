@@ -63,8 +63,8 @@ def group(
 ) -> dict[str, Any]:
     """Run the command in `ranks` processes; each rank of `hit` gets signal `number` at its operation `at` in `folder`.
 
-    Where one fails the others get SIGTERM, as from torchrun, or with `together` SIGKILL. Returns the exit codes, what was
-    printed, the operations of the first rank of `hit`, and whether the seconds of `limit` were over first.
+    Where one fails the others get SIGTERM, as from torchrun, or with `together` SIGKILL. Returns the exit codes, what
+    was printed, the operations of the first rank of `hit`, and whether the seconds of `limit` were over first.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
