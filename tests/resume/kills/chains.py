@@ -29,9 +29,10 @@ from tests.resume.kills.variants import VARIANTS, Variant
 SOURCE = Path(__file__).with_name("at_operation.c")
 LIMIT = 120.0
 """Seconds after which a run that takes two hangs."""
-# What the clock, the number of calls and the attempts of a run have a part in.
+# What the clock, the number of calls and the attempts of a run have a part in; how far a stream has read ahead.
 TIMED = re.compile(
-    r"runtime|per_second|preparation_time|memory|seconds|step_time|waited|reason|guards|sentinels|fallback"
+    r"runtime|per_second|preparation_time|memory|seconds|step_time|waited|efficiency|rows_read|reason|guards|sentinels"
+    r"|fallback"
 )
 WAY_ON = re.compile(r"to go on: (?:hf-mps|python -m hf_mps\.)\s?finetune (.*)")
 STOPPED = re.compile(r"interrupted at step (\d+); kept: ")
@@ -108,7 +109,7 @@ class Harness:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.processes = Processes(folder)
-        self._whole: dict[tuple[str, str], tuple[dict[str, Any], list[str]]] = {}
+        self._whole: dict[tuple[str, str], tuple[dict[str, Any], list[list[str]]]] = {}
         variants.write(folder)
 
     def chain(self, variant: Variant, device: str, draw: str) -> Chain:
@@ -116,16 +117,15 @@ class Harness:
         left, operations = self._unbroken(variant, device)
         drawn, chain = random.Random(f"{variant.name} {device} {draw}"), Chain(variant, device, draw)
         place = self.folder / f"{variant.name}-{device}-{draw}"
-        words, stops, to_come = variant.arguments(f"{place.name}/run"), set[int](), len(operations)
+        words, stops, share = variant.arguments(f"{place.name}/run"), set[int](), 1.0
         for _ in range(drawn.choice((1, 1, 2, 3))):
-            number, at = _drawn(drawn, operations, to_come)
-            hit = [drawn.randrange(variant.ranks)]
-            ended = self._run(
-                variant, device, words, place, number=number, at=at, hit=hit, together=drawn.random() < 0.5
-            )
-            if len(ended["operations"]) >= at:
-                chain.kills.append(Kill(number, at, ended["operations"][at - 1]))
-                to_come = max(20, to_come - at + 20)
+            hit, together = drawn.randrange(variant.ranks), drawn.random() < 0.5
+            number, at = _drawn(drawn, operations[hit], share)
+            ended = self._run(variant, device, words, place, number=number, at=at, hit=hit, together=together)
+            done = ended["operations"][hit]
+            if len(done) >= at:
+                chain.kills.append(Kill(number, at, done[at - 1]))
+                share = max(0.1, share - at / len(operations[hit]))
             said = "".join(ended["err"])
             stops |= {int(step) for step in STOPPED.findall(said)}
             words = shlex.split(found[1]) if (found := WAY_ON.search(said)) else words
@@ -147,31 +147,31 @@ class Harness:
             chain.differs = f"{'stuck' if chain.stuck else 'unusable'}, exit {ended['codes']}: {' | '.join(lines[-3:])}"
         return bool(chain.differs)
 
-    def _unbroken(self, variant: Variant, device: str) -> tuple[dict[str, Any], list[str]]:
+    def _unbroken(self, variant: Variant, device: str) -> tuple[dict[str, Any], list[list[str]]]:
         key = (variant.name, device)
         if key not in self._whole:
             place = self.folder / f"{variant.name}-{device}-whole"
-            ended = self._run(variant, device, variant.arguments(f"{place.name}/run"), place, hit=[0])
+            ended = self._run(variant, device, variant.arguments(f"{place.name}/run"), place)
             assert not any(ended["codes"]), ended["err"]
             self._whole[key] = _left(place / "run"), ended["operations"]
         return self._whole[key]
 
     def _run(self, variant: Variant, device: str, words: Sequence[str], place: Path, **kill: Any) -> dict[str, Any]:
         place.mkdir(exist_ok=True)
-        asked = {"number": 0, "at": 0, "hit": [], "together": False, "limit": LIMIT, "ranks": variant.ranks, **kill}
+        asked = {"number": 0, "at": 0, "hit": 0, "together": False, "limit": LIMIT, "ranks": variant.ranks, **kill}
         folder = str((place / "run").resolve())
         return self.processes.run(device, words=list(words), cwd=str(self.folder), folder=folder, **asked)
 
 
-def _drawn(draw: random.Random, operations: list[str], to_come: int) -> tuple[int, int]:
-    """A signal, and the number of an operation that is to come: a line in a third of cases, a write in a tenth."""
+def _drawn(draw: random.Random, operations: list[str], share: float) -> tuple[int, int]:
+    """A signal, and an operation in the last `share` of them: a line in a third of cases, a write in a tenth."""
     number = draw.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
     kind = draw.choices(("line", "write", "file"), (33, 10, 57))[0]
-    start = len(operations) - to_come
+    start = round(len(operations) * (1 - share))
     places = [
-        place - start
-        for place, operation in enumerate(operations, start=1)
-        if place > start and kind == {"line": "line", "write": "write"}.get(operation.partition(" ")[0], "file")
+        place
+        for place, operation in enumerate(operations[start:], start=1)
+        if kind == (first if (first := operation.partition(" ")[0]) in ("line", "write") else "file")
     ]
     return int(number), draw.choice(places or [1])
 
@@ -215,7 +215,7 @@ def _differences(whole: dict[str, Any], left: dict[str, Any], stops: set[int]) -
             found += [f"more files: {', '.join(more[:5])}"] if more else []
             found += [f"files are missing: {', '.join(less[:5])}"] if less else []
         elif one != other and one is not None and other is not None:
-            found.append(f"{name}: {_first(one, other)}" if name.endswith("log_history") else name)
+            found.append(f"{name}: {_first(one, other)}" if ".json:" in name else name)
     return found
 
 

@@ -57,14 +57,14 @@ def group(
     ranks: int,
     at: int,
     number: int,
-    hit: list[int],
+    hit: int,
     together: bool,
     limit: float,
 ) -> dict[str, Any]:
-    """Run the command in `ranks` processes; each rank of `hit` gets signal `number` at its operation `at` in `folder`.
+    """Run the command in `ranks` processes; rank `hit` gets signal `number` at its operation `at` in `folder`.
 
     Where one fails the others get SIGTERM, as from torchrun, or with `together` SIGKILL. Returns the exit codes, what
-    was printed, the operations of the first rank of `hit`, and whether the seconds of `limit` were over first.
+    was printed, the operations of each rank, and whether the seconds of `limit` were over first.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -73,14 +73,14 @@ def group(
     for rank in range(ranks):
         variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_PORT": str(port)}
         variables |= {"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
-        aim = (folder, at if rank in hit else 0, number)
+        aim = (folder, at if rank == hit else 0, number)
         children.append(forked(words, Path(cwd), rank, variables if ranks > 1 else {}, aim))
     codes, stuck = ended(children, together, limit)
     texts = {
         name: [(Path(cwd) / f"rank-{rank}.{name}").read_text(errors="replace") for rank in range(ranks)]
         for name in ("out", "err")
     }
-    operations = (Path(cwd) / f"rank-{hit[0] if hit else 0}.log").read_text().splitlines()
+    operations = [(Path(cwd) / f"rank-{rank}.log").read_text().splitlines() for rank in range(ranks)]
     return {"codes": codes, **texts, "operations": operations, "stuck": stuck}
 
 
