@@ -36,10 +36,13 @@ class MissedEvaluation:
 
 
 def _due(args: Any, state: Any) -> bool:
-    """Whether Trainer evaluates at this step (DefaultFlowCallback)."""
-    if not state.global_step:
-        return False
-    if args.eval_strategy == "steps":
-        return bool(state.global_step % state.eval_steps == 0 and args.eval_delay <= state.global_step)
-    over = float(state.epoch or 0).is_integer() or state.global_step >= state.max_steps
-    return bool(args.eval_strategy == "epoch" and over and args.eval_delay <= state.epoch)
+    """Whether Trainer evaluates at this step, by the callback that decides it there."""
+    from transformers import TrainerControl
+    from transformers.trainer_callback import DefaultFlowCallback
+
+    control, flow = TrainerControl(), DefaultFlowCallback()
+    if state.global_step:
+        flow.on_step_end(args, state, control)
+        if float(state.epoch or 0).is_integer() or state.global_step >= state.max_steps:
+            flow.on_epoch_end(args, state, control)
+    return control.should_evaluate

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_mps.core import checkpoint_files
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.files import write_atomic, write_json
 from hf_mps.device import memory
@@ -180,6 +181,7 @@ def write(sweep: Sweep) -> list[Path]:
         ],
     }
     sweep.folder.mkdir(parents=True, exist_ok=True)
+    checkpoint_files.sweep(sweep.folder)  # half a table of a process that was killed
     return [
         write_atomic(sweep.folder / "sweep.csv", predictions.text(rows)),
         write_json(sweep.folder / TABLE, content),

@@ -67,22 +67,23 @@ def test_a_stop_during_an_evaluation_saves_too(desk: Path, finetune: Command, mo
     assert (desk / "runs/my/results.json").is_file()
 
 
-@pytest.mark.parametrize("evaluated", ["epoch", "steps"])
+@pytest.mark.parametrize(
+    ("further", "step"),
+    [
+        (("training.eval_strategy=epoch",), 6),
+        (("training.eval_strategy=steps", "training.eval_steps=4"), 4),
+        (("training.eval_strategy=steps", "training.eval_steps=7", "training.max_steps=5"), 5),
+    ],
+)
 def test_the_log_of_a_run_stopped_during_an_evaluation_is_the_unbroken_ones(
-    desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch, evaluated: str
+    desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch, further: tuple[str, ...], step: int
 ) -> None:
-    """With the evaluation behind its first epoch, or within an epoch at step 4; the loss is that of dropout too."""
-    words = (
-        "my.yaml",
-        "training.num_train_epochs=2",
-        "training.logging_steps=1",
-        f"training.eval_strategy={evaluated}",
-    )
-    words += ("training.eval_steps=4",) if evaluated == "steps" else ()
+    """With the evaluation behind its first epoch, at step 4, or at its last step; the loss is that of dropout too."""
+    words = ("my.yaml", "training.num_train_epochs=2", "training.logging_steps=1", *further)
     assert finetune(*words, "output_dir=whole").code == 0
     tiny.interrupt_evaluation(monkeypatch)
     stopped = finetune(*words)
-    assert (stopped.code, f"checkpoint-{4 if evaluated == 'steps' else 6}" in stopped.err) == (130, True)
+    assert (stopped.code, f"checkpoint-{step};" in stopped.err) == (130, True)
     assert finetune(*words).code == 0
     assert left(desk / "runs/my") == left(desk / "whole")
 

@@ -14,6 +14,7 @@ from inline_snapshot import snapshot
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.run.sweep import plan_sweep
+from tests.finetune import tiny
 from tests.finetune.tiny import Command
 
 SHORT = ("my.yaml", "training.max_steps=2")
@@ -97,8 +98,10 @@ def test_a_sweep_that_was_stopped_goes_on(desk: Path, finetune: Command, monkeyp
     )
     assert [run["state"] for run in said(desk / "runs/my-sweep")["runs"]] == ["finished", "not run"]
     monkeypatch.setattr(runner, "train", train)
+    no_process = 2**22 + 1  # Linux's numbers end before
+    half = tiny.write_jsonl(desk / f"runs/my-sweep/.sweep.csv.{no_process}-0a1b2c3d.tmp", [])
     ended = finetune(*SHORT, "--sweep", "seed=1,2")
-    assert ended.code == 0
+    assert (ended.code, half.exists()) == (0, False)
     assert "seed=1 holds this recipe's finished run" in ended.out
     assert [run["state"] for run in said(desk / "runs/my-sweep")["runs"]] == ["finished", "finished"]
 
