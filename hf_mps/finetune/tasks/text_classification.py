@@ -144,7 +144,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
 
     others = [rows[split] for split in rows if split != "train"]
     classes = _labels(recipe, rows["train"], others)
-    classification.refuse_smoothing(recipe.training, classes.problem_type, "class a row")
+    classification.refuse_smoothing(recipe.training, classes.problem_type)
     least = multi_label.threshold(recipe.threshold)
     measured = _measures(recipe, classes)
     tokenizer = checkpoint.tokenizer()
