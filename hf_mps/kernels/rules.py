@@ -2,8 +2,9 @@
 
 A rule is a function of a release and the operator's arguments, in a file of `launch/`. `@rule` is for one overload, and
 returns its results. `@out_rule` gets the outputs first, already made, and serves the functional overload that it
-names, its `out=` overload and its in-place one, as PyTorch's structured operators share one kernel. A rule that does
-not cover a call raises NoRule with the reason: the operator then runs as it does without kernels, and is counted.
+names, its `out=` overload and its in-place one, as PyTorch's structured operators share one kernel. Operators that
+differ in a word share a function: each decorator gives it the word as a keyword (`kernel="tril"`). A rule that does not
+cover a call raises NoRule with the reason: the operator then runs as it does without kernels, and is counted.
 """
 
 from __future__ import annotations
@@ -39,44 +40,48 @@ class Rule:
     function: Function
     source: str
     """PyTorch's file with the host's decision, below aten/src/ATen/native/mps."""
+    family: str
+    """The file of `launch/` that the rule is in."""
     makes_outputs: bool
     """The rule returns its results; else they are made before and given to it."""
     outputs: Function | None = None
     """Makes them: `outputs(given, *arguments)`, where `given` is the tensor to write to, or None. Without it, PyTorch's
     Meta kernel does, in 90 µs."""
 
-    @property
-    def family(self) -> str:
-        """The file of `launch/` that the rule is in."""
-        return self.function.__module__.rpartition(".")[2]
-
 
 RULES: dict[str, Rule] = {}
 
 
-def rule(*operators: str, source: str) -> Callable[[F], F]:
-    """`function(release, *arguments)` returns the results of each of these overloads ("native_layer_norm", …)."""
-    return _declared(operators, source, makes_outputs=True)
+def rule(*operators: str, source: str, **fixed: Any) -> Callable[[F], F]:
+    """`function(release, *arguments, **fixed)` returns the results of these overloads ("native_layer_norm", …)."""
+    return _declared(operators, source, fixed, makes_outputs=True)
 
 
-def out_rule(*operators: str, source: str, outputs: Function | None = None) -> Callable[[F], F]:
-    """`function(release, outputs, *arguments)` fills `outputs`, a tensor or a tuple of them, for these overloads.
+def out_rule(*operators: str, source: str, outputs: Function | None = None, **fixed: Any) -> Callable[[F], F]:
+    """`function(release, outputs, *arguments, **fixed)` fills `outputs`, a tensor or a tuple, for these overloads.
 
     The functional overload is named; what has the same arguments and `out=`, or writes `self`, is served too. Outputs
     have the shape, dtype and strides that PyTorch's own Meta kernel gives them, or `outputs(given, *arguments)` makes
     the one that there is, or checks what is to be written to and returns it (`given`).
     """
-    return _declared(operators, source, makes_outputs=False, outputs=outputs)
+    return _declared(operators, source, fixed, makes_outputs=False, outputs=outputs)
 
 
 def _declared(
-    operators: tuple[str, ...], source: str, *, makes_outputs: bool, outputs: Function | None = None
+    operators: tuple[str, ...],
+    source: str,
+    fixed: dict[str, Any],
+    *,
+    makes_outputs: bool,
+    outputs: Function | None = None,
 ) -> Callable[[F], F]:
     def declare(function: F) -> F:
+        bound = partial(function, **fixed) if fixed else function
+        family = function.__module__.rpartition(".")[2]
         for operator in operators:
             if operator in RULES:
                 raise ValueError(f"two rules for {operator}")
-            RULES[operator] = Rule(operator, function, source, makes_outputs, outputs)
+            RULES[operator] = Rule(operator, bound, source, family, makes_outputs, outputs)
         return function
 
     return declare

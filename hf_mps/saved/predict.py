@@ -11,19 +11,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from hf_mps.core import status
 from hf_mps.core.errors import RunError, UserError, neighbour
 from hf_mps.core.files import plain
 from hf_mps.core.text import counted, duration
+from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.report.predictions import cell
+from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.saved import pictures, ready, rows
 from hf_mps.saved.run import SavedRun
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.data.rows import Rows
-    from hf_mps.finetune.tasks._answering import Answering
 
 ROW = "row"
 """The column of answers that says which row of the input they are of, from 1."""

@@ -16,7 +16,9 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, brief
 from hf_mps.finetune.data import label_sets, labels, synthetic
 from hf_mps.finetune.data.label_sets import LabelSets
+from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import classification, multi_label
+from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
@@ -25,9 +27,6 @@ from hf_mps.metrics.sets import SetMetrics, of_sets
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-    from hf_mps.finetune.data.load import Rows
-    from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
 TRUTH = ("label",)

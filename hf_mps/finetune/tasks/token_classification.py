@@ -14,7 +14,9 @@ from pydantic import Field, model_validator
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels, synthetic
+from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import classification
+from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
@@ -25,9 +27,6 @@ from hf_mps.metrics.tagged import of_tags
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-    from hf_mps.finetune.data.load import Rows
-    from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForTokenClassification"
 TRUTH = ("tags",)

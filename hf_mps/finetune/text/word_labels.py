@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, brief, nearest
 from hf_mps.finetune.data import labels
+from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.text.padding import IGNORED
 from hf_mps.finetune.text.tokens import TEXT
 from hf_mps.metrics import seqeval
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.data.load import Rows
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from hf_mps.kernels.launch.numbers import alpha, params
 from hf_mps.kernels.launch.pointwise import exec_binary, exec_unary
 from hf_mps.kernels.launch.results import as_common, as_input
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import out_rule
 from hf_mps.kernels.runtime import NoRule
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 SOURCE = "operations/ActivationKernel.mm"
 GELU = {"none": "gelu", "tanh": "gelu_tanh"}

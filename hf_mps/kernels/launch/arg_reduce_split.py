@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,10 +20,8 @@ from hf_mps.kernels.launch.reduce_split import (
     collapsed,
     contiguous,
 )
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.values import u32
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 MANY_GROUPS, SEGMENT, PARTIALS = 512, 512, 16384
 """Threadgroups that fill the GPU, the least of a segment, and the partial results to aim for (ARG_SPLIT_…)."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -11,34 +9,24 @@ from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.launch.arg_reduce_split import Places, along
 from hf_mps.kernels.launch.reduce import DIMENSIONS, INNER, MAX, MIN, OUTER, Family, parameters, simdgroups
 from hf_mps.kernels.launch.reductions import REFUSED, SOURCE, kept, reduced, result, wrapped
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import u32
 
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
-
-@rule("argmax", "argmax.out", source=SOURCE)
-def largest(
-    release: Release, given: Tensor, dim: int | None = None, keepdim: bool = False, *, out: Tensor | None = None
-) -> Tensor:
-    """The first position of the largest element, or of the first NaN."""
-    return positions(release, "argmax", given, dim, keepdim, out)
-
-
-@rule("argmin", "argmin.out", source=SOURCE)
-def smallest(
-    release: Release, given: Tensor, dim: int | None = None, keepdim: bool = False, *, out: Tensor | None = None
-) -> Tensor:
-    """The first position of the smallest element, or of the first NaN."""
-    return positions(release, "argmin", given, dim, keepdim, out)
-
-
+@rule("argmax", "argmax.out", source=SOURCE, prefix="argmax")
+@rule("argmin", "argmin.out", source=SOURCE, prefix="argmin")
 def positions(
-    release: Release, prefix: str, given: Tensor, dim: int | None, keepdim: bool, out: Tensor | None
+    release: Release,
+    given: Tensor,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    prefix: str,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """`out`, or a new tensor, with the positions. Of all elements: those of the contiguous tensor in a line."""
+    """The first position of the extreme element, or of the first NaN. Of all elements: of the contiguous tensor's."""
     if f"{prefix}_reduction_float_long" not in release:
         raise NoRule("MPSGraph on this release")
     dims = wrapped(dim, given.dim())
@@ -103,19 +91,10 @@ def general(
     )
 
 
-@rule("max", source=SOURCE)
-def largest_of_all(release: Release, given: Tensor) -> Tensor:
-    """The largest element; MPSGraph before 2.14."""
-    return _extreme_of_all(release, MAX, given)
-
-
-@rule("min", source=SOURCE)
-def smallest_of_all(release: Release, given: Tensor) -> Tensor:
-    """The smallest element; MPSGraph before 2.14."""
-    return _extreme_of_all(release, MIN, given)
-
-
-def _extreme_of_all(release: Release, family: Family, given: Tensor) -> Tensor:
+@rule("max", source=SOURCE, family=MAX)
+@rule("min", source=SOURCE, family=MIN)
+def extreme_of_all(release: Release, given: Tensor, *, family: Family) -> Tensor:
+    """The largest or smallest element; MPSGraph before 2.14."""
     _need_segments(release, family)
     if given.is_complex() or not given.numel():
         raise NoRule(REFUSED)
@@ -123,43 +102,14 @@ def _extreme_of_all(release: Release, family: Family, given: Tensor) -> Tensor:
     return reduced(release, family, given, output, set(range(given.dim())))
 
 
-@rule("max.dim", "max.dim_max", source=SOURCE)
-def largest_with_places(
-    release: Release,
-    given: Tensor,
-    dim: int,
-    keepdim: bool = False,
-    *,
-    max: Tensor | None = None,
-    max_values: Tensor | None = None,
+@rule("max.dim", "max.dim_max", source=SOURCE, family=MAX)
+@rule("min.dim", "min.dim_min", source=SOURCE, family=MIN)
+def extremes(
+    release: Release, given: Tensor, dim: int, keepdim: bool = False, *, family: Family, **out: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """argmax, then the values; MPSGraph before 2.14."""
-    return _extremes(release, MAX, given, dim, keepdim, max, max_values)
-
-
-@rule("min.dim", "min.dim_min", source=SOURCE)
-def smallest_with_places(
-    release: Release,
-    given: Tensor,
-    dim: int,
-    keepdim: bool = False,
-    *,
-    min: Tensor | None = None,
-    min_indices: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """argmin, then the values; MPSGraph before 2.14."""
-    return _extremes(release, MIN, given, dim, keepdim, min, min_indices)
-
-
-def _extremes(
-    release: Release,
-    family: Family,
-    given: Tensor,
-    dim: int,
-    keepdim: bool,
-    values: Tensor | None,
-    indices: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+    """argmax or argmin, then the values; MPSGraph before 2.14."""
+    values = out.pop(family.prefix, None)
+    indices = next(iter(out.values()), None)
     _need_segments(release, family)
     dims = wrapped(dim, given.dim())
     if given.is_complex() or any(given.shape[at] == 0 for at in dims):
@@ -171,7 +121,7 @@ def _extremes(
         places.zero_()
     elif output.numel():
         source = given.view(torch.int8) if given.dtype == torch.bool else given
-        positions(release, f"arg{family.prefix}", source, dim, keepdim, places)
+        positions(release, source, dim, keepdim, prefix=f"arg{family.prefix}", out=places)
         reduced(release, family, given, output, dims)
     return output, places
 

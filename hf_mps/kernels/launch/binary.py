@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,11 +11,9 @@ from torch import Tensor
 from hf_mps.kernels.launch import numbers
 from hf_mps.kernels.launch.pointwise import exec_binary
 from hf_mps.kernels.launch.results import Operand, as_common, as_common_float, common, written
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import out_rule
 from hf_mps.kernels.runtime import NoRule
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 SOURCE = "operations/BinaryKernel.mm"
 
@@ -124,13 +122,8 @@ def _as_complex(target: Tensor | None, real: Tensor, imag: Tensor) -> Tensor:
     return written(target, dtype, real, imag)
 
 
-@out_rule("complex", source=SOURCE, outputs=_as_complex)
-def make_complex(release: Release, output: Tensor, real: Tensor, imag: Tensor) -> None:
-    """Complex numbers of real and imaginary parts."""
-    exec_binary(release, output, real, imag, "make_complex")
-
-
-@out_rule("polar", source=SOURCE, outputs=_as_complex)
-def polar(release: Release, output: Tensor, abs: Tensor, angle: Tensor) -> None:
-    """Complex numbers of magnitudes and angles."""
-    exec_binary(release, output, abs, angle, "polar")
+@out_rule("complex", source=SOURCE, outputs=_as_complex, kernel="make_complex")
+@out_rule("polar", source=SOURCE, outputs=_as_complex, kernel="polar")
+def make_complex(release: Release, output: Tensor, first: Tensor, second: Tensor, *, kernel: str) -> None:
+    """Complex numbers of real and imaginary parts, or of magnitudes and angles."""
+    exec_binary(release, output, first, second, kernel)

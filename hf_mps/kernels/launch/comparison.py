@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from hf_mps.kernels.launch.pointwise import exec_binary
 from hf_mps.kernels.launch.results import Operand, as_compared, common
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import out_rule
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 
 def _declare(name: str) -> None:

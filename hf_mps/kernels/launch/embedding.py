@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import span
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 _DIMENSIONS = 16
 _PARAMETERS = struct.Struct(f"<{3 * _DIMENSIONS}I3I4xq?7x")

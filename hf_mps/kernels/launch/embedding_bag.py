@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.launch.random import ERRORS
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import rule
 from hf_mps.kernels.runtime import NoRule
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 SOURCE = "operations/EmbeddingBag.mm"
 STRIDED = "a sparse gradient, or indices of another layout"

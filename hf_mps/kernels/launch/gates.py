@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,12 +11,10 @@ from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.launch.iterator import plane
 from hf_mps.kernels.launch.pointwise import exec_binary, exec_unary
 from hf_mps.kernels.launch.results import as_common
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import out_rule, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i64
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 SOURCE = "operations/Activation.mm"
 

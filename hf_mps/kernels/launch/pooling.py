@@ -7,19 +7,16 @@ element; a struct says sizes and strides of up to five dimensions, the last two 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.errors import errors
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import refuse_misfit, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i32, padded
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 SOURCE = "operations/Pooling.mm"
 ADAPTIVE_SOURCE = "operations/AdaptivePooling.mm"

@@ -10,19 +10,16 @@ from __future__ import annotations
 import math
 import struct
 from functools import cache
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Generator, Tensor
 
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.launch.iterator import walk
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import f32, i64, u32
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 SOURCE = "operations/Distributions.mm"
 ERRORS = 15364

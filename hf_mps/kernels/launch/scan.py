@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.launch import scan_blocks
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import out_rule, refuse_misfit, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import u32, u64
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 SOURCE = "operations/ScanKernel.mm"
 GROUP = 1024
@@ -37,21 +33,15 @@ def _result(target: Tensor | None, given: Tensor, dim: int, *, dtype: torch.dtyp
     return target
 
 
-@out_rule("cumsum", source="operations/UnaryOps.mm", outputs=_result)
-def cumsum(release: Release, result: Tensor, given: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> None:
-    """Integers narrower than int32 are cast to int32; int32 is summed into int64 by the kernel."""
-    _cumulative(release, "cumsum", result, given, dim, dtype)
-
-
-@out_rule("cumprod", source="operations/UnaryOps.mm", outputs=_result)
-def cumprod(release: Release, result: Tensor, given: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> None:
-    """As cumsum; complex numbers have kernels of their own."""
-    _cumulative(release, "cumprod", result, given, dim, dtype)
-
-
-def _cumulative(
-    release: Release, name: str, result: Tensor, given: Tensor, dim: int, dtype: torch.dtype | None
+@out_rule("cumsum", source="operations/UnaryOps.mm", outputs=_result, name="cumsum")
+@out_rule("cumprod", source="operations/UnaryOps.mm", outputs=_result, name="cumprod")
+def cumulative(
+    release: Release, result: Tensor, given: Tensor, dim: int, *, name: str, dtype: torch.dtype | None = None
 ) -> None:
+    """Integers narrower than int32 are cast to int32; int32 is summed or multiplied into int64 by the kernel.
+
+    Complex products have kernels of their own.
+    """
     if f"{name}_innermost_float" not in release:
         raise NoRule("MPSGraph on this release")
     if not given.dim():
@@ -75,42 +65,25 @@ def _cumulative(
     _scan(release, name, source, result, dim)
 
 
-@rule("_logcumsumexp", source=SOURCE)
-def logcumsumexp(release: Release, given: Tensor, dim: int) -> Tensor:
+@rule("_logcumsumexp", "_logcumsumexp.out", source=SOURCE)
+def logcumsumexp(release: Release, given: Tensor, dim: int, *, out: Tensor | None = None) -> Tensor:
     """Of no dimension: the number itself."""
-    return _log(release, given, dim, torch.empty_like(given, memory_format=torch.contiguous_format))
-
-
-@rule("_logcumsumexp.out", source=SOURCE)
-def logcumsumexp_out(release: Release, given: Tensor, dim: int, *, out: Tensor) -> Tensor:
-    """As _logcumsumexp, into a tensor of the input's shape and dtype."""
-    refuse_misfit(out, given.shape, given.dtype)
-    return _log(release, given, dim, out)
-
-
-def _log(release: Release, given: Tensor, dim: int, result: Tensor) -> Tensor:
     rank = given.dim()
+    if out is not None:
+        refuse_misfit(out, given.shape, given.dtype)
     if not -max(rank, 1) <= dim < max(rank, 1):
         raise NoRule(REFUSED)
+    result = torch.empty_like(given, memory_format=torch.contiguous_format) if out is None else out
     if not rank:
         return result.copy_(given)
     _scan(release, "logcumsumexp", given, result, dim % rank)
     return result
 
 
-@rule("_cummax_helper", source=SOURCE)
-def cummax(release: Release, given: Tensor, values: Tensor, indices: Tensor, dim: int) -> None:
-    """The largest so far, and where it is: the last place of equals."""
-    _extremes(release, "cummax", given, values, indices, dim)
-
-
-@rule("_cummin_helper", source=SOURCE)
-def cummin(release: Release, given: Tensor, values: Tensor, indices: Tensor, dim: int) -> None:
-    """The smallest so far, and where it is: the last place of equals."""
-    _extremes(release, "cummin", given, values, indices, dim)
-
-
-def _extremes(release: Release, name: str, given: Tensor, values: Tensor, indices: Tensor, dim: int) -> None:
+@rule("_cummax_helper", source=SOURCE, name="cummax")
+@rule("_cummin_helper", source=SOURCE, name="cummin")
+def extremes(release: Release, given: Tensor, values: Tensor, indices: Tensor, dim: int, *, name: str) -> None:
+    """The largest or smallest so far, and where it is: the last place of equals."""
     rank = given.dim()
     if given.is_complex() or not rank:
         raise NoRule(REFUSED)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,10 +10,8 @@ from torch import Tensor
 from hf_mps.device import machine
 from hf_mps.device.faults import FIRST_FAMILIES
 from hf_mps.kernels.dtypes import metal
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.values import u32, u64
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 REDUCED = {torch.float16, torch.bfloat16}
 

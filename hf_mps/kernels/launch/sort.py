@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,12 +11,10 @@ from torch import Tensor
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.launch.sort_radix import by_digits
 from hf_mps.kernels.launch.sort_work import Work
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import refuse_misfit, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i32, i64, u8
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 SOURCE = "operations/Sort.mm"
 REFUSED = "PyTorch refuses the arguments"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
+from hf_mps.kernels.release import Release
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,30 +10,21 @@ from torch import Tensor
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.launch.iterator import plane
 from hf_mps.kernels.launch.results import as_self
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import out_rule, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i32, i64, span, u32
 
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
-
 SOURCE = "operations/TriangularOps.mm"
 
 
-@out_rule("tril", source=SOURCE, outputs=as_self)
-def tril(release: Release, output: Tensor, self: Tensor, diagonal: int = 0) -> None:
-    """What is on the diagonal and below."""
-    _triangle(release, "tril", output, self, diagonal)
+@out_rule("tril", source=SOURCE, outputs=as_self, name="tril")
+@out_rule("triu", source=SOURCE, outputs=as_self, name="triu")
+def triangle(release: Release, output: Tensor, self: Tensor, diagonal: int = 0, *, name: str) -> None:
+    """What is on the diagonal and below, or above: a thread for each element.
 
-
-@out_rule("triu", source=SOURCE, outputs=as_self)
-def triu(release: Release, output: Tensor, self: Tensor, diagonal: int = 0) -> None:
-    """What is on the diagonal and above."""
-    _triangle(release, "triu", output, self, diagonal)
-
-
-def _triangle(release: Release, name: str, output: Tensor, self: Tensor, diagonal: int) -> None:
-    """A thread for each element: its column, its row, and all other dimensions; the last dimension counts first."""
+    The grid is its column, its row, and all other dimensions; the last dimension counts first.
+    """
     if self.dim() < 2:
         raise NoRule("PyTorch refuses fewer than two dimensions")
     count = self.numel()

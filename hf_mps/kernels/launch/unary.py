@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,11 +11,9 @@ from torch import Tensor
 from hf_mps.kernels.launch.numbers import Alpha, alpha, params
 from hf_mps.kernels.launch.pointwise import exec_unary
 from hf_mps.kernels.launch.results import as_float, as_input, as_truth, written
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import out_rule
 from hf_mps.kernels.runtime import NoRule
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 SOURCE = "operations/UnaryKernel.mm"
 
