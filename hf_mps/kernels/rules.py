@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hf_mps.core.notices import overriding
 from hf_mps.core.text import first_line
-from hf_mps.kernels.ledger import Ledger
 from hf_mps.kernels.runtime import NoRule, recording
 from hf_mps.operators.dispatcher import registered_kernel
 
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
 
     from hf_mps.kernels.release import Release
+from collections import Counter
+from dataclasses import field
 
 Function = Callable[..., Any]
 F = TypeVar("F", bound=Function)
@@ -294,3 +295,29 @@ def tensors(values: Any) -> list[Tensor]:
     if isinstance(values, torch.Tensor):
         return [values] if values.is_mps else []
     return [each for value in values for each in tensors(value)] if isinstance(values, list | tuple) else []
+
+
+@dataclass
+class Ledger:
+    """Counts since it was made, of all threads."""
+
+    operators: Counter[str] = field(default_factory=Counter)
+    """Calls of an operator ("add.Tensor") that a rule ran whole."""
+    kernels: Counter[str] = field(default_factory=Counter)
+    """Launches of a kernel by its name."""
+    reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Calls of an operator that has a rule, and that the rule did not cover: the operator and the reason."""
+
+    def ran(self, operator: str, kernels: list[str]) -> None:
+        """An operator's rule ran, and launched these kernels."""
+        self.operators[operator] += 1
+        self.kernels.update(kernels)
+
+    def without(self, operator: str, reason: str) -> None:
+        """An operator's rule did not cover a call, and the simulated device ran it."""
+        self.reasons[operator, reason] += 1
+
+    def clear(self) -> None:
+        """Forget all counts."""
+        for counts in (self.operators, self.kernels, self.reasons):
+            counts.clear()
