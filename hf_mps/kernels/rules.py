@@ -174,7 +174,7 @@ def overloads(rule: Rule) -> list[tuple[OpOverload, Form]]:
         return []
     first = getattr(family, name or "default")
     if rule.makes_outputs:
-        return [(first, _as_named)]
+        return [(first, lambda rule, release, arguments, options: rule.function(release, *arguments, **options))]
     found: list[tuple[OpOverload, Form]] = [(first, partial(_functional, first))]
     given = _inputs(first)
     for other in family.overloads():
@@ -196,10 +196,6 @@ def _inputs(overload: OpOverload) -> list[tuple[str, str]]:
 
 def _outputs(overload: OpOverload) -> list[str]:
     return [each.name for each in overload._schema.arguments if each.is_out]
-
-
-def _as_named(rule: Rule, release: Release, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    return rule.function(release, *arguments, **options)
 
 
 def _functional(

@@ -95,13 +95,7 @@ def leaky_relu(release: Release, output: Tensor, self: Tensor, negative_slope: f
     exec_unary(release, output, self, "leaky_relu", alpha(negative_slope, self.dtype))
 
 
-def _as_leaky_relu_backward(
-    target: Tensor | None, grad_output: Tensor, self: Tensor, negative_slope: float, self_is_result: bool
-) -> Tensor:
-    return as_common(target, self, grad_output)
-
-
-@out_rule("leaky_relu_backward", source=SOURCE, outputs=_as_leaky_relu_backward)
+@out_rule("leaky_relu_backward", source=SOURCE, outputs=as_common)
 def leaky_relu_backward(
     release: Release,
     grad_input: Tensor,
@@ -125,19 +119,7 @@ def elu(
     exec_unary(release, output, self, "elu", params("ELUParams", self.dtype, alpha, scale, input_scale))
 
 
-def _as_elu_backward(
-    target: Tensor | None,
-    grad_output: Tensor,
-    alpha: float,
-    scale: float,
-    input_scale: float,
-    is_result: bool,
-    self_or_result: Tensor,
-) -> Tensor:
-    return as_common(target, grad_output, self_or_result)
-
-
-@out_rule("elu_backward", source=SOURCE, outputs=_as_elu_backward)
+@out_rule("elu_backward", source=SOURCE, outputs=lambda target, *given: as_common(target, given[0], given[-1]))
 def elu_backward(
     release: Release,
     grad_input: Tensor,
@@ -167,11 +149,7 @@ def log_sigmoid(release: Release, self: Tensor) -> tuple[Tensor, Tensor]:
     return output, torch.empty(0, dtype=self.dtype, device=self.device)
 
 
-def _as_log_sigmoid_backward(target: Tensor | None, grad_output: Tensor, self: Tensor, buffer: Tensor) -> Tensor:
-    return as_common(target, self, grad_output)
-
-
-@out_rule("log_sigmoid_backward", source=GATES, outputs=_as_log_sigmoid_backward)
+@out_rule("log_sigmoid_backward", source=GATES, outputs=as_common)
 def log_sigmoid_backward(
     release: Release, grad_input: Tensor, grad_output: Tensor, self: Tensor, buffer: Tensor
 ) -> None:

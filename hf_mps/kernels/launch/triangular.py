@@ -48,36 +48,28 @@ def triangle(release: Release, output: Tensor, self: Tensor, diagonal: int = 0, 
 @rule("tril_indices", source=SOURCE)
 def tril_indices(release: Release, row: int, col: int, offset: int = 0, **options: Any) -> Tensor:
     """Rows above, then columns below, of the elements of a lower triangle: a trapezoid on top of a rectangle."""
-    count = _elements(row, col, offset)
-    output = _indices(row, col, count, options)
-    first = _first_row(row, col, offset)
-    above = max(0, -offset)
+    count, first, above = _elements(row, col, offset), _first_row(row, col, offset), max(0, -offset)
     whole = max(0, row - (above + col - first + 1)) * col
-    if count:
-        numbers = (above, first, col, count - whole, count)
-        kernel = release.kernel(f"tril_indices_{metal(output.dtype)}")
-        kernel.launch((output, *map(i64, numbers)), count)
-    return output
+    return _indices(release, "tril_indices", row, col, options, above, first, col, count - whole, count)
 
 
 @rule("triu_indices", source=SOURCE)
 def triu_indices(release: Release, row: int, col: int, offset: int = 0, **options: Any) -> Tensor:
     """Rows above, then columns below, of the elements of an upper triangle: a rectangle on top of a trapezoid."""
     count = row * col - _elements(row, col, offset - 1)
-    output = _indices(row, col, count, options)
     first = max(col - offset, 0) if offset > 0 else col
     whole = min(row, -offset) * col if offset < 0 else 0
-    if count:
-        numbers = (max(0, offset), first, col, whole, count)
-        kernel = release.kernel(f"triu_indices_{metal(output.dtype)}")
-        kernel.launch((output, *map(i64, numbers)), count)
-    return output
+    return _indices(release, "triu_indices", row, col, options, max(0, offset), first, col, whole, count)
 
 
-def _indices(row: int, col: int, count: int, options: dict[str, Any]) -> Tensor:
+def _indices(release: Release, name: str, row: int, col: int, options: dict[str, Any], *numbers: int) -> Tensor:
+    """The indices by a kernel that takes `numbers`, of which the last is their count."""
     if row < 0 or col < 0 or options.get("layout") not in (None, torch.strided):
         raise NoRule("PyTorch refuses the arguments")
-    return torch.empty((2, count), dtype=options.get("dtype") or torch.int64, device="mps")
+    output = torch.empty((2, numbers[-1]), dtype=options.get("dtype") or torch.int64, device="mps")
+    if numbers[-1]:
+        release.kernel(f"{name}_{metal(output.dtype)}").launch((output, *map(i64, numbers)), numbers[-1])
+    return output
 
 
 def _first_row(row: int, col: int, offset: int) -> int:

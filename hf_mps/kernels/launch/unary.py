@@ -99,11 +99,7 @@ def _power_kernel(exponent: complex, *, whole: bool) -> tuple[str, Alpha | None]
     return (special, None) if special else ("pow_scalar", alpha(exponent, torch.float32))
 
 
-def _as_polygamma(target: Tensor | None, n: int, self: Tensor) -> Tensor:
-    return as_float(target, self)
-
-
-@out_rule("polygamma", source="operations/Gamma.mm", outputs=_as_polygamma)
+@out_rule("polygamma", source="operations/Gamma.mm", outputs=lambda target, _, self: as_float(target, self))
 def polygamma(release: Release, output: Tensor, n: int, self: Tensor) -> None:
     """The n-th derivative of digamma."""
     if n < 0:
