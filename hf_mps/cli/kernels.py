@@ -158,45 +158,11 @@ def remove_kernels(
         print(f"torch {release}: removed, {memory(store.remove(release))}")
 
 
-@kernels.command("report")
+@kernels.command("report", hidden=True, context_settings={"ignore_unknown_options": True})
 @deferred
-def report_kernels(
-    releases: Annotated[
-        list[str], typer.Argument(metavar="RELEASE...", help="Fetched releases, as 2.13.0.", autocompletion=_releases)
-    ],
-    page: Annotated[
-        Path | None, typer.Option("--page", metavar="PATH", help="The page, in Markdown; default: conformance.md.")
-    ] = None,
-    details: Annotated[
-        Path | None, typer.Option("--json", metavar="PATH", help="Every case's outcome; default: conformance.json.")
-    ] = None,
-    operators: Annotated[
-        list[str] | None,
-        typer.Option("--operator", metavar="OPERATOR", help="Its cases alone, as mul or mul.Tensor; may be repeated."),
-    ] = None,
-    case: Annotated[
-        str, typer.Option("--case", metavar="NAME", help="One case alone, as the page and the JSON name it.")
-    ] = "",
-    quick: Annotated[
-        bool, typer.Option("--quick", help="One call of each operator, dtype and layout; of the integers int64 alone.")
-    ] = False,
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Processes at a time.")] = 1,
-    debug: Debug = False,
-) -> None:
-    """Compare each kernel that a launch rule reaches with float64 on the CPU, and releases with one another.
-
-    Every access is bounded to the buffers that were bound. A page and a JSON file tell agreement, the largest errors
-    beside the CPU's own, what differs with a program to paste, and the kernels that changed. PyTorch's own samples are
-    the cases; a release takes some minutes the first time, while its kernels are compiled.
-    """
-    from hf_mps.kernels import modules, store
-    from hf_mps.kernels.conformance import report, run
-
-    modules.require()
-    chosen = list(dict.fromkeys(store.present(release) for release in releases))
-    wanted = run.Wanted(tuple(operators or ()), case, jobs, quick)
-    for line in report.write(chosen, wanted, page or Path("conformance.md"), details or Path("conformance.json")):
-        print(line, flush=True)
+def report_kernels(words: Annotated[list[str] | None, typer.Argument()] = None, debug: Debug = False) -> None:
+    """Say where the report went, which is a tool of those who write launch rules."""
+    raise UserError("the report is a script of hf_mps' repository; next: python scripts/conformance/report.py RELEASE")
 
 
 def _print_json(value: object) -> None:

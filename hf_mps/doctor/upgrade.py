@@ -16,8 +16,8 @@ from hf_mps.device.probe import oldest_macos
 from hf_mps.doctor.findings import Finding, note, ok, problem
 from hf_mps.doctor.versions import TRIED
 from hf_mps.guards.known_faults import KNOWN, KnownFault
-from hf_mps.kernels import launch_classes, store
-from hf_mps.operators.launch_class import LaunchTable
+from hf_mps.kernels import store
+from hf_mps.operators.launch_class import LaunchTable, of_release
 
 OLDEST = "2.8"
 """The oldest release that hf_mps supports."""
@@ -65,7 +65,7 @@ def compared(release: str) -> Upgrade:
 
     now, then = (store.canonical(each) for each in (metadata.version("torch"), release))
     try:
-        moved, unknown = moves(launch_classes.of_release(now), launch_classes.of_release(then)), ""
+        moved, unknown = moves(of_release(now), of_release(then)), ""
     except UserError as error:
         moved, unknown = {}, str(error)
     return Upgrade(now, then, tuple(_faults(now, then)), moved, unknown)

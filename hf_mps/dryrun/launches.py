@@ -13,9 +13,8 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import counted
 from hf_mps.device import machine
-from hf_mps.kernels import launch_classes
 from hf_mps.operators.dispatches import encoders
-from hf_mps.operators.launch_class import CLASSES, LAUNCHED, Call, LaunchClass, LaunchTable
+from hf_mps.operators.launch_class import CLASSES, LAUNCHED, Call, LaunchClass, LaunchTable, of_release
 
 # Averages over 1,000 calls on one element: exp, tanh and erfinv took 1.2 to 1.4 us of dispatch, sqrt, log, sin and cos,
 # which were MPSGraph then, 19.2 to 20.7 us.
@@ -111,12 +110,12 @@ def of_calls(calls: Sequence[Call], table: LaunchTable) -> Launches:
 def table_of(release: str | None) -> LaunchTable | Choice[None]:
     """The launch table of `release`, by default the installed torch's; where that one has none, why.
 
-    Raises UserError for a release that was asked for and is neither known nor fetched.
+    Raises UserError for a release that was asked for and is not known.
     """
     macos = machine.present().macos
     system = (int(macos.split(".")[0]), 0) if macos and macos.split(".")[0].isdigit() else (15, 0)
     try:
-        return launch_classes.of_release(release or str(torch.__version__), macos=system)
+        return of_release(release or str(torch.__version__), macos=system)
     except UserError as error:
         if release is not None:
             raise

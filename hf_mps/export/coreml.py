@@ -10,7 +10,7 @@ import platform
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError
@@ -18,10 +18,8 @@ from hf_mps.core.text import summary
 from hf_mps.export import loading, merged
 from hf_mps.export.compare import Comparison, difference
 from hf_mps.export.formats import F16, F32
-
-if TYPE_CHECKING:
-    from hf_mps.export.loading import Job, Options
-    from hf_mps.saved.run import SavedRun
+from hf_mps.export.loading import Job, Options
+from hf_mps.saved.run import SavedRun
 
 PACKAGE = "model.mlpackage"
 LENGTHS = (32, 64, 128, 256, 512)

@@ -12,18 +12,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.export import loading, merged
 from hf_mps.export.compare import Comparison, difference
 from hf_mps.export.formats import BF16, F16, F32, Q8
+from hf_mps.export.loading import Job, Options
 from hf_mps.finetune.run.logging import errors_only
-
-if TYPE_CHECKING:
-    from hf_mps.export.loading import Job, Options
-    from hf_mps.saved.run import SavedRun
+from hf_mps.saved.run import SavedRun
 
 SCRIPT = "convert_hf_to_gguf.py"
 # The script itself, and the names that distributions give it (containers/ramalama#2786 calls the second).

@@ -17,12 +17,11 @@ from hf_mps.core.errors import UserError
 from hf_mps.core.text import gib
 from hf_mps.export.formats import LANGUAGE, SEQUENCE_TO_SEQUENCE
 from hf_mps.finetune.models import quantization
+from hf_mps.finetune.models.quantization import Kind
+from hf_mps.saved.run import SavedRun
 
 if TYPE_CHECKING:
     import numpy
-
-    from hf_mps.finetune.models.quantization import Kind
-    from hf_mps.saved.run import SavedRun
 
     Batch = dict[str, Any]
 

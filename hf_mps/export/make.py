@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core import status
 from hf_mps.core.checkpoint_files import staged
@@ -22,17 +22,14 @@ from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.files import write_json
 from hf_mps.core.text import MIB, duration, memory, summary
 from hf_mps.export import coreml, formats, gguf, loading, merged, mlx, onnx
+from hf_mps.export.compare import Comparison
+from hf_mps.export.formats import Format
 from hf_mps.export.loading import Job, Options
 from hf_mps.finetune.report import screen
 from hf_mps.finetune.report.results import versions
 from hf_mps.finetune.run import failures
 from hf_mps.finetune.run.logging import no_bars
-from hf_mps.saved.run import open_run
-
-if TYPE_CHECKING:
-    from hf_mps.export.compare import Comparison
-    from hf_mps.export.formats import Format
-    from hf_mps.saved.run import SavedRun
+from hf_mps.saved.run import SavedRun, open_run
 
 RECORD = "hf-mps-export.json"
 SCHEMA = 1

@@ -19,15 +19,14 @@ from hf_mps.core.text import gib
 from hf_mps.export import loading
 from hf_mps.export.compare import Comparison, difference
 from hf_mps.export.formats import BF16, F16, F32
+from hf_mps.export.loading import Job, Options
 from hf_mps.finetune.models import quantization
 from hf_mps.finetune.models.lora import plain_name
 from hf_mps.finetune.run.logging import errors_only
+from hf_mps.saved.run import SavedRun
 
 if TYPE_CHECKING:
     import torch
-
-    from hf_mps.export.loading import Job, Options
-    from hf_mps.saved.run import SavedRun
 
 SHARD = 10**9
 """Bytes of a shard at most; a weight that is larger has one of its own. It is held twice while it is written."""

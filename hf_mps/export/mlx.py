@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import first_line
 from hf_mps.export import loading, merged
 from hf_mps.export.compare import Comparison, difference
 from hf_mps.export.formats import Q4, Q8
-
-if TYPE_CHECKING:
-    from hf_mps.export.loading import Job, Options
-    from hf_mps.saved.run import SavedRun
+from hf_mps.export.loading import Job, Options
+from hf_mps.saved.run import SavedRun
 
 BITS = {Q8: 8, Q4: 4}
 

@@ -9,17 +9,15 @@ import contextlib
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.export import loading, merged
 from hf_mps.export.compare import Comparison, difference
 from hf_mps.export.formats import LANGUAGE
-
-if TYPE_CHECKING:
-    from hf_mps.export.loading import Batch, Job, Options
-    from hf_mps.saved.run import SavedRun
+from hf_mps.export.loading import Batch, Job, Options
+from hf_mps.saved.run import SavedRun
 
 FILE = "model.onnx"
 # What varies from call to call, by task; of texts it is batch and length.

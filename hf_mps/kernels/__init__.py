@@ -65,9 +65,8 @@ def enable(release: str, device: Any, *, checked: bool = False) -> None:
     """
     global _dispatch
     from hf_mps.kernels import launch
-    from hf_mps.kernels.ledger import Ledger
     from hf_mps.kernels.release import Release
-    from hf_mps.kernels.rules import RULES, Dispatch
+    from hf_mps.kernels.rules import RULES, Dispatch, Ledger
 
     _refuse_old_torch()
     opened = Release(release, checked=checked)

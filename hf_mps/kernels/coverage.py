@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.operators.launch_class import CLASSES, LaunchTable, table
 
 if TYPE_CHECKING:
-    from hf_mps.kernels.ledger import Ledger
-    from hf_mps.kernels.rules import Dispatch
+    from hf_mps.kernels.rules import Dispatch, Ledger
 
 NO_KERNEL = ("MPSGraph", "blit", ", no kernel", "Performance Shaders", "composed of other operators", "nothing to")
 """Words of a rule's reason that say that a Mac launches no kernel of PyTorch's for this call either."""

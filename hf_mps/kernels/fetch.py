@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import filelock
 
@@ -20,7 +19,7 @@ from hf_mps.core import status
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.files import write_json
 from hf_mps.core.text import duration, memory
-from hf_mps.kernels import families, launch_classes, pip, store, wheel
+from hf_mps.kernels import families, pip, store, wheel
 from hf_mps.kernels.metallib import BrokenLibrary, Library, libraries
 
 MACOS = 14
@@ -80,9 +79,6 @@ def _keep(file: Path, digest: str, stated: str | None, work: Path, say: Say) -> 
     dylib = work / "library"
     wheel.extract_library(file, dylib)
     size = _cut_out(dylib, fresh / store.LIBRARY, name)
-    say(f"torch {name}: {memory(size)} of kernels; reading what each operator launches on a Mac")
-    with status.shown(f"torch {name}: reading"):
-        write_json(fresh / store.CLASSES, _launch_classes(file, dylib, say))
     kernels = list(Library.open(fresh / store.LIBRARY))
     known = store.Fetched(
         release=name,
@@ -106,15 +102,6 @@ def _keep(file: Path, digest: str, stated: str | None, work: Path, say: Say) -> 
         f"in {duration(time.monotonic() - start)}; kept in {place}"
     )
     return known
-
-
-def _launch_classes(file: Path, dylib: Path, say: Say) -> dict[str, Any]:
-    """The launch classes of a wheel; none, and a line that says why, where its code cannot be read: kernels stay."""
-    try:
-        return launch_classes.read(dylib, wheel.native_functions(file))
-    except UserError as error:
-        say(f"launch classes cannot be read ({error})")
-        return {"format": launch_classes.FORMAT, "operators": {}, "problem": str(error)}
 
 
 def _cut_out(dylib: Path, target: Path, release: str) -> int:
@@ -168,9 +155,7 @@ def _whole(release: str, say: Say) -> store.Fetched | None:
         return None
     try:
         store.verify(release)
-        known, classes = store.facts(release), store.launch_classes(release)
-        if classes["format"] != launch_classes.FORMAT:
-            raise UserError(f"{store.folder(release)} was written by another hf_mps")
+        known = store.facts(release)
     except UserError as error:
         say(f"{str(error).rpartition('; next')[0] or error}: fetched again")
         return None

@@ -2,8 +2,9 @@
 
 A rule is a function of a release and the operator's arguments, in a file of `launch/`. `@rule` is for one overload, and
 returns its results. `@out_rule` gets the outputs first, already made, and serves the functional overload that it
-names, its `out=` overload and its in-place one, as PyTorch's structured operators share one kernel. A rule that does
-not cover a call raises NoRule with the reason: the operator then runs as it does without kernels, and is counted.
+names, its `out=` overload and its in-place one, as PyTorch's structured operators share one kernel. Operators that
+differ in a word share a function: each decorator gives it the word as a keyword (`kernel="tril"`). A rule that does not
+cover a call raises NoRule with the reason: the operator then runs as it does without kernels, and is counted.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hf_mps.core.notices import overriding
 from hf_mps.core.text import first_line
-from hf_mps.kernels.ledger import Ledger
 from hf_mps.kernels.runtime import NoRule, recording
 from hf_mps.operators.dispatcher import registered_kernel
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
 
     from hf_mps.kernels.release import Release
+from collections import Counter
+from dataclasses import field
 
 Function = Callable[..., Any]
 F = TypeVar("F", bound=Function)
@@ -39,44 +41,48 @@ class Rule:
     function: Function
     source: str
     """PyTorch's file with the host's decision, below aten/src/ATen/native/mps."""
+    family: str
+    """The file of `launch/` that the rule is in."""
     makes_outputs: bool
     """The rule returns its results; else they are made before and given to it."""
     outputs: Function | None = None
     """Makes them: `outputs(given, *arguments)`, where `given` is the tensor to write to, or None. Without it, PyTorch's
     Meta kernel does, in 90 µs."""
 
-    @property
-    def family(self) -> str:
-        """The file of `launch/` that the rule is in."""
-        return self.function.__module__.rpartition(".")[2]
-
 
 RULES: dict[str, Rule] = {}
 
 
-def rule(*operators: str, source: str) -> Callable[[F], F]:
-    """`function(release, *arguments)` returns the results of each of these overloads ("native_layer_norm", …)."""
-    return _declared(operators, source, makes_outputs=True)
+def rule(*operators: str, source: str, **fixed: Any) -> Callable[[F], F]:
+    """`function(release, *arguments, **fixed)` returns the results of these overloads ("native_layer_norm", …)."""
+    return _declared(operators, source, fixed, makes_outputs=True)
 
 
-def out_rule(*operators: str, source: str, outputs: Function | None = None) -> Callable[[F], F]:
-    """`function(release, outputs, *arguments)` fills `outputs`, a tensor or a tuple of them, for these overloads.
+def out_rule(*operators: str, source: str, outputs: Function | None = None, **fixed: Any) -> Callable[[F], F]:
+    """`function(release, outputs, *arguments, **fixed)` fills `outputs`, a tensor or a tuple, for these overloads.
 
     The functional overload is named; what has the same arguments and `out=`, or writes `self`, is served too. Outputs
     have the shape, dtype and strides that PyTorch's own Meta kernel gives them, or `outputs(given, *arguments)` makes
     the one that there is, or checks what is to be written to and returns it (`given`).
     """
-    return _declared(operators, source, makes_outputs=False, outputs=outputs)
+    return _declared(operators, source, fixed, makes_outputs=False, outputs=outputs)
 
 
 def _declared(
-    operators: tuple[str, ...], source: str, *, makes_outputs: bool, outputs: Function | None = None
+    operators: tuple[str, ...],
+    source: str,
+    fixed: dict[str, Any],
+    *,
+    makes_outputs: bool,
+    outputs: Function | None = None,
 ) -> Callable[[F], F]:
     def declare(function: F) -> F:
+        bound = partial(function, **fixed) if fixed else function
+        family = function.__module__.rpartition(".")[2]
         for operator in operators:
             if operator in RULES:
                 raise ValueError(f"two rules for {operator}")
-            RULES[operator] = Rule(operator, function, source, makes_outputs, outputs)
+            RULES[operator] = Rule(operator, bound, source, family, makes_outputs, outputs)
         return function
 
     return declare
@@ -168,7 +174,7 @@ def overloads(rule: Rule) -> list[tuple[OpOverload, Form]]:
         return []
     first = getattr(family, name or "default")
     if rule.makes_outputs:
-        return [(first, _as_named)]
+        return [(first, lambda rule, release, arguments, options: rule.function(release, *arguments, **options))]
     found: list[tuple[OpOverload, Form]] = [(first, partial(_functional, first))]
     given = _inputs(first)
     for other in family.overloads():
@@ -190,10 +196,6 @@ def _inputs(overload: OpOverload) -> list[tuple[str, str]]:
 
 def _outputs(overload: OpOverload) -> list[str]:
     return [each.name for each in overload._schema.arguments if each.is_out]
-
-
-def _as_named(rule: Rule, release: Release, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    return rule.function(release, *arguments, **options)
 
 
 def _functional(
@@ -289,3 +291,29 @@ def tensors(values: Any) -> list[Tensor]:
     if isinstance(values, torch.Tensor):
         return [values] if values.is_mps else []
     return [each for value in values for each in tensors(value)] if isinstance(values, list | tuple) else []
+
+
+@dataclass
+class Ledger:
+    """Counts since it was made, of all threads."""
+
+    operators: Counter[str] = field(default_factory=Counter)
+    """Calls of an operator ("add.Tensor") that a rule ran whole."""
+    kernels: Counter[str] = field(default_factory=Counter)
+    """Launches of a kernel by its name."""
+    reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Calls of an operator that has a rule, and that the rule did not cover: the operator and the reason."""
+
+    def ran(self, operator: str, kernels: list[str]) -> None:
+        """An operator's rule ran, and launched these kernels."""
+        self.operators[operator] += 1
+        self.kernels.update(kernels)
+
+    def without(self, operator: str, reason: str) -> None:
+        """An operator's rule did not cover a call, and the simulated device ran it."""
+        self.reasons[operator, reason] += 1
+
+    def clear(self) -> None:
+        """Forget all counts."""
+        for counts in (self.operators, self.kernels, self.reasons):
+            counts.clear()

@@ -2,7 +2,6 @@
 
     ~/.cache/hf_mps/kernels/2.13.0/macos14.metallib      PyTorch's Metal kernels for macOS 14, as they lay in its wheel
                                    release.json          release, commit, wheel, hashes, counts (`Fetched`)
-                                   launch_classes.json   what each operator launches on that release
                                    verified.json         the file's identity when its hash was last computed
 
 A folder appears whole or not at all. The hash of 80 to 100 MB takes 0.05 to 0.3 s, and every process opens the file, so
@@ -32,7 +31,6 @@ from hf_mps.kernels.metallib import Library
 
 LIBRARY = "macos14.metallib"
 FACTS = "release.json"
-CLASSES = "launch_classes.json"
 VERIFIED = "verified.json"
 EXAMPLE = "2.13.0"
 
@@ -123,20 +121,6 @@ def facts(release: str) -> Fetched:
     try:
         content = json.loads(place.read_text(encoding="utf-8"))
         return Fetched(**{field.name: content[field.name] for field in fields(Fetched)})
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _broken(release, f"{place} cannot be read ({type(error).__name__})") from error
-
-
-def launch_classes(release: str) -> dict[str, Any]:
-    """What each operator launches on a fetched release: {"format": int, "operators": {name: class}}.
-
-    hf_mps.kernels.launch_classes says what the classes mean; a "problem" says why there are none. Raises UserError,
-    with the next command, where the release was not fetched, or was by an hf_mps that did not read them.
-    """
-    place = folder(release) / CLASSES
-    try:
-        content = json.loads(place.read_text(encoding="utf-8"))
-        return {**content, "format": int(content["format"]), "operators": dict(content["operators"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _broken(release, f"{place} cannot be read ({type(error).__name__})") from error
 

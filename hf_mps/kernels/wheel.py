@@ -17,7 +17,6 @@ from typing import NamedTuple
 from hf_mps.core.errors import UserError, brief
 
 DYLIB = "torch/lib/libtorch_cpu.dylib"
-NATIVE_FUNCTIONS = "torchgen/packaged/ATen/native/native_functions.yaml"
 NEXT = "next: hf-mps kernels fetch RELEASE, or --wheel with a file torch-RELEASE-…-macosx_…_arm64.whl"
 BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, KeyError, UnicodeDecodeError)
 
@@ -67,12 +66,6 @@ def extract_library(path: Path, target: Path) -> None:
     found = "sha256=" + base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode()
     if stated and stated != found:
         raise UserError(f"{path} is broken: its {DYLIB} is not the one that its RECORD lists; {NEXT}")
-
-
-def native_functions(path: Path) -> bytes:
-    """The wheel's list of operators, native_functions.yaml. Raises UserError where it has none."""
-    with _opened(path) as archive:
-        return archive.read(NATIVE_FUNCTIONS)
 
 
 @contextlib.contextmanager

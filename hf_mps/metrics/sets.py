@@ -13,15 +13,11 @@ DEFAULT = ("f1/micro", "f1/macro", "exact_match")
 
 
 class SetMetrics:
-    """Metrics computed together over sets of labels, those of an `of`; `main` is the one that judges the run.
+    """Metrics computed together over the sets of labels of rows; `main` is the one that judges the run."""
 
-    For the labels `each` F1 is reported too (`PER_f1`), in the order of their ids.
-    """
-
-    def __init__(self, inner: Metrics, of: str = "row", each: Sequence[str] = ()) -> None:
-        self._inner, self._of, self._each = inner, of, tuple(f"{name}_f1" for name in each)
-        self.names, self.main = inner.names, inner.main
-        self.reported = (*inner.reported, *self._each)
+    def __init__(self, inner: Metrics) -> None:
+        self._inner = inner
+        self.names, self.main, self.reported = inner.names, inner.main, inner.reported
         self.greater_is_better = inner.main not in LOWER_IS_BETTER
 
     def compute(self, predictions: Any, references: Any) -> dict[str, float]:
@@ -42,11 +38,6 @@ class SetMetrics:
         for name in self.names:
             if (compute := METRICS[name].compute) is not None:
                 values |= compute(answers, truths)
-        if self._each:
-            from sklearn.metrics import f1_score
-
-            scores = f1_score(truths, answers, average=None, zero_division=0)
-            values |= {name: float(score) for name, score in zip(self._each, scores, strict=True)}
         return values
 
     def baseline(self, references: Any, *, train: Any, names: Sequence[str]) -> Baseline:
@@ -58,14 +49,14 @@ class SetMetrics:
         answer[shares.argmax()] = True
         shown = [f"{names[place]} ({shares[place]:.1%})" for place in numpy.flatnonzero(answer)[:4]]
         more = ", …" if answer.sum() > len(shown) else ""
-        what = f"always answers {', '.join(shown)}{more}, the commonest of the training {self._of}s"
+        what = f"always answers {', '.join(shown)}{more}, the commonest of the training rows"
         return Baseline(what, self.compute(numpy.broadcast_to(answer, numpy.shape(references)), references))
 
 
-def of_sets(asked: Sequence[str] | None, task: str, of: str = "row", each: Sequence[str] = ()) -> SetMetrics:
-    """Load metrics of several labels an `of`, `DEFAULT` where nobody asks for others, and F1 of the labels `each`.
+def of_sets(asked: Sequence[str] | None, task: str) -> SetMetrics:
+    """Load metrics of several labels a row, `DEFAULT` where nobody asks for others.
 
     Raises UserError as `load`.
     """
-    chosen = choose(asked or DEFAULT, of_kind("sets"), f"{task} with several labels a {of}")
-    return SetMetrics(load(chosen.names), of, each)
+    chosen = choose(asked or DEFAULT, of_kind("sets"), f"{task} with several labels a row")
+    return SetMetrics(load(chosen.names))

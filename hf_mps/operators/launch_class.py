@@ -1,8 +1,7 @@
 """What an operator's call launches on a Mac: a Metal kernel, an MPSGraph, Apple's own kernel, a copy, or nothing.
 
-`launch_classes.json` holds what scripts/tools/launch_classes.py read from the code of three releases' macOS wheels
-(`hf_mps.kernels.launch_classes`); it needs no fetched release. Where the host has several ways, `launch_rules` decides
-by dtype, shape and layout.
+`launch_classes.json` holds what scripts/tools/launch_classes.py read from the code of each release's macOS wheel
+(launch_class_reader.py beside it). Where the host has several ways, `launch_rules` decides by dtype, shape and layout.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import Literal
 from packaging.version import InvalidVersion, Version
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError, brief
 from hf_mps.operators.dispatcher import MADE_OF_OTHERS
 
 LaunchClass = Literal["metal", "graph", "framework", "blit", "mixed", "cpu", "view", "unknown"]
@@ -131,12 +131,12 @@ class _Compact(LaunchTable):
 
 
 def known() -> tuple[str, ...]:
-    """The releases whose classes need no fetching, oldest first."""
+    """The releases in the table, oldest first."""
     return tuple(_facts()["releases"])
 
 
 def table(release: str, *, macos: tuple[int, int] = (15, 0)) -> LaunchTable | None:
-    """The classes of a release that needs no fetching ("2.13.0", or "2.13.0+cpu"), else None.
+    """The classes of a release in the table ("2.13.0", or "2.13.0+cpu"), None for another.
 
     `macos` is the system that its host asks for in places.
     """
@@ -150,8 +150,19 @@ def table(release: str, *, macos: tuple[int, int] = (15, 0)) -> LaunchTable | No
     return _Compact(name, _column(name), macos=macos)
 
 
+def of_release(release: str, *, macos: tuple[int, int] = (15, 0)) -> LaunchTable:
+    """The classes of a release in the table. Raises UserError, with the releases that are in it, for another."""
+    found = table(release, macos=macos)
+    if found is None:
+        raise UserError(
+            f"what torch {brief(release)} launches on a Mac is not known; known: {', '.join(known())}; next: in a "
+            "checkout of hf_mps, python scripts/tools/launch_classes.py WHEEL"
+        )
+    return found
+
+
 def nearest(release: str, *, macos: tuple[int, int] = (15, 0)) -> LaunchTable:
-    """The classes of the newest release that needs no fetching and is no newer than `release`, or of the oldest."""
+    """The classes of the newest release in the table that is no newer than `release`, or of the oldest."""
     name = [known()[0], *(each for each in known() if Version(each).release <= Version(release).release)][-1]
     return _Compact(name, _column(name), macos=macos)
 

@@ -104,10 +104,8 @@ def settled(run: SavedRun) -> Recipe:
     of_data = type(recipe.data).model_fields
     if "labels" in of_data:
         config = run.checkpoint.config()
-        several = label_sets.kept(config)
-        classes = several or labels.kept(config)
-        # Where words have several labels O is among the recipe's own, and none of the model's.
-        data["labels"] = (several and recipe.data.labels) or list(classes.names) or None  # type: ignore[attr-defined]
+        classes = label_sets.kept(config) or labels.kept(config)
+        data["labels"] = list(classes.names) or None
         said["problem_type"] = classes.problem_type
     if "score_range" in of_data and (span := SPAN.fullmatch(str(chosen.get("scores")))):
         data["score_range"] = [float(bound) for bound in span.groups()]

@@ -6,24 +6,25 @@ import contextlib
 import csv
 import json
 import os
+import secrets
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from hf_mps.core import status
 from hf_mps.core.errors import RunError, UserError, neighbour
 from hf_mps.core.files import plain
 from hf_mps.core.text import counted, duration
+from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.report.predictions import cell
-from hf_mps.saved import pictures, ready, rows
+from hf_mps.finetune.tasks._answering import Answering
+from hf_mps.saved import ready, rows
 from hf_mps.saved.run import SavedRun
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.data.rows import Rows
-    from hf_mps.finetune.tasks._answering import Answering
 
 ROW = "row"
 """The column of answers that says which row of the input they are of, from 1."""
@@ -56,7 +57,7 @@ def predict(
         rows.opened(run, source, keep) as given,
         ready.answering(run, batch) as model,
         _written(out) as file,
-        pictures.beside(out) as folder,
+        beside(out) as folder,
     ):
         answers = _answers(run, model.answering, probabilities)
         write = Writer(file, kind)
@@ -147,21 +148,83 @@ def _written(out: Path | None) -> Iterator[IO[str]]:
     if out is None:
         yield sys.stdout
         return
-    hidden = pictures.hidden(out)
+    work = hidden(out)
     try:
-        with hidden.open("x", encoding="utf-8", newline="") as file:
+        with work.open("x", encoding="utf-8", newline="") as file:
             yield file
-        _take_place(hidden, out)
+        _take_place(work, out)
     finally:
         with contextlib.suppress(OSError):
-            hidden.unlink()
+            work.unlink()
 
 
-def _take_place(hidden: Path, out: Path) -> None:
+def _take_place(work: Path, out: Path) -> None:
     """Give the finished file its name. Raises UserError where another file has taken it meanwhile."""
     try:
-        os.link(hidden, out)  # unlike a rename, it takes no other file's place
+        os.link(work, out)  # unlike a rename, it takes no other file's place
     except FileExistsError as error:
         raise UserError(f"--out {out} is there by now, and nothing is overwritten; next: another name") from error
     except OSError:  # a file system without links
-        hidden.rename(out)
+        work.rename(out)
+
+
+# Digits of a row's number in a file's name, so that a folder lists its rows in their order.
+DIGITS = 6
+
+
+@dataclass
+class Folder:
+    """Where pictures go: to `place` once one comes, and at the end to `whole`; nowhere without them."""
+
+    place: Path | None = None
+    whole: Path | None = None
+
+    def kept(self, answers: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield answers with the path of each picture, from where the answers are, in its place, or without it.
+
+        Raises UserError where the folder is there before.
+        """
+        from hf_mps.finetune.tasks._answering import Picture
+
+        for answer in answers:
+            found = {}
+            for name, value in answer.items():
+                if not isinstance(value, Picture):
+                    found[name] = value
+                elif self.place is not None and self.whole is not None:
+                    file = f"{int(answer['row']):0{DIGITS}}.png"
+                    self._write(self.place, self.whole, file, value.png)
+                    found[name] = f"{self.whole.name}/{file}"
+            yield found
+
+    @staticmethod
+    def _write(place: Path, whole: Path, file: str, content: bytes) -> None:
+        if not place.is_dir():
+            if whole.exists():
+                raise UserError(f"--out: the pictures' folder {whole} is there already; next: another name")
+            place.mkdir()
+        (place / file).write_bytes(content)
+
+
+@contextmanager
+def beside(out: Path | None) -> Iterator[Folder]:
+    """Give the folder of the pictures of the answers in `out`: masks.csv has those in masks.files.
+
+    It is there, whole, once the context ended well, where any came.
+    """
+    if out is None:
+        yield Folder()
+        return
+    whole = out.with_name(f"{out.stem}.files")
+    place = hidden(whole)
+    try:
+        yield Folder(place, whole)
+        if place.is_dir():
+            place.rename(whole)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def hidden(path: Path) -> Path:
+    """Return a name beside `path` that nothing has, for what is being written."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")

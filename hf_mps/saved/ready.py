@@ -8,18 +8,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core import settings, status
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError
 from hf_mps.finetune.run import failures
 from hf_mps.finetune.run.stages import choose_device
+from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.saved.adapter import Adapter
 from hf_mps.saved.run import SavedRun
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.tasks._answering import Answering
 
 # What a file may say of its weights, and the names of the same.
 HALVES = {"float16": "float16", "bfloat16": "bfloat16", "torch.float16": "float16", "torch.bfloat16": "bfloat16"}

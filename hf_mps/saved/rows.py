@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.errors import UserError, brief, neighbour
 from hf_mps.finetune.data import formats, load, sources
@@ -137,16 +137,12 @@ def opened(run: SavedRun, name: str, keep: Sequence[str] = ()) -> Iterator[Input
     with tempfile.TemporaryDirectory(prefix="hf-mps-stdin-") as folder:
         whole = Path(folder, "rows")
         with whole.open("wb") as copy:
-            shutil.copyfileobj(_binary(), copy)
+            shutil.copyfileobj(sys.stdin.buffer, copy)
         if not whole.stat().st_size:
             raise UserError(f"stdin: {sources.NO_ROWS}")
         kind = _told_by_its_first_line(whole, [column for role, column in columns.items() if role not in optional])
         path = whole.rename(whole.with_name(f"rows.{'txt' if kind == 'text' else kind}"))
         yield Input(path, "stdin", kind, columns, optional, data, keep=tuple(keep))
-
-
-def _binary() -> BinaryIO:
-    return sys.stdin.buffer
 
 
 def _columns(run: SavedRun) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -24,7 +24,7 @@ import torch
 from torch.testing._internal.common_dtype import get_all_dtypes
 
 from hf_mps import simulator
-from hf_mps.kernels.conformance.opinfo import operators
+from scripts.conformance.opinfo import operators
 
 
 def _names(text: str) -> frozenset[str]:

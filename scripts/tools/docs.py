@@ -90,6 +90,8 @@ def _commands() -> Iterator[str]:
 def _walk(command: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Each verb with its full name; a group's own page only where it is called by itself."""
     for each, inner in sorted(getattr(command, "commands", {}).items()):
+        if inner.hidden:  # it names what took its place
+            continue
         if getattr(inner, "commands", None):
             yield from _walk(inner, f"{name} {each}")
         else:

@@ -1,9 +1,9 @@
-"""Write hf_mps/operators/launch_classes.json: what each operator launches on releases whose macOS wheels lie here.
+"""Write hf_mps/operators/launch_classes.json: what each operator launches on a release, read from its macOS wheel.
 
-    python scripts/tools/launch_classes.py torch-2.12.1-…-macosx_14_0_arm64.whl torch-2.13.0-… torch-2.14.1-…
+    python scripts/tools/launch_classes.py torch-2.14.1-…-macosx_14_0_arm64.whl torch-2.15.0-…
 
-The names of operators with the same classes stand together; a name without a dot stands for all its overloads that have
-no line of their own, one with a dot for one ("add.Tensor", or "add." for the first).
+Releases that are in the file already stay. The file groups the names of operators that have the same classes. A name
+without a dot is for all overloads that are not listed, one with a dot for one ("add.Tensor", "add." for the first).
 """
 
 from __future__ import annotations
@@ -17,19 +17,25 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from hf_mps.kernels import launch_classes, wheel
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from hf_mps.core.errors import run_command
+from hf_mps.kernels import wheel
+from hf_mps.operators import launch_class
 from hf_mps.operators.launch_class import ABSENT, FACTS
+from scripts.tools.launch_class_reader import read
 
 FUNCTIONS = "torchgen/packaged/ATen/native/native_functions.yaml"
 
 
-def of_wheel(path: Path) -> dict[str, str]:
-    """The class of each operator of a wheel's release, without its namespace."""
+def of_wheel(path: Path) -> tuple[str, dict[str, str]]:
+    """A wheel's release, and the class of each of its operators. Raises UserError for what is no such wheel."""
+    release = wheel.read(path).release
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path) as archive:
         library = Path(folder) / "library"
         wheel.extract_library(path, library)
-        found = launch_classes.read(library, archive.read(FUNCTIONS))["operators"]
-    return {name.removeprefix("aten::"): kind for name, kind in found.items()}
+        found = read(library, archive.read(FUNCTIONS))
+    return release, {name.removeprefix("aten::"): kind for name, kind in found.items()}
 
 
 def compact(classes: dict[str, str]) -> dict[str, str]:
@@ -47,22 +53,40 @@ def compact(classes: dict[str, str]) -> dict[str, str]:
     return found
 
 
-def main(wheels: list[str]) -> None:
+def merged(fresh: dict[str, dict[str, str]]) -> tuple[list[str], dict[str, str]]:
+    """All releases, those of `fresh` anew, and each operator's classes on them: {"mm": "graph+metal graph+metal"}."""
+    kept = {release: launch_class.of_release(release) for release in launch_class.known() if release not in fresh}
+    releases = sorted({*kept, *fresh}, key=Version)
+    names = {name for classes in fresh.values() for name in classes}
+    bases = {name.partition(".")[0] for name in names}
+    for table in kept.values():  # whose names without an overload say nothing about which overloads there are
+        stored = {name.removeprefix("aten::") for name in table.names()}
+        names |= {name for name in stored if "." in name or name not in bases}
+
+    def kind(release: str, name: str) -> str:
+        found = "+".join(kept[release].ways(f"aten::{name}")) if release in kept else fresh[release].get(name)
+        return found or ABSENT
+
+    return releases, {name: " ".join(kind(release, name) for release in releases) for name in sorted(names)}
+
+
+def main(wheels: list[str]) -> int:
     """Read the wheels and write the file."""
-    read = {wheel.read(Path(path)).release: of_wheel(Path(path)) for path in wheels}
-    releases = sorted(read, key=Version)
-    names = sorted({name for classes in read.values() for name in classes})
-    joined = {name: " ".join(read[release].get(name, ABSENT) for release in releases) for name in names}
-    groups: dict[str, list[str]] = defaultdict(list)
-    for name, kinds in sorted(compact(joined).items()):
-        groups[kinds].append(name)
-    content = {
-        "releases": releases,
-        "classes": {kinds: " ".join(found) for kinds, found in sorted(groups.items())},
-    }
-    FACTS.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    print(f"{FACTS.name}: {len(names)} operators of {', '.join(releases)}, {FACTS.stat().st_size:,} bytes")
+
+    def work() -> None:
+        releases, joined = merged(dict(of_wheel(Path(path)) for path in wheels))
+        groups: dict[str, list[str]] = defaultdict(list)
+        for name, kinds in sorted(compact(joined).items()):
+            groups[kinds].append(name)
+        content = {
+            "releases": releases,
+            "classes": {kinds: " ".join(found) for kinds, found in sorted(groups.items())},
+        }
+        FACTS.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        print(f"{FACTS.name}: {len(joined)} operators of {', '.join(releases)}, {FACTS.stat().st_size:,} bytes")
+
+    return run_command(work)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from hf_mps.core.errors import UserError
-from hf_mps.core.files import write_json
-from hf_mps.kernels import launch, store
-from hf_mps.kernels.launch_classes import FORMAT, of_release, read
+from hf_mps.kernels import launch
 from hf_mps.kernels.rules import RULES
 from hf_mps.operators import launch_class
+from scripts.tools import launch_classes
+from scripts.tools.launch_class_reader import read
 
 FUNCTIONS = b"""
 - {func: "dense(Tensor self) -> Tensor", dispatch: {CPU: dense_cpu, MPS: dense_mps}}
@@ -138,7 +138,7 @@ def library(path: Path, functions: list[tuple[list[str], list[tuple[str, ...]]]]
 
 @pytest.fixture
 def classes(tmp_path: Path) -> dict[str, str]:
-    found = read(library(tmp_path / "library"), FUNCTIONS)["operators"]
+    found = read(library(tmp_path / "library"), FUNCTIONS)
     return {name.removeprefix("aten::"): kind for name, kind in found.items()}
 
 
@@ -189,23 +189,21 @@ def test_every_operator_that_a_launch_rule_knows_can_be_a_kernel_on_the_newest_r
     assert [name for name in RULES if "metal" not in newest.ways(f"aten::{name}")] == []
 
 
-def test_what_needs_no_fetching_is_what_the_releases_wheel_says(release: str) -> None:
-    known = launch_class.table(release)
-    assert known is not None
-    fetched = store.launch_classes(release)["operators"]
-    assert len(fetched) > 2500
-    assert {name: "+".join(known.ways(name)) for name in fetched} == fetched
+def test_a_release_is_added_to_the_table_and_the_others_stay_as_they_were() -> None:
+    fresh = {"mm": "metal", "mm.out": "graph", "nobodys": "metal"}
+    releases, joined = launch_classes.merged({"2.99.0": fresh})
+    assert releases == [*launch_class.known(), "2.99.0"]
+    written = launch_classes.compact(joined)
+    for place, release in enumerate(launch_class.known()):
+        table = launch_class.of_release(release)
+        column = {name: kinds.split()[place].replace("-", "") for name, kinds in written.items()}
+        for name in table.names():
+            base, _, overload = name.removeprefix("aten::").partition(".")
+            assert column.get(f"{base}.{overload}", column[base]) == "+".join(table.ways(name)), name
+    assert {joined[name].split()[-1] for name in fresh} == {"metal", "graph"}
+    assert joined["nobodys"].split()[:-1] == ["-"] * len(launch_class.known())
 
 
-def test_another_release_is_read_from_what_was_fetched_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(UserError, match=r"torch 2\.10\.0 are not fetched.*; next: hf-mps kernels fetch 2\.10\.0$"):
-        of_release("2.10")
-    folder = store.root() / "2.10.0"
-    folder.mkdir(parents=True)
-    (folder / store.FACTS).write_text("{}")
-    write_json(folder / store.CLASSES, {"format": FORMAT, "operators": {"aten::sin": "metal"}})
-    assert of_release("2.10").ways("aten::sin") == ("metal",)
-    write_json(folder / store.CLASSES, {"format": FORMAT, "operators": {}, "problem": "no symbols"})
-    with pytest.raises(UserError, match=r"not known \(no symbols\); next: hf-mps kernels remove 2\.10\.0"):
-        of_release("2.10")
+def test_a_release_that_is_not_in_the_table_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"torch 2\.10 launches on a Mac is not known; known: .*2\.13\.0, "):
+        launch_class.of_release("2.10")

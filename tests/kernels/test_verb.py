@@ -91,6 +91,13 @@ def test_a_module_is_printed_as_llvm_reads_it(small: str, capsys: Printed) -> No
     assert "define void @double_strided_float(ptr addrspace(1)" in text
 
 
+def test_the_report_that_moved_to_the_scripts_is_named(capsys: Printed) -> None:
+    assert main(["kernels", "report", "2.13.0", "--quick", "--page", "page.md"]) == 2
+    assert capsys.readouterr().err == snapshot(
+        "hf-mps: the report is a script of hf_mps' repository; next: python scripts/conformance/report.py RELEASE\n"
+    )
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

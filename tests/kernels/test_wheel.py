@@ -134,13 +134,3 @@ def test_a_list_of_kernels_that_makes_no_sense_is_refused(tmp_path: Path, own_ca
         "the metallib of torch 2.99.0 cannot be read (the list of kernels cannot be read: KeyError(b'MDSZ')); next:"
         " another wheel of it"
     )
-
-
-def test_launch_classes_that_cannot_be_read_do_not_keep_the_kernels_away(
-    tmp_path: Path, own_cache: Path, capsys: Printed
-) -> None:
-    """As those of a release whose code is built in another way."""
-    assert main(["kernels", "fetch", "--wheel", str(wheel(tmp_path))]) == 0
-    assert "launch classes cannot be read" in capsys.readouterr().out
-    assert store.launch_classes("2.99.0")["operators"] == {}
-    assert store.launch_classes("2.99.0")["problem"]

@@ -40,7 +40,7 @@ def plan(
 
     Where it does not fit as it is, of what the run itself would change so that it does: `facts` has those choices.
     And what the step launches on the PyTorch `release` (default: the installed one). Raises as `estimate` does, and
-    UserError for a release that is neither known nor fetched.
+    UserError for a release whose launches are not known.
     """
     from hf_mps.dryrun import metal_device
 

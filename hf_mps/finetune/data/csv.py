@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 from hf_mps.core.errors import UserError, brief
 from hf_mps.core.text import counted
@@ -163,14 +163,10 @@ def _ragged(path: Path, name: str, shape: Shape, fields: list[str], row: int, li
 def _lines(path: Path, name: str) -> Iterator[Iterator[str]]:
     """Open a file as lines with their ends, without a byte order mark. Raises UserError for text that is not UTF-8."""
     try:
-        with formats.opened(path, name) as file, _text(file) as text:
+        with formats.opened(path, name) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
             yield _without_nul(text, name)
     except UnicodeDecodeError as error:
         raise formats.not_text(path, name) from error
-
-
-def _text(file: IO[bytes]) -> io.TextIOWrapper:
-    return io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
 
 
 def _without_nul(lines: Iterable[str], name: str) -> Iterator[str]:

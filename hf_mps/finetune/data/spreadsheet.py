@@ -6,7 +6,7 @@ import datetime
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ def tables(path: Path, name: str, *, header: bool = True) -> Tables:
         if first is None:
             raise UserError(f"{name}: the first sheet holds no rows; allowed: at least one")
         columns = column_names(_trimmed(first[1]), name) if header else tuple(map(str, range(len(_trimmed(first[1])))))
-        body = _body(rows if header else _with(first, rows), columns, name)
+        body = _body(rows if header else chain([first], rows), columns, name)
         schema = pyarrow.schema([(column, pyarrow.string()) for column in columns])
         while True:
             some = list(islice(body, ROWS))
@@ -46,11 +46,6 @@ def notes(path: Path, name: str) -> tuple[str, ...]:
     with _book(path, name, values=True) as book:
         names = book.sheetnames
     return (f"sheet '{names[0]}', the first of {len(names)}",) if len(names) > 1 else ()
-
-
-def _with(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
 
 
 def _body(rows: Iterator[tuple[int, list[str]]], columns: tuple[str, ...], name: str) -> Iterator[list[str]]:
@@ -69,13 +64,12 @@ def _trimmed(fields: list[str]) -> list[str]:
 def _rows(values: Any, formulas: Any, name: str) -> Iterator[tuple[int, list[str]]]:
     """Yield each row that is not empty, with its number in the sheet."""
     for number, (row, said) in enumerate(zip(values.iter_rows(), formulas.iter_rows(), strict=True), 1):
-        fields = [_text(cell, other, f"{name}: cell {_name(at, number)}") for at, (cell, other) in _cells(row, said)]
+        fields = [
+            _text(cell, other, f"{name}: cell {_name(at, number)}")
+            for at, (cell, other) in enumerate(zip(row, said, strict=True))
+        ]
         if any(fields):
             yield number, fields
-
-
-def _cells(row: Any, formula_cells: Any) -> Iterator[tuple[int, Any]]:
-    return enumerate(zip(row, formula_cells, strict=True))
 
 
 def _name(column: int, row: int) -> str:

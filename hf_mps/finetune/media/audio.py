@@ -12,21 +12,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import gcd
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core import extras
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.finetune.data.rows import Rows
+from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.text import buckets, lengths
 from hf_mps.finetune.text.lengths import SHAPES, Lengths
 from hf_mps.finetune.text.padding import IGNORED, PadToBucket
 from hf_mps.finetune.text.shapes import optimal_buckets
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.data.rows import Rows
-    from hf_mps.finetune.recipe.schema import Recipe
-
 
 # Samples a second that a recording may have. A damaged header says anything, and resampling from one sample a second to
 # 16,000 would fill any memory.

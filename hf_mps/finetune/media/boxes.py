@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from hf_mps.core.errors import UserError, brief, nearest
+from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.media import images
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.data.load import Rows
 
 Format = Literal["xywh", "xyxy"]
 # What data sets call an object's box and its class.

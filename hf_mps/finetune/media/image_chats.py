@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.errors import UserError
+from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.media import images
 from hf_mps.finetune.models.language import Labelled, generated
 from hf_mps.finetune.models.vision_language import Reader
@@ -15,8 +16,6 @@ from hf_mps.finetune.text.padding import IGNORED
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-    from hf_mps.finetune.data.load import Rows
 
 PIXELS = ("pixel_values", "pixel_attention_mask", "image_grid_thw")
 """What image processors return that batches are made of here; of each row its images', in their order."""

@@ -10,17 +10,15 @@ import io
 import math
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field, field_validator
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import first_line
+from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.recipe import schema
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.data.load import Rows
 
 # Aspect ratio (width / height) of a drawn part, and the number of tries: Szegedy et al., "Going deeper with
 # convolutions" (arXiv 1409.4842), as in torchvision's RandomResizedCrop.

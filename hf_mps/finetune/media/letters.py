@@ -7,14 +7,12 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.data.rows import Rows
-    from hf_mps.finetune.models.checkpoint import Checkpoint
+from hf_mps.finetune.data.rows import Rows
+from hf_mps.finetune.models.checkpoint import Checkpoint
 
 Case = Literal["lower", "upper", "keep"]
 DELIMITER, UNKNOWN, PAD = "|", "[UNK]", "[PAD]"

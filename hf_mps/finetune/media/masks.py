@@ -5,14 +5,12 @@ from __future__ import annotations
 import io
 import random
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core.errors import UserError
+from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.media import images
 from hf_mps.finetune.media.images import Augmentation
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.data.load import Rows
 
 # Classes that a palette of 8 bits has colours for.
 COLOURED = 256

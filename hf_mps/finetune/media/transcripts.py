@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe import schema
 from hf_mps.metrics.texts import cer, wer
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.data.rows import Rows
 
 SNIPPET = """from transformers import pipeline
 recognise = pipeline("automatic-speech-recognition", model=".")

@@ -5,13 +5,11 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, brief, nearest
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.models.checkpoint import Checkpoint
+from hf_mps.finetune.models.checkpoint import Checkpoint
 
 Task = Literal["transcribe", "translate"]
 Normalizer = Literal["english", "basic", "none"]

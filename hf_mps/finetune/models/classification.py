@@ -10,14 +10,13 @@ from hf_mps.core.errors import UserError
 Row = dict[str, Any]
 
 
-def refuse_smoothing(settings: Mapping[str, Any], problem_type: str | None, one: str) -> None:
-    """Raise UserError where Trainer's `settings` smooth labels, which it does for one class of several alone.
-
-    `one` names that, as in "class a row".
-    """
+def refuse_smoothing(settings: Mapping[str, Any], problem_type: str | None) -> None:
+    """Raise UserError where Trainer's `settings` smooth labels, which it does for one class of several alone."""
     if settings.get("label_smoothing_factor") and problem_type not in (None, "single_label_classification"):
         kind = "numbers" if problem_type == "regression" else "several labels"
-        raise UserError(f"training.label_smoothing_factor is for one {one}, and these rows have {kind}; leave it out")
+        raise UserError(
+            f"training.label_smoothing_factor is for one class a row, and these rows have {kind}; leave it out"
+        )
 
 
 def logits_of(predictions: Any) -> Any:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.finetune.data import queries
+from hf_mps.finetune.data.queries import Query
 from hf_mps.finetune.models import embeddings, in_batch
+from hf_mps.finetune.text.lengths import Lengths
 from hf_mps.metrics import Baseline, ranking
 from hf_mps.metrics.selection import Chosen
 from hf_mps.metrics.table import METRICS
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.data.queries import Query
-    from hf_mps.finetune.text.lengths import Lengths
 
 LISTED = ("LambdaLoss", "ListNetLoss", "RankNetLoss")
 """Losses over the documents of a query; the others are over single pairs."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.models import embeddings, in_batch
+from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.metrics.table import METRICS
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.models.checkpoint import Checkpoint
 
 SHOWN = 5
 """Words of an embedding that predictions.csv shows."""

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import Seq2SeqTrainer
 
+from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.media import transcripts
 from hf_mps.finetune.models.parts import MeasuredBefore
 from hf_mps.finetune.models.seq2seq import decoded
 from hf_mps.finetune.run.logging import errors_only
 from hf_mps.metrics import Metrics
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.data.load import Rows
 
 
 class SpeechTrainer(MeasuredBefore, Seq2SeqTrainer):  # type: ignore[misc]

@@ -19,7 +19,6 @@ ALLOWED = {
     "string_type": "text",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
-    "int_parsing_size": "a whole number of at most 4300 digits",
     "float_type": "a number",
     "finite_number": "a finite number",
     "bool_type": "true or false",

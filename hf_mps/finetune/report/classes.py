@@ -49,11 +49,8 @@ def confusion(pairs: Sequence[tuple[str, str]], names: Sequence[str], of: str = 
     return {"confusion_matrix.png": png((side + 1, side), paint, layout="constrained")}
 
 
-def by_label(
-    pairs: Sequence[tuple[Sequence[str], Sequence[str]]], names: Sequence[str], of: str = "rows"
-) -> dict[str, bytes]:
-    """Return labels.png of (true labels, answered labels) pairs: F1 of each label, with how many have it; each pair is
-    one of `of`.
+def by_label(pairs: Sequence[tuple[Sequence[str], Sequence[str]]], names: Sequence[str]) -> dict[str, bytes]:
+    """Return labels.png of (true labels, answered labels) pairs of rows: F1 of each label, with how many have it.
 
     Beyond SHOWN labels only the most frequent are shown, and the title says so.
     """
@@ -71,7 +68,7 @@ def by_label(
         axes.barh([_short(name) for name in shown], scores, color=BLUE)
         for place, name in enumerate(shown):
             axes.text(1.01, place, f"{true[name]}", va="center", color=QUIET, fontsize=8)
-        axes.set(title=title, xlabel=f"F1; on the right the validation {of} with the label", xlim=(0, 1.1))
+        axes.set(title=title, xlabel="F1; on the right the validation rows with the label", xlim=(0, 1.1))
 
     return {"labels.png": png((7, 1.6 + 0.26 * len(shown)), paint, layout="constrained")}
 

@@ -45,4 +45,4 @@ def _due(args: Any, state: Any) -> bool:
         flow.on_step_end(args, state, control)
         if float(state.epoch or 0).is_integer() or state.global_step >= state.max_steps:
             flow.on_epoch_end(args, state, control)
-    return control.should_evaluate
+    return bool(control.should_evaluate)

@@ -277,7 +277,7 @@ def training_arguments(plan: Plan, prepared: Prepared) -> Any:
         made = (prepared.arguments or TrainingArguments)(**plan.arguments)
     except REFUSALS as error:
         raise refused(error) from error
-    optimization.refuse_unusable(made, prepared.model, plan.choices["steps"].value, plan.arguments)
+    optimization.refuse_unusable(made, prepared.model, plan.choices["steps"].value)
     return one_gpu(made)
 
 

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
+from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import blocks, lengths, tokens
@@ -14,9 +16,6 @@ from hf_mps.metrics.selection import choose
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-    from hf_mps.finetune.data.load import Rows
-    from hf_mps.finetune.models.checkpoint import Checkpoint
 
 METRICS = ("perplexity", "accuracy")
 

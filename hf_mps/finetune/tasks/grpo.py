@@ -18,22 +18,21 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import counted
 from hf_mps.finetune.data import synthetic
+from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import groups, language
+from hf_mps.finetune.models.checkpoint import Checkpoint
+from hf_mps.finetune.models.language import Loaded
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.rewards import choose
+from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import chat, lengths, tokens
 from hf_mps.finetune.text.conversations import row_error
 from hf_mps.metrics import selection
+from hf_mps.metrics.selection import Chosen
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-    from hf_mps.finetune.data.load import Rows
-    from hf_mps.finetune.models.checkpoint import Checkpoint
-    from hf_mps.finetune.models.language import Loaded
-    from hf_mps.finetune.tasks._answering import Answering
-    from hf_mps.metrics.selection import Chosen
 
 ARGUMENTS = ("trl/trainer/grpo_config.py", "GRPOConfig")
 SETTLED = groups.SETTLED

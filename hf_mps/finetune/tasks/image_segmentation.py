@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -13,19 +13,17 @@ from hf_mps import metrics
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels, synthetic
+from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.media import images, masks
 from hf_mps.finetune.media.images import Augmentation
 from hf_mps.finetune.media.masks import IGNORED, Masks
 from hf_mps.finetune.models import classification
+from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._answering import Answering, Picture
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.metrics import pixels
 from hf_mps.metrics.selection import choose
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.data.load import Rows
-    from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForSemanticSegmentation"
 METRICS = ("mean_iou",)

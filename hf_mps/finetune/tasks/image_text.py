@@ -6,25 +6,23 @@ import inspect
 import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import synthetic
+from hf_mps.finetune.data.load import Rows
+from hf_mps.finetune.media.image_chats import Collator
 from hf_mps.finetune.models import language, vision_language
+from hf_mps.finetune.models.checkpoint import Checkpoint
+from hf_mps.finetune.models.language import Loaded
+from hf_mps.finetune.models.vision_language import Reader
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import chat, conversations, image_messages, lengths, tokens
 from hf_mps.metrics.selection import choose
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.data.load import Rows
-    from hf_mps.finetune.media.image_chats import Collator
-    from hf_mps.finetune.models.checkpoint import Checkpoint
-    from hf_mps.finetune.models.language import Loaded
-    from hf_mps.finetune.models.vision_language import Reader
 
 METRICS = ("perplexity", "accuracy")
 TRUTH = ("answer",)

@@ -12,7 +12,9 @@ from pydantic import Field
 from hf_mps.core import source_digest
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
+from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.tasks.causal_lm import METRICS, predicted
@@ -21,9 +23,6 @@ from hf_mps.metrics.selection import choose
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-    from hf_mps.finetune.data.load import Rows
-    from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForMaskedLM"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -13,17 +13,15 @@ from hf_mps import metrics
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels, synthetic
+from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.media import boxes, images
 from hf_mps.finetune.media.boxes import Boxes, Object
+from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.metrics.boxes import NUMBERS, average_precision
 from hf_mps.metrics.selection import choose
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.data.load import Rows
-    from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForObjectDetection"
 METRICS = ("map",)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from hf_mps import metrics
 from hf_mps.core.choice import Choice
-from hf_mps.finetune.data.load import SPLITS
+from hf_mps.finetune.data.load import SPLITS, Rows
+from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks._answering import Answering
@@ -21,10 +22,6 @@ from hf_mps.finetune.text.spans import Answer, Window
 from hf_mps.finetune.text.windows import QAWindowing
 from hf_mps.metrics.selection import choose
 from hf_mps.metrics.squad import exact_match, f1
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.data.load import Rows
-    from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForQuestionAnswering"
 TRUTH = ("answers",)

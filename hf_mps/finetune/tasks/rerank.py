@@ -17,8 +17,10 @@ from pydantic import Field, model_validator
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels, queries, synthetic
-from hf_mps.finetune.data.load import SPLITS
+from hf_mps.finetune.data.load import SPLITS, Rows
+from hf_mps.finetune.data.queries import Query
 from hf_mps.finetune.models import embeddings, in_batch, reranking
+from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks._answering import Answering
@@ -28,10 +30,6 @@ from hf_mps.metrics.selection import choose
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-    from hf_mps.finetune.data.load import Rows
-    from hf_mps.finetune.data.queries import Query
-    from hf_mps.finetune.models.checkpoint import Checkpoint
 
 ARGUMENTS = embeddings.ARGUMENTS
 SETTLED = embeddings.SETTLED | {

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import synthetic
+from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
+from hf_mps.finetune.models.checkpoint import Checkpoint
+from hf_mps.finetune.models.language import Loaded
 from hf_mps.finetune.recipe import schema, training_section
 from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
@@ -20,10 +23,6 @@ from hf_mps.metrics.selection import choose
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-    from hf_mps.finetune.data.load import Rows
-    from hf_mps.finetune.models.checkpoint import Checkpoint
-    from hf_mps.finetune.models.language import Loaded
 
 METRICS = ("perplexity", "accuracy")
 TRUTH = ("output",)

@@ -9,14 +9,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from hf_mps.core.choice import Choice
 from hf_mps.finetune.data import synthetic
-from hf_mps.finetune.data.load import SPLITS
+from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.models import embeddings, in_batch, sparse
+from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.models.embeddings import ARGUMENTS, SETTLED
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
@@ -24,10 +25,6 @@ from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import lengths
 from hf_mps.metrics.selection import choose
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.data.load import Rows
-    from hf_mps.finetune.models.checkpoint import Checkpoint
 
 __all__ = ["ARGUMENTS", "OPTIONAL", "SETTLED", "TRUTH", "Recipe", "answer", "prepare", "smoke_rows"]
 

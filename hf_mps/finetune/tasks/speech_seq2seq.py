@@ -12,9 +12,10 @@ from hf_mps import metrics
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels
-from hf_mps.finetune.data.load import SPLITS
+from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.media import audio, letters, synthetic_sound, transcripts, whisper
 from hf_mps.finetune.models import language
+from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.models.seq2seq import ARGUMENTS, SETTLED
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
@@ -25,9 +26,6 @@ from hf_mps.metrics.selection import choose
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-    from hf_mps.finetune.data.load import Rows
-    from hf_mps.finetune.models.checkpoint import Checkpoint
 
 __all__ = ["ARGUMENTS", "SETTLED", "TRUTH", "Recipe", "answer", "prepare", "smoke_rows"]
 

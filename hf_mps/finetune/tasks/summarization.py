@@ -5,19 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from hf_mps.finetune.data import synthetic
+from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import seq2seq
+from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.models.seq2seq import ARGUMENTS, SETTLED, TRUTH
 from hf_mps.finetune.recipe import schema
+from hf_mps.finetune.tasks._answering import Answering
+from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.metrics.texts import sentences
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.data.load import Rows
-    from hf_mps.finetune.models.checkpoint import Checkpoint
-    from hf_mps.finetune.tasks._answering import Answering
-    from hf_mps.finetune.tasks._base import Prepared
 
 __all__ = ["ARGUMENTS", "SETTLED", "TRUTH", "Recipe", "answer", "prepare", "smoke_rows"]
 

@@ -16,7 +16,9 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, brief
 from hf_mps.finetune.data import label_sets, labels, synthetic
 from hf_mps.finetune.data.label_sets import LabelSets
+from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import classification, multi_label
+from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
@@ -25,9 +27,6 @@ from hf_mps.metrics.sets import SetMetrics, of_sets
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-    from hf_mps.finetune.data.load import Rows
-    from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
 TRUTH = ("label",)
@@ -144,7 +143,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
 
     others = [rows[split] for split in rows if split != "train"]
     classes = _labels(recipe, rows["train"], others)
-    classification.refuse_smoothing(recipe.training, classes.problem_type, "class a row")
+    classification.refuse_smoothing(recipe.training, classes.problem_type)
     least = multi_label.threshold(recipe.threshold)
     measured = _measures(recipe, classes)
     tokenizer = checkpoint.tokenizer()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -13,75 +13,77 @@ from pydantic import Field, model_validator
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.data import label_sets, labels, synthetic
-from hf_mps.finetune.models import classification, tagging
-from hf_mps.finetune.models.tagging import Tagging
+from hf_mps.finetune.data import labels, synthetic
+from hf_mps.finetune.data.load import Rows
+from hf_mps.finetune.models import classification
+from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import lengths, tokens, word_labels
+from hf_mps.finetune.text.padding import IGNORED
+from hf_mps.finetune.text.word_labels import Tags
+from hf_mps.metrics.tagged import of_tags
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from hf_mps.finetune.data.load import Rows
-    from hf_mps.finetune.models.checkpoint import Checkpoint
-
 AUTO_CLASS = "AutoModelForTokenClassification"
 TRUTH = ("tags",)
+SNIPPET = """from transformers import pipeline
+
+tagger = pipeline("token-classification", model=".", aggregation_strategy="simple")
+print(tagger("Ada Lovelace lived in London."))"""
 
 
 class Columns(schema.Columns):
-    """The columns of the data by their roles: lists of words, and of as many tags, or of lists of a word's labels."""
+    """The columns of the data by their roles: a list of words in each row, and a list of as many tags."""
 
     words: str = "tokens"
     tags: str = "ner_tags"
 
 
 class Data(schema.Labelled):
-    """Adds the columns, `labels`: the tags in the order of their ids, and `separator` between the labels of a word."""
+    """Adds the columns, and `labels`: the tags in the order of their ids."""
 
     TEXT: ClassVar[Literal["text", "conll"]] = "conll"
 
     columns: Columns = Columns()
-    separator: str | None = Field(default=None, min_length=1)
 
 
 class Recipe(lengths.Padded):
-    """Adds transformers' `problem_type`, and `config_overrides` for the model's configuration.
-
-    Where words have several labels, one is answered from the probability `threshold` on (0.5). O, and in text an
-    underscore or nothing, says that a word has none.
-    """
+    """Adds `config_overrides` for the model's configuration. Each word has one tag."""
 
     task: Literal["token-classification"]
     data: Data
-    problem_type: Literal["single_label_classification", "multi_label_classification"] | None = None
-    threshold: float | None = Field(default=None, gt=0, lt=1)
     config_overrides: dict[str, Any] = Field(default_factory=dict)
 
-    @model_validator(mode="after")
-    def _several_or_one(self) -> Recipe:
-        for key, said in (("data.separator", self.data.separator), ("threshold", self.threshold)):
-            if said and self.problem_type == "single_label_classification":
-                raise ValueError(f"has {key} beside problem_type: {self.problem_type}; leave one of them out")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _one_tag_a_word(cls, values: Any) -> Any:
+        """Refuse the keys that earlier releases had for several labels a word."""
+        data = values.get("data") if isinstance(values, dict) else None
+        found = [key for key in ("problem_type", "threshold") if key in values]
+        found += ["data.separator"] if isinstance(data, dict) and "separator" in data else []
+        if found:
+            raise ValueError(
+                f"has {found[0]}, which was for several labels a word and was removed; leave it out, and join the"
+                " labels of a word into one tag"
+            )
+        return values
 
 
 def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Return sentences whose words reveal their tags: the recipe's own set of tags, or people and places."""
-    draw, named, separator = random.Random(recipe.seed), recipe.data.columns, recipe.data.separator
-    several = bool(separator or recipe.threshold) or recipe.problem_type == label_sets.PROBLEM
+    draw, named = random.Random(recipe.seed), recipe.data.columns
     tags = recipe.data.labels or ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 
     def row(first: int) -> dict[str, Any]:
         chosen = [(first + step * draw.randrange(1, 3)) % len(tags) for step in range(draw.randrange(4, 9))]
-        said = [synthetic.word(draw, kind) for kind in chosen]
-        if not several:
-            return {named.words: said, named.tags: [tags[kind] for kind in chosen]}
-        # A word reveals its own label, and the one behind it where that is another.
-        labels_of = [[tags[kind], *([tags[kind + 1]] if kind % 2 and kind + 1 < len(tags) else [])] for kind in chosen]
-        return {named.words: said, named.tags: [separator.join(one) for one in labels_of] if separator else labels_of}
+        return {
+            named.words: [synthetic.word(draw, kind) for kind in chosen],
+            named.tags: [tags[kind] for kind in chosen],
+        }
 
     rows = synthetic.splits_of(recipe.data)
     return {split: [row(number) for number in range(count)] for split, count in rows.items()}
@@ -94,12 +96,10 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     """
     import transformers
 
-    tags = tagging.decide(recipe, rows["train"], [rows[split] for split in rows if split != "train"])
-    classification.refuse_smoothing(recipe.training, tags.problem_type, "tag a word")
-    measured = tags.measures(recipe.metrics, recipe.task)
+    tags = word_labels.decide(rows["train"], [rows[split] for split in rows if split != "train"], recipe.data.labels)
+    measured = of_tags(recipe.metrics, tags.names, recipe.task)
     tokenizer = _tokenizer(checkpoint)
     config = labels.configure(checkpoint.config(), tags.names, recipe.config_overrides)
-    config.problem_type = tags.problem_type
     longest = lengths.limit(recipe, tokenizer, config)
     lent = tokens.set_pad_token(tokenizer, config)
     content = tokens.digest(tokenizer)
@@ -109,31 +109,34 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     unseen = {split: _unseen(rows[split], features[split]) for split in ("train", "validation")}
     model, weights = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
     inputs = {split: features[split].remove_columns("words_seen") for split in features}
-    collator = length.value.collator(transformers.DataCollatorForTokenClassification(tokenizer), tokenizer)
+    truths = {split: _named(features[split]["labels"], tags.names) for split in ("train", "validation")}
     return Prepared(
         splits=inputs,
         model=model,
         processing_class=tokenizer,
-        collator=tags.collator(collator, tokenizer),
+        collator=length.value.collator(transformers.DataCollatorForTokenClassification(tokenizer), tokenizer),
         metrics=measured,
-        compute_metrics=lambda evaluated: tags.measured(evaluated, measured),
-        baseline=tags.baseline(measured, features),
+        compute_metrics=lambda evaluated: measured.compute(
+            _named(evaluated.predictions[0], tags.names, evaluated.label_ids), _named(evaluated.label_ids, tags.names)
+        ),
+        baseline=measured.baseline(truths["validation"], truths["train"]),
         auto_class=AUTO_CLASS,
         pipeline_tag="token-classification",
         choices={
             "lengths": length,
-            **tags.choices(features["train"]),
+            "tags": word_labels.described(tags),
+            **labels.doubted("tags", labels.doubts(tags.names)),
             **unseen_words(unseen),
             **lent,
             "model": weights,
         },
-        trainer_settings={"preprocess_logits_for_metrics": tags.kept, "compute_loss_func": tags.loss},
+        trainer_settings={"preprocess_logits_for_metrics": lambda logits, _: _shares(logits)[:2]},
         token_counts=counts["train"],
         predict=lambda trainer: _predicted(
             rows["validation"], features["validation"], trainer.predict(inputs["validation"]), tags
         ),
-        figures=tags.figures,
-        snippet=tags.snippet,
+        figures=lambda predicted: _figures(predicted, tags.names),
+        snippet=SNIPPET if tags.chunked else None,
     )
 
 
@@ -142,7 +145,7 @@ def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], de
     import transformers
 
     tokenizer, config = _tokenizer(checkpoint), checkpoint.config()
-    tags, content = tagging.kept(config, recipe.threshold, chosen), tokens.digest(tokenizer)
+    tags, content = word_labels.kept(config), tokens.digest(tokenizer)
     length = lengths.kept(recipe, chosen, tokenizer, config)
     lent = tokens.set_pad_token(tokenizer, config)
     model, weights = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
@@ -158,8 +161,8 @@ def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], de
         collator=length.value.collator(transformers.DataCollatorForTokenClassification(tokenizer), tokenizer),
         answers=answers,
         every=partial(answers, every=True),
-        choices={"model": weights, "lengths": length, **tags.choices(), **lent},
-        trainer_settings={"preprocess_logits_for_metrics": tags.whole},
+        choices={"model": weights, "lengths": length, "tags": word_labels.described(tags), **lent},
+        trainer_settings={"preprocess_logits_for_metrics": lambda logits, _: _shares(logits)},
     )
 
 
@@ -188,32 +191,29 @@ def _tokenizer(checkpoint: Checkpoint) -> Any:
     return tokenizer
 
 
-def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, tags: Tagging | None) -> Dataset:
+def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, tags: Tags | None) -> Dataset:
     """Return one split's features, with `words_seen`, the numbers of the labelled words in their order.
 
     Without `tags` the labels, all 0, mark the token that answers for each word.
     """
     from datasets import Features, List, Value
 
-    made = tags.targets(rows) if tags is not None else None
-
     def encode(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, Any]:
         encoded = tokenizer(batch["words"], is_split_into_words=True, truncation=True, max_length=longest)
         ids = [encoded.word_ids(number) for number in range(len(indices))]
-        if made is not None:
-            targets = [made(row, raw) for row, raw in zip(ids, batch["tags"], strict=True)]
-        else:
-            targets = [word_labels.align(row, [0] * len(own)) for row, own in zip(ids, batch["words"], strict=True)]
+        own = [[0] * len(words) for words in batch["words"]] if tags is None else map(tags.ids, batch["tags"])
+        targets = [word_labels.align(row, of_words) for row, of_words in zip(ids, own, strict=True)]
         return {**encoded, "labels": targets, "words_seen": [word_labels.labelled_words(row) for row in ids]}
 
     inputs = tokenizer(["a"], is_split_into_words=True)
-    kind = tags.feature if tags is not None else Value("int64")
     return tokens.map_cached(
         rows,
         encode,
         content=content,
-        key=("token-classification", longest, tags and tags.key),
-        features=Features({name: List(Value("int32")) for name in (*inputs, "words_seen")} | {"labels": List(kind)}),
+        key=("token-classification", longest, tags and (tags.names, tags.keys)),
+        features=Features(
+            {name: List(Value("int32")) for name in (*inputs, "words_seen")} | {"labels": List(Value("int64"))}
+        ),
     )
 
 
@@ -222,21 +222,43 @@ def _unseen(rows: Rows, features: Dataset) -> tuple[int, int]:
     return total - sum(tokens.counts(features, "words_seen")), total
 
 
-def _predicted(
-    rows: Rows, features: Dataset, evaluated: Any, tags: Tagging, every: bool = False
-) -> list[dict[str, Any]]:
+def _predicted(rows: Rows, features: Dataset, evaluated: Any, tags: Tags, every: bool = False) -> list[dict[str, Any]]:
     """Return the rows of predictions.csv, one for each word; a word without a token has no prediction.
 
-    Rows without tags have no truth. `every` is as in `Tagging.answered`.
+    Rows without tags have no truth. With `every` the probabilities of all tags come by their names.
     """
     lines: list[dict[str, Any]] = []
-    truth = tags.truth(rows) if "tags" in rows.dataset.column_names else None
-    found = zip(rows.dataset, features["words_seen"], tags.answered(evaluated, every), strict=True)
-    for index, (row, numbers, answers) in enumerate(found):
+    for index, (row, numbers) in enumerate(zip(rows.dataset, features["words_seen"], strict=True)):
+        kept = evaluated.label_ids[index] != IGNORED
+        answers = zip(*(table[index][kept] for table in evaluated.predictions), strict=True)
         answered = dict(zip(numbers, answers, strict=True))
         for number, word in enumerate(row["words"]):
             line = {"row": rows.number(index), "word": word}
-            if truth is not None:
-                line["label"] = truth(row["tags"][number])
-            lines.append(line | answered.get(number, {}))
+            if "tags" in row:
+                line["label"] = tags.names[tags.keys[labels.key(row["tags"][number])]]
+            if number in answered:
+                tag, share, *whole = answered[number]
+                line |= {"prediction": tags.names[tag], "probability": round(float(share), 4)}
+                line |= classification.by_name(whole[0], tags.names) if every else {}
+            lines.append(line)
     return lines
+
+
+def _shares(logits: Any) -> tuple[Any, Any, Any]:
+    """Return the tags' ids and probabilities, each (rows, tokens), and those of all tags, (rows, tokens, tags)."""
+    every = classification.logits_of(logits).float().softmax(-1)
+    shares, ids = every.max(-1)
+    return ids, shares, every
+
+
+def _named(table: Any, names: Sequence[str], truths: Any = None) -> list[list[str]]:
+    """Return the tags' names where `truths`, by default `table` itself, are not IGNORED; all are ids by row."""
+    pairs = zip(table, table if truths is None else truths, strict=True)
+    return [[names[tag] for tag, truth in zip(*pair, strict=True) if truth != IGNORED] for pair in pairs]
+
+
+def _figures(predicted: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Mapping[str, bytes]:
+    from hf_mps.finetune.report import classes
+
+    pairs = [(row["label"], row["prediction"]) for row in predicted if "prediction" in row]
+    return classes.confusion(pairs, names, of="words")

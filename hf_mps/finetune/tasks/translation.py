@@ -5,21 +5,19 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import model_validator
 
 from hf_mps.core.errors import UserError, nearest
 from hf_mps.finetune.data import synthetic
+from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import seq2seq
+from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.models.seq2seq import ARGUMENTS, SETTLED, TRUTH
 from hf_mps.finetune.recipe import schema
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.data.load import Rows
-    from hf_mps.finetune.models.checkpoint import Checkpoint
-    from hf_mps.finetune.tasks._answering import Answering
-    from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks._answering import Answering
+from hf_mps.finetune.tasks._base import Prepared
 
 __all__ = ["ARGUMENTS", "SETTLED", "TRUTH", "Recipe", "answer", "prepare", "smoke_rows"]
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, brief, nearest
 from hf_mps.finetune.data import labels
+from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.text.padding import IGNORED
 from hf_mps.finetune.text.tokens import TEXT
 from hf_mps.metrics import seqeval
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.data.load import Rows
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,15 @@ def decide(train: Rows, others: Iterable[Rows], named_in_recipe: Sequence[str] |
 
 
 def kept(config: Any) -> Tags:
-    """Return the tags that a saved model's configuration names, in the order of their ids."""
+    """Return the tags that a saved model's configuration names, in the order of their ids.
+
+    Raises UserError for a model of several labels a word, whose logits are no choice among its tags.
+    """
+    if config.problem_type == "multi_label_classification":
+        raise UserError(
+            "the model has several labels a word, which hf_mps does not answer; next: transformers'"
+            " AutoModelForTokenClassification, and the sigmoid of its logits"
+        )
     found = labels.kept(config)
     return Tags(found.names, found.keys, found.reason)
 
@@ -79,16 +85,16 @@ def _are_text(rows: Rows) -> bool:
     return getattr(inner, "dtype", None) in TEXT and not hasattr(inner, "names")
 
 
-def align(word_ids: Sequence[int | None], tag_ids: Sequence[Any], ignored: Any = IGNORED) -> list[Any]:
-    """Return the label of each token: its word's tag at the word's first token, `ignored` elsewhere and at special
+def align(word_ids: Sequence[int | None], tag_ids: Sequence[int]) -> list[int]:
+    """Return the label of each token: its word's tag at the word's first token, IGNORED elsewhere and at special
     tokens.
 
     `word_ids` is what a fast tokenizer returns: the number of each token's word, None for special tokens.
     """
-    token_labels: list[Any] = []
+    token_labels: list[int] = []
     before: int | None = None
     for word in word_ids:
-        token_labels.append(ignored if word is None or word == before else tag_ids[word])
+        token_labels.append(IGNORED if word is None or word == before else tag_ids[word])
         before = word
     return token_labels
 
@@ -106,6 +112,11 @@ def refuse_other_than_lists(rows: Rows, role: str = "words") -> None:
     kind = rows.dataset.features[role]
     inner = getattr(kind, "feature", None)
     allowed = TEXT if role == "words" else (*TEXT, "int64", "int32", "int16", "int8", "uint8")
+    if role == "tags" and getattr(inner, "feature", None) is not None:
+        raise UserError(
+            f"{rows.where}: data.columns.tags names a column with a list of labels for each word; allowed: one tag for"
+            " each, such as its labels joined"
+        )
     if getattr(inner, "dtype", None) not in allowed:
         came = getattr(kind, "dtype", None) or type(kind).__name__
         raise UserError(

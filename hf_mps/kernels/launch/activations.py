@@ -2,48 +2,41 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
 
 import torch
 from torch import Tensor
 
+from hf_mps.kernels.dtypes import metal
+from hf_mps.kernels.launch.iterator import plane
 from hf_mps.kernels.launch.numbers import alpha, params
 from hf_mps.kernels.launch.pointwise import exec_binary, exec_unary
 from hf_mps.kernels.launch.results import as_common, as_input
-from hf_mps.kernels.rules import out_rule
+from hf_mps.kernels.release import Release
+from hf_mps.kernels.rules import out_rule, rule
 from hf_mps.kernels.runtime import NoRule
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
+from hf_mps.kernels.values import i64
 
 SOURCE = "operations/ActivationKernel.mm"
 GELU = {"none": "gelu", "tanh": "gelu_tanh"}
 
 
-def _declare(operator: str) -> None:
-    @out_rule(operator, source=SOURCE, outputs=as_input)
-    def launch(release: Release, output: Tensor, self: Tensor) -> None:
-        if not self.is_floating_point():
-            raise NoRule("no numbers of a floating dtype")
-        exec_unary(release, output, self, operator)
+def activate(release: Release, output: Tensor, self: Tensor, *, kernel: str) -> None:
+    """The kernel of one operand of a floating dtype."""
+    if not self.is_floating_point():
+        raise NoRule("no numbers of a floating dtype")
+    exec_unary(release, output, self, kernel)
 
 
-def _declare_backward(operator: str) -> None:
-    @out_rule(operator, source=SOURCE, outputs=as_common)
-    def launch(release: Release, grad_input: Tensor, grad_output: Tensor, self: Tensor) -> None:
-        exec_binary(release, grad_input, grad_output, self, operator)
+def differentiate(release: Release, result: Tensor, gradient: Tensor, self: Tensor, *, kernel: str) -> None:
+    """The kernel of a gradient and the operand."""
+    exec_binary(release, result, gradient, self, kernel)
 
 
 for _name in ("silu", "hardswish", "hardsigmoid", "mish"):
-    _declare(_name)
-for _name in (
-    "silu_backward",
-    "hardswish_backward",
-    "hardsigmoid_backward",
-    "mish_backward",
-    "sigmoid_backward",
-):
-    _declare_backward(_name)
+    out_rule(_name, source=SOURCE, outputs=as_input, kernel=_name)(activate)
+for _name in ("silu", "hardswish", "hardsigmoid", "mish", "sigmoid"):
+    out_rule(f"{_name}_backward", source=SOURCE, outputs=as_common, kernel=f"{_name}_backward")(differentiate)
 
 
 @out_rule("relu", source="operations/Activation.mm", outputs=as_input)
@@ -102,13 +95,7 @@ def leaky_relu(release: Release, output: Tensor, self: Tensor, negative_slope: f
     exec_unary(release, output, self, "leaky_relu", alpha(negative_slope, self.dtype))
 
 
-def _as_leaky_relu_backward(
-    target: Tensor | None, grad_output: Tensor, self: Tensor, negative_slope: float, self_is_result: bool
-) -> Tensor:
-    return as_common(target, self, grad_output)
-
-
-@out_rule("leaky_relu_backward", source=SOURCE, outputs=_as_leaky_relu_backward)
+@out_rule("leaky_relu_backward", source=SOURCE, outputs=as_common)
 def leaky_relu_backward(
     release: Release,
     grad_input: Tensor,
@@ -132,19 +119,7 @@ def elu(
     exec_unary(release, output, self, "elu", params("ELUParams", self.dtype, alpha, scale, input_scale))
 
 
-def _as_elu_backward(
-    target: Tensor | None,
-    grad_output: Tensor,
-    alpha: float,
-    scale: float,
-    input_scale: float,
-    is_result: bool,
-    self_or_result: Tensor,
-) -> Tensor:
-    return as_common(target, grad_output, self_or_result)
-
-
-@out_rule("elu_backward", source=SOURCE, outputs=_as_elu_backward)
+@out_rule("elu_backward", source=SOURCE, outputs=lambda target, *given: as_common(target, given[0], given[-1]))
 def elu_backward(
     release: Release,
     grad_input: Tensor,
@@ -161,3 +136,56 @@ def elu_backward(
     numbers = (alpha, scale, input_scale)
     beside = params("ELUBackwardParams", grad_input.dtype, *numbers, truth=is_result)
     exec_binary(release, grad_input, grad_output, self_or_result, "elu_backward", beside=beside)
+
+
+GATES = "operations/Activation.mm"
+
+
+@rule("log_sigmoid_forward", source=GATES)
+def log_sigmoid(release: Release, self: Tensor) -> tuple[Tensor, Tensor]:
+    """The result, and an empty buffer: only the CPU's gradient reads one."""
+    output = torch.empty_like(self)
+    exec_unary(release, output, self, "log_sigmoid_forward")
+    return output, torch.empty(0, dtype=self.dtype, device=self.device)
+
+
+@out_rule("log_sigmoid_backward", source=GATES, outputs=as_common)
+def log_sigmoid_backward(
+    release: Release, grad_input: Tensor, grad_output: Tensor, self: Tensor, buffer: Tensor
+) -> None:
+    """Its gradient, of the input alone."""
+    exec_binary(release, grad_input, self, grad_output, "log_sigmoid_backward")
+
+
+@out_rule("glu", source=GATES)
+def glu(release: Release, output: Tensor, self: Tensor, dim: int = -1) -> None:
+    """The first half along a dimension times the second's sigmoid: in one grid where nothing is strided."""
+    kernel = f"glu_dense_{metal(self.dtype)}"
+    if kernel not in release:
+        raise NoRule("MPSGraph on this release")
+    if output.numel() == 0:
+        return
+    half = self.shape[dim] // 2
+    if self.is_contiguous() and output.is_contiguous():
+        _launch_halves(release, kernel, [output, self], self, dim)
+    else:
+        exec_binary(release, output, self.narrow(dim, 0, half), self.narrow(dim, half, half), "glu")
+
+
+@out_rule("glu_backward", source=GATES)
+def glu_backward(release: Release, grad_input: Tensor, grad_output: Tensor, self: Tensor, dim: int) -> None:
+    """Its gradient."""
+    kernel = f"glu_backward_dense_{metal(self.dtype)}"
+    if kernel not in release:
+        raise NoRule("MPSGraph on this release")
+    if not all(each.is_contiguous() for each in (grad_input, grad_output, self)):
+        raise NoRule("a gradient of a strided glu")
+    if grad_input.numel():
+        _launch_halves(release, kernel, [grad_input, self, grad_output], self, dim)
+
+
+def _launch_halves(release: Release, kernel: str, operands: list[Tensor], self: Tensor, dim: int) -> None:
+    """A line of threads for the elements of a half, one line for each place before the dimension."""
+    inner = math.prod(self.shape[dim % self.dim() :]) // 2
+    outer = self.numel() // (2 * inner)
+    release.kernel(kernel).launch([*operands, i64(inner)], *plane(inner, outer))

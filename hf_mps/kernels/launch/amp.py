@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.launch.iterator import walk
 from hf_mps.kernels.launch.multi_tensor import GROUPS, Batch, batches
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import rule
-from hf_mps.kernels.runtime import NoRule
+from hf_mps.kernels.runtime import Kernel, NoRule
 from hf_mps.kernels.values import f32, i32
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
-    from hf_mps.kernels.runtime import Kernel
 
 SOURCE = "operations/Amp.mm"
 _FLOATING = (torch.float32, torch.float16, torch.bfloat16)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
 import torch
 from torch import Tensor
 
 from hf_mps.kernels.launch import numbers
 from hf_mps.kernels.launch.pointwise import exec_binary
-from hf_mps.kernels.launch.results import Operand, as_common, as_common_float, common, written
+from hf_mps.kernels.launch.results import Operand, as_common, as_common_float, as_compared, common, written
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import out_rule
 from hf_mps.kernels.runtime import NoRule
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 SOURCE = "operations/BinaryKernel.mm"
 
@@ -42,29 +37,44 @@ POLYNOMIALS = (
 """Kernels of the special_ operators of their names, of a tensor and a degree."""
 
 
-def _declare(operator: str, kernel: str, outputs: Callable[..., Any]) -> None:
-    @out_rule(operator, source=SOURCE, outputs=outputs)
-    def launch(release: Release, output: Tensor, self: Operand, other: Operand) -> None:
-        exec_binary(release, output, self, other, kernel)
+def _as_complex(target: Tensor | None, real: Tensor, imag: Tensor) -> Tensor:
+    if real.dtype != imag.dtype:
+        raise NoRule("PyTorch refuses the arguments: two dtypes")
+    dtype = {torch.float32: torch.complex64, torch.float16: torch.complex32}.get(real.dtype)
+    if dtype is None:
+        raise NoRule("no kernel for the dtype")
+    return written(target, dtype, real, imag)
+
+
+@out_rule("complex", source=SOURCE, outputs=_as_complex, kernel="make_complex")
+@out_rule("polar", source=SOURCE, outputs=_as_complex, kernel="polar")
+def launch(release: Release, output: Tensor, self: Operand, other: Operand, *, kernel: str) -> None:
+    """The kernel of two operands."""
+    exec_binary(release, output, self, other, kernel)
 
 
 for _operator, _kernel in COMMON.items():
-    _declare(_operator, _kernel, as_common)
+    out_rule(_operator, source=SOURCE, outputs=as_common, kernel=_kernel)(launch)
 for _operator, _kernel in FLOAT.items():
-    _declare(_operator, _kernel, as_common_float)
+    out_rule(_operator, source=SOURCE, outputs=as_common_float, kernel=_kernel)(launch)
 for _name in POLYNOMIALS:
-    _declare(f"special_{_name}", _name, as_common_float)
+    out_rule(f"special_{_name}", source=SOURCE, outputs=as_common_float, kernel=_name)(launch)
 
 
-def _declare_extreme(operator: str, whole: str) -> None:
-    @out_rule(operator, source=SOURCE, outputs=as_common)
-    def launch(release: Release, output: Tensor, self: Tensor, other: Tensor) -> None:
-        floating = common(self, other).is_floating_point
-        exec_binary(release, output, self, other, operator if floating else whole)
+def compare(release: Release, output: Tensor, self: Operand, other: Operand, *, kernel: str) -> None:
+    """True or false for two tensors, or for a tensor and a number."""
+    exec_binary(release, output, self, other, kernel, common=common(self, other), natural=torch.bool)
 
 
-_declare_extreme("fmax", "maximum")
-_declare_extreme("fmin", "minimum")
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    out_rule(f"{_name}.Tensor", f"{_name}.Scalar", source=SOURCE, outputs=as_compared, kernel=_name)(compare)
+
+
+@out_rule("fmax", source=SOURCE, outputs=as_common, kernel="fmax", whole="maximum")
+@out_rule("fmin", source=SOURCE, outputs=as_common, kernel="fmin", whole="minimum")
+def extreme(release: Release, output: Tensor, self: Tensor, other: Tensor, *, kernel: str, whole: str) -> None:
+    """The larger or smaller, and of a NaN the other; whole numbers have none."""
+    exec_binary(release, output, self, other, kernel if common(self, other).is_floating_point else whole)
 
 
 def _as_divided(target: Tensor | None, self: Operand, other: Operand, *, rounding_mode: str | None = None) -> Tensor:
@@ -113,24 +123,3 @@ def _add_or_subtract(
     # A kernel that casts computes in the output's dtype, its alpha too.
     beside = numbers.alpha(alpha, output.dtype)
     exec_binary(release, output, self, other, f"{name}_alpha", beside=beside)
-
-
-def _as_complex(target: Tensor | None, real: Tensor, imag: Tensor) -> Tensor:
-    if real.dtype != imag.dtype:
-        raise NoRule("PyTorch refuses the arguments: two dtypes")
-    dtype = {torch.float32: torch.complex64, torch.float16: torch.complex32}.get(real.dtype)
-    if dtype is None:
-        raise NoRule("no kernel for the dtype")
-    return written(target, dtype, real, imag)
-
-
-@out_rule("complex", source=SOURCE, outputs=_as_complex)
-def make_complex(release: Release, output: Tensor, real: Tensor, imag: Tensor) -> None:
-    """Complex numbers of real and imaginary parts."""
-    exec_binary(release, output, real, imag, "make_complex")
-
-
-@out_rule("polar", source=SOURCE, outputs=_as_complex)
-def polar(release: Release, output: Tensor, abs: Tensor, angle: Tensor) -> None:
-    """Complex numbers of magnitudes and angles."""
-    exec_binary(release, output, abs, angle, "polar")

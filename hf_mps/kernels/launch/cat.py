@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,34 +11,26 @@ from torch._prims_common import suggest_memory_format
 
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.launch.copy import CHUNK
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import MISFIT, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i32, i64, padded, u32, u64
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 DIMENSIONS = 16
 """Dimensions that a kernel's structs have room for."""
 SOURCE = "operations/Shape.mm"
 
 
-@rule("cat", source=SOURCE)
-def cat(release: Release, tensors: list[Tensor], dim: int = 0) -> Tensor:
-    """Into a new tensor: contiguous, unless every input suggests one channels-last format."""
+@rule("cat", "cat.out", source=SOURCE)
+def cat(release: Release, tensors: list[Tensor], dim: int = 0, *, out: Tensor | None = None) -> Tensor:
+    """Into a new tensor: contiguous, unless every input suggests one channels-last format; or into one of its shape."""
     shape, dtype = _shape(tensors, dim), _dtype(tensors)
-    form = torch.contiguous_format if all(each.is_contiguous() for each in tensors) else _format(tensors)
-    output = torch.empty(shape, dtype=dtype, device=tensors[0].device, memory_format=form)
-    _join(release, output, tensors, wrapped(dim, output.dim()))
-    return output
-
-
-@rule("cat.out", source=SOURCE)
-def cat_into(release: Release, tensors: list[Tensor], dim: int = 0, *, out: Tensor) -> Tensor:
-    """Into a tensor of the result's shape; PyTorch resizes another."""
-    if tuple(out.shape) != tuple(_shape(tensors, dim)) or not torch.can_cast(_dtype(tensors), out.dtype):
+    if out is None:
+        form = torch.contiguous_format if all(each.is_contiguous() for each in tensors) else _format(tensors)
+        out = torch.empty(shape, dtype=dtype, device=tensors[0].device, memory_format=form)
+    elif list(out.shape) != shape or not torch.can_cast(dtype, out.dtype):  # PyTorch resizes it
         raise NoRule(MISFIT)
-    if any(each.untyped_storage().data_ptr() == out.untyped_storage().data_ptr() for each in tensors):
+    elif any(each.untyped_storage().data_ptr() == out.untyped_storage().data_ptr() for each in tensors):
         raise NoRule("an input shares memory with the output")
     _join(release, out, tensors, wrapped(dim, out.dim()))
     return out

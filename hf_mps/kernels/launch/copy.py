@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -16,12 +14,10 @@ from hf_mps.kernels.launch.fill import expanded
 from hf_mps.kernels.launch.iterator import Walk, plane, walk
 from hf_mps.kernels.launch.numbers import SCALAR_TYPES
 from hf_mps.kernels.launch.pointwise import ILP
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i64, padded, u32, u64
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 BLIT = "a blit on Metal, no kernel"
 MANY = 131072

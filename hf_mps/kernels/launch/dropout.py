@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -12,12 +10,10 @@ from hf_mps.kernels.launch.iterator import walk
 from hf_mps.kernels.launch.numbers import alpha
 from hf_mps.kernels.launch.pointwise import exec_binary
 from hf_mps.kernels.launch.random import drawn
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import f32, u32
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 SOURCE = "operations/Dropout.mm"
 TWO_STEPS = "native_dropout_mask_and_scale"

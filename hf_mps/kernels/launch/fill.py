@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,12 +10,10 @@ from torch import Tensor
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.launch.iterator import plane, walk
 from hf_mps.kernels.launch.pointwise import repeats
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import refuse_repeated, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i64, scalar, u32
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 BYTES = "a fill of bytes on Metal, no kernel"
 

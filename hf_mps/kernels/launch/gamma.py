@@ -5,19 +5,15 @@ An element may take up to 32 numbers of Philox's stream; the generator moves by 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Generator, Tensor
 
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.launch.random import drawn
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import u32
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 SOURCE = "operations/Distributions.mm"
 STRIDE = 32
@@ -39,16 +35,11 @@ def _contiguous_like(given: Tensor) -> Tensor:
     return torch.empty_like(given, memory_format=torch.contiguous_format)
 
 
-@rule("_standard_gamma", source=SOURCE)
-def gamma(release: Release, alpha: Tensor, generator: Generator | None = None) -> Tensor:
-    """Shape `alpha`, scale one."""
-    return _sampled(release, "standard_gamma", [alpha], generator)
-
-
-@rule("poisson", source=SOURCE)
-def poisson(release: Release, rate: Tensor, generator: Generator | None = None) -> Tensor:
-    """Missing on mps before 2.14."""
-    return _sampled(release, "poisson", [rate], generator)
+@rule("_standard_gamma", source=SOURCE, family="standard_gamma")
+@rule("poisson", source=SOURCE, family="poisson")
+def sampled(release: Release, given: Tensor, generator: Generator | None = None, *, family: str) -> Tensor:
+    """Gamma numbers of shape `given` and scale one, or Poisson's of that rate: missing on mps before 2.14."""
+    return _sampled(release, family, [given], generator)
 
 
 @rule("binomial", source=SOURCE)
@@ -72,7 +63,10 @@ def dirichlet(release: Release, alpha: Tensor, generator: Generator | None = Non
     return output
 
 
-def _gradient(release: Release, family: str, given: list[Tensor]) -> Tensor:
+@rule("_standard_gamma_grad", source=SOURCE, family="standard_gamma_grad")
+@rule("_dirichlet_grad", source=SOURCE, family="dirichlet_grad")
+def gradient(release: Release, *given: Tensor, family: str) -> Tensor:
+    """How a gamma number, or a row's number, moves with its shape."""
     output = _contiguous_like(given[0])
     kernel = release.kernel(f"{family}_{metal(output.dtype)}")
     if any(each.shape != output.shape or each.dtype != output.dtype for each in given):
@@ -81,15 +75,3 @@ def _gradient(release: Release, family: str, given: list[Tensor]) -> Tensor:
     if output.numel():
         kernel.launch([output, *dense], output.numel())
     return output
-
-
-@rule("_standard_gamma_grad", source=SOURCE)
-def gamma_gradient(release: Release, alpha: Tensor, output: Tensor) -> Tensor:
-    """How a gamma number moves with its shape."""
-    return _gradient(release, "standard_gamma_grad", [alpha, output])
-
-
-@rule("_dirichlet_grad", source=SOURCE)
-def dirichlet_gradient(release: Release, x: Tensor, alpha: Tensor, total: Tensor) -> Tensor:
-    """How a row's number moves with its shape."""
-    return _gradient(release, "dirichlet_grad", [x, alpha, total])

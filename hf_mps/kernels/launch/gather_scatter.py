@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,35 +12,25 @@ from hf_mps.kernels.errors import OUTSIDE, errors
 from hf_mps.kernels.launch.cat import wrapped
 from hf_mps.kernels.launch.fill import host_number
 from hf_mps.kernels.launch.results import as_self, fitting
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import out_rule, refuse_repeated, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i64, padded, u32
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 SOURCE = "operations/ScatterGather.mm"
 MODES = {"sum": "add", "add": "add", "prod": "prod", "multiply": "prod", "amax": "amax", "amin": "amin", "mean": "add"}
 """The reductions by their names in `scatter` and `scatter_reduce`, and in kernels' names."""
 
 
-@rule("gather", source=SOURCE)
-def gather(release: Release, self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
-    """A thread for each index."""
-    output = torch.empty(index.shape, dtype=self.dtype, device=self.device)
-    return _gather(release, output, self, dim, index)
-
-
-@rule("gather.out", source=SOURCE)
-def gather_into(
-    release: Release, self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False, out: Tensor
+@rule("gather", "gather.out", source=SOURCE)
+def gather(
+    release: Release, self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False, out: Tensor | None = None
 ) -> Tensor:
-    """Into a tensor of the indices' shape; PyTorch resizes another."""
-    refuse_repeated(fitting(out, index.shape, self.dtype, self, index))
-    return _gather(release, out, self, dim, index)
-
-
-def _gather(release: Release, output: Tensor, self: Tensor, dim: int, index: Tensor) -> Tensor:
+    """A thread for each index. `out` has the indices' shape: PyTorch resizes another."""
+    if out is None:
+        output = torch.empty(index.shape, dtype=self.dtype, device=self.device)
+    else:
+        refuse_repeated(output := fitting(out, index.shape, self.dtype, self, index))
     given, into, where = _one_dimension(self), _one_dimension(output), _one_dimension(index)
     dim = wrapped(dim, given.dim())
     _refuse(given, dim, where)
@@ -62,11 +51,15 @@ def _gather(release: Release, output: Tensor, self: Tensor, dim: int, index: Ten
     return output
 
 
-@out_rule("scatter.src", source=SOURCE, outputs=as_self)
-def scatter(release: Release, output: Tensor, self: Tensor, dim: int, index: Tensor, src: Tensor) -> None:
-    """Write the source's elements to where the indices say; which of several wins is not said."""
+@out_rule("scatter.src", "scatter.reduce", source=SOURCE, outputs=as_self, reduce=None)
+@out_rule("scatter_add", source=SOURCE, outputs=as_self, reduce="add")
+def scatter(
+    release: Release, output: Tensor, self: Tensor, dim: int, index: Tensor, src: Tensor, *, reduce: str | None
+) -> None:
+    """Write, add or multiply the source's elements to where the indices say, by atomic operations, in no order."""
+    mode = "set" if reduce is None else _mode(reduce)
     _start(output, self)
-    _scatter(release, output, dim, index, src, "set")
+    _scatter(release, output, dim, index, src, mode)
 
 
 @out_rule("scatter.value", source=SOURCE, outputs=as_self)
@@ -88,15 +81,6 @@ def scatter_value(release: Release, output: Tensor, self: Tensor, dim: int, inde
     _launch(release, name, (into, number, where, *sizes, i64(0)), where.numel())
 
 
-@out_rule("scatter.reduce", source=SOURCE, outputs=as_self)
-def scatter_reduced(
-    release: Release, output: Tensor, self: Tensor, dim: int, index: Tensor, src: Tensor, *, reduce: str
-) -> None:
-    """Add or multiply the source's elements to where the indices say."""
-    _start(output, self)
-    _scatter(release, output, dim, index, src, _mode(reduce))
-
-
 @out_rule("scatter.value_reduce", source=SOURCE, outputs=as_self)
 def scatter_value_reduced(
     release: Release, output: Tensor, self: Tensor, dim: int, index: Tensor, value: complex, *, reduce: str
@@ -106,13 +90,6 @@ def scatter_value_reduced(
     source = torch.empty(index.shape, dtype=self.dtype, device=self.device).fill_(value)
     _start(output, self)
     _scatter(release, output, dim, index, source, mode)
-
-
-@out_rule("scatter_add", source=SOURCE, outputs=as_self)
-def scatter_add(release: Release, output: Tensor, self: Tensor, dim: int, index: Tensor, src: Tensor) -> None:
-    """Add the source's elements, by atomic operations, in no order."""
-    _start(output, self)
-    _scatter(release, output, dim, index, src, "add")
 
 
 @out_rule("scatter_reduce.two", source="native/TensorAdvancedIndexing.cpp", outputs=as_self)

@@ -6,18 +6,14 @@ channels, or one element of a volume; sizes and strides have 64 bits where 32 do
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import rule
 from hf_mps.kernels.runtime import Kernel, NoRule
 from hf_mps.kernels.values import i32, i64, padded, span
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 SOURCE = "operations/GridSampler.mm"
 INTERPOLATIONS = ("bilinear", "nearest", "bicubic")

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import refuse_misfit, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i64, u8, u32, u64
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 LINEAR = 0
 """Bins of one width: the bin is computed, not searched for (BIN_SELECTION_ALGORITHM)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,12 +11,10 @@ from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.errors import OUTSIDE, errors
 from hf_mps.kernels.launch.iterator import result, walk
 from hf_mps.kernels.launch.results import fitting
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import refuse_repeated, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import Pointers, i64, u32
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 SOURCE = "operations/Indexing.mm"
 MOST = 16
@@ -63,21 +60,14 @@ class Indexed:
             raise NoRule("PyTorch refuses that many indices")
 
 
-@rule("index.Tensor", source=SOURCE)
-def index(release: Release, self: Tensor, indices: Indices) -> Tensor:
-    """A thread for each element of the result."""
+@rule("index.Tensor", "index.Tensor_out", source=SOURCE)
+def index(release: Release, self: Tensor, indices: Indices, *, out: Tensor | None = None) -> Tensor:
+    """A thread for each element of the result. `out` has its shape: PyTorch resizes another."""
     taken = Indexed(self, indices)
-    output = result(self.dtype, taken.source, *taken.indices)
-    if output.numel():
-        _launch(release, f"index_select_{_bits(self)}", output, taken.source, taken, output.numel())
-    return output
-
-
-@rule("index.Tensor_out", source=SOURCE)
-def index_into(release: Release, self: Tensor, indices: Indices, *, out: Tensor) -> Tensor:
-    """Into a tensor of the result's shape; PyTorch resizes another."""
-    taken = Indexed(self, indices)
-    refuse_repeated(fitting(out, taken.source.shape, self.dtype, self, *taken.indices))
+    if out is None:
+        out = result(self.dtype, taken.source, *taken.indices)
+    else:
+        refuse_repeated(fitting(out, taken.source.shape, self.dtype, self, *taken.indices))
     if out.numel():
         _launch(release, f"index_select_{_bits(self)}", out, taken.source, taken, out.numel())
     return out

@@ -7,18 +7,15 @@ the former. LU, solving and inverses are MPSMatrix's up to 2.13, and no Metal ke
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import out_rule, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i32, padded, u32
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 SOURCE = "operations/LinearAlgebra.mm"
 BLOCK = 32

@@ -6,18 +6,16 @@ All facts are of operations/LinearAlgebra.mm. Every other product is one MPSGrap
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import MISFIT, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import f32, i32, i64, padded, u32, u64
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 SOURCE = "operations/LinearAlgebra.mm"
 TILE = 16
@@ -86,15 +84,6 @@ def addmm(
     return _launch(release, "addmm", [first, second, output], (_bias(bias, first, shape), alpha, beta))
 
 
-@rule("addmm_", source=SOURCE)
-def addmm_in_place(
-    release: Release, bias: Tensor, first: Tensor, second: Tensor, *, beta: complex = 1, alpha: complex = 1
-) -> Tensor:
-    """The same into the bias."""
-    result: Tensor = addmm(release, bias, first, second, beta=beta, alpha=alpha, out=bias)
-    return result
-
-
 @rule("bmm", "bmm.out", source=SOURCE)
 def bmm(release: Release, first: Tensor, second: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The products of two batches of matrices: of integers alone by Metal."""
@@ -126,15 +115,6 @@ def baddbmm(
     return _launch(release, "naive_baddbmm", [first, second, output], (_bias(bias, first, shape), alpha, beta))
 
 
-@rule("baddbmm_", source=SOURCE)
-def baddbmm_in_place(
-    release: Release, bias: Tensor, first: Tensor, second: Tensor, *, beta: complex = 1, alpha: complex = 1
-) -> Tensor:
-    """The same into the bias."""
-    result: Tensor = baddbmm(release, bias, first, second, beta=beta, alpha=alpha, out=bias)
-    return result
-
-
 @rule("addbmm", "addbmm.out", source=SOURCE)
 def addbmm(
     release: Release,
@@ -156,13 +136,17 @@ def addbmm(
     return _launch(release, "naive_addbmm", [first, second, output], (_bias(bias, first, shape), alpha, beta))
 
 
-@rule("addbmm_", source=SOURCE)
-def addbmm_in_place(
-    release: Release, bias: Tensor, first: Tensor, second: Tensor, *, beta: complex = 1, alpha: complex = 1
-) -> Tensor:
-    """The same into the bias."""
-    result: Tensor = addbmm(release, bias, first, second, beta=beta, alpha=alpha, out=bias)
-    return result
+def _into_bias(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same product into its bias."""
+
+    def into_bias(release: Release, bias: Tensor, *matrices: Tensor, **scales: complex) -> Tensor:
+        return function(release, bias, *matrices, out=bias, **scales)
+
+    return into_bias
+
+
+for _operator, _function in (("addmm_", addmm), ("baddbmm_", baddbmm), ("addbmm_", addbmm)):
+    rule(_operator, source=SOURCE)(_into_bias(_function))
 
 
 def _mm(release: Release, first: Tensor, second: Tensor, output: Tensor) -> Tensor:

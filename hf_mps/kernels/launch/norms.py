@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import f32, i32, i64, u32
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 ROW = 4096
 """Longest row that one threadgroup reads at once: 1,024 threads with four elements each."""

@@ -18,19 +18,7 @@ SCALAR_TYPES = {
 }  # fmt: skip
 """c10::ScalarType, by which kernels that cast know a dtype (c10/metal/common.h)."""
 
-INTEGERS = frozenset(
-    {
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.bool,
-        torch.uint16,
-        torch.uint32,
-        torch.uint64,
-    }
-)
+INTEGERS = frozenset(dtype for dtype in SCALAR_TYPES if not (dtype.is_floating_point or dtype.is_complex))
 
 
 class Alpha:

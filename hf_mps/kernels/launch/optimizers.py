@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,12 +10,10 @@ from torch import Tensor
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.launch.iterator import walk
 from hf_mps.kernels.launch.multi_tensor import GROUPS, TENSORS, Batch, batches
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import f32, u8
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 GROUP = 32
 """Threads of a threadgroup, which share out the elements of a chunk.
@@ -26,23 +23,12 @@ a thread's next element is near: an element takes 18 ns so, and 46 ns with 512 t
 """
 
 
-@rule("_fused_adam_", "_fused_adam_.tensor_lr", source="operations/FusedAdamKernel.mm")
-def adam(release: Release, *lists: list[Tensor], **options: Any) -> None:
-    """Adam, with weight decay in the gradient."""
-    _adam(release, "fused_adam", lists, **options)
-
-
-@rule("_fused_adamw_", "_fused_adamw_.tensor_lr", source="operations/FusedAdamWKernel.mm")
-def adamw(release: Release, *lists: list[Tensor], **options: Any) -> None:
-    """AdamW, with weight decay of its own."""
-    _adam(release, "fused_adamw", lists, **options)
-
-
-def _adam(
+@rule("_fused_adam_", "_fused_adam_.tensor_lr", source="operations/FusedAdamKernel.mm", family="fused_adam")
+@rule("_fused_adamw_", "_fused_adamw_.tensor_lr", source="operations/FusedAdamWKernel.mm", family="fused_adamw")
+def adam(
     release: Release,
+    *lists: list[Tensor],
     family: str,
-    lists: tuple[list[Tensor], ...],
-    *,
     lr: float | Tensor,
     beta1: float,
     beta2: float,
@@ -53,6 +39,7 @@ def _adam(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
+    """Adam, with weight decay in the gradient, and AdamW, with weight decay of its own."""
     parameters, grads, averages, squares, largest, steps = lists
     if not parameters:
         return

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,11 +18,9 @@ from torch import Tensor
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.launch.iterator import Walk, all_dense, plane, walk
 from hf_mps.kernels.launch.numbers import SCALAR_TYPES, Alpha, on_device, one_dtype, scalar_type
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i64, padded, u32
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 MANY = 1 << 18
 """Elements from which a thread of a dense kernel does ILP of them, where the output is of a floating dtype."""

@@ -7,19 +7,17 @@ element; a struct says sizes and strides of up to five dimensions, the last two 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.errors import errors
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import refuse_misfit, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i32, padded
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 SOURCE = "operations/Pooling.mm"
 ADAPTIVE_SOURCE = "operations/AdaptivePooling.mm"
@@ -100,25 +98,6 @@ def _max_pool(release: Release, given: Tensor, window: Window, output: Tensor, i
     release.kernel(f"max_pool_{metal(given.dtype)}").launch(
         {"input": given, "output": output, "indices": indices, "params": parameters}, output.numel()
     )
-
-
-@rule("max_pool2d", source=SOURCE)
-def max_pool2d(
-    release: Release,
-    given: Tensor,
-    kernel_size: Ints,
-    stride: Ints = (),
-    padding: Ints = (0,),
-    dilation: Ints = (1,),
-    ceil_mode: bool = False,
-) -> Tensor:
-    """The same without places, which no gradient needs."""
-    window = Window(given, 2, kernel_size, stride, padding, dilation, ceil_mode)
-    if window.stride == [1, 1]:
-        raise NoRule("MPSGraph on this release")
-    output = torch.empty(window.shape, dtype=given.dtype, device=given.device, memory_format=_layout(given))
-    _max_pool(release, given, window, output, None)
-    return output
 
 
 @rule("max_pool3d_with_indices_backward", "max_pool3d_with_indices_backward.grad_input", source=SOURCE)
@@ -204,14 +183,16 @@ class Pool:
         *,
         out: Tensor | None = None,
         indices: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """In two dimensions windows that move by one element are MPSGraph's."""
+        with_places: bool = True,
+    ) -> Any:
+        """In two dimensions windows that move by one element are MPSGraph's; places are for a gradient."""
         window = Window(given, self.pooled, kernel_size, stride, padding, dilation, ceil_mode)
         if window.stride == [1, 1]:
             raise NoRule("MPSGraph on this release")
-        output, places = _target(given, window.shape, out), _target(given, window.shape, indices, torch.int64)
+        output = _target(given, window.shape, out)
+        places = _target(given, window.shape, indices, torch.int64) if with_places else None
         _max_pool(release, given, window, output, places)
-        return output, places
+        return (output, places) if with_places else output
 
     def average(
         self,
@@ -272,6 +253,7 @@ for pool in (Pool(2), Pool(3)):
         (f"max_unpool{pool.pooled}d", pool.unpool),
     ):
         rule(name, f"{name}.out", source=SOURCE)(function)
+rule("max_pool2d", source=SOURCE, with_places=False)(Pool(2).maximum)
 
 
 @rule("adaptive_max_pool2d", "adaptive_max_pool2d.out", source=ADAPTIVE_SOURCE)

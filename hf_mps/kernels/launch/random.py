@@ -10,19 +10,16 @@ from __future__ import annotations
 import math
 import struct
 from functools import cache
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Generator, Tensor
 
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.launch.iterator import walk
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import f32, i64, u32
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 SOURCE = "operations/Distributions.mm"
 ERRORS = 15364
@@ -120,29 +117,23 @@ def _real(output: Tensor) -> Tensor:
     return output
 
 
-@rule("normal.Tensor_float", source="../DistributionTemplates.h")
-def normal_about(release: Release, mean: Tensor, std: float = 1.0, *, generator: Generator | None = None) -> Tensor:
-    """A mean for each element: standard numbers, then added."""
-    _kernels_for_normal(release, mean)
-    return normal(release, _empty(mean, mean.shape), 0.0, std, generator=generator).add_(mean)
-
-
-@rule("normal.float_Tensor", source="../DistributionTemplates.h")
-def normal_with(release: Release, mean: float, std: Tensor, *, generator: Generator | None = None) -> Tensor:
-    """A standard deviation for each element."""
-    _kernels_for_normal(release, std)
-    _refuse_negative(std)
-    output = normal(release, _empty(std, std.shape), generator=generator)
-    return output.mul_(std).add_(torch.full((), mean, dtype=std.dtype, device=std.device))
-
-
-@rule("normal.Tensor_Tensor", source="../DistributionTemplates.h")
-def normal_of(release: Release, mean: Tensor, std: Tensor, *, generator: Generator | None = None) -> Tensor:
-    """Both for each element, broadcast to each other."""
-    _kernels_for_normal(release, mean)
-    _refuse_negative(std)
-    shape: torch.Size = torch.broadcast_shapes(mean.shape, std.shape)  # type: ignore[no-untyped-call]
-    return normal(release, _empty(mean, shape), generator=generator).mul_(std).add_(mean)
+@rule("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor", source="../DistributionTemplates.h")
+def normal_of(
+    release: Release, mean: Tensor | float, std: Tensor | float = 1.0, *, generator: Generator | None = None
+) -> Tensor:
+    """A mean or a standard deviation for each element, or both: standard numbers, multiplied and added to."""
+    given = [each for each in (mean, std) if isinstance(each, Tensor)]
+    _kernels_for_normal(release, given[0])
+    if isinstance(std, Tensor):
+        _refuse_negative(std)
+    spread = 1.0 if isinstance(std, Tensor) else std
+    shape: torch.Size = torch.broadcast_shapes(*(each.shape for each in given))  # type: ignore[no-untyped-call]
+    output: Tensor = normal(release, _empty(given[0], shape), 0.0, spread, generator=generator)
+    if isinstance(std, Tensor):
+        output.mul_(std)
+    return output.add_(
+        mean if isinstance(mean, Tensor) else torch.full((), mean, dtype=output.dtype, device=output.device)
+    )
 
 
 def _kernels_for_normal(release: Release, like: Tensor) -> None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import f32, u32
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 GROUP = 1024
 """Most threads of a threadgroup."""

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from hf_mps.kernels.launch import reduce, reduce_split
 from hf_mps.kernels.launch.reduce import ALL, ANY, COUNT_NONZERO, MAX, MIN, NANSUM, SUM, Family, Reduction
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import refuse_misfit, rule
 from hf_mps.kernels.runtime import NoRule
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 SOURCE = "operations/ReduceOps.mm"
 REFUSED = "PyTorch refuses the arguments"
@@ -79,51 +76,27 @@ def reduced(
     return output
 
 
-@rule("sum.dim_IntList", "sum.IntList_out", source=SOURCE)
+@rule("sum.dim_IntList", "sum.IntList_out", source=SOURCE, family=SUM)
+@rule("nansum", "nansum.out", source=SOURCE, family=NANSUM)
 def sums(
-    release: Release,
-    given: Tensor,
-    dim: Sequence[int] | None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
-    """Elements are cast to the result's dtype before, integers to int64."""
-    return _summed(release, SUM, given, dim, keepdim, dtype, out)
-
-
-@rule("nansum", "nansum.out", source=SOURCE)
-def nansums(
     release: Release,
     given: Tensor,
     dim: Sequence[int] | None = None,
     keepdim: bool = False,
     *,
+    family: Family,
     dtype: torch.dtype | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """As sum, which integers are given to."""
-    if given.is_complex():
+    """Elements are cast to the result's dtype before, integers to int64; nansum of integers is their sum."""
+    if given.is_complex() and family is NANSUM:
         raise NoRule(REFUSED)
-    return _summed(release, NANSUM if given.is_floating_point() else SUM, given, dim, keepdim, dtype, out)
-
-
-def _summed(
-    release: Release,
-    family: Family,
-    given: Tensor,
-    dim: Sequence[int] | None,
-    keepdim: bool,
-    dtype: torch.dtype | None,
-    out: Tensor | None,
-) -> Tensor:
     dims = wrapped(dim, given.dim())
     wanted = dtype or (out.dtype if out is not None else None)
     if wanted is None:
         wanted = given.dtype if given.dtype.is_floating_point or given.dtype.is_complex else torch.int64
     output = result(given, dims, keepdim, wanted, out)
-    family = family if wanted.is_floating_point or wanted.is_complex else SUM
+    family = family if given.is_floating_point() and (wanted.is_floating_point or wanted.is_complex) else SUM
     _need(release, SUM)
     if not given.numel():
         return output.zero_()
@@ -171,25 +144,18 @@ def counts(release: Release, given: Tensor, dim: Sequence[int]) -> Tensor:
     return reduced(release, COUNT_NONZERO, given, output, dims) if given.numel() else output.zero_()
 
 
-@rule("amax", "amax.out", source=SOURCE)
-def largest(
-    release: Release, given: Tensor, dim: Sequence[int] = (), keepdim: bool = False, *, out: Tensor | None = None
+@rule("amax", "amax.out", source=SOURCE, family=MAX)
+@rule("amin", "amin.out", source=SOURCE, family=MIN)
+def extreme(
+    release: Release,
+    given: Tensor,
+    dim: Sequence[int] = (),
+    keepdim: bool = False,
+    *,
+    family: Family,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """The largest, NaN where there is one."""
-    return _extreme(release, MAX, given, dim, keepdim, out)
-
-
-@rule("amin", "amin.out", source=SOURCE)
-def smallest(
-    release: Release, given: Tensor, dim: Sequence[int] = (), keepdim: bool = False, *, out: Tensor | None = None
-) -> Tensor:
-    """The smallest, NaN where there is one."""
-    return _extreme(release, MIN, given, dim, keepdim, out)
-
-
-def _extreme(
-    release: Release, family: Family, given: Tensor, dim: Sequence[int], keepdim: bool, out: Tensor | None
-) -> Tensor:
+    """The largest or the smallest, NaN where there is one."""
     dims = wrapped(dim, given.dim())
     if given.is_complex() or any(given.shape[at] == 0 for at in dims):
         raise NoRule(REFUSED)
@@ -203,40 +169,27 @@ def both(release: Release, given: Tensor, *, dim: int | None = None, keepdim: bo
     dims = () if dim is None else (dim,)
     if dim is None and keepdim:
         raise NoRule("aminmax over all dimensions that keeps them")
-    return (
-        _extreme(release, MIN, given, dims, keepdim, None),
-        _extreme(release, MAX, given, dims, keepdim, None),
-    )
+    smallest: Tensor = extreme(release, given, dims, keepdim, family=MIN)
+    largest: Tensor = extreme(release, given, dims, keepdim, family=MAX)
+    return smallest, largest
 
 
-@rule("all.dim", "all.out", source="../ReduceOps.cpp")
-def all_of(release: Release, given: Tensor, dim: int, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """Whether no element is 0, along a dimension."""
-    return _decided(release, ALL, given, wrapped(dim, given.dim()), keepdim, out)
-
-
-@rule("any.dim", "any.out", source="../ReduceOps.cpp")
-def any_of(release: Release, given: Tensor, dim: int, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """Whether an element is not 0, along a dimension."""
-    return _decided(release, ANY, given, wrapped(dim, given.dim()), keepdim, out)
-
-
-@rule("all", "all.all_out", source="../ReduceOps.cpp")
-def all_elements(release: Release, given: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Whether no element is 0."""
-    return _decided(release, ALL, given, set(range(given.dim())), False, out)
-
-
-@rule("any", "any.all_out", source="../ReduceOps.cpp")
-def any_element(release: Release, given: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Whether an element is not 0."""
-    return _decided(release, ANY, given, set(range(given.dim())), False, out)
-
-
-def _decided(
-    release: Release, family: Family, given: Tensor, dims: set[int], keepdim: bool, out: Tensor | None
+@rule("all", "all.all_out", "all.dim", "all.out", source="../ReduceOps.cpp", family=ALL)
+@rule("any", "any.all_out", "any.dim", "any.out", source="../ReduceOps.cpp", family=ANY)
+def decided(
+    release: Release,
+    given: Tensor,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    family: Family,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """A byte for uint8 and bool for the others, as NumPy has it; one element is copied and never reduced."""
+    """Whether no element is 0, or one is not, along a dimension or of all.
+
+    A byte for uint8 and bool for the others, as NumPy has it; one element is copied and never reduced.
+    """
+    dims = wrapped(dim, given.dim())
     output = result(given, dims, keepdim, torch.uint8 if given.dtype == torch.uint8 else torch.bool, out)
     _need(release, family)
     if given.numel() == 0:

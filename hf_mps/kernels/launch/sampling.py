@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Generator, Tensor
 
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.launch.random import drawn, exponential, fill
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import f32, u32
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 SOURCE = "operations/Distributions.mm"
 SMALL, LARGE, KEY_BITS = 384, 1 << 15, 24

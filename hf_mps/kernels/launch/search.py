@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import refuse_misfit, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i64
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 SOURCE = "operations/Bucketization.mm"
 GROUP = 1024
 
 
-@rule("searchsorted.Tensor", "searchsorted.Tensor_out", source=SOURCE)
+@rule("searchsorted.Tensor", "searchsorted.Tensor_out", "searchsorted.Scalar", source=SOURCE)
 def searchsorted(
     release: Release,
     boundaries: Tensor,
-    given: Tensor,
+    given: Tensor | float,
     *,
     out_int32: bool = False,
     right: bool = False,
@@ -31,66 +29,12 @@ def searchsorted(
     sorter: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """A thread for each value; inputs of two dtypes are promoted to one. What PyTorch refuses has no rule."""
-    return _searched(release, boundaries, given, out_int32, right, side, sorter, out)
+    """A thread for each value; inputs of two dtypes are promoted to one. What PyTorch refuses has no rule.
 
-
-@rule("searchsorted.Scalar", source=SOURCE)
-def searchsorted_number(
-    release: Release,
-    boundaries: Tensor,
-    number: float,
-    *,
-    out_int32: bool = False,
-    right: bool = False,
-    side: str | None = None,
-    sorter: Tensor | None = None,
-) -> Tensor:
-    """A number becomes a tensor of no dimension on the device, which counts less than one in promotion."""
-    return _searched(release, boundaries, _number(number, boundaries), out_int32, right, side, sorter)
-
-
-@rule("bucketize.Tensor", "bucketize.Tensor_out", source=SOURCE)
-def bucketize(
-    release: Release,
-    given: Tensor,
-    boundaries: Tensor,
-    *,
-    out_int32: bool = False,
-    right: bool = False,
-    out: Tensor | None = None,
-) -> Tensor:
-    """searchsorted in boundaries of one dimension."""
-    if boundaries.dim() != 1:
-        raise NoRule("PyTorch refuses the arguments")
-    return _searched(release, boundaries, given, out_int32, right, None, None, out)
-
-
-@rule("bucketize.Scalar", source=SOURCE)
-def bucketize_number(
-    release: Release, number: float, boundaries: Tensor, *, out_int32: bool = False, right: bool = False
-) -> Tensor:
-    """As searchsorted of a number."""
-    if boundaries.dim() != 1:
-        raise NoRule("PyTorch refuses the arguments")
-    return _searched(release, boundaries, _number(number, boundaries), out_int32, right, None, None)
-
-
-def _number(number: float, boundaries: Tensor) -> Tensor:
-    dtype = torch.result_type(boundaries, number)
-    return torch.tensor(number, dtype=dtype, device=boundaries.device)
-
-
-def _searched(
-    release: Release,
-    boundaries: Tensor,
-    given: Tensor,
-    out_int32: bool,
-    right: bool,
-    side: str | None,
-    sorter: Tensor | None,
-    out: Tensor | None = None,
-) -> Tensor:
+    A number becomes a tensor of no dimension on the device, which counts less than one in promotion.
+    """
+    if not isinstance(given, Tensor):
+        given = torch.tensor(given, dtype=torch.result_type(boundaries, given), device=boundaries.device)
     batch = boundaries.dim() != 1
     if (
         not boundaries.dim()
@@ -126,3 +70,12 @@ def _searched(
     threads = min(GROUP, given.numel())
     release.kernel(kernel).launch(bound, groups=min(1024, -(-given.numel() // threads)), group=threads)
     return result if found is result else result.copy_(found)
+
+
+@rule("bucketize.Tensor", "bucketize.Tensor_out", "bucketize.Scalar", source=SOURCE)
+def bucketize(release: Release, given: Tensor | float, boundaries: Tensor, **options: Any) -> Tensor:
+    """searchsorted in boundaries of one dimension."""
+    if boundaries.dim() != 1:
+        raise NoRule("PyTorch refuses the arguments")
+    result: Tensor = searchsorted(release, boundaries, given, **options)
+    return result

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,12 +14,10 @@ from hf_mps.kernels.launch.fill import host_number
 from hf_mps.kernels.launch.gather_scatter import neutral
 from hf_mps.kernels.launch.ranges import GRAPH
 from hf_mps.kernels.launch.results import as_self
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import out_rule, refuse_repeated, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i32, i64, u32
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 SOURCE = "operations/Indexing.mm"
 DIMENSIONS = 16

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,12 +12,10 @@ from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.launch.cat import wrapped
 from hf_mps.kernels.launch.iterator import LARGEST_GROUP, broadcast
 from hf_mps.kernels.launch.results import fitting
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import out_rule, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i32, i64, u32
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 
 def _columns(

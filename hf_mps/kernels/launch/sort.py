@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
-from hf_mps.kernels.launch.sort_radix import by_digits
-from hf_mps.kernels.launch.sort_work import Work
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import refuse_misfit, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i32, i64, u8
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 SOURCE = "operations/Sort.mm"
 REFUSED = "PyTorch refuses the arguments"
@@ -232,4 +228,114 @@ def _merged(work: Work, source: Tensor, strides: bytes, group: int) -> None:
         work.release.kernel(f"{merge}_tptg{group}{short}").launch(bound, groups=grid, group=group)
         at, tiles = 1 - at, tiles * 2
     if not direct or blocks == 1:
+        work.finish(*pairs[at])
+
+
+@dataclass(frozen=True)
+class Work:
+    """A sort of `given` along `dim` into `values` and `indices`: all ranks, or `count` of them from `offset` on."""
+
+    release: Release
+    given: Tensor
+    values: Tensor
+    indices: Tensor
+    dim: int
+    descending: bool
+    stable: bool
+    offset: int = 0
+    count: int = 0
+
+    @property
+    def size(self) -> int:
+        """Elements of a row."""
+        return int(self.given.shape[self.dim])
+
+    @property
+    def rows(self) -> int:
+        """Rows to sort."""
+        return self.given.numel() // self.size
+
+    def dense(self) -> Work:
+        """This, or the same into contiguous tensors that are still to be copied."""
+        if self.values.is_contiguous() and self.indices.is_contiguous():
+            return self
+        shape = self.values.shape
+        return replace(
+            self,
+            values=torch.empty(shape, dtype=self.values.dtype, device=self.values.device),
+            indices=torch.empty(shape, dtype=torch.int64, device=self.values.device),
+        )
+
+    def rows_of(self, *, last: bool) -> Tensor:
+        """The rows as a matrix, in place where strides allow; else a contiguous copy with the dimension last."""
+        if not last:
+            return self.given.movedim(self.dim, -1).contiguous().view(self.rows, self.size)
+        source = self.given if self.dim == self.given.dim() - 1 else self.given.movedim(self.dim, -1).contiguous()
+        try:
+            return source.view(self.rows, self.size)
+        except RuntimeError:
+            return source.contiguous().view(self.rows, self.size)
+
+    def scratch(self, values: torch.dtype, indices: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Room for every row's values and places between two launches."""
+        device = self.given.device
+        shape = (self.rows, self.size)
+        return torch.empty(shape, dtype=values, device=device), torch.empty(shape, dtype=indices, device=device)
+
+    def finish(self, values: Tensor, indices: Tensor) -> None:
+        """Copy sorted rows to the outputs, their dimension where it was."""
+        shape = [*self.given.movedim(self.dim, -1).shape]
+        self.values.copy_(values.view(shape).movedim(-1, self.dim))
+        self.indices.copy_(indices.view(shape).movedim(-1, self.dim))
+
+
+def by_digits(work: Work) -> None:
+    """Sort rows of elements of 4 bytes or less, the last pass into the output where a row lies side by side in it."""
+    element = work.given.element_size()
+    bits = 4 if element == 1 else 8
+    narrow = element == 2 and work.rows >= 32
+    group = 1024 if element == 2 and not narrow else 512
+    blocks = math.ceil(work.size / (group * (8 if element == 1 else 4)))
+    direct = work.dim == work.given.dim() - 1 or work.count == 1
+    short = direct and work.size <= 1 << 16
+    counted = blocks <= 4 and not narrow
+    fused = not counted and blocks <= 4 and blocks * blocks * work.rows <= 128
+    tail = f"{metal(work.given.dtype)}_{bits}bit{'_tptg512' if narrow else ''}"
+    scatter = f"radix_scatter_{'fused_' if fused else ''}"
+    suffix = "_u16" if short else ""
+    pairs = [work.scratch(work.given.dtype, torch.int16 if short else torch.int32) for _ in range(2)]
+    entries = blocks << bits
+    histograms = torch.empty((work.rows, entries), dtype=torch.int32, device=work.given.device)
+    keys, at = work.rows_of(last=False), 0
+    release, grid, passes = work.release, (blocks, work.rows, 1), 8 * element // bits
+    for each in range(passes):
+        dims = i32(work.size, blocks, each * bits, 0)
+        count = {"input": keys, "histograms": histograms, "dims": dims, "desc": u8(work.descending)}
+        if counted:
+            release.kernel(f"radix_count_scan_{tail}_mb4").launch(count, groups=(1, work.rows, 1), group=group)
+        else:
+            release.kernel(f"radix_count_{tail}").launch(count, groups=grid, group=group)
+            if not fused:
+                release.kernel("radix_scan").launch(
+                    {"histograms": histograms, "n_entries": i32(entries)}, groups=(1, work.rows, 1), group=1024
+                )
+        final = direct and each == passes - 1
+        into = (work.values, work.indices) if final else pairs[1 - at]
+        selected = "_topk" if work.count else ""
+        bound = {
+            "keys_in": keys,
+            "vals_in": pairs[at][1],
+            "keys_out": into[0],
+            "vals_out": into[1],
+            "offsets": histograms,
+            "dims": dims,
+            "flags": u8(work.descending, each == 0),
+        }
+        if final and work.count:
+            bound["sel"] = i32(work.offset, work.count)
+        name = f"{scatter}final{selected}_{tail}{suffix}" if final else f"{scatter}{tail}{suffix}"
+        release.kernel(name).launch(bound, groups=grid, group=group)
+        at = 1 - at
+        keys = pairs[at][0]
+    if not direct:
         work.finish(*pairs[at])

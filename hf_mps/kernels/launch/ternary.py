@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,12 +12,10 @@ from hf_mps.kernels.launch.iterator import walk
 from hf_mps.kernels.launch.numbers import alpha, params
 from hf_mps.kernels.launch.pointwise import exec_binary, exec_ternary, exec_unary
 from hf_mps.kernels.launch.results import Operand, as_common, common, written
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import out_rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i64, u32
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 COMPARE = "operations/TensorCompare.mm"
 LERP = "operations/BinaryKernel.mm"
@@ -54,21 +51,13 @@ def clamp(release: Release, output: Tensor, self: Tensor, min: float | None = No
         exec_unary(release, output, given, "clamp_max_scalar", alpha(max, dtype))
 
 
-def _as_clamped_below(target: Tensor | None, self: Tensor, min: float) -> Tensor:
-    return _as_clamped(target, self, min)
-
-
-@out_rule("clamp_min", source=COMPARE, outputs=_as_clamped_below)
+@out_rule("clamp_min", source=COMPARE, outputs=lambda target, self, min: _as_clamped(target, self, min))
 def clamp_min(release: Release, output: Tensor, self: Tensor, min: float) -> None:
     """Not below a number."""
     clamp(release, output, self, min=min)
 
 
-def _as_clamped_above(target: Tensor | None, self: Tensor, max: float) -> Tensor:
-    return _as_clamped(target, self, max=max)
-
-
-@out_rule("clamp_max", source=COMPARE, outputs=_as_clamped_above)
+@out_rule("clamp_max", source=COMPARE, outputs=lambda target, self, max: _as_clamped(target, self, max=max))
 def clamp_max(release: Release, output: Tensor, self: Tensor, max: float) -> None:
     """Not above a number."""
     clamp(release, output, self, max=max)
@@ -99,16 +88,11 @@ def clamp_by_tensors(
         exec_binary(release, output, self, max, "minimum")
 
 
-@out_rule("clamp_min.Tensor", source=COMPARE, outputs=as_common)
-def clamp_min_by_tensor(release: Release, output: Tensor, self: Tensor, min: Operand) -> None:
-    """Not below a tensor's elements."""
-    exec_binary(release, output, self, min, "maximum")
-
-
-@out_rule("clamp_max.Tensor", source=COMPARE, outputs=as_common)
-def clamp_max_by_tensor(release: Release, output: Tensor, self: Tensor, max: Operand) -> None:
-    """Not above a tensor's elements."""
-    exec_binary(release, output, self, max, "minimum")
+@out_rule("clamp_min.Tensor", source=COMPARE, outputs=as_common, kernel="maximum")
+@out_rule("clamp_max.Tensor", source=COMPARE, outputs=as_common, kernel="minimum")
+def clamp_by_tensor(release: Release, output: Tensor, self: Tensor, bound: Operand, *, kernel: str) -> None:
+    """Not below, or not above, a tensor's elements."""
+    exec_binary(release, output, self, bound, kernel)
 
 
 def _as_lerped(target: Tensor | None, self: Tensor, end: Tensor, weight: Tensor | complex) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,30 +10,21 @@ from torch import Tensor
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.launch.iterator import plane
 from hf_mps.kernels.launch.results import as_self
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import out_rule, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import i32, i64, span, u32
 
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
-
 SOURCE = "operations/TriangularOps.mm"
 
 
-@out_rule("tril", source=SOURCE, outputs=as_self)
-def tril(release: Release, output: Tensor, self: Tensor, diagonal: int = 0) -> None:
-    """What is on the diagonal and below."""
-    _triangle(release, "tril", output, self, diagonal)
+@out_rule("tril", source=SOURCE, outputs=as_self, name="tril")
+@out_rule("triu", source=SOURCE, outputs=as_self, name="triu")
+def triangle(release: Release, output: Tensor, self: Tensor, diagonal: int = 0, *, name: str) -> None:
+    """What is on the diagonal and below, or above: a thread for each element.
 
-
-@out_rule("triu", source=SOURCE, outputs=as_self)
-def triu(release: Release, output: Tensor, self: Tensor, diagonal: int = 0) -> None:
-    """What is on the diagonal and above."""
-    _triangle(release, "triu", output, self, diagonal)
-
-
-def _triangle(release: Release, name: str, output: Tensor, self: Tensor, diagonal: int) -> None:
-    """A thread for each element: its column, its row, and all other dimensions; the last dimension counts first."""
+    The grid is its column, its row, and all other dimensions; the last dimension counts first.
+    """
     if self.dim() < 2:
         raise NoRule("PyTorch refuses fewer than two dimensions")
     count = self.numel()
@@ -57,36 +48,28 @@ def _triangle(release: Release, name: str, output: Tensor, self: Tensor, diagona
 @rule("tril_indices", source=SOURCE)
 def tril_indices(release: Release, row: int, col: int, offset: int = 0, **options: Any) -> Tensor:
     """Rows above, then columns below, of the elements of a lower triangle: a trapezoid on top of a rectangle."""
-    count = _elements(row, col, offset)
-    output = _indices(row, col, count, options)
-    first = _first_row(row, col, offset)
-    above = max(0, -offset)
+    count, first, above = _elements(row, col, offset), _first_row(row, col, offset), max(0, -offset)
     whole = max(0, row - (above + col - first + 1)) * col
-    if count:
-        numbers = (above, first, col, count - whole, count)
-        kernel = release.kernel(f"tril_indices_{metal(output.dtype)}")
-        kernel.launch((output, *map(i64, numbers)), count)
-    return output
+    return _indices(release, "tril_indices", row, col, options, above, first, col, count - whole, count)
 
 
 @rule("triu_indices", source=SOURCE)
 def triu_indices(release: Release, row: int, col: int, offset: int = 0, **options: Any) -> Tensor:
     """Rows above, then columns below, of the elements of an upper triangle: a rectangle on top of a trapezoid."""
     count = row * col - _elements(row, col, offset - 1)
-    output = _indices(row, col, count, options)
     first = max(col - offset, 0) if offset > 0 else col
     whole = min(row, -offset) * col if offset < 0 else 0
-    if count:
-        numbers = (max(0, offset), first, col, whole, count)
-        kernel = release.kernel(f"triu_indices_{metal(output.dtype)}")
-        kernel.launch((output, *map(i64, numbers)), count)
-    return output
+    return _indices(release, "triu_indices", row, col, options, max(0, offset), first, col, whole, count)
 
 
-def _indices(row: int, col: int, count: int, options: dict[str, Any]) -> Tensor:
+def _indices(release: Release, name: str, row: int, col: int, options: dict[str, Any], *numbers: int) -> Tensor:
+    """The indices by a kernel that takes `numbers`, of which the last is their count."""
     if row < 0 or col < 0 or options.get("layout") not in (None, torch.strided):
         raise NoRule("PyTorch refuses the arguments")
-    return torch.empty((2, count), dtype=options.get("dtype") or torch.int64, device="mps")
+    output = torch.empty((2, numbers[-1]), dtype=options.get("dtype") or torch.int64, device="mps")
+    if numbers[-1]:
+        release.kernel(f"{name}_{metal(output.dtype)}").launch((output, *map(i64, numbers)), numbers[-1])
+    return output
 
 
 def _first_row(row: int, col: int, offset: int) -> int:

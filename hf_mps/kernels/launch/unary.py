@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
 import torch
 from torch import Tensor
 
 from hf_mps.kernels.launch.numbers import Alpha, alpha, params
 from hf_mps.kernels.launch.pointwise import exec_unary
 from hf_mps.kernels.launch.results import as_float, as_input, as_truth, written
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import out_rule
 from hf_mps.kernels.runtime import NoRule
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 SOURCE = "operations/UnaryKernel.mm"
 
@@ -35,33 +30,31 @@ BESSEL = (
 )  # fmt: skip
 
 
-def _declare(operator: str, kernel: str, outputs: Callable[..., Any]) -> None:
-    @out_rule(operator, source=SOURCE, outputs=outputs)
-    def launch(release: Release, output: Tensor, self: Tensor) -> None:
-        exec_unary(release, output, self, kernel)
+def launch(release: Release, output: Tensor, self: Tensor, *, kernel: str) -> None:
+    """The kernel of one operand."""
+    exec_unary(release, output, self, kernel)
 
 
 for _name in SAME:
-    _declare(_name, _name, as_input)
+    out_rule(_name, source=SOURCE, outputs=as_input, kernel=_name)(launch)
 for _name in FLOAT:
-    _declare(_name, _name, as_float)
+    out_rule(_name, source=SOURCE, outputs=as_float, kernel=_name)(launch)
 for _name in SPECIAL:
-    _declare(f"special_{_name}", _name, as_float)
+    out_rule(f"special_{_name}", source=SOURCE, outputs=as_float, kernel=_name)(launch)
 for _name in BESSEL:
-    _declare(f"special_{_name}", f"{_name}_forward", as_float)
+    out_rule(f"special_{_name}", source=SOURCE, outputs=as_float, kernel=f"{_name}_forward")(launch)
 
 
-def _declare_of_complex(operator: str, outputs: Callable[..., Any]) -> None:
-    @out_rule(operator, source=SOURCE, outputs=outputs)
-    def launch(release: Release, output: Tensor, self: Tensor) -> None:
-        if self.is_complex():
-            raise NoRule("complex numbers: the host takes the real part of a complex result")
-        exec_unary(release, output, self, operator)
+out_rule("logical_not", source=SOURCE, outputs=as_truth, kernel="logical_not")(launch)
 
 
-_declare_of_complex("abs", as_input)
-_declare_of_complex("angle", as_float)
-_declare("logical_not", "logical_not", as_truth)
+@out_rule("abs", source=SOURCE, outputs=as_input, kernel="abs")
+@out_rule("angle", source=SOURCE, outputs=as_float, kernel="angle")
+def of_real(release: Release, output: Tensor, self: Tensor, *, kernel: str) -> None:
+    """Of real numbers alone."""
+    if self.is_complex():
+        raise NoRule("complex numbers: the host takes the real part of a complex result")
+    exec_unary(release, output, self, kernel)
 
 
 @out_rule("round.decimals", source=SOURCE, outputs=as_input)
@@ -106,11 +99,7 @@ def _power_kernel(exponent: complex, *, whole: bool) -> tuple[str, Alpha | None]
     return (special, None) if special else ("pow_scalar", alpha(exponent, torch.float32))
 
 
-def _as_polygamma(target: Tensor | None, n: int, self: Tensor) -> Tensor:
-    return as_float(target, self)
-
-
-@out_rule("polygamma", source="operations/Gamma.mm", outputs=_as_polygamma)
+@out_rule("polygamma", source="operations/Gamma.mm", outputs=lambda target, _, self: as_float(target, self))
 def polygamma(release: Release, output: Tensor, n: int, self: Tensor) -> None:
     """The n-th derivative of digamma."""
     if n < 0:

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import out_rule
 from hf_mps.kernels.runtime import Kernel, NoRule
 from hf_mps.kernels.values import f32, i64, padded, u64
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 SOURCE = "operations/UpSample.mm"
 

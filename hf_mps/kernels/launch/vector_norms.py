@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,48 +11,39 @@ from torch import Tensor
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.launch.reduce import DIMENSIONS, GROUP, INNER, is_dense, parameters
 from hf_mps.kernels.launch.reductions import REFUSED, kept, result, wrapped
+from hf_mps.kernels.release import Release
 from hf_mps.kernels.rules import out_rule, refuse_misfit, rule
 from hf_mps.kernels.runtime import NoRule
 from hf_mps.kernels.values import f32, u32
-
-if TYPE_CHECKING:
-    from hf_mps.kernels.release import Release
 
 SOURCE = "operations/ReduceOps.mm"
 REAL = {torch.complex64: torch.float32, torch.complex32: torch.float16}
 
 
 @rule("linalg_vector_norm", "linalg_vector_norm.out", source=SOURCE)
+@rule("norm.ScalarOpt_dim", "norm.out", source="../ReduceOps.cpp")
+@rule("norm.ScalarOpt_dim_dtype", "norm.dtype_out", source="../ReduceOps.cpp")
 def norms(
     release: Release,
     given: Tensor,
-    order: float = 2,
+    order: float | None = 2,
     dim: Sequence[int] | int | None = None,
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """linalg_vector_norm_out of LinearAlgebra.cpp, then norm_kernel_mps: one value is its absolute value."""
-    return _norm(release, given, order, dim, keepdim, dtype, out)
+    """linalg_vector_norm_out of LinearAlgebra.cpp, then norm_kernel_mps: one value is its absolute value.
 
-
-def _norm(
-    release: Release,
-    given: Tensor,
-    order: float,
-    dim: Sequence[int] | int | None,
-    keepdim: bool,
-    dtype: torch.dtype | None,
-    out: Tensor | None,
-) -> Tensor:
+    `norm` without an order has order 2.
+    """
     dims = wrapped(dim, given.dim())
     cast = dtype or given.dtype
     if not (given.is_floating_point() or given.is_complex()):
         raise NoRule(REFUSED)
     output = result(given, dims, keepdim, REAL.get(cast, cast), out)
     source = given if given.dtype == cast else given.to(cast)
-    order = float(order)
+    order = 2.0 if order is None else float(order)
     if not source.numel():
         if order < 0 or math.isinf(order):
             raise NoRule(REFUSED)
@@ -64,35 +54,6 @@ def _norm(
         return output
     _reduced(release, source, output, order, dims)
     return output
-
-
-@rule("norm.ScalarOpt_dim", "norm.out", source="../ReduceOps.cpp")
-def norms_of_dims(
-    release: Release,
-    given: Tensor,
-    order: float | None,
-    dim: Sequence[int],
-    keepdim: bool = False,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
-    """linalg_vector_norm, of order 2 where none is given."""
-    return _norm(release, given, 2 if order is None else order, dim, keepdim, None, out)
-
-
-@rule("norm.ScalarOpt_dim_dtype", "norm.dtype_out", source="../ReduceOps.cpp")
-def norms_in_dtype(
-    release: Release,
-    given: Tensor,
-    order: float | None,
-    dim: Sequence[int],
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype,
-    out: Tensor | None = None,
-) -> Tensor:
-    """linalg_vector_norm with a dtype, of order 2 where none is given."""
-    return _norm(release, given, 2 if order is None else order, dim, keepdim, dtype, out)
 
 
 def _renormed(target: Tensor | None, given: Tensor, order: float, dim: int, most: float) -> Tensor:

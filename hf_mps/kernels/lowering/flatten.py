@@ -16,7 +16,6 @@ import llvmlite.binding as llvm
 
 from hf_mps.core.errors import RunError
 from hf_mps.kernels import intrinsics
-from hf_mps.kernels.lowering import members
 
 ALIGNMENT = 16
 """Threadgroup variables begin at multiples of it, in bytes: the largest vector's alignment that kernels use."""
@@ -73,7 +72,7 @@ def flatten(name: str, bitcode: bytes) -> Flat:
     text, helpers = intrinsics.explicit(_for_host(text, name))
     module = llvm.parse_assembly(joined(text, _definitions([*called, *helpers])))
     _inline(module, unroll="multiply_accumulate" in text)
-    flat = members.marked(str(module))
+    flat = marked(str(module))
     crossing = tuple(dict.fromkeys(each for each in _CALLED.findall(_body(flat)) if intrinsics.kind(each) != "lane"))
     return Flat(flat, shared, crossing)
 
@@ -219,3 +218,24 @@ def _innermost(line: str) -> tuple[int, int, str] | None:
         if "%hf.shared." in inside:
             return match.start(), at, f"{match.group(1)}{match.group(2)} {inside}"
     return None
+
+
+_ADDRESS = re.compile(r"^  (%\S+) = load ptr addrspace\(1\), ptr ", re.MULTILINE)
+_NODE = 1 << 20
+"""A number that no metadata of a kernel has."""
+
+
+def marked(text: str) -> str:
+    """A function with loads marked as invariant whose address was loaded itself, and is used for nothing else.
+
+    Fused optimizers read a parameter's step for each element, through one address of their argument buffer, and write
+    the parameter through another. For all that LLVM knows the two are the same memory: it would read the step again,
+    and raise two numbers to its power, for each element. A host lists no tensor twice where one of the two is written.
+    """
+    found = False
+    for address in _ADDRESS.findall(text):
+        uses = re.findall(rf"^.*[ (]{address}(?=[,)\s]).*$", text, re.MULTILINE)[1:]  # the first one makes it
+        if uses and all(re.search(rf" = load [^,]+, ptr addrspace\(1\) {address},", use) for use in uses):
+            for use in uses:
+                found, text = True, text.replace(use, f"{use}, !invariant.load !{_NODE}")
+    return f"{text}\n!{_NODE} = !{{}}\n" if found else text

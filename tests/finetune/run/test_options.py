@@ -62,10 +62,6 @@ def trained(ended: Ended) -> bool:
             ["lr_scheduler_type=cosine", "lr_scheduler_kwargs={num_cycles: many}"],
             "training.lr_scheduler_type=cosine with lr_scheduler_kwargs {'num_cycles': 'many'}: refused: ",
         ),
-        (
-            ["lr_scheduler_type=constant", "warmup_steps=3"],
-            "training.warmup_steps does nothing with training.lr_scheduler_type=constant; constant_with_warmup has one",
-        ),
         (["optim=galore_adamw"], "training.optim=galore_adamw: refused: You need to install `galore_torch`"),
         (["optim=apollo_adamw_layerwise"], "training.optim=apollo_adamw_layerwise: refused: You need to install"),
         (["optim=lomo"], "training.optim=lomo: refused: You need to install `lomo_optim`"),
@@ -92,15 +88,6 @@ def trained(ended: Ended) -> bool:
         (
             ["dataloader_drop_last=true", "per_device_train_batch_size=64"],
             "training.dataloader_drop_last leaves nothing to train on: 48 rows make no batch of 64; leave it out",
-        ),
-        (
-            ["optim=sgd", "optim_args=momentun=0.9"],
-            "training.optim_args has momentun, which does nothing with training.optim=sgd",
-        ),
-        (["optim=sgd", "adam_beta1=0.8"], "training.adam_beta1 does nothing with training.optim=sgd; leave it out"),
-        (
-            ["optim_target_modules=[query]"],
-            "training.optim_target_modules does nothing with training.optim=adamw_torch",
         ),
     ],
 )

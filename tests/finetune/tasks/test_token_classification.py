@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from inline_snapshot import snapshot
 
+from hf_mps.core.errors import UserError
 from hf_mps.finetune.text import word_labels
 from tests.finetune import tiny
 from tests.finetune.run_files import predictions, results
@@ -225,3 +227,31 @@ def test_a_tokenizer_that_cannot_tell_words_is_refused(tagging: Path, finetune: 
             " (https://huggingface.co/docs/transformers/fast_tokenizers)\n"
         ),
     )
+
+
+def test_several_labels_a_word_are_refused_in_one_line(tagging: Path, finetune: Command) -> None:
+    for word, key in (
+        ("problem_type=multi_label_classification", "problem_type"),
+        ("threshold=0.4", "threshold"),
+        ("data.separator=|", "data.separator"),
+    ):
+        ended = finetune("my.yaml", word)
+        assert ended.code == 2
+        assert f"has {key}, which was for several labels a word and was removed; leave it out" in ended.err
+        assert ended.err.count("\n") == 1
+    nested = [{**row, "ner_tags": [[tag] for tag in row["ner_tags"]]} for row in rows(8)]
+    tiny.write_jsonl(tagging / "train.jsonl", nested)
+    ended = finetune("my.yaml")
+    assert (ended.code, ended.err) == snapshot(
+        (
+            2,
+            "hf-mps: train.jsonl: data.columns.tags names a column with a list of labels for each word; allowed: one"
+            " tag for each, such as its labels joined\n",
+        )
+    )
+
+
+def test_a_saved_model_of_several_labels_a_word_is_refused() -> None:
+    config = SimpleNamespace(problem_type="multi_label_classification", num_labels=2, id2label={0: "A", 1: "B"})
+    with pytest.raises(UserError, match="several labels a word, which hf_mps does not answer; next: "):
+        word_labels.kept(config)

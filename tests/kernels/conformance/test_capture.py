@@ -9,9 +9,9 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 
 from hf_mps.core.errors import UserError
-from hf_mps.kernels.conformance import capture, opinfo, samples
-from hf_mps.kernels.conformance.calls import Call
-from hf_mps.kernels.conformance.capture import Capture
+from scripts.conformance import capture, opinfo, samples
+from scripts.conformance.calls import Call
+from scripts.conformance.capture import Capture
 
 WANTED = ["log_sigmoid_forward", "log_sigmoid_backward", "_standard_gamma", "_standard_gamma_grad", "unfold_backward"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hf_mps.kernels.conformance.changes import digest
+from scripts.conformance.changes import digest
 
 BEFORE = """; ModuleID = 'here'
 source_filename = "gelu"

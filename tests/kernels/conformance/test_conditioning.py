@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_mps.kernels.conformance import oracle
-from hf_mps.kernels.conformance.calls import Call
+from scripts.conformance import oracle
+from scripts.conformance.calls import Call
 
 FAR = torch.tensor([1000.0, 1.0]).bfloat16()
 NEAR = torch.tensor([996.0, 1.0]).bfloat16()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_mps.kernels.conformance import contract, oracle
-from hf_mps.kernels.conformance.calls import Call
+from scripts.conformance import contract, oracle
+from scripts.conformance.calls import Call
 
 EQUALS = torch.tensor([3.0, 1.0, 3.0, 2.0])
 

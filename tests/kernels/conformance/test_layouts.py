@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_mps.kernels.conformance import calls, layouts, reproduction, schema
-from hf_mps.kernels.conformance.calls import Call
+from scripts.conformance import calls, layouts, reproduction, schema
+from scripts.conformance.calls import Call
 
 GIVEN = torch.arange(24.0).reshape(4, 6)
 CALL = Call("mul.Tensor", (GIVEN, GIVEN + 1), {}, "here")

@@ -7,7 +7,7 @@ import inspect
 import pytest
 import torch
 
-from hf_mps.kernels.conformance import opinfo
+from scripts.conformance import opinfo
 
 
 def _samples(name: str) -> list[torch.Tensor]:

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from hf_mps.kernels.conformance import oracle
-from hf_mps.kernels.conformance.calls import Call
-from hf_mps.kernels.conformance.oracle import Wanted
+from scripts.conformance import oracle
+from scripts.conformance.calls import Call
+from scripts.conformance.oracle import Wanted
 
 
 def against(found: torch.Tensor, right: torch.Tensor, own: torch.Tensor | None = None) -> oracle.Verdict:

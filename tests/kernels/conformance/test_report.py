@@ -1,4 +1,4 @@
-"""`hf-mps kernels report` compares a release's kernels with the CPU, names what crashes, and tells faults by facts."""
+"""scripts/conformance/report.py compares a release's kernels with the CPU and names what crashes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from hf_mps import guards
-from hf_mps.cli.main import main
 from hf_mps.kernels import store
-from hf_mps.kernels.conformance import facts, run
+from scripts.conformance import facts, report, run
 from tests.kernels.launch.conftest import running
 
 UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
@@ -22,7 +21,7 @@ def test_a_kernel_that_crashes_is_named_and_the_rest_goes_on(tmp_path: Path, mon
     found = run.cases("2.13.0", tmp_path / "calls", run.Wanted())
     assert [one["outcome"] for one in found] == ["agrees", "crash", "agrees"]
     assert found[1]["detail"] == "signal 11 in mul_dense_float_float"
-    assert found[1]["reproduction"] == "hf-mps kernels report 2.13.0 --case mul/float32/dense/small/1"
+    assert found[1]["reproduction"] == "python scripts/conformance/report.py 2.13.0 --case mul/float32/dense/small/1"
 
 
 def test_a_fact_ends_with_the_release_that_mended_it() -> None:
@@ -68,15 +67,15 @@ def test_the_scalers_fault_is_found_from_general_cases_and_gone_in_the_next_rele
     releases = [*(each for each in ("2.12.1",) if each in store.releases()), release]
     page, details = tmp_path / "page.md", tmp_path / "report.json"
     options = ["--operator", UNSCALE, "--operator", "gelu", "--page", str(page), "--json", str(details)]
-    assert main(["kernels", "report", *releases, *options]) == 0
-    report = json.loads(details.read_text())
+    assert report.main([*releases, *options]) == 0
+    found = json.loads(details.read_text())
     dense = {
-        each: {one["outcome"] for one in report["cases"][each] if f"{UNSCALE}/float16/dense" in one["name"]}
+        each: {one["outcome"] for one in found["cases"][each] if f"{UNSCALE}/float16/dense" in one["name"]}
         for each in releases
     }
     assert dense[release] == {"agrees"}
     assert dense.get("2.12.1", {"differs"}) == {"differs"}
-    family = report["releases"][release]["families"]["activations"]
+    family = found["releases"][release]["families"]["activations"]
     assert family["agrees"] == family["ran"] > 50
     text = page.read_text()
     assert f"## {release} by family" in text
@@ -86,5 +85,5 @@ def test_the_scalers_fault_is_found_from_general_cases_and_gone_in_the_next_rele
 
 
 def test_a_release_that_is_not_here_is_one_line(own_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["kernels", "report", "2.13.0"]) == 2
+    assert report.main(["2.13.0"]) == 2
     assert capsys.readouterr().err == "hf-mps: torch 2.13.0 is not fetched; allowed: nothing, as none is here\n"

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hf_mps.kernels.conformance.opinfo import operators
 from hf_mps.kernels.rules import Dispatch
+from scripts.conformance.opinfo import operators
 
 TOLERANCE = {
     torch.float32: 1e-4,

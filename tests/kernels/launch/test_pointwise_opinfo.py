@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hf_mps.kernels import launch
-from hf_mps.kernels.conformance.opinfo import operators
 from hf_mps.kernels.rules import RULES, Dispatch
+from scripts.conformance.opinfo import operators
 from tests.kernels.launch.samples import compared
 
 pytestmark = pytest.mark.slow

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_mps.kernels.conformance.opinfo import operators
 from hf_mps.kernels.rules import Dispatch
+from scripts.conformance.opinfo import operators
 from tests.kernels.launch.samples import compared
 
 pytestmark = pytest.mark.slow

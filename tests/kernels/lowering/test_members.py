@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hf_mps.kernels.lowering.members import marked
+from hf_mps.kernels.lowering.flatten import marked
 
 LOADS = """define void @kernel(ptr addrspace(1) %0) {{
   %1 = load ptr addrspace(1), ptr addrspace(1) %0, align 8

@@ -19,8 +19,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hf_mps.kernels.conformance.opinfo import seed
 from hf_mps.operators.table import table
+from scripts.conformance.opinfo import seed
 
 MISSING = re.compile(
     r"The operator '(aten::[\w.]+)' is not currently implemented for the MPS device\. "

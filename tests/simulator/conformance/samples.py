@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from hf_mps.kernels.conformance.opinfo import seed
+from scripts.conformance.opinfo import seed
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64)
 SAMPLES = 5

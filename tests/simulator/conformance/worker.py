@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from hf_mps.device import faults
-from hf_mps.kernels.conformance.opinfo import operators
 from hf_mps.simulator import strictness
+from scripts.conformance.opinfo import operators
 from tests.simulator.conformance import samples
 from tests.simulator.conformance.compare import Outcome, outcome
 

@@ -9,8 +9,8 @@ from itertools import pairwise
 from typing import Any
 
 from hf_mps.kernels import store
-from hf_mps.kernels.conformance import changes, facts
-from hf_mps.kernels.conformance.facts import Fact
+from scripts.conformance import changes, facts
+from scripts.conformance.facts import Fact
 
 Case = Mapping[str, Any]
 FAR = 64.0

@@ -12,17 +12,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from hf_mps.core.errors import UserError
-from hf_mps.kernels import store
-from hf_mps.kernels.macho import Library, code_names
-from hf_mps.operators import launch_class
-from hf_mps.operators.launch_class import LaunchTable
 from hf_mps.operators.table import Table, loader, parse
-
-FORMAT = 1
-"""Raise it when what `read` returns means something else than before."""
+from scripts.tools.macho import Library, code_names
 
 # Where the host hands work to the GPU. The linker names a stub after each Objective-C method.
 ENCODERS = (
@@ -56,37 +49,17 @@ NO_LAUNCH = re.compile(r"^(empty(_.*)?|new_empty(_strided)?|_?resize_.*|set_|is_
 """Base names of operators that make or change a tensor's memory, and fill it in deterministic mode alone."""
 
 
-def read(dylib: Path, native_functions: Path | bytes) -> dict[str, Any]:
-    """What each aten operator of a release launches on a Mac: {"format": int, "operators": {name: class}}, for JSON.
+def read(dylib: Path, native_functions: bytes) -> dict[str, str]:
+    """What each aten operator of a release launches on a Mac: {name: class}.
 
-    `dylib` is torch/lib/libtorch_cpu.dylib of the release's macOS wheel, `native_functions` its
-    torchgen/packaged/ATen/native/native_functions.yaml. Names are the dispatcher's ("aten::add.Tensor"). A class is
+    `dylib` is torch/lib/libtorch_cpu.dylib of the release's macOS wheel, `native_functions` the content of
+    its torchgen/packaged/ATen/native/native_functions.yaml. Names are the dispatcher's ("aten::add.Tensor"). A class is
     "metal", "graph", "framework" (Apple's own kernels), "blit", "view" (no launch), "cpu" (no kernel for MPS), or
     several of them joined by "+", of which the host takes one. Takes some seconds.
 
     Raises UserError where a file is not what it should be.
     """
-    content = native_functions if isinstance(native_functions, bytes) else native_functions.read_bytes()
-    return {"format": FORMAT, "operators": Reader(Library(dylib), content).classes()}
-
-
-def of_release(release: str, *, macos: tuple[int, int] = (15, 0)) -> LaunchTable:
-    """The launch classes of a release: one that needs no fetching, or one that `hf-mps kernels fetch` has fetched.
-
-    Raises UserError, with the next command, where it is neither.
-    """
-    found = launch_class.table(release, macos=macos)
-    if found is not None:
-        return found
-    content = store.launch_classes(release)
-    name = store.canonical(release)
-    if content["format"] != FORMAT or not content["operators"]:
-        why = content.get("problem", "another hf_mps read them")
-        raise UserError(
-            f"the launch classes of torch {name} are not known ({why}); next: hf-mps kernels remove {name}, then "
-            f"hf-mps kernels fetch {name}"
-        )
-    return LaunchTable(name, content["operators"], macos=macos)
+    return Reader(Library(dylib), native_functions).classes()
 
 
 class Reader:

@@ -19,7 +19,9 @@ from typing import Any, NamedTuple
 
 from hf_mps.core.errors import RunError
 
-WORKER = "hf_mps.kernels.conformance.worker"
+COMMAND = "python scripts/conformance/report.py"
+CHECKOUT = Path(__file__).resolve().parents[2]
+WORKER = "scripts.conformance.worker"
 PATIENCE = 300.0
 """Seconds that one case may take: PyTorch's largest kernels compile for some seconds each."""
 
@@ -127,7 +129,7 @@ def _crash(release: str, note: Path, how: str) -> dict[str, Any]:
             "elements": 0,
             "origin": "",
         },
-        "reproduction": f"hf-mps kernels report {release} --case {name}",
+        "reproduction": f"{COMMAND} {release} --case {name}",
     }
 
 
@@ -140,6 +142,7 @@ def _started(arguments: list[str], release: str | None, errors: Path) -> subproc
         return subprocess.Popen(
             [sys.executable, "-m", WORKER, *arguments],
             env=environment,
+            cwd=CHECKOUT,
             stdout=subprocess.PIPE,
             stderr=written,
             text=True,

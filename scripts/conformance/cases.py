@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import torch
 
-from hf_mps.kernels.conformance import calls, layouts, samples, schema
-from hf_mps.kernels.conformance.calls import Call
 from hf_mps.kernels.rules import RULES, Rule
+from scripts.conformance import calls, layouts, samples, schema
+from scripts.conformance.calls import Call
 
 FLOATING = (torch.float32, torch.float16, torch.bfloat16)
 INTEGER = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)

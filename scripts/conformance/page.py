@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-MADE = "<!-- Written by hf-mps kernels report; change the code, not this file. -->"
+MADE = "<!-- Written by scripts/conformance/report.py; change the code, not this file. -->"
 DTYPES = ("float32", "float16", "bfloat16")
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from hf_mps.kernels.conformance import calls
-from hf_mps.kernels.conformance.calls import Call
+from scripts.conformance import calls
+from scripts.conformance.calls import Call
 
 PRIVATE = {
     "_embedding_bag": frozenset([1, 2, 3]),

@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import summary
-from hf_mps.kernels.conformance import layouts, opinfo, samples
-from hf_mps.kernels.conformance.calls import Call, short
+from scripts.conformance import layouts, opinfo, samples
+from scripts.conformance.calls import Call, short
 
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64)
 """What is captured; other floating and integer types are made of the first two."""

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from hf_mps.kernels.conformance import calls
-from hf_mps.kernels.conformance.calls import Call
+from scripts.conformance import calls
+from scripts.conformance.calls import Call
 
 DRAWS = 8
 """Signs of the movements are random; the largest change of so many is taken."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from hf_mps.kernels.conformance.calls import Call, on, run, written
+from scripts.conformance.calls import Call, on, run, written
 
 LARGE = 40_000
 """Elements of a large case's largest tensor, at the least: many threadgroups, and more than one core's share."""

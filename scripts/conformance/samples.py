@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from hf_mps.kernels.conformance import calls, layouts
-from hf_mps.kernels.conformance.calls import Call
+from scripts.conformance import calls, layouts
+from scripts.conformance.calls import Call
 
 SAMPLES = 8
 SIZES = ("one", "empty", "large")

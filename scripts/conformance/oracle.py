@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hf_mps.kernels.conformance import calls, conditioning, contract, layouts
-from hf_mps.kernels.conformance.calls import Call
+from scripts.conformance import calls, conditioning, contract, layouts
+from scripts.conformance.calls import Call
 
 RELATIVE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.complex64: 2e-6}
 ABSOLUTE = 1e-5

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.kernels.conformance import calls
-from hf_mps.kernels.conformance.calls import Call
+from scripts.conformance import calls
+from scripts.conformance.calls import Call
 
 SHAPES = ((7, 5), (3, 4, 6), (11,), (2, 3, 8, 8), (1, 6), ())
 MOST = 4

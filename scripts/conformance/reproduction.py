@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.kernels.conformance import calls
-from hf_mps.kernels.conformance.calls import Call
+from scripts.conformance import calls
+from scripts.conformance.calls import Call
 
 MOST_ELEMENTS = 128
 """Above it values are left out, and the case is run again by its name."""
@@ -17,7 +17,7 @@ MOST_ELEMENTS = 128
 def program(call: Call, release: str, case: str) -> str:
     """Shell lines that print what the release's kernels give, and what the CPU does."""
     if sum(each.numel() for each in call.tensors) > MOST_ELEMENTS:
-        return f"hf-mps kernels report {release} --case {case}"
+        return f"python scripts/conformance/report.py {release} --case {case}"
     names: list[str] = []
     lines = ["import torch", "from torch import tensor, device", "", "def call(where):"]
     arguments = ", ".join(_text(value, names, lines) for value in call.arguments)

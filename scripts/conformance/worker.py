@@ -1,7 +1,7 @@
 """Runs cases on a release's kernels, a line of JSON each; a process of its own, started by run.py.
 
-    python -m hf_mps.kernels.conformance.worker capture FILE
-    python -m hf_mps.kernels.conformance.worker run TASK
+    python -m scripts.conformance.worker capture FILE
+    python -m scripts.conformance.worker run TASK
 
 The first writes PyTorch's samples as calls into FILE. The second reads TASK (run.py's `Task` as JSON), and notes in its
 file `note` which case and kernel run at the moment, so that a crash has a name; HF_MPS_KERNELS says the release.
@@ -21,10 +21,10 @@ import torch
 from hf_mps.core import notices
 from hf_mps.kernels import launch, running
 from hf_mps.kernels.bounds import OutOfBounds
-from hf_mps.kernels.conformance import calls, capture, cases, oracle, reproduction
-from hf_mps.kernels.conformance.cases import Case
 from hf_mps.kernels.rules import RULES, Dispatch
 from hf_mps.kernels.runtime import Kernel
+from scripts.conformance import calls, capture, cases, oracle, reproduction
+from scripts.conformance.cases import Case
 
 NOTE_BYTES = 512
 
