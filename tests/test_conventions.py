@@ -109,6 +109,18 @@ def test_a_release_is_built_and_tried_before_it_is_published_from_a_tag() -> Non
     assert "secrets." not in (GITHUB / "workflows" / "release.yml").read_text(encoding="utf-8")
 
 
+def test_each_night_pypi_is_asked_for_advisories_about_every_pinned_version() -> None:
+    workflow = _read(GITHUB / "workflows" / "audit.yml")
+    assert workflow[True]["schedule"]
+    assert "constraints*.txt" in workflow[True]["pull_request"]["paths"]
+    script = "\n".join(step.get("run", "") for step in workflow["jobs"]["audit"]["steps"])
+    audits = [line for line in script.splitlines() if line.strip().startswith("pip-audit ")]
+    assert len(audits) == 2
+    assert all("--strict" in line and "--ignore-vuln" not in line for line in audits)
+    assert "--requirement constraints.txt" in audits[0]
+    assert "constraints-darwin.txt" in script
+
+
 @pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
 def test_an_issue_form_asks_for_what_the_doctor_says(path: Path) -> None:
     form = _read(path)

@@ -65,7 +65,8 @@ class Tried(Guard):
             self._wrong = frozenset(name for name, right in self._trials.items() if not right())
         if self._wrong:
             wrong = ", ".join(name for name in self._trials if name in self._wrong)
-            return Choice(True, f"tried on the device: {wrong} differ from the CPU on {self.given}")
+            differ = "differs" if len(self._wrong) == 1 else "differ"
+            return Choice(True, f"tried on the device: {wrong} {differ} from the CPU on {self.given}")
         return Choice(False, f"tried on the device: {', '.join(self._trials)} are right on {self.given}")
 
     def forget(self) -> None:

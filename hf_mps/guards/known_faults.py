@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib import metadata
 
+from hf_mps.core.releases import within
 from hf_mps.device import machine
 from hf_mps.device.faults import FAULTS, FIRST_FAMILIES, ISSUES
 
@@ -29,11 +30,9 @@ class KnownFault:
 
     def concerns(self, version: str, chip: str, macos: str | None) -> bool:
         """Whether this version of the package has it, on a Mac with that chip and macOS."""
-        from packaging.specifiers import SpecifierSet
-
-        if not SpecifierSet(self.versions).contains(version, prereleases=True) or not chip.startswith(self.chips):
+        if not within(version, self.versions) or not chip.startswith(self.chips):
             return False
-        return not self.macos or (macos is not None and macos in SpecifierSet(self.macos))
+        return not self.macos or (macos is not None and within(macos, self.macos))
 
 
 def _torch(

@@ -23,12 +23,10 @@ def start(metal: Any, profile: Profile, torch_version: str) -> None:
 
     Raises UserError for a name in it that is no fault.
     """
-    from packaging.version import Version
-
-    without, system, release = left_out(), ".".join(map(str, profile.macos)), Version(torch_version).base_version
+    without, system = left_out(), ".".join(map(str, profile.macos))
     for name, fault in FAULTS.items():
         here = not fault.asked and name not in without
-        metal.switch_fault(name, here and fault.concerns(profile.chip, system, release))
+        metal.switch_fault(name, here and fault.concerns(profile.chip, system, torch_version))
 
 
 @contextmanager

@@ -54,21 +54,6 @@ def conv3d_layout() -> AbstractContextManager[None]:
     return _of("conv3d-layout", (2, 14, 0), "26.2")
 
 
-def large_pad() -> AbstractContextManager[None]:
-    """pytorch#194922: torch 2.13."""
-    return _of("large-pad", (2, 13, 0))
-
-
-def lerp_weight() -> AbstractContextManager[None]:
-    """pytorch#196067: torch 2.13."""
-    return _of("lerp-weight", (2, 13, 0))
-
-
-def index_add_gaps() -> AbstractContextManager[None]:
-    """pytorch#176159: torch 2.13 on macOS 14."""
-    return _of("index-add-gaps", (2, 13, 0), "14.7")
-
-
 @contextmanager
 def _of(name: str, release: tuple[int, ...], macos: str | None = None) -> Iterator[None]:
     """The fault `name`, and its guard as it is with that release and system."""

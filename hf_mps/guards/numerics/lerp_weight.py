@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.stock import Stock
 from hf_mps.guards.base import Guard
-from hf_mps.guards.introspect import torch_release
-from hf_mps.guards.kernel_overrides import Kernel
-
-FIXED = (2, 15)
-"""PR 196662; the wheel of 2.14.1 still binds the weight in its own dtype."""
-FIRST = (2, 12)
-"""The release whose lerp is a kernel of PyTorch's own (#177093)."""
+from hf_mps.guards.kernel_overrides import Kernel, worth_trying
 
 
 def _misread(given: Any, end: Any, weight: Any) -> bool:
@@ -35,21 +28,19 @@ class LerpWeight(Guard):
     until = "the oldest supported torch is 2.15"
     releases = ">=2.12,<2.15"
 
-    patches = {f"aten::{name}.Tensor": Kernel("_of_one_dtype", name, when=_misread) for name in ("lerp", "lerp_")}
+    patches = {
+        f"aten::{name}.Tensor": Kernel("_of_one_dtype", name, when=_misread, faults=("lerp-weight",))
+        for name in ("lerp", "lerp_")
+    }
 
     def applies(self) -> Choice[bool]:
-        """Whether this release has the fault; a trial would abort where `lerp` is MPSGraph's still."""
+        """Whether this release has the fault; no trial, as `lerp` was MPSGraph's before and aborts there."""
         import torch
 
-        if self.concerns(torch):
-            return Choice(
-                True, f"torch {torch.__version__} binds the weight in its own dtype, 2.15 in that of the tensors"
-            )
-        return Choice(False, f"torch {torch.__version__} has the fix of pytorch#196067, or another kernel")
-
-    def concerns(self, module: ModuleType) -> bool:
-        """Whether this release has the fault."""
-        return FIRST <= torch_release() < FIXED
+        possible = worth_trying("lerp-weight")
+        if not possible.value:
+            return possible
+        return Choice(True, f"torch {torch.__version__} binds the weight in its own dtype, 2.15 in that of the tensors")
 
     def _of_one_dtype(self, name: str, stock: Stock, given: Any, end: Any, weight: Any) -> Any:
         import torch

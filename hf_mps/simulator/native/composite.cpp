@@ -11,6 +11,7 @@
 #include <ATen/ops/_mps_convolution_transpose.h>
 #include <ATen/ops/_scaled_dot_product_attention_math.h>
 #include <ATen/ops/_scaled_dot_product_attention_math_for_mps.h>
+#include <ATen/ops/_validate_sparse_coo_tensor_args_native.h>
 #include <ATen/ops/copy_native.h>
 #include <ATen/ops/lstm_native.h>
 #include <ATen/ops/mps_convolution_backward.h>
@@ -211,6 +212,23 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward_overrideable(
   return {grad_input, grad_weight, grad_bias};
 }
 
+// SparseTensor.cpp: whether a sparse tensor's places are in order is asked of a kernel that the device chooses, which a
+// wheel without Metal has not. torch.load asks since 2.15.
+void validate_sparse(
+    const Tensor& indices,
+    const Tensor& values,
+    IntArrayRef sizes,
+    std::optional<bool> coalesced,
+    std::optional<bool> pinning) {
+  if (!indices.device().is_mps() || !values.device().is_mps()) {
+    return at::native::_validate_sparse_coo_tensor_args(indices, values, sizes, coalesced, pinning);
+  }
+  wait("validation of a sparse tensor");
+  settle(indices.storage());
+  settle(values.storage());
+  at::native::_validate_sparse_coo_tensor_args(host_view(indices), host_view(values), sizes, coalesced, pinning);
+}
+
 } // namespace
 
 void register_composites() {
@@ -223,6 +241,7 @@ void register_composites() {
       torch::Library::IMPL, "aten", c10::DispatchKey::CompositeImplicitAutograd, __FILE__, __LINE__);
   implicit_autograd.impl("scaled_dot_product_attention", &attention);
   implicit_autograd.impl("lstm.input", &lstm);
+  implicit_autograd.impl("_validate_sparse_coo_tensor_args", &validate_sparse);
 }
 
 } // namespace metal
