@@ -73,6 +73,12 @@ def _no_trace() -> Iterator[None]:
     assert not left, f"the test left threads running: {left}"
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each test more time where the processors have more to do than one program each."""
+    busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    config.option.timeout = config.option.timeout or float(config.getini("timeout")) * busy
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test that starts a Python of its own: with what that imports it takes two to ten seconds."""
     for item in items:
