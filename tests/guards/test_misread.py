@@ -20,7 +20,6 @@ OURS = ("large-pad", "index-add-gaps", "lerp-weight", "scalar-views")
 @pytest.mark.parametrize(
     ("release", "macos", "there"),
     [
-        ("2.11.0", (15, 6), {"large-pad", "scalar-views"}),
         ("2.13.0", (14, 7), set(OURS)),
         ("2.13.0", (26, 6), {"large-pad", "lerp-weight", "scalar-views"}),
         ("2.14.1", (14, 7), {"large-pad", "lerp-weight"}),

@@ -23,13 +23,10 @@ class IndexAddGaps(Tried):
     what = "index_add_ leaves transposed tensors and slices as they were on macOS 14, without an error"
     issue = "https://github.com/pytorch/pytorch/issues/176159"
     until = "the oldest supported torch is 2.14"
-    releases = "<2.14"
-    cures = ">=2.9"
 
-    faults = ("index-add-gaps",)
     given = "transposed tensors"
 
-    patches = {"aten::index_add_": Kernel("_copied_back", when=_lost, faults=faults)}
+    patches = {"aten::index_add_": Kernel("_copied_back", when=_lost, faults=("index-add-gaps",))}
 
     def _copied_back(self, stock: Stock, given: Any, *args: Any, **named: Any) -> Any:
         import torch

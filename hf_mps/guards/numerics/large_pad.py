@@ -37,10 +37,7 @@ class LargePad(Tried):
     what = "F.pad of five dimensions or more loses the values of large tensors (videos, volumes), without an error"
     issue = "https://github.com/pytorch/pytorch/issues/194922"
     until = "the oldest supported torch is 2.15"
-    releases = "<2.15"
-    cures = ">=2.9"
 
-    faults = ("large-pad",)
     given = "large tensors of five dimensions"
 
     patches = {f"aten::{name}": Kernel("_folded", when=_large, faults=("large-pad",)) for name in OPERATORS}

@@ -7,7 +7,7 @@ from typing import Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.stock import Stock
 from hf_mps.guards.base import Guard
-from hf_mps.guards.kernel_overrides import Kernel, worth_trying
+from hf_mps.guards.kernel_overrides import Kernel
 
 
 def _misread(given: Any, end: Any, weight: Any) -> bool:
@@ -26,21 +26,22 @@ class LerpWeight(Guard):
     what = "torch.lerp misreads a weight that is one number in a tensor of another dtype, without an error"
     issue = "https://github.com/pytorch/pytorch/issues/196067"
     until = "the oldest supported torch is 2.15"
-    releases = ">=2.12,<2.15"
 
     patches = {
         f"aten::{name}.Tensor": Kernel("_of_one_dtype", name, when=_misread, faults=("lerp-weight",))
         for name in ("lerp", "lerp_")
     }
 
-    def applies(self) -> Choice[bool]:
-        """Whether this release has the fault; no trial, as `lerp` was MPSGraph's before and aborts there."""
+    def trial(self) -> Choice[bool]:
+        """Whether half of the way from 0 to 1 in float16 is 0.5 by a weight of float32."""
         import torch
 
-        possible = worth_trying("lerp-weight")
-        if not possible.value:
-            return possible
-        return Choice(True, f"torch {torch.__version__} binds the weight in its own dtype, 2.15 in that of the tensors")
+        ends = torch.arange(2.0, dtype=torch.float16, device="mps")
+        with self.left_alone():
+            found = float(torch.lerp(ends[0], ends[1], torch.tensor(0.5, device="mps")).cpu())
+        if found == 0.5:
+            return Choice(False, "tried on the device: lerp reads a weight of another dtype rightly")
+        return Choice(True, f"tried on the device: lerp reads 0.5 of another dtype as {found:g}")
 
     def _of_one_dtype(self, name: str, stock: Stock, given: Any, end: Any, weight: Any) -> Any:
         import torch
