@@ -12,6 +12,7 @@ from hf_mps.core import settings
 from hf_mps.device import machine
 
 ISSUES = "https://github.com/pytorch/pytorch/issues"
+PRODUCTS = "https://github.com/pytorch/pytorch/blob/v2.14.1/aten/src/ATen/native/mps/operations/LinearAlgebra.mm"
 FIRST_FAMILIES = ("Apple M1", "Apple M2")
 """The chips of Metal's GPU families Apple7 and Apple8."""
 
@@ -65,11 +66,17 @@ FAULTS: dict[str, Fault] = {
         f"{ISSUES}/156707",
         "<2.9",
     ),
-    # From macOS 15 on MPSGraph reads strides.
+    # From macOS 15 on MPSGraph reads and writes by strides. 2.14.1 still hands it tanh, threshold, softplus and prelu.
     "permuted-activations": Fault(
         "the backward passes of tanh, sigmoid, silu, … and of batch norm misread permuted and channels_last tensors",
         f"{ISSUES}/175189",
-        "<2.14",
+        "<2.15",
+        macos="<15",
+    ),
+    "permuted-results": Fault(
+        "softplus, threshold and prelu never write a result that is permuted or in channels_last",
+        f"{ISSUES}/131736",
+        "<2.15",
         macos="<15",
     ),
     "permuted-batch-norm": Fault(
@@ -123,6 +130,9 @@ FAULTS: dict[str, Fault] = {
         "<2.14",
         macos=">=15,<26",
     ),
+    # Since 2.14 mm, addmm and bmm have such results written by PyTorch's own kernels, baddbmm by MPSGraph as before.
+    "sliced-baddbmm": Fault("baddbmm still never writes such a result", PRODUCTS, ">=2.14", macos="<15"),
+    "gapped-baddbmm": Fault("baddbmm still writes it beside its place", PRODUCTS, ">=2.14", macos=">=15,<26"),
     # MPSGraph's own, from macOS 15.0 to 26.3 and in 27. PyTorch's copy of such operands, in mm alone, ends with 26.4.
     "expanded-mm": Fault("mm of an expanded tensor computes every 16th row", f"{ISSUES}/180201", ">=2.8", macos=">=27"),
     "expanded-operands": Fault("addmm does so too", f"{ISSUES}/180201", ">=2.8", macos=f">=15,{_RIGHT}"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from hf_mps.device import machine
-from hf_mps.device.faults import FAULTS, FIRST_FAMILIES, ISSUES
+from hf_mps.device.faults import FAULTS, FIRST_FAMILIES, ISSUES, PRODUCTS
 
 PULLS = "https://github.com/pytorch/pytorch/pull"
 EMBEDDING = "https://github.com/pytorch/pytorch/blob/v2.14.1/aten/src/ATen/native/mps/operations/Embedding.mm"
@@ -216,9 +216,9 @@ KNOWN = (
         links=PULLS,
     ),
     _torch(
-        "<2.14",
+        "<2.15",
         175189,
-        "gradients of activations and batch norm are wrong on permuted and channels_last tensors",
+        "activations, and gradients of more and of batch norm, are wrong on permuted and channels_last tensors",
         "permuted-activations",
         macos="<15",
     ),
@@ -284,6 +284,14 @@ KNOWN = (
         "matrix products into a part of each row are written beside their place",
         "sliced-products",
         macos=">=15,<26",
+    ),
+    KnownFault(
+        "torch",
+        ">=2.14",
+        "baddbmm into a part of each row, on macOS 14 also into a slice, is lost or written beside its place",
+        PRODUCTS,
+        "sliced-products",
+        macos="<26",
     ),
     _torch(
         ">=2.8",

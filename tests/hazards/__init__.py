@@ -48,7 +48,9 @@ HAZARDS: dict[str, Callable[[], Any]] = {
     "dtype-copies": lambda: strictness.on("dtype-copies"),
     "index-range": lambda: strictness.on("silent-indices"),
     "attention-no-grad": lambda: _both(device.mac(torch="2.8.0"), strictness.on(*attention_no_grad.GUARD.faults)),
-    "permuted-activations": lambda: _both(device.mac(macos="14.7"), strictness.on("permuted-activations")),
+    "permuted-activations": lambda: _both(
+        device.mac(macos="14.7"), strictness.on("permuted-activations", "permuted-results")
+    ),
     "atomic-order": lambda: strictness.on("atomic-order"),
     "half-unscale": lambda: strictness.on("half-unscale"),
     "huge-products": sizes.huge_products,
