@@ -287,11 +287,19 @@ KNOWN = (
     ),
     KnownFault(
         "torch",
-        ">=2.14",
-        "baddbmm into a part of each row, on macOS 14 also into a slice, is lost or written beside its place",
+        ">=2.8",
+        "baddbmm into a slice is never written",
         PRODUCTS,
         "sliced-products",
-        macos="<26",
+        FAULTS["sliced-baddbmm"].macos,
+    ),
+    KnownFault(
+        "torch",
+        ">=2.8",
+        "baddbmm into a part of each row is written beside its place",
+        PRODUCTS,
+        "sliced-products",
+        ">=15,<26",
     ),
     _torch(
         ">=2.8",

@@ -8,10 +8,9 @@ from typing import Any
 from hf_mps.core.stock import Stock
 from hf_mps.guards.kernel_overrides import Kernel, Tried
 
-FAULTS = ("sliced-products", "gapped-products")
 OPERATORS = {
-    **dict.fromkeys(("mm.out", "bmm.out", "addmm.out", "addmm_"), FAULTS),
-    **dict.fromkeys(("baddbmm.out", "baddbmm_"), (*FAULTS, "sliced-baddbmm", "gapped-baddbmm")),
+    **dict.fromkeys(("mm.out", "bmm.out", "addmm.out", "addmm_"), ("sliced-products", "gapped-products")),
+    **dict.fromkeys(("baddbmm.out", "baddbmm_"), ("sliced-baddbmm", "gapped-baddbmm")),
 }
 """Operator -> its faults in hf_mps/device/faults.py."""
 
@@ -33,7 +32,7 @@ class SlicedProducts(Tried):
     until = "baddbmm asks as mm does where its result lies"
     releases = ">=2.8"
     cures = ">=2.9"
-    faults = OPERATORS["baddbmm_"]
+    faults = OPERATORS["mm.out"] + OPERATORS["baddbmm_"]
     given = "slices as results"
 
     @property

@@ -42,10 +42,10 @@ enum class Landing { right, lost, beside };
 Landing landing(const Tensor& place, bool baddbmm) {
   const auto& faults = product_faults;
   const bool gaps = !place.is_contiguous();
-  if ((gaps || place.storage_offset() > 0) && (faults.sliced || (baddbmm && faults.sliced_baddbmm))) {
+  if ((gaps || place.storage_offset() > 0) && (baddbmm ? faults.sliced_baddbmm : faults.sliced)) {
     return Landing::lost;
   }
-  return gaps && (faults.gapped || (baddbmm && faults.gapped_baddbmm)) ? Landing::beside : Landing::right;
+  return gaps && (baddbmm ? faults.gapped_baddbmm : faults.gapped) ? Landing::beside : Landing::right;
 }
 
 void misplace(const Tensor& place, const Tensor& before, Landing where) {

@@ -8,7 +8,7 @@ namespace metal {
 struct ProductFaults {
   std::atomic<bool> sliced{false}; // a result that has an offset or gaps is never written
   std::atomic<bool> gapped{false}; // a result that has gaps is written as if it had none
-  std::atomic<bool> sliced_baddbmm{false}; // the same two of baddbmm alone
+  std::atomic<bool> sliced_baddbmm{false}; // the same two of baddbmm, which the first two leave alone
   std::atomic<bool> gapped_baddbmm{false};
   std::atomic<bool> expanded{false}; // addmm computes every 16th row from an operand of stride 0
   std::atomic<bool> expanded_mm{false}; // mm does so too
