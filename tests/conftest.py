@@ -79,6 +79,22 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.timeout = config.option.timeout or float(config.getini("timeout")) * busy
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs another Mac than this one, by its markers `macos` and `default_mac` (pyproject.toml)."""
+    system, figures = item.get_closest_marker("macos"), item.get_closest_marker("default_mac")
+    if system is None and figures is None:
+        return
+    import torch  # noqa: F401  its autoload brings the simulated Mac
+
+    from hf_mps.device import machine, profiles
+
+    this = machine.present()
+    if system is not None and not this.macos_at_least(*system.args):
+        pytest.skip(f"needs macOS {'.'.join(map(str, system.args))}; this is macOS {this.macos}")
+    if figures is not None and this != profiles.get("1").machine():
+        pytest.skip(f"holds figures of the profile {profiles.DEFAULT}; this is {this.chip}, macOS {this.macos}")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test that starts a Python of its own: with what that imports it takes two to ten seconds."""
     for item in items:

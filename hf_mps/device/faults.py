@@ -52,11 +52,18 @@ class Fault:
 _RIGHT = "!=26.4.*,!=26.5.*,!=26.6.*"
 
 FAULTS: dict[str, Fault] = {
-    # From macOS 15 on MPSGraph reads strides.
+    # From macOS 15 on MPSGraph reads and writes by strides. 2.14.1 still hands it tanh, threshold, softplus and prelu.
     "permuted-activations": Fault(
         "gradients of activations and batch norm are wrong on permuted and channels_last tensors",
         f"{ISSUES}/175189",
-        "<2.14",
+        "<2.15",
+        "permuted-activations",
+        "<15",
+    ),
+    "permuted-results": Fault(
+        "softplus, threshold and prelu never write a result that is permuted or in channels_last",
+        f"{ISSUES}/131736",
+        "<2.15",
         "permuted-activations",
         "<15",
     ),
@@ -114,19 +121,32 @@ FAULTS: dict[str, Fault] = {
         chips=FIRST_FAMILIES,
     ),
     # Before macOS 15 what has an offset or gaps is computed into a temporary; MPSGraph mis-writes gaps up to macOS 15.
+    # 2.14 writes such results of mm, addmm and bmm by kernels of its own; baddbmm asks for neither, in 2.15.0 too.
     "sliced-products": Fault(
-        "matrix products into a slice, or a part of each row, are never written",
+        "mm, addmm and bmm into a slice, or a part of each row, are never written",
         f"{PULLS}/193385",
         "<2.14",
         "sliced-products",
         "<15",
     ),
+    "sliced-baddbmm": Fault(
+        "baddbmm into a slice, or a part of each row, is never written",
+        f"{OPERATIONS}/LinearAlgebra.mm",
+        guard="sliced-products",
+        macos="<15",
+    ),
     "gapped-products": Fault(
-        "matrix products into a part of each row are written beside their place",
+        "mm, addmm and bmm into a part of each row are written beside their place",
         f"{ISSUES}/104832",
         "<2.14",
         "sliced-products",
         ">=15,<26",
+    ),
+    "gapped-baddbmm": Fault(
+        "baddbmm into a part of each row is written beside its place",
+        f"{OPERATIONS}/LinearAlgebra.mm",
+        guard="sliced-products",
+        macos=">=15,<26",
     ),
     # MPSGraph's own, from macOS 15.0 to 26.3 and in 27. PyTorch's copy of such operands, in mm alone, ends with 26.4.
     "expanded-operands": Fault(

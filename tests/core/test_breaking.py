@@ -259,7 +259,7 @@ ABSENT = {
     "index-add-gaps": "is there on macOS 14 with torch before 2.14",
     "large-pad": "is there with torch before 2.15",
     "lerp-weight": "is there with torch before 2.15",
-    "permuted-activations": "is there on macOS 14, and on 26 for batch norm, with torch before 2.14",
+    "permuted-activations": "is there on macOS 14, and with torch before 2.14 on 26 for batch norm",
 }
 """Guards that the tests' device and release may be without."""
 

@@ -122,6 +122,7 @@ def test_each_release_has_what_upstream_says_of_it(release: str, wrong: set[str]
 
 
 @of_the_release
+@pytest.mark.macos(15)
 def test_the_trial_tells_which_of_the_two_faults_is_there() -> None:
     guard = guards.get("linear-bias")
     with strictness.off("row-bias", "many-rows-bias"):
@@ -144,6 +145,7 @@ def test_older_systems_and_newer_releases_have_no_kernel_of_ours(macos: str, rel
 
 
 @of_the_release
+@pytest.mark.macos(15)
 def test_a_layer_without_the_fault_goes_to_the_devices_own_kernel() -> None:
     rows, weight, bias = (torch.randn(size, device="mps") for size in ((4, 8), (3, 8), (3,)))
     with strictness.on("row-bias"):
@@ -155,6 +157,7 @@ def test_a_layer_without_the_fault_goes_to_the_devices_own_kernel() -> None:
 
 
 @of_the_release
+@pytest.mark.macos(15)
 def test_a_long_row_is_split_and_keeps_its_bias() -> None:
     """Two guards at one kernel: the sums of `large-k`, one row in each matrix, and a bias."""
     draw = torch.Generator().manual_seed(3)

@@ -75,6 +75,7 @@ def test_a_run_that_stock_finishes_by_swapping_a_little_finishes() -> None:
         assert beyond_the_machine() > machine.present().memory
 
 
+@pytest.mark.default_mac
 def test_the_report_has_the_limit_and_who_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
     guard = guards.get("memory-budget")
     monkeypatch.delenv(VARIABLE, raising=False)
@@ -86,6 +87,7 @@ def test_the_report_has_the_limit_and_who_set_it(monkeypatch: pytest.MonkeyPatch
     assert f"PyTorch has the user's {VARIABLE}=1.2, the machine" in guard.applies().reason
 
 
+@pytest.mark.default_mac
 def test_a_process_near_the_recommended_maximum_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hf_mps.device.memory.driver", lambda device: int(10.5 * 2**30))
     monkeypatch.setattr("hf_mps.guards.platform.memory_budget.EVERY", 0.0)
@@ -95,6 +97,7 @@ def test_a_process_near_the_recommended_maximum_is_told_once(monkeypatch: pytest
     assert guards.get("memory-budget").times == 1
 
 
+@pytest.mark.default_mac
 def test_a_machine_without_memory_left_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hf_mps.device.memory.driver", lambda device: 5 * 2**30)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2**28))
@@ -132,6 +135,7 @@ def test_new_shapes_without_pressure_leave_the_cache_alone(emptied: list[float])
     assert not emptied
 
 
+@pytest.mark.default_mac
 def test_a_large_model_with_batches_of_one_shape_keeps_its_cache(emptied: list[float]) -> None:
     held = untouched(5.0)
     Steps().take([4.5] * 2 * APART)  # 89 % in use, and half of it idle after each step
@@ -147,6 +151,7 @@ def _up_to_2_13() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_up_to_2_13")
+@pytest.mark.default_mac
 def test_under_pressure_memory_that_grew_is_given_back_once_in_a_while(emptied: list[float]) -> None:
     steps = Steps()
     held = untouched(5.0)

@@ -14,7 +14,7 @@ from hf_mps.simulator import strictness
 from tests.guards.experiments import activations
 from tests.hazards import device
 
-NAME = "permuted-activations"
+NAME, RESULTS = "permuted-activations", "permuted-results"
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def gradient(values: torch.Tensor) -> torch.Tensor:
 
 def test_a_trial_names_the_operators_that_are_wrong() -> None:
     assert not guards.get(NAME).applies().value
-    with strictness.on(NAME):
+    with strictness.on(NAME, RESULTS):
         found = guards.get(NAME).applies()
     assert found.value
     assert found.reason == f"tried on the device: {', '.join(TRIALS)} differ from the CPU on permuted tensors"
@@ -58,7 +58,7 @@ NORM = "aten::native_batch_norm_backward"
         ("14.7", "2.13.0", {f"aten::{name}" for name in TRIALS}),
         ("15.6", "2.13.0", set()),
         ("26.1", "2.13.0", {NORM}),
-        ("14.7", "2.14.1", set()),
+        ("14.7", "2.14.1", {f"aten::{name}" for name in TRIALS}),
         ("26.1", "2.14.1", set()),
     ],
 )
@@ -82,6 +82,18 @@ def test_batch_norm_of_permuted_tensors_trains_on_macos_26() -> None:
         with guards.suspended(NAME), pytest.raises(RuntimeError, match="view size is not compatible"):
             gradient("mps")
         assert torch.allclose(gradient("mps"), gradient("cpu"), atol=1e-5)
+
+
+def test_a_permuted_result_is_never_written_and_of_prelu_only_one_in_channels_last() -> None:
+    values = torch.linspace(0.1, 1, 120, device="mps").view(2, 5, 4, 3)
+    transposed, channels_last = values.transpose(1, 2), values.permute(0, 3, 1, 2)
+    prelu = torch.nn.PReLU(device="mps")
+    with guards.suspended(NAME), strictness.on(RESULTS), torch.no_grad():
+        for given in (transposed, channels_last):
+            assert not torch.nn.functional.softplus(given).cpu().any()
+            assert not torch.nn.functional.threshold(given, 0.0, 1.0).cpu().any()
+        assert torch.equal(prelu(transposed), transposed)
+        assert not prelu(channels_last).cpu().any()
 
 
 def test_what_lies_contiguously_goes_to_the_device_as_it_is() -> None:

@@ -52,6 +52,28 @@ def test_a_result_that_grows_is_written_and_another_dtype_is_torchs_own_error() 
             torch.mm(ONE.to("mps"), OTHER.to("mps"), out=buffer.half()[5:].view(2, 2))
 
 
+@pytest.mark.parametrize(("macos", "fault"), [("14.7", "sliced-baddbmm"), ("15.6", "gapped-baddbmm")])
+def test_from_torch_2_14_on_baddbmm_alone_is_wrong_and_is_cured(macos: str, fault: str) -> None:
+    def wrong(on: str) -> list[bool]:
+        one, other = ONE.to(on), OTHER.to(on)
+        places = [torch.ones(3, 2, 4, device=on)[1:, :, 1:3] for _ in range(3)]
+        torch.baddbmm(places[0], one.expand(2, 2, 3), other.expand(2, 3, 2), beta=2, out=places[0])
+        places[1].baddbmm_(one.expand(2, 2, 3), other.expand(2, 3, 2), alpha=3)
+        torch.bmm(one.expand(2, 2, 3), other.expand(2, 3, 2), out=places[2])
+        rights = [ONE @ OTHER + 2, 3 * (ONE @ OTHER) + 1, ONE @ OTHER]
+        return [
+            not torch.equal(place.cpu(), right.expand(2, 2, 2)) for place, right in zip(places, rights, strict=True)
+        ]
+
+    with device.mac(macos=macos, torch="2.14.1"), strictness.off("sliced-products", "gapped-products"):
+        with strictness.on(fault), guards.suspended(SLICED):
+            assert wrong("mps") == [True, True, False]
+        with strictness.on(fault):
+            guards.get(SLICED).forget()
+            assert wrong("mps") == [False] * 3
+            assert "baddbmm differ" in guards.get(SLICED).verdict().reason
+
+
 def kernels(name: str, macos: str, release: str) -> set[str]:
     """What the guard puts on such a Mac."""
     with device.mac(macos=macos, torch=release):
@@ -59,7 +81,8 @@ def kernels(name: str, macos: str, release: str) -> set[str]:
         return {target.removeprefix("aten::") for target in guards.get(name).kernels}
 
 
-INTO = {"mm.out", "bmm.out", "addmm.out", "addmm_", "baddbmm.out", "baddbmm_"}
+BADDBMM = {"baddbmm.out", "baddbmm_"}
+INTO = {"mm.out", "bmm.out", "addmm.out", "addmm_", *BADDBMM}
 
 
 @pytest.mark.parametrize(
@@ -67,7 +90,9 @@ INTO = {"mm.out", "bmm.out", "addmm.out", "addmm_", "baddbmm.out", "baddbmm_"}
     [
         ("14.7", "2.13.0", INTO, set()),
         ("15.6", "2.13.0", INTO, ADDMM | LINEAR),
-        ("15.6", "2.14.1", set(), ADDMM),
+        ("14.7", "2.14.1", BADDBMM, set()),
+        ("15.6", "2.14.1", BADDBMM, ADDMM),
+        ("15.6", "2.15.0", BADDBMM, ADDMM),
         ("26.3", "2.13.0", set(), ADDMM | LINEAR),
         ("26.4.1", "2.13.0", set(), set()),
         ("26.6", "2.15.0", set(), set()),
@@ -84,7 +109,7 @@ def test_kernels_stand_only_where_release_and_macos_may_be_wrong(
 
 def test_where_the_device_is_right_the_first_such_call_takes_the_kernels_away() -> None:
     buffer, one, other = torch.zeros(2, 2, 2, device="mps"), ONE.to("mps"), OTHER.to("mps")
-    with device.mac(macos="14.7"), strictness.off("sliced-products", "gapped-products"):
+    with device.mac(macos="14.7"), strictness.off(*guards.get(SLICED).faults):
         guards.get(SLICED).forget()
         assert torch.equal(torch.mm(one, other, out=buffer[1]).cpu(), ONE @ OTHER)
         assert not guards.get(SLICED).kernels
@@ -144,7 +169,7 @@ def test_profiles_have_what_upstream_says_of_their_systems() -> None:
         macos = ".".join(map(str, mac.macos))
         return {name for name in names if faults.FAULTS[name].concerns(mac.chip, macos, "2.13.0")}
 
-    assert on("m1-8gb") == {"sliced-products"}
-    assert on("m2-pro-16gb") == {"gapped-products", "expanded-operands", "expanded-gradient"}
+    assert on("m1-8gb") == {"sliced-products", "sliced-baddbmm"}
+    assert on("m2-pro-16gb") == {"gapped-products", "gapped-baddbmm", "expanded-operands", "expanded-gradient"}
     assert on("m4-16gb") == {"expanded-operands", "expanded-gradient"}
     assert on("m5-macos27-24gb") == {"expanded-mm", "expanded-operands", "expanded-gradient"}

@@ -39,13 +39,15 @@ HAZARDS: dict[str, Callable[[], Any]] = {
     "cuda-graphs": lambda: strictness.on("cuda-graphs"),
     "huge-embedding": results.huge_embedding,
     "large-k": lambda: strictness.on("large-k", "large-k-batched"),
-    "sliced-products": lambda: _both(device.mac(macos="14.7"), strictness.on("sliced-products")),
+    "sliced-products": lambda: _both(device.mac(macos="14.7"), strictness.on("sliced-products", "sliced-baddbmm")),
     "expanded-operands": lambda: _both(device.mac(macos="27.0"), strictness.on(*expanded_operands.GUARD.faults)),
     "linear-bias": lambda: strictness.on("row-bias", "many-rows-bias"),
     "linear-shapes": lambda: strictness.on("vector-weight", "deep-linear"),
     "dtype-copies": lambda: strictness.on("dtype-copies"),
     "index-range": lambda: strictness.on("silent-indices"),
-    "permuted-activations": lambda: _both(device.mac(macos="14.7"), strictness.on("permuted-activations")),
+    "permuted-activations": lambda: _both(
+        device.mac(macos="14.7"), strictness.on("permuted-activations", "permuted-results")
+    ),
     "atomic-order": lambda: strictness.on("atomic-order"),
     "huge-products": sizes.huge_products,
     "huge-cat": sizes.huge_cat,

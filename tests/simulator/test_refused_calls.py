@@ -90,7 +90,10 @@ def test_what_metal_refuses_is_refused_in_its_words(name: str) -> None:
         lambda device: F.adaptive_avg_pool2d(torch.ones(1, 2, 3, 3, device=device), 6),
         lambda device: F.adaptive_max_pool2d(torch.ones(1, 2, 7, 7, device=device), 3),
         lambda device: F.conv_transpose3d(*[torch.ones(1, 1, 2, 2, 2, device=device)] * 2),
-        lambda device: F.conv1d(torch.ones(1, 1, 65_540, device=device), torch.ones(1, 1, 2, device=device)),
+        pytest.param(
+            lambda device: F.conv1d(torch.ones(1, 1, 65_540, device=device), torch.ones(1, 1, 2, device=device)),
+            marks=pytest.mark.macos(15, 1),
+        ),
     ],
     ids=["to one", "divisible", "to a multiple", "maximum", "float32", "long, from macOS 15.1 on"],
 )
@@ -98,6 +101,7 @@ def test_what_is_beside_it_is_computed(call: Callable[[str], torch.Tensor]) -> N
     assert torch.equal(call("mps").cpu(), call("cpu"))
 
 
+@pytest.mark.default_mac
 def test_a_large_storage_is_no_matter_where_a_tensor_begins_with_it() -> None:
     assert (behind_two_billion(0) @ ones(16, 16, dtype=torch.float16)).shape == (16, 16)
 

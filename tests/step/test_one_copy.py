@@ -59,12 +59,14 @@ def test_a_batch_is_what_stock_makes_of_it(kind: str, fused: Fused) -> None:
     assert shown(there) == expected
 
 
+@pytest.mark.macos(15)
 def test_it_is_one_copy_without_a_wait(fused: Fused) -> None:
     with fused(), simulator.counted() as counts:
         send(mixed())
     assert (counts.waits, counts.copies_in, counts.launches) == (0, 1, 0)
 
 
+@pytest.mark.macos(15)
 def test_a_trainers_own_move_is_one_copy_too(fused: Fused) -> None:
     from transformers import Trainer
 
@@ -109,6 +111,7 @@ def test_batches_that_are_filled_into_the_same_memory_arrive_whole_while_work_is
         assert [first.item() for first in firsts] == [0, 4, 8, 12]
 
 
+@pytest.mark.macos(15)
 def test_what_is_no_plain_tensor_goes_by_itself(fused: Fused, monkeypatch: pytest.MonkeyPatch) -> None:
     learned, there = torch.ones(2, requires_grad=True), torch.ones(2, device="mps")
     with fused(), simulator.counted() as counts:

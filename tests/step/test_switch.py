@@ -19,6 +19,7 @@ def model() -> Any:
     return torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(6)))
 
 
+@pytest.mark.macos(15)
 def test_a_recipe_is_told_what_its_step_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_MPS_FUSED_STEP", raising=False)
     chosen = switch.choose(None, model(), "mps")

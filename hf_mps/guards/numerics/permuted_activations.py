@@ -1,4 +1,4 @@
-"""permuted-activations: backward passes of activations and batch norm are given tensors that lie contiguously."""
+"""permuted-activations: some activations and the backward passes of others are given tensors that lie contiguously."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NORM = "native_batch_norm_backward"
 
 
 class PermutedActivations(Tried):
-    """Stands before those backward operators, below autograd, from where it is installed to its trial.
+    """Stands before those operators, below autograd, from where it is installed to its trial.
 
     The first of them that is called starts the trial of all, and those that are right are left to the device alone
     from then on; the others get contiguous copies of what is permuted or in channels_last.
@@ -23,16 +23,17 @@ class PermutedActivations(Tried):
     name = "permuted-activations"
     what = (
         "the gradients of tanh, sigmoid, silu, relu, softplus, mish and batch norm are wrong where their input is"
-        " permuted or in channels_last"
+        " permuted or in channels_last, and softplus, prelu and threshold have no results there"
     )
     issue = "https://github.com/pytorch/pytorch/issues/175189"
-    until = "pytorch#175188 and #175189 are closed and the oldest supported torch has their fixes"
+    until = "torch 2.14, the last with a GPU on macOS 14, is no longer supported"
     given = "permuted tensors"
 
     @property
     def patches(self) -> dict[str, str | Patch]:
         """Its kernels before the device's, until the trial."""
-        kernels = {name: Kernel("_laid_out", name, alone=True, faults=(self.name,)) for name in TRIALS}
+        plain = ("permuted-activations", "permuted-results")
+        kernels = {name: Kernel("_laid_out", name, alone=True, faults=plain) for name in TRIALS}
         kernels[NORM] = Kernel("_laid_out", NORM, alone=True, faults=self.faults)
         return {f"aten::{name}": kernel for name, kernel in kernels.items()}
 
@@ -42,7 +43,7 @@ class PermutedActivations(Tried):
             return stock(*args, **kwargs)
         if not any(map(_loose, args)):
             return stock(*args, **kwargs)
-        self.acted(f"permuted activations are copied before their gradients: {self.verdict().reason}", aloud=False)
+        self.acted(f"permuted activations are copied: {self.verdict().reason}", aloud=False)
         return stock(*(each.contiguous() if _loose(each) else each for each in args), **kwargs)
 
 
@@ -52,11 +53,14 @@ def _loose(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not value.is_contiguous()
 
 
-def _of(name: str, *rest: Any) -> Callable[[Any, Any], Any]:
+def _of(name: str, *rest: Any, backward: bool = True) -> Callable[[Any, Any], Any]:
     def run(grad: Any, values: Any) -> Any:
         import torch
 
-        return getattr(torch.ops.aten, name)(grad, values, *rest)
+        # prelu's weight is a tensor, and its backward pass has a gradient of that too.
+        weight = (values.new_full((1, 1, 1, 1), 0.25),) * ("prelu" in name)
+        found = getattr(torch.ops.aten, name)(*(grad,) * backward, values, *weight, *rest)
+        return found if isinstance(found, torch.Tensor) else found[0]
 
     return run
 
@@ -81,6 +85,10 @@ TRIALS: dict[str, Callable[[Any, Any], Any]] = {
     "mish_backward": _of("mish_backward"),
     "threshold_backward": _of("threshold_backward", 0.5),
     "logit_backward": _of("logit_backward"),
+    "softplus": _of("softplus", 1, 20, backward=False),
+    "threshold": _of("threshold", 0.5, 0, backward=False),
+    "_prelu_kernel": _of("_prelu_kernel", backward=False),
+    "_prelu_kernel_backward": _of("_prelu_kernel_backward"),
     NORM: _of_batch_norm,
 }
 

@@ -8,29 +8,36 @@ from typing import Any
 from hf_mps.core.stock import Stock
 from hf_mps.guards.kernel_overrides import Kernel, Tried
 
-OPERATORS = ("mm.out", "bmm.out", "addmm.out", "addmm_", "baddbmm.out", "baddbmm_")
+OPERATORS = {
+    **dict.fromkeys(("mm.out", "bmm.out", "addmm.out", "addmm_"), ("sliced-products", "gapped-products")),
+    **dict.fromkeys(("baddbmm.out", "baddbmm_"), ("sliced-baddbmm", "gapped-baddbmm")),
+}
+"""Operator -> its faults in hf_mps/device/faults.py."""
 
 
 class SlicedProducts(Tried):
     """Stands before the products that write into a given tensor, below autograd, until a trial finds them right.
 
     On macOS 14 `torch.mm(a, b, out=buffer[1])` leaves the buffer as it was, and on macOS 15 a product into a part of
-    each row is mis-written. Products that make their result (`a @ b`) are not touched.
+    each row is mis-written. From torch 2.14 on only baddbmm is wrong so. Products that make their result (`a @ b`) are
+    not touched.
     """
 
     name = "sliced-products"
     what = (
         "before macOS 26 a matrix product that is written into a slice or between other columns (out=, addmm_) is lost"
-        " or lands beside its place"
+        " or lands beside its place; since torch 2.14 only that of baddbmm"
     )
     issue = "https://github.com/pytorch/pytorch/pull/193385"
-    until = "the oldest supported torch is 2.14"
+    until = "baddbmm asks as mm does where its result lies"
     given = "slices as results"
 
     @property
     def patches(self) -> dict[str, Kernel]:
         """Its kernels before the device's."""
-        return {f"aten::{name}": Kernel("_copied", name, when=_sliced, faults=self.faults) for name in OPERATORS}
+        return {
+            f"aten::{name}": Kernel("_copied", name, when=_sliced, faults=faults) for name, faults in OPERATORS.items()
+        }
 
     def _copied(self, name: str, stock: Stock, *args: Any, **kwargs: Any) -> Any:
         import torch

@@ -29,11 +29,14 @@ std::atomic<bool> wide_copies{false};
 const std::map<std::string, std::atomic<bool>*>& switches() {
   static const auto* all = new std::map<std::string, std::atomic<bool>*>{
       {"permuted-activations", &permuted_activations},
+      {"permuted-results", &permuted_results},
       {"permuted-batch-norm", &permuted_batch_norm},
       {"large-k", &large_k},
       {"large-k-batched", &large_k_batched},
       {"sliced-products", &product_faults.sliced},
       {"gapped-products", &product_faults.gapped},
+      {"sliced-baddbmm", &product_faults.sliced_baddbmm},
+      {"gapped-baddbmm", &product_faults.gapped_baddbmm},
       {"expanded-operands", &product_faults.expanded},
       {"expanded-mm", &product_faults.expanded_mm},
       {"expanded-gradient", &product_faults.expanded_gradient},

@@ -141,6 +141,9 @@ Inside misread_inside_of(const std::string& name) {
   if (const auto product = product_inside_of(name)) {
     return product;
   }
+  if (const auto unwritten = unwritten_inside_of(name)) {
+    return unwritten;
+  }
   static const std::map<std::string, Inside> all{
       {"bincount", &bincount},
       {"lerp", &lerp},

@@ -33,20 +33,27 @@ void leave_rows(const Tensor& result, const Tensor& rest) {
   result.copy_(at::where(skipped, rest.defined() ? rest : at::zeros_like(result), result));
 }
 
+// Where a product's result lands: in its place, nowhere, or written on from row to row as if there were no gaps.
+enum class Landing { right, lost, beside };
+
 // pytorch PR 193385, #104832, PR 187255: before macOS 15 the result is computed into a temporary that nobody copies back
-// where its place has an offset or gaps; before macOS 26 MPSGraph mis-writes one with gaps. Here it writes on from row
-// to row without them.
-void misplace(const Tensor& place, const Tensor& before) {
-  const auto value = place.clone(at::MemoryFormat::Contiguous);
-  place.copy_(before);
-  if (!product_faults.sliced) {
-    place.as_strided(place.sizes(), value.strides(), place.storage_offset()).copy_(value);
+// where its place has an offset or gaps; before macOS 26 MPSGraph mis-writes one with gaps. PyTorch 2.14 asks for both
+// in mm, addmm and bmm, and for neither in baddbmm.
+Landing landing(const Tensor& place, bool baddbmm) {
+  const auto& faults = product_faults;
+  const bool gaps = !place.is_contiguous();
+  if ((gaps || place.storage_offset() > 0) && (baddbmm ? faults.sliced_baddbmm : faults.sliced)) {
+    return Landing::lost;
   }
+  return gaps && (baddbmm ? faults.gapped_baddbmm : faults.gapped) ? Landing::beside : Landing::right;
 }
 
-bool misplaced(const Tensor& place) {
-  const bool gaps = !place.is_contiguous();
-  return (product_faults.sliced && (gaps || place.storage_offset() > 0)) || (product_faults.gapped && gaps);
+void misplace(const Tensor& place, const Tensor& before, Landing where) {
+  const auto value = place.clone(at::MemoryFormat::Contiguous);
+  place.copy_(before);
+  if (where == Landing::beside) {
+    place.as_strided(place.sizes(), value.strides(), place.storage_offset()).copy_(value);
+  }
 }
 
 // `first` is the place of the two operands; where they are not the first arguments, the one before is added.
@@ -65,11 +72,15 @@ void product(const c10::OperatorHandle& op, Stack* stack) {
   const bool partly = real && one.dim() == 2 && other.dim() == 2 && (expanded(one) || expanded(other)) &&
       (first == 0 ? product_faults.expanded_mm : product_faults.expanded);
   Tensor rest, before;
+  auto where = Landing::right;
   if (partly && first == 1) {
     const auto& given = (*stack)[start].toTensor();
     rest = given.mul((*stack)[start + 3].toScalar()).expand({one.size(0), other.size(1)}).contiguous();
   }
-  if (real && place.defined() && place.numel() > 0 && misplaced(place)) {
+  if (real && place.defined() && place.numel() > 0) {
+    where = landing(place, first == 1 && one.dim() == 3);
+  }
+  if (where != Landing::right) {
     before = place.clone();
   }
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
@@ -78,7 +89,7 @@ void product(const c10::OperatorHandle& op, Stack* stack) {
     leave_rows(result, rest);
   }
   if (before.defined() && before.sizes() == result.sizes()) { // else it was given new memory
-    misplace(result, before);
+    misplace(result, before, where);
   }
 }
 

@@ -65,6 +65,7 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     "permuted-activations": (
         activations.channels_last_network,
         activations.permuted_values,
+        activations.results_in_another_order,
         activations.images_through_a_resnet,
     ),
     "atomic-order": (

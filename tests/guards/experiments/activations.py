@@ -1,4 +1,4 @@
-"""Gradients of activations and batch norm whose input lies in another order than its dimensions."""
+"""Activations and batch norm, and their gradients, whose input lies in another order than its dimensions."""
 
 from __future__ import annotations
 
@@ -42,6 +42,23 @@ def permuted_values(folder: Path) -> bool:
             given = values.to(device).transpose(1, 2).requires_grad_()
             factors = torch.arange(120.0, device=device).view(2, 3, 5, 4)
             found += torch.autograd.grad((function(given) * factors).sum(), given)
+        return found
+
+    return _agree(run)
+
+
+def results_in_another_order(folder: Path) -> bool:
+    """What pytorch#131736 names: softplus, threshold and prelu of a transposed tensor and of one in channels_last."""
+    values = torch.randn(2, 5, 3, 4, generator=torch.Generator().manual_seed(0))
+
+    def run(device: str) -> list[torch.Tensor]:
+        found: list[torch.Tensor] = []
+        for function in (F.softplus, nn.Threshold(0.1, 20.0), nn.PReLU(device=device)):
+            for order in ((0, 2, 1, 3), (0, 3, 1, 2)):
+                given = values.to(device).permute(order).requires_grad_()
+                result = function(given)
+                factors = torch.arange(120.0, device=device).view(result.shape)
+                found += [result.detach(), *torch.autograd.grad((result * factors).sum(), given)]
         return found
 
     return _agree(run)
