@@ -291,7 +291,7 @@ KNOWN = (
         "baddbmm into a slice is never written",
         PRODUCTS,
         "sliced-products",
-        FAULTS["sliced-baddbmm"].macos,
+        "<15",
     ),
     KnownFault(
         "torch",
