@@ -19,17 +19,17 @@ class SlicedProducts(Tried):
     """Stands before the products that write into a given tensor, below autograd, until a trial finds them right.
 
     On macOS 14 `torch.mm(a, b, out=buffer[1])` leaves the buffer as it was, and on macOS 15 a product into a part of
-    each row is mis-written. From torch 2.14 on only baddbmm is wrong so. Products that make their result (`a @ b`) are
+    each row is mis-written. Since torch 2.14 only baddbmm does this. Products that make their result (`a @ b`) are
     not touched.
     """
 
     name = "sliced-products"
     what = (
         "before macOS 26 a matrix product that is written into a slice or between other columns (out=, addmm_) is lost"
-        " or lands beside its place; since torch 2.14 only that of baddbmm"
+        " or lands beside its place; since torch 2.14 only baddbmm's is"
     )
     issue = "https://github.com/pytorch/pytorch/pull/193385"
-    until = "baddbmm asks as mm does where its result lies"
+    until = "baddbmm checks its result's memory as mm does since torch 2.14"
     given = "slices as results"
 
     @property

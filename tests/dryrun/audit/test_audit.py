@@ -196,6 +196,7 @@ def test_annotations_are_escaped_and_refusals_are_errors() -> None:
     )
 
 
+@pytest.mark.macos(15)
 @known
 def test_each_call_has_its_launch_class_on_the_installed_release(mrpc: Audit) -> None:
     of = {entry.operator: entry.launched for entry in mrpc.entries}
