@@ -145,3 +145,15 @@ def test_what_metal_makes_of_dtypes_otherwise() -> None:
         assert row.nanmedian(1).values.isnan().all()
         assert numbers.var().dtype == torch.float32
         torch.linalg.cholesky(positive)
+
+
+@pytest.mark.usefixtures("mps")
+@released
+def test_log_softmax_rounds_each_step_to_bfloat16() -> None:
+    logits = torch.randn(8, 50, generator=torch.Generator().manual_seed(0)).bfloat16()
+    shifted = logits - logits.amax(-1, keepdim=True)
+    rounded = shifted - shifted.exp().sum(-1, keepdim=True).log()
+    assert not torch.equal(rounded, logits.log_softmax(-1))
+    assert torch.equal(logits.to("mps").log_softmax(-1).cpu(), rounded)
+    with strictness.off("dtype-results"):
+        assert torch.equal(logits.to("mps").log_softmax(-1).cpu(), logits.log_softmax(-1))

@@ -131,6 +131,16 @@ def test_a_sparse_tensor_lives_on_the_device(tmp_path: Path) -> None:
         assert torch.equal(twin.to_dense(), sparse.to_dense())
 
 
+def test_whether_its_places_are_in_order_is_found_out_on_the_device() -> None:
+    """torch.load asks since 2.15, of every sparse tensor that says so of itself."""
+    places, values = torch.tensor([[0, 1], [2, 0]], device="mps"), torch.ones(2, device="mps")
+    torch._validate_sparse_coo_tensor_args(places, values, (2, 3), True)
+    with pytest.raises(RuntimeError, match="uncoalesced"):
+        torch._validate_sparse_coo_tensor_args(places.flip(1), values, (2, 3), True)
+    with pytest.raises(RuntimeError, match=r"size is inconsistent with indices"):
+        torch._validate_sparse_coo_tensor_args(places, values, (2, 2), True)
+
+
 def test_its_memory_is_the_devices() -> None:
     before = torch.mps.current_allocated_memory()
     sparse = torch.eye(512, device="mps").to_sparse()

@@ -9,22 +9,26 @@ from pathlib import Path
 import pytest
 import torch
 
+from hf_mps.core.releases import torch_release
 from tests.step import families
 
 Fused = Callable[[], AbstractContextManager[None]]
 # Counted from macOS 15 on: on macOS 14 each tensor of a batch is a copy, and MPSGraph gets copies of permuted tensors.
 STEPS, PLAIN_STEPS = 32, 4
-# What is left of the plain Trainer's dispatches and graphs, of models with two layers.
+COLUMN = sum(torch_release() >= release for release in ((2, 14), (2, 15)))
+# What is left of the plain Trainer's dispatches and graphs, of models with two layers, with torch 2.13, 2.14 and 2.15.
+# From 2.14 on a linear layer sums for its bias in a dispatch by itself; 2.15 drops in one by itself, so that the plain
+# Trainer has fewer. The figures of 2.14 are 2.13's calls counted by 2.14.1's rules.
 SHARES = {
-    "encoder": 0.42,
-    "decoder with LoRA": 0.61,
-    "decoder with LoRA, nothing dropped": 0.56,
-    "pictures": 0.41,
-    "translation": 0.68,
-    "embeddings": 0.58,
+    "encoder": (0.42, 0.50, 0.52),
+    "decoder with LoRA": (0.61, 0.62, 0.64),
+    "decoder with LoRA, nothing dropped": (0.56, 0.58, 0.57),
+    "pictures": (0.41, 0.50, 0.50),
+    "translation": (0.68, 0.70, 0.73),
+    "embeddings": (0.58, 0.61, 0.64),
 }
 # Launches of a step of MiniLM, six layers; two of them are the sentinel stopped-gpu's, before torch 2.15.
-OF_MINILM, OF_PLAIN_MINILM = 357, 808
+OF_MINILM, OF_PLAIN_MINILM = ((357, 808), (458, 951), (456, 909))[COLUMN]
 
 
 @pytest.mark.macos(15)
@@ -33,7 +37,7 @@ def test_a_step_launches_less_copies_once_and_waits_for_nothing(name: str, tmp_p
     plain = families.train(families.made(name), tmp_path, steps=PLAIN_STEPS).counted
     with fused():
         found = families.train(families.made(name), tmp_path, steps=STEPS).counted
-    assert found.launches / STEPS <= SHARES[name] * plain.launches / PLAIN_STEPS
+    assert found.launches / STEPS <= SHARES[name][COLUMN] * plain.launches / PLAIN_STEPS
     assert found.blits / STEPS < plain.blits / PLAIN_STEPS + 1  # a gradient that comes anew is brought to the others
     assert found.figures.encoders / STEPS < plain.figures.encoders / PLAIN_STEPS
     assert found.copies_in == STEPS
