@@ -33,16 +33,16 @@ class MissedEvaluation(TrainerCallback):  # type: ignore[misc]
     def _make_up(self) -> None:
         trainer, state = self._trainer, self._trainer.state
         logged = (entry for entry in state.log_history if "eval_loss" in entry or "eval_runtime" in entry)
-        if _due(trainer.args, state) and all(entry["step"] != state.global_step for entry in logged):
+        if due(trainer.args, state).should_evaluate and all(entry["step"] != state.global_step for entry in logged):
             measured = trainer._evaluate(None, None)
             trainer._determine_best_metric(metrics=measured, trial=None)
 
 
-def _due(args: Any, state: Any) -> bool:
-    """Whether Trainer evaluates at this step, by the callback that decides it there."""
+def due(args: Any, state: Any) -> TrainerControl:
+    """Return what is due at a step, evaluation and checkpoint, by the callback that decides it in Trainer."""
     control, flow = TrainerControl(), DefaultFlowCallback()
     if state.global_step:
         flow.on_step_end(args, state, control)
         if float(state.epoch or 0).is_integer() or state.global_step >= state.max_steps:
             flow.on_epoch_end(args, state, control)
-    return control.should_evaluate
+    return control

@@ -112,6 +112,7 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int
     from transformers import EarlyStoppingCallback, Trainer
 
     from hf_mps.finetune.loss import accumulation
+    from hf_mps.finetune.run import stop_checkpoints
     from hf_mps.finetune.run.callbacks import FiniteLoss, MainStatistics, OwnDraws
     from hf_mps.finetune.run.missed_evaluation import MissedEvaluation
     from hf_mps.finetune.run.processes import Shares
@@ -149,6 +150,7 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch, patience: int
         accumulation.fix_accumulation_scaling(trainer)
     early_steps.install(trainer, plan.choices)
     MissedEvaluation(trainer)
+    stop_checkpoints.install(trainer)
     if args.device.type != plan.device.value:
         raise RuntimeError(f"Trainer took {args.device.type} where the plan says {plan.device.value}")
     return trainer
