@@ -165,6 +165,7 @@ def _train(run: PreparedRun, run_dir: RunDir, store_again: Callable[[], None]) -
 def _finish(run: PreparedRun, run_dir: RunDir) -> RunRecord:
     """Write the report of a run that was killed behind its training, from its record and the model in its folder."""
     from hf_mps.finetune import report
+    from hf_mps.finetune.models import lora
     from hf_mps.finetune.report import predictions
     from hf_mps.finetune.run.callbacks import Stopwatch
     from hf_mps.finetune.run.train import make_trainer
@@ -177,7 +178,7 @@ def _finish(run: PreparedRun, run_dir: RunDir) -> RunRecord:
     trainer = ranks.alike(lambda: make_trainer(plan, run.prepared, Stopwatch(), None))
 
     def answer() -> predictions.Written:
-        trainer._load_from_checkpoint(str(run_dir.path))
+        lora.load_kept(trainer, run_dir.path)
         return predictions.write(run_dir.path, run.prepared, trainer)
 
     if ranks.world.main:
@@ -185,7 +186,7 @@ def _finish(run: PreparedRun, run_dir: RunDir) -> RunRecord:
         files = report.write(run_dir.path, record, None if run_dir.without else answer)
         _table(run.resolved, record, [run_dir.path, *files])
     elif not run_dir.without:
-        trainer._load_from_checkpoint(str(run_dir.path))
+        lora.load_kept(trainer, run_dir.path)
         predictions.take_part(run.prepared, trainer)
     return record
 

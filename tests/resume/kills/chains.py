@@ -90,7 +90,7 @@ class Processes:
         env |= {"LD_PRELOAD": str(self._library), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         env |= {"HF_MPS_SIMULATE": "1" if simulated else "0", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"}
         env |= {"HF_MPS_FAULTS": "-atomic-order"} if simulated else {"HF_MPS_DEVICE": "cpu"}
-        command = [sys.executable, "-W", "ignore", "-m", "tests.resume.kills.server", json.dumps(variants.tasks())]
+        command = [sys.executable, "-W", "ignore", "-m", "tests.resume.kills.server"]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         server = self._servers[device] = subprocess.Popen(command, cwd=CHECKOUT, env=env, text=True, **pipes)
         return server

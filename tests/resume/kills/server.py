@@ -29,19 +29,13 @@ TOGETHER = 10.0
 def main() -> None:
     """Answer until nobody asks any more."""
     import datasets
-    import matplotlib.pyplot  # noqa: F401  slow, and needed by every child
-    import peft  # noqa: F401
-    import sklearn  # noqa: F401
     import torch
-    import transformers.trainer  # noqa: F401
+    import transformers.trainer  # noqa: F401  slow, and needed by every child
 
-    from hf_mps.finetune import tasks
     from hf_mps.finetune.capture import kept
     from hf_mps.finetune.report import plot
     from hf_mps.finetune.run import prepare, runner, sweep, train  # noqa: F401
 
-    for name in json.loads(sys.argv[1]):
-        tasks.module(name)
     plot._rendered = lambda figure: b"a picture takes longer to draw than the training"
     # Imports have asked for the device, and none has used it: a fork is as good as a process that begins.
     torch.mps._is_in_bad_fork = torch._C._mps_is_in_bad_fork = lambda: False  # type: ignore[attr-defined]
