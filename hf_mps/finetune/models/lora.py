@@ -96,6 +96,20 @@ def save(trainer: Any, folder: Path, lora: Lora) -> None:
     trainer.processing_class.save_pretrained(folder)
 
 
+def load_kept(trainer: Any, folder: Path) -> None:
+    """Give a trainer's model the weights that a run kept in `folder`.
+
+    Where these are merged, the model's adapters are new and add nothing.
+    """
+    if not hasattr(trainer.model, "peft_config") or (folder / "adapter_config.json").exists():
+        trainer._load_from_checkpoint(str(folder))
+        return
+    base = trainer.model.get_base_model()
+    stored = type(base).from_pretrained(folder).state_dict()
+    named = {name: stored[plain] for name in base.state_dict() if (plain := plain_name(name)) is not None}
+    base.load_state_dict(named, strict=False)
+
+
 def _merged(base: Any) -> Iterator[tuple[str, Any]]:
     """Yield the weights of a model with merged adapters under the names that they have without adapters."""
     for name, weight in base.state_dict().items():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import TrainerControl
 
 
 class MissedEvaluation:
@@ -25,7 +28,8 @@ class MissedEvaluation:
     def make_up_evaluation(self) -> None:
         """Evaluate where Trainer would have evaluated at this step and its log has no entry of that."""
         logged = (entry for entry in self.state.log_history if "eval_loss" in entry or "eval_runtime" in entry)
-        if _due(self.args, self.state) and all(entry["step"] != self.state.global_step for entry in logged):
+        step, evaluates = self.state.global_step, due(self.args, self.state).should_evaluate
+        if evaluates and all(entry["step"] != step for entry in logged):
             measured = self._evaluate(None, None)  # type: ignore[attr-defined]
             self._determine_best_metric(metrics=measured, trial=None)  # type: ignore[attr-defined]
 
@@ -35,8 +39,8 @@ class MissedEvaluation:
             self.make_up_evaluation()
 
 
-def _due(args: Any, state: Any) -> bool:
-    """Whether Trainer evaluates at this step, by the callback that decides it there."""
+def due(args: Any, state: Any) -> TrainerControl:
+    """Return what is due at a step, evaluation and checkpoint, by the callback that decides it in Trainer."""
     from transformers import TrainerControl
     from transformers.trainer_callback import DefaultFlowCallback
 
@@ -45,4 +49,4 @@ def _due(args: Any, state: Any) -> bool:
         flow.on_step_end(args, state, control)
         if float(state.epoch or 0).is_integer() or state.global_step >= state.max_steps:
             flow.on_epoch_end(args, state, control)
-    return bool(control.should_evaluate)
+    return control

@@ -417,6 +417,7 @@ def report(run: PreparedRun, plan: Plan, trained: Trained, run_dir: RunDir) -> R
 
 def finish_report(run: PreparedRun, run_dir: RunDir) -> RunRecord:
     """Write the report of a run that was killed behind its training, from its record and the model in its folder."""
+    from hf_mps.finetune.models import lora
     from hf_mps.finetune.report import pending, predictions, write
     from hf_mps.finetune.run.callbacks import Stopwatch
 
@@ -429,13 +430,13 @@ def finish_report(run: PreparedRun, run_dir: RunDir) -> RunRecord:
     trainer = ranks.alike(lambda: make_trainer(plan, run.prepared, Stopwatch()))
 
     def answer() -> predictions.Written:
-        trainer._load_from_checkpoint(str(run_dir.path))
+        lora.load_kept(trainer, run_dir.path)
         return predictions.write(run_dir.path, run.prepared, trainer)
 
     if ranks.world.main:
         files = write(run_dir.path, record, answer)
         tables.closing_table(run.resolved, record, [run_dir.path, *files])
     else:
-        trainer._load_from_checkpoint(str(run_dir.path))
+        lora.load_kept(trainer, run_dir.path)
         predictions.take_part(run.prepared, trainer)
     return record

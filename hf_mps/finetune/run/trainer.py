@@ -7,6 +7,7 @@ from typing import Any
 
 from hf_mps.finetune.run.evaluation import ExactEvaluation
 from hf_mps.finetune.run.missed_evaluation import MissedEvaluation
+from hf_mps.finetune.run.stop_checkpoints import StopCheckpoints
 
 
 class StepMethod:
@@ -32,7 +33,7 @@ class StepMethod:
         return stock(inputs)
 
 
-class RecipeTrainer(MissedEvaluation, ExactEvaluation):
+class RecipeTrainer(StopCheckpoints, MissedEvaluation, ExactEvaluation):
     """A mixin before a Trainer class. Where no feature sets anything, training is that of the class itself."""
 
     step_method = StepMethod()

@@ -11,6 +11,7 @@ from inline_snapshot import snapshot
 
 from hf_mps.finetune.report import card, plot
 from tests.distributed.launching import python
+from tests.finetune import every_task
 from tests.finetune.run_files import results
 from tests.finetune.tiny import Command
 
@@ -120,6 +121,26 @@ def test_a_run_killed_before_its_report_gets_it_from_the_next_call_without_train
         assert results(run)[name] == results(whole)[name]
     assert results(run)["choices"].keys() == results(whole)["choices"].keys()
     assert finetune(*words).out.startswith("runs/my holds this recipe's finished run")
+
+
+def test_a_report_that_is_written_later_has_the_answers_of_merged_adapters(
+    tmp_path: Path, own_cache: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hf_mps.finetune.report import predictions
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    every_task.write(tmp_path, ("packed",), dropout=0.0)
+    monkeypatch.chdir(tmp_path)
+    words = ("packed.yaml", "training.max_steps=9", "training.learning_rate=0.01")
+    assert finetune(*words, "output_dir=whole").code == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(predictions, "write", stopped)
+        assert finetune(*words).code == 130
+    assert "the report is written from what it stored" in finetune(*words).out
+    run, whole = tmp_path / "runs/packed", tmp_path / "whole"
+    assert (run / "predictions.csv").read_bytes() == (whole / "predictions.csv").read_bytes()
 
 
 KILLED = """

@@ -67,6 +67,19 @@ def test_a_stop_during_an_evaluation_saves_too(desk: Path, finetune: Command, mo
     assert (desk / "runs/my/results.json").is_file()
 
 
+def test_the_checkpoint_of_a_stop_displaces_none_that_is_due(desk: Path, finetune: Command, stop: Stop) -> None:
+    def kept(run: Path) -> list[str]:
+        return sorted(path.name for path in run.glob("checkpoint-*"))
+
+    words = ("my.yaml", "training.num_train_epochs=2", "training.save_strategy=steps", "training.save_steps=3")
+    assert finetune(*words, "output_dir=whole").code == 0
+    stop(10)
+    assert finetune(*words).code == 130
+    assert kept(desk / "runs/my") == ["checkpoint-10", "checkpoint-6", "checkpoint-9"]
+    assert finetune(*words).code == 0
+    assert kept(desk / "runs/my") == kept(desk / "whole") == ["checkpoint-12", "checkpoint-9"]
+
+
 @pytest.mark.parametrize(
     ("further", "step"),
     [

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import json
 import os
 import signal
@@ -16,9 +17,11 @@ import socket
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+MODULES = "modules.txt"
 TOGETHER = 10.0
 """Seconds that the other ranks have to end after SIGTERM, as torchrun gives them 30."""
 
@@ -26,18 +29,14 @@ TOGETHER = 10.0
 def main() -> None:
     """Answer until nobody asks any more."""
     import datasets
-    import matplotlib.pyplot  # noqa: F401  slow, and needed by every child
-    import peft  # noqa: F401
-    import sklearn  # noqa: F401
     import torch
-    import transformers.trainer  # noqa: F401
+    import transformers.trainer  # noqa: F401  slow, and needed by every child
 
-    from hf_mps.finetune import tasks
     from hf_mps.finetune.capture import kept
+    from hf_mps.finetune.report import plot
     from hf_mps.finetune.run import prepare, runner, sweep, train  # noqa: F401
 
-    for name in json.loads(sys.argv[1]):
-        tasks.module(name)
+    plot._rendered = lambda figure: b"a picture takes longer to draw than the training"
     # Imports have asked for the device, and none has used it: a fork is as good as a process that begins.
     torch.mps._is_in_bad_fork = torch._C._mps_is_in_bad_fork = lambda: False  # type: ignore[attr-defined]
     gc.collect()
@@ -48,6 +47,16 @@ def main() -> None:
         datasets.config.HF_DATASETS_CACHE = cache
         kept.folder = lambda cache=cache: cache / "precision"  # type: ignore[misc]  # nothing in the user's
         print(json.dumps(group(**asked)), flush=True)
+        _import(Path(asked["cwd"]) / MODULES)
+
+
+def _import(names: Path) -> None:
+    """Import what a child had to, so that the next one need not."""
+    for name in names.read_text().splitlines() if names.exists() else ():
+        if name not in sys.modules:
+            with suppress(Exception):
+                importlib.import_module(name)
+    names.unlink(missing_ok=True)
 
 
 def group(
@@ -109,6 +118,8 @@ def forked(words: list[str], cwd: Path, rank: int, variables: dict[str, str], ai
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        if rank == 0 and code == 0:
+            (cwd / MODULES).write_text("\n".join(sys.modules))
         os._exit(code)
 
 

@@ -91,11 +91,6 @@ VARIANTS = {
 }
 
 
-def tasks() -> list[str]:
-    """The tasks of all variants, for a process that imports them before it forks."""
-    return sorted({every_task.RECIPES[one.recipe]["task"] for one in VARIANTS.values() if one.recipe != "stream"})
-
-
 def write(folder: Path) -> None:
     """Write every recipe, its rows and its model into `folder`."""
     every_task.write(folder, {one.recipe for one in VARIANTS.values()} - {"stream"}, dropout=0.1)
