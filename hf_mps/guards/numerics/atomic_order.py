@@ -39,7 +39,7 @@ class AtomicOrder(Guard):
     """Puts kernels before the device's from the first call on that asks for determinism; they look at the flag.
 
     Metal adds in any order where an index repeats. Under the flag torch does so all the same (embedding's backward), or
-    raises an error (index_put_ and scatter_add since 2.13): these get a fixed order. What has none says so once.
+    raises an error (index_put_ and scatter_add): these get a fixed order. What has none says so once.
     """
 
     name = "atomic-order"
@@ -47,7 +47,6 @@ class AtomicOrder(Guard):
         "two runs with one seed differ in their last bits, also under use_deterministic_algorithms(True): embedding's"
         " backward adds in any order"
     )
-    issue = "https://github.com/pytorch/pytorch/issues/195404"
     until = "the oldest supported torch sums in order under that flag (pytorch#161029 and pull request #197506)"
     patches = {
         # Around the two functions that set the flag: a program that never calls them pays nothing.

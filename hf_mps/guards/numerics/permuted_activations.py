@@ -25,8 +25,6 @@ class PermutedActivations(Tried):
         "the gradients of tanh, sigmoid, silu, relu, softplus, mish and batch norm are wrong where their input is"
         " permuted or in channels_last, and softplus, prelu and threshold have no results there"
     )
-    issue = "https://github.com/pytorch/pytorch/issues/175189"
-    until = "torch 2.14, the last with a GPU on macOS 14, is no longer supported"
     given = "permuted tensors"
 
     @property

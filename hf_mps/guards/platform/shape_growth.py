@@ -21,7 +21,7 @@ SETTLED = 4
 APART = 32
 """Looks between two releases: each waits for the GPU, and the next step has its memory mapped anew.
 
-From torch 2.13 on it also compiles its graphs anew: empty_cache forgets them (pytorch#181485), and so gives back what
+It also compiles its graphs anew: empty_cache forgets them (pytorch#181485), and so gives back what
 they hold, the larger part where shapes are many.
 """
 
@@ -35,8 +35,6 @@ class ShapeGrowth(Guard):
 
     name = "shape-growth"
     what = "the allocator keeps whole buffers for each size, so memory grows with every new shape of a batch"
-    issue = "https://github.com/pytorch/pytorch/issues/132596"
-    until = "the oldest supported torch has pull request #188045, whose allocator splits and joins its blocks"
     patches = {training_hooks.STEPPED: Register("_stepped"), **training_hooks.batches("_at_batch")}
 
     def __init__(self) -> None:
