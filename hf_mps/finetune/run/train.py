@@ -6,13 +6,17 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from accelerate import PartialState
 
 from hf_mps import kernels
 from hf_mps.core import checkpoint_files, notices
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.text import first_line
+from hf_mps.distributed.world import World
 from hf_mps.finetune import sharding
 from hf_mps.finetune.capture import attention_kernels
 from hf_mps.finetune.models import attention, quantization
@@ -166,6 +170,9 @@ def training_arguments(plan: Plan, prepared: Prepared) -> Any:
     """Return a plan's training arguments. Raises UserError for what transformers or the optimizer's package refuses."""
     from transformers import TrainingArguments
 
+    if plan.device.value == "cpu" and "ddp_timeout" in plan.arguments and not World.here().alone:
+        # TrainingArguments hands the key on for other devices alone (_setup_devices).
+        PartialState(cpu=True, timeout=timedelta(seconds=plan.arguments["ddp_timeout"]))
     try:
         made = (prepared.arguments or TrainingArguments)(**plan.arguments)
     except REFUSALS as error:
