@@ -21,13 +21,12 @@ KNOWN = {
     "HF_MPS_PROBE": "1: Metal is tried before any program takes it, 0: never; default: in virtual machines and in CI",
     "HF_MPS_SENTINELS": "-name,-name: sentinels, which look for signs of a wrong training, that are to be off;"
     " stop: a loss or gradient that is NaN or infinite ends the run, and so does GPU work that macOS aborted",
-    "HF_MPS_SILENCE": "60: the seconds without a sign of life after which a run of several processes takes a host for"
-    " gone, and ends",
     "HF_MPS_SIMULATE": "1 or a profile name: a simulated Metal device",
 }
 DEVICES = ("mps", "cuda", "cpu")
 FALLBACKS = ("warn", "quiet", "error", "rescue")
-LEAST_SILENCE = 3
+REMOVED = {"HF_MPS_SILENCE": "the key training.ddp_timeout, in seconds, ends a run whose processes do not answer"}
+"""Variables that earlier releases had, with what to use instead."""
 STOP = "stop"
 """In HF_MPS_SENTINELS, alone or beside names."""
 
@@ -99,21 +98,6 @@ def fallback_share() -> float:
     if not 0 <= share <= 1:
         raise UserError(f"HF_MPS_FALLBACK_SHARE={value} is no share; allowed: a number from 0 to 1, for example 0.1")
     return share
-
-
-def silence() -> float:
-    """The seconds without a sign of life after which a host of a run counts as gone: 60, or HF_MPS_SILENCE.
-
-    Raises UserError for less than three, in which a host that is well may be silent, and for what is no number.
-    """
-    value = os.environ.get("HF_MPS_SILENCE", "").strip() or "60"
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = 0.0
-    if not LEAST_SILENCE <= seconds < float("inf"):
-        raise UserError(f"HF_MPS_SILENCE={value} is no patience with a host; allowed: seconds, from {LEAST_SILENCE} on")
-    return seconds
 
 
 def safeguards_off(kind: str, names: tuple[str, ...]) -> frozenset[str]:
@@ -189,5 +173,7 @@ def switched_off(variable: str, kind: str, names: tuple[str, ...], beside: str =
 def refuse_unknown() -> None:
     """Raise UserError for a variable that starts with HF_MPS and that nobody reads."""
     for name in sorted(os.environ):
+        if name in REMOVED:
+            raise UserError(f"{name} was removed; {REMOVED[name]}; next: unset {name}")
         if (name == "HF_MPS" or name.startswith("HF_MPS_")) and name not in KNOWN:
             raise UserError(f"{name} is no variable of hf_mps; it reads {', '.join(KNOWN)}{nearest(name, KNOWN)}")

@@ -9,21 +9,19 @@ method is a plain call, and torch is not imported.
 from __future__ import annotations
 
 import platform
-import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache, wraps
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.text import first_line
 from hf_mps.distributed import messages
-from hf_mps.distributed.watch import Watch
 from hf_mps.distributed.world import World
 
 T = TypeVar("T")
@@ -62,8 +60,6 @@ class Ranks:
         self.world = world
         self._store = store
         self._calls = 0
-        self.watch: Watch | None = None
-        """This rank's look at the others, while it lasts."""
 
     @classmethod
     def here(cls) -> Ranks:
@@ -183,24 +179,6 @@ class Ranks:
             mark.unlink(missing_ok=True)
         return found
 
-    def barrier(self) -> None:
-        """Wait until every rank is here."""
-        self.gather(None)
-
-    @contextmanager
-    def watched(self) -> Iterator[Watch]:
-        """Let each rank watch the others while the context lasts, over a connection to the store of its own."""
-        from torch.distributed.distributed_c10d import PrefixStore
-
-        if self.world.restarts:
-            _keys_of_this_start(self.world.restarts)
-        with Watch(self.world, PrefixStore("watch", open_store(self.world))) as watch:
-            self.watch = watch
-            try:
-                yield watch
-            finally:
-                self.watch = None
-
     def _key(self) -> str:
         self._calls += 1
         return str(self._calls)
@@ -212,8 +190,6 @@ class Ranks:
         pause = PAUSES[0]
         try:
             while not self.store.check([key]):  # `wait` would tell of each second without it on stderr
-                if self.watch is not None:
-                    self.watch.look()
                 time.sleep(pause)
                 pause = min(2 * pause, PAUSES[1])
             return bytes(self.store.get(key))
@@ -256,14 +232,16 @@ def _made(world: World) -> Ranks:
     return Ranks(world)
 
 
-def _keys_of_this_start(restarts: int) -> None:
+def separate_restarts(restarts: int) -> None:
     """Let the process group of ranks that torchrun has started again meet under names of its own.
 
     torchrun's agent keeps one store over all starts (torch 2.13, dynamic_rendezvous.py, `_shared_tcp_store_server`),
     and torch.distributed's `env://` writes there without a prefix, as if it were new (rendezvous.py): Gloo would wait
     for the addresses of the processes that died, half an hour.
     """
-    module: Any = sys.modules["torch.distributed.rendezvous"]
+    if not restarts:
+        return
+    module: Any = import_module("torch.distributed.rendezvous")
     stock = module._create_c10d_store
 
     def create(*args: Any, **kwargs: Any) -> Any:

@@ -1,28 +1,69 @@
-"""One voice for all processes: what the others print is not shown, what they warn of is, where the main one does not.
+"""One voice for all processes of a run: the main one prints, and what ends them is one line on each host.
 
-The one switch: a command opens it around all that it does, and nobody below asks whether it is the main process before
-it prints.
+torchrun and mpirun end the other processes where one fails, and torchrun starts them again where it is told to
+(`--max-restarts`). What is done here is words: a rank that lost another one says so, and not what Gloo makes of it.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import platform
+import re
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
-from typing import TextIO
+from types import FrameType
+from typing import Any, NamedTuple, TextIO
 
 from hf_mps.core import status
-from hf_mps.distributed.ranks import Ranks
-from hf_mps.distributed.watch import Watch
+from hf_mps.core.errors import FAILED, INTERRUPTED, RunError, UserError, chain
+from hf_mps.core.text import summary
+from hf_mps.distributed.ranks import Ranks, separate_restarts
 from hf_mps.distributed.world import World
 
 GRACE = 1.0
-"""Seconds that the main process has to say by what all of them end."""
+"""Seconds that a rank leaves to the one that knows the cause, or to the main one, before it says why it ends."""
 KEPT = 200
 """Lines of a rank's stderr that are kept until the end."""
+_process = os.getpid()
+# What Gloo, NCCL and the store say to the ranks that are left. Gloo's transport/tcp/pair.cc has the first three.
+LOST = re.compile(
+    r"Connection closed by peer|Connection reset by peer|Broken pipe|Timed out waiting|Socket Timeout"
+    r"|[Nn]o route to host|Connection refused|Network is unreachable|NCCL error|gloo[/:]"
+)
+
+
+class Terminated(KeyboardInterrupt):
+    """A SIGTERM that came where nothing could be saved: a launcher sends it where another process has failed."""
+
+    exit_code = 128 + signal.SIGTERM
+
+
+def on_sigterm(number: int, frame: FrameType | None) -> None:
+    """Raise Terminated in the process of a rank; a loader's worker, which was forked from it, ends as it would have."""
+    if os.getpid() == _process:
+        raise Terminated("another process of this run has failed, or the launcher was told to end")
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def lost(error: BaseException) -> str | None:
+    """Return in a clause that another process of the run is gone, where an exception says so; else None."""
+    if World.here().alone:
+        return None
+    distributed = sys.modules.get("torch.distributed")
+    kinds = (ConnectionError, *((distributed.DistError,) if distributed is not None else ()))
+    for one in chain(error):
+        words = LOST.findall(str(one)) if isinstance(one, RuntimeError) else []
+        if isinstance(one, kinds) or words:
+            said = f" ({words[-1]})" if words else ""  # behind the file's name, which begins with gloo/
+            return f"another process of this run has ended, or its machine does not answer{said}"
+    return None
 
 
 class _Kept:
@@ -59,8 +100,8 @@ class _Kept:
 def one_voice() -> Iterator[None]:
     """Let only the main process print while the context lasts; alone nothing is changed.
 
-    What another rank writes to stderr is kept, and shown when it ends: by the main process, with the rank before each
-    line that it did not write itself; by the rank itself where it fails, for its last words help nobody in a store.
+    What another rank writes to stderr is kept: at the end the main process shows the lines that it did not write
+    itself, and a rank that fails shows its own.
     """
     world = World.here()
     if world.alone:
@@ -69,36 +110,104 @@ def one_voice() -> Iterator[None]:
     # PyTorch's C++ says on each rank's stderr, past Python's, that a store went away, in a page, and what DDP found of
     # parameters that a step did not use; errors stay. It is read where torch is imported.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    with Ranks.here().watched() as watch, _of_rank(world, watch):
-        yield
-    Ranks.here().leave()
-
-
-@contextmanager
-def _of_rank(world: World, watch: Watch) -> Iterator[None]:
-    lines: list[str] = []
-    if world.main:
-        own = _Kept(sys.stderr)
-        with redirect_stderr(own), watch.concluding():
-            yield
-        for rank, theirs in enumerate(Ranks.here().gather(lines)):
-            for line in theirs:
-                if line not in own.lines:
-                    print(f"[rank {rank}] {line}", file=sys.stderr)
-        return
-    kept, stderr = _Kept(), sys.stderr
+    ranks, stderr = Ranks.here(), sys.stderr
+    kept = _Kept(stderr if world.main else None)
+    separate_restarts(world.restarts)
+    if _in_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        global _process
+        _process = os.getpid()
+        signal.signal(signal.SIGTERM, on_sigterm)
     try:
         with ExitStack() as silent:
-            nowhere = silent.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
-            for each in (status.hidden(), redirect_stdout(nowhere), redirect_stderr(kept)):
-                silent.enter_context(each)
-            with watch.concluding():
-                yield
-    except BaseException as error:
-        if getattr(error, "quiet", False):  # torchrun ends the others when the first one ends
-            time.sleep(GRACE)
-        else:
-            for line in kept.lines:
-                print(f"[rank {world.rank}] {line}", file=stderr)
-        raise
-    Ranks.here().gather(list(kept.lines))
+            if not world.main:
+                nowhere = silent.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+                silent.enter_context(status.hidden())
+                silent.enter_context(redirect_stdout(nowhere))
+            silent.enter_context(redirect_stderr(kept))
+            yield
+    except (Exception, KeyboardInterrupt) as error:
+        told = _ending(ranks, error)
+        if not world.main and not told.quiet:
+            print(*(f"[rank {world.rank}] {line}" for line in kept.lines), sep="\n", file=stderr)
+        if isinstance(error, UserError | RunError | KeyboardInterrupt) or told.quiet or lost(error):
+            raise told from error
+        print(f"hf-mps: {told}", file=stderr, flush=True)
+        raise  # a bug, with its traceback
+    for rank, lines in enumerate(ranks.gather(list(kept.lines))):
+        if world.main:
+            for line in lines:
+                if line not in kept.lines:
+                    print(f"[rank {rank}] {line}", file=stderr)
+    ranks.leave()
+
+
+class _End(NamedTuple):
+    """Why all processes end, in the words of one of them, and their exit code."""
+
+    rank: int
+    line: str
+    code: int
+
+
+def _ending(ranks: Ranks, error: BaseException) -> UserError | RunError:
+    """Return what ends this process: the cause that was told first, `quiet` unless this process prints it."""
+    if _in_main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, which would take the place of the exit code
+    if isinstance(error, UserError | RunError) and error.quiet:
+        time.sleep(2 * GRACE)  # torchrun ends the others when the first one ends, and one of them says it
+        return error
+    world, person = ranks.world, isinstance(error, UserError | RunError)
+    code = int(getattr(error, "exit_code", INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED))
+    gone = lost(error)
+    words = str(error) if person or isinstance(error, Terminated) else gone or summary(error)
+    if code == INTERRUPTED and not person:
+        words = "interrupted"
+    of_all = code != FAILED or (person and not any(not isinstance(one, RunError) for one in chain(error)))
+    if gone or (of_all and not world.main):
+        time.sleep(GRACE)
+    if not (gone or getattr(error, "named", False) or (of_all and (world.main or code >= INTERRUPTED))):
+        words = f"rank {world.rank} on {platform.node()}: {words}"
+    end, prints = _first(ranks, _End(world.rank, words, code))
+    told = RunError(end.line)
+    told.exit_code = end.code
+    told.quiet = not prints
+    _torchruns_table(
+        end.line if end.rank == world.rank else f"ended with rank {end.rank}", first=end.rank == world.rank
+    )
+    return told
+
+
+def _first(ranks: Ranks, own: _End) -> tuple[_End, bool]:
+    """Return the end that was told first, and whether this process prints it for its host.
+
+    A store whose machine sleeps or is unplugged never answers, and one that is gone raises: then each host's first
+    process says what it knows.
+    """
+    answers = [(own, ranks.world.local_main)]
+
+    def ask() -> None:
+        with suppress(Exception):
+            end = _End(*json.loads(ranks.store.compare_set("end", "", json.dumps(own))))
+            answers.append((end, ranks.store.add(f"said/{ranks.world.node}", 1) == 1))
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(timeout=2 * GRACE)
+    return answers[-1]
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _torchruns_table(line: str, *, first: bool) -> None:
+    """Give torchrun's table of failed processes a line where it has a traceback, the first cause as the oldest.
+
+    In the form of torch/distributed/elastic/multiprocessing/errors/error_handler.py.
+    """
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if file is None:
+        return
+    extra: dict[str, Any] = {"py_callstack": line, "timestamp": str(int(time.time()) + (0 if first else 60))}
+    with suppress(OSError):  # a full disk may be why all this ends
+        Path(file).write_text(json.dumps({"message": {"message": line, "extraInfo": extra}}), encoding="utf-8")

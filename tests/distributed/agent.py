@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import TCPStore
 from hf_mps.finetune.run import runner, stages  # noqa: F401  the same
 from scripts.tools.hosts import Host, hosts
 
-PATIENCE = 15.0
+PATIENCE = 8.0
 # What a rank on a host of its own has beside its number.
 ALONE = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 READ = ("my.yaml", "train.csv", "dev.csv", "model")
@@ -60,7 +60,7 @@ def group(
         macs = stack.enter_context(hosts(ranks)) if apart else []
         if macs:  # as mpirun starts them: the first one's process has the store
             variables = {"MASTER_ADDR": macs[0].address, "MASTER_PORT": "29500"}
-            variables |= {"GLOO_SOCKET_IFNAME": "net0", "HF_MPS_SILENCE": "3"}
+            variables |= {"GLOO_SOCKET_IFNAME": "net0"}
         else:
             store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
             variables = {"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}

@@ -16,16 +16,24 @@ from tests.distributed.agents import Agent, Ranks
 from tests.finetune import tiny
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="a forked process cannot use a Mac's own device")
-WORDS = ("my.yaml", "training.num_train_epochs=40", "training.save_strategy=steps", "training.save_steps=2")
+WORDS = (
+    "my.yaml",
+    "training.num_train_epochs=40",
+    "training.save_strategy=steps",
+    "training.save_steps=2",
+    "training.ddp_timeout=5",
+)
 FAULTS = {
     "killed": (2, "SIGKILL@step 4@1"),
     "the main one killed": (3, "SIGKILL@step 4@0"),
+    "stopped": (2, "SIGSTOP@step 4@1"),
     "a full disk": (2, "FULL@step 4@1"),
     "a bug": (2, "BUG@step 4@1"),
     "Ctrl-C at one": (2, "SIGINT@step 3@1"),
     "SIGTERM at all": (2, "SIGTERM@step 3"),
     "Ctrl-C in an evaluation": (2, "SIGINT@evaluation@0"),
 }
+LOST = "another process of this run has ended, or its machine does not answer"
 UNPLUGGED = {"the main host unplugged": "UNPLUG@step 4@0", "another host unplugged": "UNPLUG@step 4@2"}
 """One process on each of three hosts."""
 
@@ -63,30 +71,23 @@ def furnish(folder: Path) -> None:
 def said(run: Ranks) -> list[str]:
     """The lines about the end that the processes printed, all together, with the host's name masked."""
     lines = [line for text in run.texts for line in text.splitlines() if line.startswith("hf-mps: ")]
-    return [re.sub(r"( on )\S+:", r"\1HOST:", line) for line in lines]
+    return [
+        re.sub(r"Connection (closed|reset) by peer", "WHY", re.sub(r"( on )\S+:", r"\1HOST:", line)) for line in lines
+    ]
 
 
 @pytest.mark.parametrize("name", [name for name, (_, fault) in FAULTS.items() if "SIGINT" not in fault])
 def test_all_end_within_seconds(name: str, ended: dict[str, Ranks]) -> None:
-    assert ended[name].seconds < 10
+    assert ended[name].seconds < (20 if name == "stopped" else 10)
     assert 0 not in ended[name].codes
 
 
 @pytest.mark.parametrize(
     ("name", "codes", "line"),
     [
-        (
-            "killed",
-            [1, -9],
-            "rank 1 on HOST: the process was killed or crashed; the system kills one where memory is short; kept:"
-            " killed/checkpoint-2",
-        ),
-        (
-            "the main one killed",
-            [-9, 1, 1],
-            "rank 0 on HOST: the process was killed or crashed; the system kills one where memory is short; kept:"
-            " the-main-one-killed/checkpoint-2",
-        ),
+        ("killed", [1, -9], f"{LOST} (WHY); kept: killed/checkpoint-2"),
+        ("the main one killed", [-9, 1, 1], f"{LOST} (WHY); kept: the-main-one-killed/checkpoint-2"),
+        ("stopped", [1, -9], f"{LOST} (Timed out waiting); kept: stopped/checkpoint-2"),
         (
             "a full disk",
             [1, 1],
@@ -125,17 +126,7 @@ def test_a_signal_stops_all_at_one_step_with_one_line(name: str, code: int, ende
 def test_a_host_that_is_unplugged_ends_all_in_a_line_each(name: str, ended: dict[str, Ranks]) -> None:
     run = ended[name]
     assert run.codes == [1, 1, 1]
-    assert run.seconds < 10
-    gone = "rank {} on mac-{}: it does not answer: its host is off, asleep or cut off"
-    meeting = (
-        "the host 10.77.0.1, at which the processes of this run meet, does not answer: it is off, asleep or cut off"
-    )
-    kept = f"; kept: {name.replace(' ', '-')}/checkpoint-2"
-    # To a main host that is cut off the two others fall silent at once: it names the one that it missed first.
-    told = {
-        "the main host unplugged": [{gone.format(1, 1), gone.format(2, 2)}, {f"{meeting} from here"}],
-        "another host unplugged": [{gone.format(2, 2)}, {gone.format(2, 2)}],
-    }
+    assert run.seconds < 20
     lines = [[line for line in text.splitlines() if line.startswith("hf-mps: ")] for text in run.texts]
-    for (line,), words in zip(lines, [*told[name], {f"{meeting} from here"}], strict=True):
-        assert line in {f"hf-mps: {each}{kept}" for each in words}
+    for (line,) in lines:  # the first host to give up closes its connections to the others
+        assert re.sub(r" \(.*?\)", "", line) == f"hf-mps: {LOST}; kept: {name.replace(' ', '-')}/checkpoint-2"

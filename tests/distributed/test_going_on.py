@@ -23,9 +23,10 @@ pytestmark = [
     pytest.mark.skipif(sys.platform == "darwin", reason="a forked process cannot use a Mac's own device"),
 ]
 WORDS = ("my.yaml", "training.save_strategy=steps", "training.save_steps=4", "training.logging_steps=1")
-TWO = (*WORDS, "training.num_train_epochs=3")
+TWO = (*WORDS, "training.num_train_epochs=3", "training.ddp_timeout=5")
 KILLS = {
     "a rank in a step": "SIGKILL@step 6@1",
+    "a rank that is stopped": "SIGSTOP@step 6@1",
     "the main rank as it writes": "SIGKILL@write 6@0",
     "a rank as it writes": "SIGKILL@write 2@1",
     "a full disk at one": "FULL@write 1@1",
@@ -123,13 +124,19 @@ def test_what_changed_is_said(parts: dict[str, list[Ranks]]) -> None:
     )
 
 
-def test_torchrun_starts_the_ranks_again_where_one_was_killed(place: Path, parts: dict[str, list[Ranks]]) -> None:
-    fault = ("-m", "tests.distributed.faulty", "SIGKILL@step 6@1", *TWO, "output_dir=again")
+@pytest.mark.parametrize("signal", ["SIGKILL", "SIGSTOP"])
+def test_torchrun_starts_the_ranks_again_where_one_was_killed_or_stopped(
+    signal: str, place: Path, parts: dict[str, list[Ranks]]
+) -> None:
+    run = ("-m", "tests.distributed.faulty", f"{signal}@step 6@1", *TWO, f"output_dir=again-{signal}")
     env = {"PYTHONPATH": str(CHECKOUT), "HF_DATASETS_CACHE": str(place / "cache")}
-    ended = launch(2, "--max-restarts", "1", *fault, cwd=place, env=env, timeout=400)
+    ended = launch(2, "--max-restarts", "1", "--shutdown-timeout", "3", *run, cwd=place, env=env, timeout=400)
     assert ended.returncode == 0, ended.stderr
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("hf-mps: ")]
+    assert line.startswith("hf-mps: another process of this run has ended, or its machine does not answer (")
+    assert line.endswith(f"; kept: again-{signal}/checkpoint-4")
     assert "this recipe's run goes on from checkpoint-4" in ended.stdout
-    assert end(place / "again") == end(place / "whole")
+    assert end(place / f"again-{signal}") == end(place / "whole")
 
 
 def test_the_ranks_of_a_torchrun_that_was_killed_end_too(place: Path) -> None:
@@ -138,7 +145,7 @@ def test_the_ranks_of_a_torchrun_that_was_killed_end_too(place: Path) -> None:
     ended = launch(2, *fault, "training.num_train_epochs=2000", cwd=place, env=env, timeout=300)
     assert ended.returncode == -9
     (line,) = [line for line in ended.stderr.splitlines() if line.startswith("hf-mps: ")]
-    assert line.startswith("hf-mps: the launcher of the processes was killed; ")
+    assert line.startswith("hf-mps: another process of this run has ended, or its machine does not answer; ")
     assert "Traceback" not in ended.stderr
 
 

@@ -90,7 +90,7 @@ def test_nothing_is_left_in_the_store() -> None:
         ranks = Ranks(World(rank, 2, rank, 2), store)
         ranks.gather(rank)
         ranks.from_main(lambda: 1)
-        ranks.barrier()
+        ranks.gather(None)
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(act, range(2)))

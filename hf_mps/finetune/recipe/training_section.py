@@ -29,7 +29,7 @@ REMOVED = {name: old.instead for name, old in removed_arguments.REMOVED.items()}
 # Sharing is a step by itself, after a look at the result. The verb leaves out what names paths of this machine.
 PUSH = "hf-mps push {} OWNER/NAME"
 HUB = "it belongs to push_to_hub, which the runner leaves to: hf-mps push"
-ONE_PROCESS = "the runner trains in one process; leave it out"
+OURS = "the runner sets it for its processes itself; leave it out"
 SEVERAL = "the runner divides a model by FSDP alone: training.fsdp=true"
 FSDP = ("fsdp", "fsdp_config")
 # Names of TrainingArguments that a recipe says elsewhere, or that Trainer itself never reads.
@@ -43,9 +43,9 @@ ELSEWHERE = {
     "push_to_hub": f"the runner keeps its files here; next, after the run: {PUSH.format('OUTPUT_DIR')}",
     **dict.fromkeys(("hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push", "hub_revision"), HUB),
     "disable_tqdm": "the runner's own lines take the bar's place, and are plain where stdout is no terminal",
-    **dict.fromkeys(("local_rank", "log_on_each_node", "log_level_replica", "save_on_each_node"), ONE_PROCESS),
-    **dict.fromkeys(("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers"), ONE_PROCESS),
-    **dict.fromkeys(("ddp_static_graph", "ddp_backend", "ddp_timeout"), ONE_PROCESS),
+    **dict.fromkeys(("local_rank", "log_on_each_node", "log_level_replica", "save_on_each_node"), OURS),
+    **dict.fromkeys(("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers"), OURS),
+    **dict.fromkeys(("ddp_static_graph", "ddp_backend"), OURS),
     **dict.fromkeys(("deepspeed", "parallelism_config"), SEVERAL),
     "average_tokens_across_devices": "the runner trains on one device; leave it out",
     "batch_eval_metrics": "metrics are computed over the whole split; leave it out",
@@ -62,7 +62,7 @@ DEFAULT_BATCH = 32
 LOWEST = {
     **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), 1),
     **dict.fromkeys(("gradient_accumulation_steps", "eval_accumulation_steps", "torch_empty_cache_steps"), 1),
-    **dict.fromkeys(("save_total_limit", "dataloader_prefetch_factor"), 1),
+    **dict.fromkeys(("save_total_limit", "dataloader_prefetch_factor", "ddp_timeout"), 1),
     **dict.fromkeys(("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps", "adam_epsilon"), 0),
     **dict.fromkeys(("logging_steps", "eval_steps", "eval_delay", "save_steps"), 0),
     **dict.fromkeys(("dataloader_num_workers", "neftune_noise_alpha"), 0),

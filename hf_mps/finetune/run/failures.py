@@ -12,6 +12,7 @@ from pathlib import Path
 from hf_mps.core.errors import chain
 from hf_mps.core.text import first_line, summary
 from hf_mps.device import memory
+from hf_mps.distributed.voice import lost
 
 RESULTS = "results.json"
 PENDING = ".results.json"
@@ -33,6 +34,8 @@ NO_KERNEL = re.compile(r"The operator '([\w:.]+)' is not currently implemented f
 
 def describe(error: BaseException) -> str | None:
     """Return a clause for a failure of the machine, or None for any other error."""
+    if (gone := lost(error)) is not None:
+        return gone
     for cause in chain(error):
         text = str(cause)
         if isinstance(cause, OSError) and cause.errno in FULL:

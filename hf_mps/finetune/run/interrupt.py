@@ -6,14 +6,16 @@ import os
 import signal
 import threading
 import time
+from itertools import count
 from types import FrameType, TracebackType
 from typing import Any
 
 from transformers import TrainerCallback
 
 from hf_mps.core.errors import INTERRUPTED
-from hf_mps.distributed.agreement import Agreement
 from hf_mps.distributed.ranks import Ranks
+from hf_mps.distributed.voice import on_sigterm
+from hf_mps.finetune.run.callbacks import finish
 from hf_mps.guards.resume import loader_state
 from hf_mps.guards.resume.rng_state import States
 
@@ -40,22 +42,19 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
     weights is finished first, or the resumed run would keep others. A second signal ends the run at once. A handler
     that the user's program set is left alone, and so is a thread other than the main one.
 
-    Several processes act at the same step, whichever of them got the signal (hf_mps/distributed/agreement.py).
+    Several processes act at the same step, whichever of them got the signal (Agreement).
     """
 
     trainer: Any = None
     """Set once the trainer is made: it saves the checkpoint."""
 
     def __init__(self) -> None:
-        ranks = Ranks.here()
-        self._alone = ranks.world.alone
+        self._alone = Ranks.here().world.alone
         self._replaced: dict[int, list[Any]] = {
             signal.SIGINT: [signal.default_int_handler],
-            signal.SIGTERM: [signal.SIG_DFL],
+            signal.SIGTERM: [signal.SIG_DFL] if self._alone else [signal.SIG_DFL, signal.SIG_IGN, on_sigterm],
         }
-        if ranks.watch is not None:
-            self._replaced[signal.SIGTERM].append(ranks.watch.on_sigterm)
-        self._agreement = Agreement(ranks.watch, _say if ranks.world.main else None)
+        self._agreement = Agreement(Ranks.here())
         self._asked = 0.0  # when the first signal came here
         self._process = os.getpid()
         self._number: int | None = None  # of the signal, once the step is there
@@ -76,9 +75,11 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._agreement.close()
         while self._before:
-            signal.signal(*self._before.popitem())
+            number, before = self._before.popitem()
+            # A launcher sends SIGTERM at the first failure; this process has to say how it ends.
+            failed = kind is not None and not self._alone and number == signal.SIGTERM
+            signal.signal(number, signal.SIG_IGN if failed else before)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
         if args.dataloader_num_workers > 0 and train_dataloader is not None:
@@ -86,7 +87,7 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._training = True
-        if self._stops():
+        if self._stops(args.device):
             control.should_save = True  # Trainer logs the step, saves, and calls on_save
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -108,7 +109,7 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
             self._end(state)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
-        if not self._stops():
+        if not self._stops(args.device):
             return
         if self._training and _decides(args):
             if not self._waits and Ranks.here().world.main:
@@ -139,10 +140,10 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
         assert number is not None
         raise Stopped(state.global_step, 128 + number if number != signal.SIGINT else INTERRUPTED)
 
-    def _stops(self) -> bool:
-        """Whether the run stops here: to be asked wherever it could, since ranks count these places."""
-        if self._number is None:
-            self._number = self._agreement.moment()
+    def _stops(self, device: Any = None) -> bool:
+        """Whether the run stops here. Several ranks decide it where a `device` is given: behind a collective of all."""
+        if self._number is None and (self._alone or device is not None):
+            self._number = self._agreement.moment(device)
         return self._number is not None
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
@@ -155,6 +156,49 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
         self._agreement.ask(number)
         if self._alone:
             _say(number)
+
+
+class Agreement:
+    """The moment at which all ranks stop, whichever of them got a signal; alone the one that follows it.
+
+    A moment is the end of a step or of an evaluation's batch, which all ranks reach through a collective. Each rank
+    reports the moment at which it reads the signal in the launcher's store. All stop one moment after the latest
+    report: whoever gets there went through a collective that no rank entered before it had reported.
+    """
+
+    _number = count()
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._key = f"stop/{next(self._number)}"  # the runs of a sweep come one after the other, on every rank
+        self._asked: int | None = None
+        self._signal: int | None = None  # that somebody got
+        self._passed = 0
+
+    def ask(self, number: int) -> None:
+        """Ask all ranks to stop; called by a signal's handler."""
+        self._asked = number
+
+    def moment(self, device: Any) -> int | None:
+        """Return the number of the signal where all ranks stop here, else None. Raises DistError without a store."""
+        ranks, self._passed = self._ranks, self._passed + 1
+        if ranks.world.alone:
+            return self._asked
+        if self._signal is None:
+            if self._asked is not None:
+                ranks.store.compare_set(self._key, "", str(self._asked))
+            elif not ranks.store.check([self._key]):
+                return None
+            self._signal = int(ranks.store.get(self._key))
+            ranks.store.set(f"{self._key}/{ranks.world.rank}", str(self._passed))
+            if ranks.world.main:
+                _say(self._signal)
+            return None
+        finish(device)  # CUDA queues collectives: the process may be ahead of them
+        reports = [f"{self._key}/{rank}" for rank in range(ranks.world.size)]
+        if not ranks.store.check(reports):
+            return None
+        return self._signal if self._passed > max(int(ranks.store.get(one)) for one in reports) else None
 
 
 class Outlives:

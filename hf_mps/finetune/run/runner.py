@@ -81,8 +81,6 @@ def train(
                 prepared_run = replace(prepared_run, room=room)
         locked = ranks.from_main(lambda: held.enter_context(run_dir.lock()))
         run_dir = held.enter_context(hosts.own_folder(locked, resolved))
-        if ranks.watch is not None:
-            ranks.watch.left = lambda: _kept_clause(run_dir, clean=False)
         with workers.ended(), _failures_in_one_line(resolved, run_dir):
             if keep:
                 hosts.by_writers(run_dir, lambda: _store(run_dir, prepared_run, splits))
@@ -158,14 +156,14 @@ def _failures_in_one_line(resolved: ResolvedRecipe, run_dir: RunDir | None) -> I
         raise RunError(f"{words}{failures.place_of_cache(error) if run_dir is None else kept_files}") from error
 
 
-def _kept_clause(run_dir: RunDir | None, *, clean: bool = True) -> str:
+def _kept_clause(run_dir: RunDir | None) -> str:
     """Return a clause about what a failed run leaves, once its folder is clean; empty before it has one.
 
     The folder is its writing process's to clean, and no other rank's that may still write.
     """
     if run_dir is None:
         return ""
-    whole = run_dir.clean() if clean and run_dir.writes else checkpoints(run_dir.path)
+    whole = run_dir.clean() if run_dir.writes else checkpoints(run_dir.path)
     model = f"; the trained model is in {run_dir.path}" if run_dir.holds_model() else ""
     if not whole:
         return model or "; no checkpoint was written yet"

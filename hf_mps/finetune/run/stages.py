@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -271,8 +272,12 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch) -> Any:
 
 def training_arguments(plan: Plan, prepared: Prepared) -> Any:
     """Return a plan's training arguments. Raises UserError for what transformers or the optimizer's package refuses."""
+    from accelerate import PartialState
     from transformers import TrainingArguments
 
+    if plan.device.value == "cpu" and "ddp_timeout" in plan.arguments and not World.here().alone:
+        # TrainingArguments hands the key on for other devices alone (_setup_devices).
+        PartialState(cpu=True, timeout=timedelta(seconds=plan.arguments["ddp_timeout"]))
     try:
         made = (prepared.arguments or TrainingArguments)(**plan.arguments)
     except REFUSALS as error:
