@@ -161,7 +161,7 @@ def test_no_circle_among_modules() -> None:
 
 def test_files_have_a_size_worth_opening() -> None:
     lines = {name: path.read_text(encoding="utf-8").count("\n") for name, path in sources().items()}
-    assert {name: count for name, count in lines.items() if count > 400} == {}
+    assert {name: count for name, count in lines.items() if count > 600} == {}
     assert [name for name, count in lines.items() if not count and sources()[name].name != "__init__.py"] == []
 
 
@@ -173,7 +173,7 @@ def test_no_function_is_longer_than_a_screen() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.end_lineno is not None
-        and node.end_lineno - node.body[0].lineno >= 50
+        and node.end_lineno - node.body[0].lineno >= 70
     }
     assert long == {}
 
