@@ -29,7 +29,7 @@ from hf_mps.finetune.report import screen
 from hf_mps.finetune.report.results import versions
 from hf_mps.finetune.run import failures
 from hf_mps.finetune.run.logging import no_bars
-from hf_mps.saved.run import SavedRun, open_run
+from hf_mps.saved.run import open_run
 
 RECORD = "hf-mps-export.json"
 SCHEMA = 1
@@ -60,7 +60,13 @@ def export(name: str, where: str, out: str, weights: str | None = None, options:
     with status.shown(f"loading {where} …"), no_bars():
         with loading.silent():
             module.check(saved, options)
-            job = _job(saved, kind, options)
+            dtype = loading.precision(saved)
+            model = loading.load(saved, dtype.value)
+            batches = loading.samples(saved, model)
+            reference = loading.logits(model, batches)
+            choices: dict[str, Choice[Any]] = {"task": saved.task, "weights": kind, "compared in": dtype}
+            architecture = type(loading.plain(model)).__name__
+            job = Job(saved, kind.value, model, architecture, batches, reference, options, choices)
         status.now(f"writing {name} …")
         with _in_one_line(form, where), staged(target, RECORD) as stage:
             with loading.silent():
@@ -98,17 +104,6 @@ def _refuse(form: Format, target: Path, options: Options) -> None:
     if options.converter is not None and form.name != "gguf":
         raise UserError(f"--converter is for export gguf; leave it out of {form.name}")
     form.check()
-
-
-def _job(saved: SavedRun, kind: Choice[str], options: Options) -> Job:
-    """Load the model and take its own logits."""
-    dtype = loading.precision(saved)
-    model = loading.load(saved, dtype.value)
-    batches = loading.samples(saved, model)
-    reference = loading.logits(model, batches)
-    choices: dict[str, Choice[Any]] = {"task": saved.task, "weights": kind, "compared in": dtype}
-    architecture = type(loading.plain(model)).__name__
-    return Job(saved, kind.value, model, architecture, batches, reference, options, choices)
 
 
 def _record(

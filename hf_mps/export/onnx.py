@@ -16,7 +16,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.export import loading, merged
 from hf_mps.export.compare import Comparison, difference
 from hf_mps.export.formats import LANGUAGE
-from hf_mps.export.loading import Batch, Job, Options
+from hf_mps.export.loading import Job, Options
 from hf_mps.saved.run import SavedRun
 
 FILE = "model.onnx"
@@ -42,7 +42,10 @@ def write(job: Job, folder: Path) -> None:
     from transformers.exporters import OnnxConfig, OnnxExporter
 
     model = merged.plain_model(job, folder.parent / "plain")
-    inputs = _widened(job.batches[0])
+    # A batch of at least two rows: torch.export takes a dimension of one for a constant.
+    import torch
+
+    inputs = {name: torch.cat([rows, rows]) if len(rows) == 1 else rows for name, rows in job.batches[0].items()}
     settings = {}
     if job.saved.task.value in LANGUAGE:
         settings["use_cache"] = False
@@ -51,13 +54,6 @@ def write(job: Job, folder: Path) -> None:
         exported = OnnxExporter().export(model, inputs, OnnxConfig(dynamic_shapes=_axes(job, inputs)))
         exported.save_pretrained(folder)
     loading.copy_companions(job.saved, folder)
-
-
-def _widened(batch: Batch) -> dict[str, Any]:
-    """Return a batch of at least two rows: torch.export takes a dimension of one for a constant."""
-    import torch
-
-    return {name: torch.cat([rows, rows]) if len(rows) == 1 else rows for name, rows in batch.items()}
 
 
 def _axes(job: Job, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -46,7 +46,13 @@ def push(where: str, name: str, *, private: bool = False, dry_run: bool = False)
     Raises UserError for a folder without a model and a name that the hub does not take, RunError where it refuses.
     """
     folder = _folder(where)
-    _refuse_name(name)
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils._validators import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise UserError(f"{name}: the hub takes no such name: {first_line(error)}; allowed: OWNER/NAME") from error
     from huggingface_hub import get_token
 
     upload = chosen(folder)
@@ -90,16 +96,6 @@ def _folder(where: str) -> Path:
     if not (folder / RECORD).is_file():
         open_run(where)
     return folder
-
-
-def _refuse_name(name: str) -> None:
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils._validators import validate_repo_id
-
-    try:
-        validate_repo_id(name)
-    except HFValidationError as error:
-        raise UserError(f"{name}: the hub takes no such name: {first_line(error)}; allowed: OWNER/NAME") from error
 
 
 def _send(folder: Path, upload: Upload, name: str, private: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.operators.launch_class import CLASSES, LaunchTable, table
@@ -34,12 +34,7 @@ class Counts:
         return cls(calls, Counter(ledger.operators), Counter(ledger.kernels), Counter(ledger.reasons))
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(
-            self.calls + other.calls,
-            self.operators + other.operators,
-            self.kernels + other.kernels,
-            self.reasons + other.reasons,
-        )
+        return Counts(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
     def plain(self) -> dict[str, Any]:
         """The same of plain types, to be sent to another process."""
@@ -55,12 +50,7 @@ class Counts:
 
     def since(self, start: Counts) -> Counts:
         """What came after `start`."""
-        return Counts(
-            self.calls - start.calls,
-            self.operators - start.operators,
-            self.kernels - start.kernels,
-            self.reasons - start.reasons,
-        )
+        return Counts(*(getattr(self, each.name) - getattr(start, each.name) for each in fields(self)))
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,11 @@ class Objects:
             raise NoRule(f"LLVM ended the processes that compiled {name}")
         with contextlib.suppress(OSError):
             if not self.folder.is_dir():
-                _forget(self.folder.parent)
+                # Remove what other keys' processes wrote long ago.
+                codes = self.folder.parent
+                for each in codes.iterdir() if codes.is_dir() else ():
+                    if time.time() - each.stat().st_mtime > FORGOTTEN:
+                        shutil.rmtree(each, ignore_errors=True)
             _write(marker, f"{os.getpid()} {gone}".encode())
         try:
             yield
@@ -119,13 +123,6 @@ def _signature(facts: dict[str, Any]) -> Signature:
     )
     attributes = tuple(Attribute(**each) for each in facts["attributes"])
     return Signature(facts["name"], bindings, attributes, frozenset(facts["intrinsics"]), facts["largest_group"])
-
-
-def _forget(codes: Path) -> None:
-    """Remove what other keys' processes wrote long ago."""
-    for each in codes.iterdir() if codes.is_dir() else ():
-        if time.time() - each.stat().st_mtime > FORGOTTEN:
-            shutil.rmtree(each, ignore_errors=True)
 
 
 def _write(file: Path, data: bytes) -> None:

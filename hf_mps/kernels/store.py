@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import secrets
 import shutil
 from dataclasses import dataclass, fields
@@ -141,9 +140,19 @@ def verify(release: str) -> None:
     Raises UserError as `open_library` does.
     """
     known, file = facts(release), path(release)
-    _refuse_open_folders(file)
+    with contextlib.suppress(OSError):  # an absent file has its own error
+        if (place := cache.open_to_others(file)) is not None:
+            raise UserError(
+                f"others may write to {place}, and its kernels are compiled and run; next: chmod 700 {place}"
+            )
     try:
-        identity = _identity(file.stat())
+        status = file.stat()
+        identity = {
+            "size": status.st_size,
+            "inode": status.st_ino,
+            "mtime_ns": status.st_mtime_ns,
+            "ctime_ns": status.st_ctime_ns,
+        }
         if identity["size"] != known.size:
             raise _broken(release, f"{file} has {identity['size']:,} bytes of {known.size:,}")
         if _verified(file.parent) == {**identity, "sha256": known.sha256}:
@@ -205,15 +214,6 @@ def sha256(file: Path) -> str:
     return digest.hexdigest()
 
 
-def _identity(status: os.stat_result) -> dict[str, int]:
-    return {
-        "size": status.st_size,
-        "inode": status.st_ino,
-        "mtime_ns": status.st_mtime_ns,
-        "ctime_ns": status.st_ctime_ns,
-    }
-
-
 def _verified(place: Path) -> Any:
     try:
         return json.loads((place / VERIFIED).read_text(encoding="utf-8"))
@@ -223,11 +223,3 @@ def _verified(place: Path) -> Any:
 
 def _broken(release: str, problem: str) -> UserError:
     return UserError(f"{problem}; next: hf-mps kernels fetch {canonical(release)}")
-
-
-def _refuse_open_folders(file: Path) -> None:
-    with contextlib.suppress(OSError):  # an absent file has its own error
-        if (place := cache.open_to_others(file)) is not None:
-            raise UserError(
-                f"others may write to {place}, and its kernels are compiled and run; next: chmod 700 {place}"
-            )

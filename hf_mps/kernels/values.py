@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ _FORMATS = {
 }  # fmt: skip
 
 
-def _packed(kind: str, numbers: tuple[float | Sequence[float], ...]) -> bytes:
+def _packed(kind: str, *numbers: float | Sequence[float]) -> bytes:
     if len(numbers) == 1 and isinstance(numbers[0], tuple):  # a tensor's shape or strides: the common case
         return struct.pack(f"<{len(numbers[0])}{_FORMATS[kind]}", *numbers[0])
     # Asking for a Sequence costs three times as much.
@@ -22,29 +23,16 @@ def _packed(kind: str, numbers: tuple[float | Sequence[float], ...]) -> bytes:
     return struct.pack(f"<{len(flat)}{_FORMATS[kind]}", *flat)
 
 
-def u8(*numbers: int | Sequence[int]) -> bytes:
-    """`uchar` or `bool`."""
-    return _packed("u8", numbers)
-
-
-def u32(*numbers: int | Sequence[int]) -> bytes:
-    """`uint`; three of them are no `uint3`, which has 16 bytes (`padded`)."""
-    return _packed("u32", numbers)
-
-
-def i32(*numbers: int | Sequence[int]) -> bytes:
-    """`int`."""
-    return _packed("i32", numbers)
-
-
-def u64(*numbers: int | Sequence[int]) -> bytes:
-    """`ulong`."""
-    return _packed("u64", numbers)
-
-
-def i64(*numbers: int | Sequence[int]) -> bytes:
-    """`long`."""
-    return _packed("i64", numbers)
+u8 = partial(_packed, "u8")
+"""`uchar` or `bool`."""
+u32 = partial(_packed, "u32")
+"""`uint`; three of them are no `uint3`, which has 16 bytes (`padded`)."""
+i32 = partial(_packed, "i32")
+"""`int`."""
+u64 = partial(_packed, "u64")
+"""`ulong`."""
+i64 = partial(_packed, "i64")
+"""`long`."""
 
 
 def f32(*numbers: float | Sequence[float]) -> bytes:

@@ -152,20 +152,16 @@ def _written(out: Path | None) -> Iterator[IO[str]]:
     try:
         with work.open("x", encoding="utf-8", newline="") as file:
             yield file
-        _take_place(work, out)
+        # The finished file gets its name, unless another file has taken it meanwhile.
+        try:
+            os.link(work, out)  # unlike a rename, it takes no other file's place
+        except FileExistsError as error:
+            raise UserError(f"--out {out} is there by now, and nothing is overwritten; next: another name") from error
+        except OSError:  # a file system without links
+            work.rename(out)
     finally:
         with contextlib.suppress(OSError):
             work.unlink()
-
-
-def _take_place(work: Path, out: Path) -> None:
-    """Give the finished file its name. Raises UserError where another file has taken it meanwhile."""
-    try:
-        os.link(work, out)  # unlike a rename, it takes no other file's place
-    except FileExistsError as error:
-        raise UserError(f"--out {out} is there by now, and nothing is overwritten; next: another name") from error
-    except OSError:  # a file system without links
-        work.rename(out)
 
 
 # Digits of a row's number in a file's name, so that a folder lists its rows in their order.

@@ -77,14 +77,37 @@ def decide(
     """
     splits = (train, *others)
     for rows in splits if not columns else ():
-        _refuse_other_types(rows, separator)
+        feature = rows.dataset.features["label"]
+        is_text = str(getattr(feature, "dtype", "")) in ("string", "large_string")
+        if is_text and separator is None:
+            raise UserError(
+                f"{rows.where}: the label column holds text, and several labels stand in a list, in columns of 0 and 1"
+                f" (data.columns.label=[one, other]) or between separators; next: data.separator=','"
+            )
+        if not is_text and _inner(rows) is None:
+            raise UserError(f"{rows.where}: the label column holds {feature}; allowed: a list of labels in each row")
+        if not is_text and separator is not None:
+            raise UserError(f"{rows.where}: data.separator is for labels in a text, and these are lists; leave it out")
     if columns:
         roles = tuple(f"{COLUMN}{number}" for number in range(len(columns)))
         found = LabelSets(tuple(columns), {}, "each has a column of 0 and 1", columns=roles)
     else:
         found = _of_lists(train, named_in_recipe, separator)
     for rows in splits:
-        _refuse_first(rows, found)
+        for index, raw in enumerate(_all(rows, found)):
+            if found.known(raw):
+                continue
+            place = f"{rows.where}: row {rows.number(index)}"
+            if raw is None:
+                raise UserError(f"{place} has no labels; allowed: a list in every row, an empty one for none")
+            wrong = next(one for one in found.keys_of(raw) if one not in (FLAGS if found.columns else found.keys))
+            if found.columns:
+                column = found.names[found.keys_of(raw).index(wrong)]
+                raise UserError(f"{place}: column '{brief(column)}' holds '{brief(wrong)}'; allowed: 0 or 1")
+            if wrong == "":
+                raise UserError(f"{place} has an empty label among its own; allowed: a name for each")
+            told = f"label '{brief(wrong)}' is not in the label set ({labels.listed(found.names)}), {found.reason}"
+            raise UserError(f"{place}: {told}{nearest(wrong, found.names)}")
     counts = _counts(train, found)
     if not any(counts):
         raise UserError(f"{train.where}: no row has any label; allowed: labels in some of the training rows")
@@ -137,38 +160,6 @@ def _of_lists(train: Rows, named_in_recipe: Sequence[str] | None, separator: str
 def _inner(rows: Rows) -> Any:
     """The type of the labels inside the lists of a split; None where its label is no list."""
     return getattr(rows.dataset.features.get("label"), "feature", None)
-
-
-def _refuse_other_types(rows: Rows, separator: str | None) -> None:
-    feature = rows.dataset.features["label"]
-    is_text = str(getattr(feature, "dtype", "")) in ("string", "large_string")
-    if is_text and separator is None:
-        raise UserError(
-            f"{rows.where}: the label column holds text, and several labels stand in a list, in columns of 0 and 1"
-            f" (data.columns.label=[one, other]) or between separators; next: data.separator=','"
-        )
-    if not is_text and _inner(rows) is None:
-        raise UserError(f"{rows.where}: the label column holds {feature}; allowed: a list of labels in each row")
-    if not is_text and separator is not None:
-        raise UserError(f"{rows.where}: data.separator is for labels in a text, and these are lists; leave it out")
-
-
-def _refuse_first(rows: Rows, found: LabelSets) -> None:
-    """Raise UserError for the first row with a gap or with a label outside the set."""
-    for index, raw in enumerate(_all(rows, found)):
-        if found.known(raw):
-            continue
-        place = f"{rows.where}: row {rows.number(index)}"
-        if raw is None:
-            raise UserError(f"{place} has no labels; allowed: a list in every row, an empty one for none")
-        wrong = next(one for one in found.keys_of(raw) if one not in (FLAGS if found.columns else found.keys))
-        if found.columns:
-            column = found.names[found.keys_of(raw).index(wrong)]
-            raise UserError(f"{place}: column '{brief(column)}' holds '{brief(wrong)}'; allowed: 0 or 1")
-        if wrong == "":
-            raise UserError(f"{place} has an empty label among its own; allowed: a name for each")
-        told = f"label '{brief(wrong)}' is not in the label set ({labels.listed(found.names)}), {found.reason}"
-        raise UserError(f"{place}: {told}{nearest(wrong, found.names)}")
 
 
 def _counts(rows: Rows, found: LabelSets) -> list[float]:

@@ -94,7 +94,10 @@ def decide(
         problem_type is None and not named_in_recipe and not named and _numbers(train, seen)
     ):
         why = "problem_type in the recipe" if problem_type else "the labels are numbers with a decimal point"
-        _check_numbers(splits)
+        for rows in splits:
+            _refuse_first(rows, lambda raw: not _is_number(raw), "is not a finite number, as regression needs")
+            told = f"is beyond {LARGEST:.1e}, the largest number of float32; next: labels of another unit"
+            _refuse_first(rows, lambda raw: abs(float(raw)) > LARGEST, told)
         whole = problem_type is None and all(float(raw).is_integer() for raw in seen)
         few = f"every label is a whole number ({listed([f'{raw}' for raw in seen])})"
         doubt = f"{few}, and taken for a measure; problem_type=single_label_classification takes them for classes"
@@ -237,13 +240,6 @@ def _refuse_other_names(splits: Sequence[Rows]) -> None:
                 f"{rows.where}: its classes are {', '.join(names)}, and those of {train[0].where} are"
                 f" {', '.join(train[1])}; allowed: the same in the same order"
             )
-
-
-def _check_numbers(splits: Iterable[Rows]) -> None:
-    for rows in splits:
-        _refuse_first(rows, lambda raw: not _is_number(raw), "is not a finite number, as regression needs")
-        told = f"is beyond {LARGEST:.1e}, the largest number of float32; next: labels of another unit"
-        _refuse_first(rows, lambda raw: abs(float(raw)) > LARGEST, told)
 
 
 def _check_classes(splits: Iterable[Rows], labels: Labels) -> None:

@@ -24,7 +24,15 @@ _PRODUCT = re.compile(rf"air\.simdgroup_matrix_8x8_multiply_accumulate\.({_FLOAT
 def define(name: str) -> Definition | None:
     """The definition of a load, store or init."""
     if found := _INIT.fullmatch(name):
-        return _init(name, llvm_type(found[2]), diagonal=found[1] == "diag")
+        kind = llvm_type(found[2])
+        diagonal = found[1] == "diag"
+        body = Body(name, kind, scalar_of(kind))
+        x = body.arguments[0]
+        if not diagonal:
+            return body.finish(_pair(body, kind, x, x))
+        row, column = _place(body.lane())
+        first, second = (row.compare("eq", at).select(x, 0.0) for at in (column, column + 1))
+        return body.finish(_pair(body, kind, first, second))
     if found := _LOAD.fullmatch(name):
         return _load(name, llvm_type(found[1]), f"ptr addrspace({found[2]})")
     found = _STORE.fullmatch(name)
@@ -86,16 +94,6 @@ def _place(lane: Value) -> tuple[Value, Value]:
 def _pair(body: Body, kind: str, first: Value, second: Value) -> Value:
     value = body.emit(kind, f"insertelement {kind} poison, {first.kind} {first.name}, i32 0")
     return body.emit(kind, f"insertelement {kind} {value.name}, {second.kind} {second.name}, i32 1")
-
-
-def _init(name: str, kind: str, diagonal: bool) -> Definition:
-    body = Body(name, kind, scalar_of(kind))
-    x = body.arguments[0]
-    if not diagonal:
-        return body.finish(_pair(body, kind, x, x))
-    row, column = _place(body.lane())
-    first, second = (row.compare("eq", at).select(x, 0.0) for at in (column, column + 1))
-    return body.finish(_pair(body, kind, first, second))
 
 
 def _places(body: Body, pointer: str, scalar: str, first: int) -> list[Value]:

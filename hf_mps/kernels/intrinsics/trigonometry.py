@@ -27,7 +27,11 @@ def define(name: str) -> Definition | None:
     if not found or scalar_of(kind := llvm_type(found[2])) not in ("half", "float"):
         return None
     if found[1] == "sincos":
-        return _sincos(name, kind)
+        body = Body(name, kind, kind, "ptr")
+        pair = sine_and_cosine(body.arguments[0].cast("fpext", "double"))
+        sin, cos = (from_double(v, scalar_of(kind)) for v in pair)
+        body.effect(f"store {kind} {cos.name}, ptr {body.arguments[1].name}")
+        return body.finish(sin)
     return rounded_once(name, kind, _FUNCTIONS[found[1]]) if found[1] in _FUNCTIONS else None
 
 
@@ -81,14 +85,6 @@ def _reduced_by_bits(x: Value) -> tuple[Value, Value]:
 def _negated(x: Value, second_bit: Value) -> Value:
     """`x` with its sign turned where bit 1 is set."""
     return (x.body.bits(x) ^ (second_bit << 62)).cast("bitcast", "double")
-
-
-def _sincos(name: str, kind: str) -> Definition:
-    body = Body(name, kind, kind, "ptr")
-    pair = sine_and_cosine(body.arguments[0].cast("fpext", "double"))
-    sin, cos = (from_double(v, scalar_of(kind)) for v in pair)
-    body.effect(f"store {kind} {cos.name}, ptr {body.arguments[1].name}")
-    return body.finish(sin)
 
 
 def _tan(x: Value) -> Value:

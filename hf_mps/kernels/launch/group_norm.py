@@ -35,7 +35,8 @@ def forward(
     if any(each.numel() != channels or each.dtype != parameters[0].dtype for each in parameters):
         raise NoRule("PyTorch refuses the arguments")
     image = given.contiguous()
-    of = _mixed(given, parameters)
+    # The dtype of the statistics (param_scalar_type of cpu/mixed_data_type.h).
+    of = parameters[0].dtype if parameters and parameters[0].dtype != given.dtype else given.dtype
     output = torch.empty_like(image)
     mean, rstd = (torch.empty((samples, groups), dtype=of, device=given.device) for _ in range(2))
     elements = channels // groups * pixels
@@ -104,11 +105,6 @@ def _check(given: Tensor, channels: int, groups: int) -> None:
         raise NoRule("nothing to normalise")
     if given.numel() >= 1 << 32 or channels % groups:
         raise NoRule("PyTorch refuses the arguments")
-
-
-def _mixed(given: Tensor, parameters: list[Tensor]) -> torch.dtype:
-    """The dtype of the statistics (param_scalar_type of cpu/mixed_data_type.h)."""
-    return parameters[0].dtype if parameters and parameters[0].dtype != given.dtype else given.dtype
 
 
 def _params(pixels: int, groups: int, channels: int, samples: int, epsilon: float) -> bytes:

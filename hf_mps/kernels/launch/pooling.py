@@ -91,15 +91,6 @@ def _target(like: Tensor, shape: Ints, out: Tensor | None, dtype: torch.dtype | 
     return out
 
 
-def _max_pool(release: Release, given: Tensor, window: Window, output: Tensor, indices: Tensor | None) -> None:
-    placed = _arrays(given, output) + (_arrays(indices) if indices is not None else bytes(8 * DIMENSIONS))
-    ways = _each(window, window.kernel, window.stride, window.padding, window.dilation)
-    parameters = i32(given.dim(), window.pooled) + placed + ways + i32(indices is not None)
-    release.kernel(f"max_pool_{metal(given.dtype)}").launch(
-        {"input": given, "output": output, "indices": indices, "params": parameters}, output.numel()
-    )
-
-
 @rule("max_pool3d_with_indices_backward", "max_pool3d_with_indices_backward.grad_input", source=SOURCE)
 def max_pool3d_with_indices_backward(
     release: Release,
@@ -191,7 +182,12 @@ class Pool:
             raise NoRule("MPSGraph on this release")
         output = _target(given, window.shape, out)
         places = _target(given, window.shape, indices, torch.int64) if with_places else None
-        _max_pool(release, given, window, output, places)
+        placed = _arrays(given, output) + (_arrays(places) if places is not None else bytes(8 * DIMENSIONS))
+        ways = _each(window, window.kernel, window.stride, window.padding, window.dilation)
+        parameters = i32(given.dim(), window.pooled) + placed + ways + i32(places is not None)
+        release.kernel(f"max_pool_{metal(given.dtype)}").launch(
+            {"input": given, "output": output, "indices": places, "params": parameters}, output.numel()
+        )
         return (output, places) if with_places else output
 
     def average(

@@ -110,9 +110,11 @@ def normal_of(
 ) -> Tensor:
     """A mean or a standard deviation for each element, or both: standard numbers, multiplied and added to."""
     given = [each for each in (mean, std) if isinstance(each, Tensor)]
-    _kernels_for_normal(release, given[0])
-    if isinstance(std, Tensor):
-        _refuse_negative(std)
+    like = given[0]
+    if f"normal_{metal(like.dtype)}" not in release:
+        raise NoRule("no kernel for the normal distribution")
+    if isinstance(std, Tensor) and (std.is_complex() or (std.numel() and float(std.min()) < 0)):
+        raise NoRule("a standard deviation below zero")
     spread = 1.0 if isinstance(std, Tensor) else std
     shape: torch.Size = torch.broadcast_shapes(*(each.shape for each in given))  # type: ignore[no-untyped-call]
     output: Tensor = normal(release, _empty(given[0], shape), 0.0, spread, generator=generator)
@@ -121,16 +123,6 @@ def normal_of(
     return output.add_(
         mean if isinstance(mean, Tensor) else torch.full((), mean, dtype=output.dtype, device=output.device)
     )
-
-
-def _kernels_for_normal(release: Release, like: Tensor) -> None:
-    if f"normal_{metal(like.dtype)}" not in release:
-        raise NoRule("no kernel for the normal distribution")
-
-
-def _refuse_negative(std: Tensor) -> None:
-    if std.is_complex() or (std.numel() and float(std.min()) < 0):
-        raise NoRule("a standard deviation below zero")
 
 
 def _empty(like: Tensor, shape: torch.Size | tuple[int, ...]) -> Tensor:
@@ -234,7 +226,9 @@ def random_between(
     if not smallest <= low <= last <= largest:
         raise NoRule("bounds that PyTorch refuses")
     if dtype in _DIGITS:
-        low = _rounded_up(low, dtype)
+        # The first whole number from `low` that the dtype has (update_from in DistributionTemplates.h).
+        after = int(torch.tensor(low + 1).to(dtype))
+        low = low if after >= low else after + (1 << (abs(low + 1).bit_length() - _DIGITS[dtype]))
         last = last if high is None else _rounded_down(high, dtype) - 1
         if low > last:
             raise NoRule("bounds that PyTorch refuses")
@@ -265,12 +259,6 @@ def _limits(dtype: torch.dtype) -> tuple[int, int]:
     if dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
         raise NoRule("a dtype that PyTorch refuses")
     return torch.iinfo(dtype).min, torch.iinfo(dtype).max
-
-
-def _rounded_up(low: int, dtype: torch.dtype) -> int:
-    """The first whole number from `low` that the dtype has (update_from in DistributionTemplates.h)."""
-    after = int(torch.tensor(low + 1).to(dtype))
-    return low if after >= low else after + (1 << (abs(low + 1).bit_length() - _DIGITS[dtype]))
 
 
 def _rounded_down(high: int, dtype: torch.dtype) -> int:

@@ -122,7 +122,13 @@ def _scan(release: Release, name: str, given: Tensor, result: Tensor, dim: int) 
     length = source.shape[dim]
     scans = source.numel() // length
     if blocked and form == "innermost" and length <= 32 and scans >= 4096:
-        _tiny(release, f"{name}_tiny_innermost_{tag}", source, target, length, scans)
+        # Many rows in a threadgroup.
+        rows = TINY_TILE // length
+        release.kernel(f"{name}_tiny_innermost_{tag}").launch(
+            {"in": source, "out": target, "axis_size": u32(length), "n_scans": u32(scans), "rows_per_tg": u32(rows)},
+            groups=-(-scans // rows),
+            group=256,
+        )
     elif not (blocked and split(release, name, tag, source, target, dim)):
         reads = read_at_once(result.dtype)
         _launch(release.kernel(f"{name}_{form}_{tag}"), {"in": source, "out": target}, source, dim, reads)
@@ -150,16 +156,6 @@ def _launch(kernel: object, tensors: dict[str, Tensor], source: Tensor, dim: int
     blocks = -(-stride // COLUMNS)
     bound.update(stride=u64(stride), stride_blocks=u64(blocks))
     kernel.launch(bound, groups=(1, before * blocks, 1), group=COLUMNS // reads * 32)  # type: ignore[attr-defined]
-
-
-def _tiny(release: Release, kernel: str, source: Tensor, target: Tensor, length: int, scans: int) -> None:
-    """Many rows in a threadgroup."""
-    rows = TINY_TILE // length
-    release.kernel(kernel).launch(
-        {"in": source, "out": target, "axis_size": u32(length), "n_scans": u32(scans), "rows_per_tg": u32(rows)},
-        groups=-(-scans // rows),
-        group=256,
-    )
 
 
 def _transposed(given: Tensor, result: Tensor, dim: int) -> bool:

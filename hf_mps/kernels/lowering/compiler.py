@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 import llvmlite.binding as llvm
 
@@ -39,7 +38,14 @@ def compile_kernel(signature: Signature, bitcode: bytes, *, checked: bool = Fals
     text = (_suspended if suspends else _looped)(signature, flat, checked)
     module = llvm.parse_assembly(joined(text, _runtime()))
     module.verify()
-    _optimise(module, unroll=not suspends)
+    unroll = not suspends
+    tuning = llvm.create_pipeline_tuning_options(speed_level=3)
+    tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_interleaving = True
+    # The copies of a kernel whose threads wait (simdgroups.py) take twice the time to compile when unrolled, and run
+    # no faster.
+    tuning.loop_unrolling = unroll
+    builder = llvm.create_pass_builder(target(), tuning)
+    builder.getModulePassManager().run(module, builder)
     return Compiled(target().emit_object(module), flat.threadgroup_bytes, suspends)
 
 
@@ -78,13 +84,3 @@ def _runtime() -> str:
     """Conversions that this CPU has no instructions for, which LLVM calls by compiler-rt's names."""
     lacking = intrinsics.lacking(llvm.get_host_cpu_features())
     return "\n".join(part for each in lacking for part in (*each.declares, each.text))
-
-
-def _optimise(module: Any, *, unroll: bool) -> None:
-    tuning = llvm.create_pipeline_tuning_options(speed_level=3)
-    tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_interleaving = True
-    # The copies of a kernel whose threads wait (simdgroups.py) take twice the time to compile when unrolled, and run
-    # no faster.
-    tuning.loop_unrolling = unroll
-    builder = llvm.create_pass_builder(target(), tuning)
-    builder.getModulePassManager().run(module, builder)

@@ -71,7 +71,16 @@ def flatten(name: str, bitcode: bytes) -> Flat:
     text, shared = _threadgroup_by_offset(text, sizes)
     text, helpers = intrinsics.explicit(_for_host(text, name))
     module = llvm.parse_assembly(joined(text, _definitions([*called, *helpers])))
-    _inline(module, unroll="multiply_accumulate" in text)
+    # Inline, and make values of memory: a lane's own variables then need no frame.
+    unroll = "multiply_accumulate" in text
+    tuning = llvm.create_pipeline_tuning_options(speed_level=3 if unroll else 1)
+    # Later, when the loop over threads is there: a kernel's inner loop made vectors now would keep that one from it.
+    tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_interleaving = False
+    # A loop with a barrier in it is one place to suspend at; unrolled, it is as many as it has turns. Products of
+    # matrices that follow one another are one place together, and their tiles are values then.
+    tuning.loop_unrolling = unroll
+    builder = llvm.create_pass_builder(target(), tuning)
+    builder.getModulePassManager().run(module, builder)
     flat = marked(str(module))
     crossing = tuple(dict.fromkeys(each for each in _CALLED.findall(_body(flat)) if intrinsics.kind(each) != "lane"))
     return Flat(flat, shared, crossing)
@@ -144,18 +153,6 @@ def joined(*texts: str) -> str:
             defined.add(declared.group(1))
         lines.append(line)
     return "\n".join(lines) + "\n"
-
-
-def _inline(module: Any, *, unroll: bool) -> None:
-    """Inline what is to be, and make values of memory: a lane's own variables then need no frame."""
-    tuning = llvm.create_pipeline_tuning_options(speed_level=3 if unroll else 1)
-    # Later, when the loop over threads is there: a kernel's inner loop made vectors now would keep that one from it.
-    tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_interleaving = False
-    # A loop with a barrier in it is one place to suspend at; unrolled, it is as many as it has turns. Products of
-    # matrices that follow one another are one place together, and their tiles are values then.
-    tuning.loop_unrolling = unroll
-    builder = llvm.create_pass_builder(target(), tuning)
-    builder.getModulePassManager().run(module, builder)
 
 
 def _threadgroup_by_offset(text: str, sizes: dict[str, int]) -> tuple[str, int]:

@@ -50,7 +50,14 @@ def steps(flat: Flat, uniform: Iterable[str] = ()) -> Steps:
     parameters = head.split("@kernel(", 1)[1].rsplit(")", 1)[0]
     first = "v" + str(sum(bool(re.search(r"%v\d+$", each)) for each in split(parameters)))
     whole = blocks.blocks(body, first)
-    types = _types("\n".join([rest, head, *blocks.lines(whole), "}"]))
+    # The type of each value of @kernel that an instruction makes.
+    kernel = llvm.parse_assembly("\n".join([rest, head, *blocks.lines(whole), "}"])).get_function("kernel")
+    types = {
+        f"%{instruction.name}": str(instruction.type)
+        for block in kernel.blocks
+        for instruction in block.instructions
+        if instruction.name
+    }
     common = {blocks.named(each) for each in uniform}
     shared = taken_out(whole, parameters, types, common) if common else Shared({}, "")
     common |= shared.values.keys()
@@ -97,17 +104,6 @@ def _reach(function: list[Block], places: int) -> tuple[int, ...]:
             waiting += following
         found.append(sum(len(of[label].lines) for label in seen))
     return tuple(found)
-
-
-def _types(text: str) -> dict[str, str]:
-    """The type of each value of @kernel that an instruction makes."""
-    kernel = llvm.parse_assembly(text).get_function("kernel")
-    return {
-        f"%{instruction.name}": str(instruction.type)
-        for block in kernel.blocks
-        for instruction in block.instructions
-        if instruction.name
-    }
 
 
 def _divided(function: list[Block]) -> tuple[list[Block], list[Place]]:
