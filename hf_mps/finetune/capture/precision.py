@@ -96,8 +96,6 @@ def skipped(training: Mapping[str, Any], prepared: Prepared, steps: int, device:
         Trainer.compute_loss,
     ):
         return "the task's trainer computes its own loss"
-    if prepared.trainer_settings.get("compute_loss_func") is not None:
-        return "the task computes its own loss"
     if any(parameter.dtype != torch.float32 for parameter in prepared.model.parameters()):
         return "the model's weights are not float32"
     return ""

@@ -56,9 +56,8 @@ def test_a_cpu_that_does_not_multiply_bfloat16_is_not_asked(
 class Prepared:
     """What the trial asks of a task."""
 
-    def __init__(self, made: Any, kind: Any = None, loss: Any = None) -> None:
+    def __init__(self, made: Any, kind: Any = None) -> None:
         self.model, self.trainer = made, kind
-        self.trainer_settings = {"compute_loss_func": loss}
 
 
 @pytest.mark.parametrize(
@@ -76,13 +75,10 @@ def test_the_users_word_wins_and_a_short_run_is_not_timed(training: dict[str, An
 
 
 def test_what_a_trial_would_not_measure_is_not_timed() -> None:
-    from hf_mps.finetune.models import tagging
     from hf_mps.finetune.models.preference_trainer import PreferenceTrainer
 
     own = precision.skipped({}, Prepared(model(), PreferenceTrainer), 5000, "cuda")  # type: ignore[arg-type]
     assert own == snapshot("the task's trainer computes its own loss")
-    of_task = precision.skipped({}, Prepared(model(), loss=tagging.over_words), 5000, "cuda")  # type: ignore[arg-type]
-    assert of_task == snapshot("the task computes its own loss")
     half = precision.skipped({}, Prepared(model().bfloat16()), 5000, "cuda")  # type: ignore[arg-type]
     assert half == snapshot("the model's weights are not float32")
 
