@@ -20,6 +20,9 @@ TOLERANCE = {
     torch.bfloat16: 2e-2,
 }
 
+REFUSED = ("Adaptive pool MPS: Input height and width must both be",)
+"""What a Mac refuses too, in its words, among the samples of some releases (since 2.15, adaptive_max_pool2d's)."""
+
 
 @dataclass
 class Samples:
@@ -57,7 +60,12 @@ def compared(
             except (RuntimeError, NotImplementedError):
                 continue
             kernels.ledger.clear()
-            got = _results(info, sample, "mps", graded)
+            try:
+                got = _results(info, sample, "mps", graded)
+            except NotImplementedError as error:
+                if not str(error).startswith(REFUSED):
+                    raise
+                continue
             found.taken += 1
             found.ran += bool(kernels.ledger.operators)
             found.differ += [f"{info.name} {dtype} {sample}: {why}" for why in _differences(wanted, got, allowed)]

@@ -8,14 +8,18 @@ from pathlib import Path
 import pytest
 
 from hf_mps import guards
+from hf_mps.core.releases import torch_release
 from hf_mps.simulator import strictness
+from hf_mps.step import fused_dropout
 from tests.guards.experiments import Experiment, results
 from tests.kernels.launch.conftest import running
 
+DROPOUT = "dropout_fwd_float" if torch_release() >= fused_dropout.STOCK_FUSES else "bernoulli_scalar_float"
+"""What the plain dropout of the installed torch launches."""
 FAULTY = [
     ("mixed-dtypes", "2.13.0", results.float32_norms, "layer_norm_single_row_bfloat"),
     ("mixed-dtypes", "2.13.0", results.frozen_float32_norms, "layer_norm_single_row_bfloat"),
-    ("checkpoint-rng", "2.13.0", results.checkpointed_gradients, "bernoulli_scalar_float"),
+    ("checkpoint-rng", "2.13.0", results.checkpointed_gradients, DROPOUT),
 ]
 """The guard, a release with the fault, what a person would see, and the kernel that shows it."""
 
