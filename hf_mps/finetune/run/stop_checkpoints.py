@@ -10,7 +10,7 @@ from typing import Any
 
 from hf_mps.core.checkpoint_files import removed_whole
 from hf_mps.finetune.run.missed_evaluation import due
-from hf_mps.finetune.run.run_dir import STATE, checkpoints
+from hf_mps.finetune.run.run_dir import STATE
 
 
 def install(trainer: Any) -> None:
@@ -22,8 +22,10 @@ def install(trainer: Any) -> None:
     save, args = trainer._save_checkpoint, trainer.args
 
     def saved(*given: Any, **settings: Any) -> None:
-        of_stops = [path for path in checkpoints(Path(args.output_dir)) if not _due(trainer, path)]
-        limit, stopped = args.save_total_limit, not _due(trainer)
+        of_stops = [
+            file.parent for file in Path(args.output_dir).glob(f"checkpoint-*/{STATE}") if _of_stop(trainer, file)
+        ]
+        limit, stopped = args.save_total_limit, _between(trainer, trainer.state)
         if limit:
             args.save_total_limit = limit + len(of_stops) + stopped
         try:
@@ -38,10 +40,16 @@ def install(trainer: Any) -> None:
     trainer._save_checkpoint = saved
 
 
-def _due(trainer: Any, checkpoint: Path | None = None) -> bool:
-    """Whether Trainer saves at the step of a checkpoint, or at the one where it is."""
-    state = copy.copy(trainer.state)
-    if checkpoint is not None:
-        stored = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+def _of_stop(trainer: Any, file: Path) -> bool:
+    """Whether a checkpoint, of which this is the state, was saved where none is due."""
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        state = copy.copy(trainer.state)
         state.global_step, state.epoch = stored["global_step"], stored["epoch"]
-    return trainer.args.save_strategy == "best" or bool(due(trainer.args, state).should_save)
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+    return file.parent.name == f"checkpoint-{state.global_step}" and _between(trainer, state)
+
+
+def _between(trainer: Any, state: Any) -> bool:
+    return trainer.args.save_strategy != "best" and not due(trainer.args, state).should_save
