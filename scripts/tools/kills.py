@@ -2,15 +2,17 @@
 
     python scripts/tools/kills.py --count 500                    every variant on the CPU and the simulated device
     python scripts/tools/kills.py --count 40 --variant stream    one of them
-    python scripts/tools/kills.py --variant best --device cpu --draw 1-7    one chain again, its folder kept
+    python scripts/tools/kills.py --variant best --device cpu --draw 1-7    one chain again
 
-A line for each chain of kills that does not end as the unbroken run, then a table. Exit code 1 where one differs. Linux
-only: the processes run under an LD_PRELOAD library (tests/resume/kills/at_operation.c), compiled by `cc` on the spot.
+A line for each chain of kills that does not end as the unbroken run, then a table, after Ctrl-C and SIGTERM too. Exit
+code 1 where one differs. Linux only: the processes run under an LD_PRELOAD library (tests/resume/kills/at_operation.c),
+compiled by `cc` on the spot.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 import time
@@ -30,24 +32,27 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "simulated"), help="one device alone")
     parser.add_argument("--seed", type=int, default=1, help="draws other moments")
     parser.add_argument("--draw", help="one chain, as a line named it")
-    parser.add_argument("--folder", type=Path, help="where the runs are, and those that differ stay")
+    parser.add_argument("--folder", type=Path, help="where the runs are; those that differ stay")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="kills-") as temporary:
         folder = (asked.folder or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         harness = chains.Harness(folder)
+        done: list[chains.Chain] = []
         try:
-            done = run(harness, asked)
+            run(harness, asked, done)
+        except KeyboardInterrupt:
+            print("stopped before its end", file=sys.stderr)
         finally:
             harness.processes.end()
     print(table(done))
     return int(any(chain.differs for chain in done))
 
 
-def run(harness: chains.Harness, asked: argparse.Namespace) -> list[chains.Chain]:
-    """The chains, one variant after the other in turn, each that differs with a line."""
+def run(harness: chains.Harness, asked: argparse.Namespace, done: list[chains.Chain]) -> None:
+    """Add the chains to `done`, one variant after the other in turn, each that differs with a line."""
     pairs = [(one, device) for one, device in chains.pairs(*asked.variant) if asked.device in (None, device)]
-    done: list[chains.Chain] = []
     start, number = time.monotonic(), 0
     while sum(len(chain.kills) for chain in done) < asked.count and not (asked.draw and done):
         variant, device = pairs[number % len(pairs)]
@@ -59,7 +64,6 @@ def run(harness: chains.Harness, asked: argparse.Namespace) -> list[chains.Chain
         if sys.stderr.isatty() or number % 20 == 0:
             kills, differ = sum(len(each.kills) for each in done), sum(bool(each.differs) for each in done)
             print(f"{kills} kills, {differ} differ, {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
-    return done
 
 
 def line(chain: chains.Chain) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hf_mps.core.checkpoint_files import removed_whole
 from hf_mps.finetune.run.missed_evaluation import due
-from hf_mps.finetune.run.run_dir import STATE, checkpoints
+from hf_mps.finetune.run.run_dir import STATE
 
 
 class StopCheckpoints:
@@ -25,8 +25,9 @@ class StopCheckpoints:
     state: Any
 
     def _save_checkpoint(self, *given: Any, **settings: Any) -> None:
-        of_stops = [path for path in checkpoints(Path(self.args.output_dir)) if not self._is_due(path)]
-        limit, stopped = self.args.save_total_limit, not self._is_due()
+        states = Path(self.args.output_dir).glob(f"checkpoint-*/{STATE}")
+        of_stops = [file.parent for file in states if self._of_stop(file)]
+        limit, stopped = self.args.save_total_limit, self._between(self.state)
         if limit:
             self.args.save_total_limit = limit + len(of_stops) + stopped
         try:
@@ -38,10 +39,15 @@ class StopCheckpoints:
                 for path in of_stops:
                     shutil.rmtree(path, ignore_errors=True)
 
-    def _is_due(self, checkpoint: Path | None = None) -> bool:
-        """Whether Trainer saves at the step of a checkpoint, or at the one where it is."""
-        state = copy.copy(self.state)
-        if checkpoint is not None:
-            stored = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+    def _of_stop(self, file: Path) -> bool:
+        """Whether a checkpoint, of which this is the state, was saved where none is due."""
+        try:
+            stored = json.loads(file.read_text(encoding="utf-8"))
+            state = copy.copy(self.state)
             state.global_step, state.epoch = stored["global_step"], stored["epoch"]
-        return self.args.save_strategy == "best" or bool(due(self.args, state).should_save)
+        except (OSError, ValueError, LookupError, TypeError):
+            return False
+        return file.parent.name == f"checkpoint-{state.global_step}" and self._between(state)
+
+    def _between(self, state: Any) -> bool:
+        return self.args.save_strategy != "best" and not due(self.args, state).should_save
