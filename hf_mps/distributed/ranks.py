@@ -179,7 +179,6 @@ class Ranks:
             mark.unlink(missing_ok=True)
         return found
 
-
     def _key(self) -> str:
         self._calls += 1
         return str(self._calls)
