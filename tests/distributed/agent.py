@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import TCPStore
 from hf_mps.finetune.run import runner, stages  # noqa: F401  the same
 from scripts.tools.hosts import Host, hosts
 
-PATIENCE = 8.0
+PATIENCE = 15.0
 # What a rank on a host of its own has beside its number.
 ALONE = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 READ = ("my.yaml", "train.csv", "dev.csv", "model")

@@ -78,7 +78,7 @@ def said(run: Ranks) -> list[str]:
 
 @pytest.mark.parametrize("name", [name for name, (_, fault) in FAULTS.items() if "SIGINT" not in fault])
 def test_all_end_within_seconds(name: str, ended: dict[str, Ranks]) -> None:
-    assert ended[name].seconds < (20 if name == "stopped" else 10)
+    assert ended[name].seconds < (25 if name == "stopped" else 10)
     assert 0 not in ended[name].codes
 
 
@@ -126,7 +126,7 @@ def test_a_signal_stops_all_at_one_step_with_one_line(name: str, code: int, ende
 def test_a_host_that_is_unplugged_ends_all_in_a_line_each(name: str, ended: dict[str, Ranks]) -> None:
     run = ended[name]
     assert run.codes == [1, 1, 1]
-    assert run.seconds < 20
+    assert run.seconds < 15
     lines = [[line for line in text.splitlines() if line.startswith("hf-mps: ")] for text in run.texts]
     for (line,) in lines:  # the first host to give up closes its connections to the others
         assert re.sub(r" \(.*?\)", "", line) == f"hf-mps: {LOST}; kept: {name.replace(' ', '-')}/checkpoint-2"

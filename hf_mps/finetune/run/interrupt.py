@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from itertools import count
 from types import FrameType, TracebackType
 from typing import Any
@@ -13,14 +14,17 @@ from typing import Any
 from transformers import TrainerCallback
 
 from hf_mps.core.errors import INTERRUPTED
-from hf_mps.distributed.ranks import Ranks
+from hf_mps.distributed.ranks import Ranks, open_store
 from hf_mps.distributed.voice import on_sigterm
+from hf_mps.distributed.world import World
 from hf_mps.finetune.run.callbacks import finish
 from hf_mps.guards.resume import loader_state
 from hf_mps.guards.resume.rng_state import States
 
 WAITS = b"hf-mps: stopping after this evaluation, which tells the best weights; Ctrl-C again stops at once\n"
 SAID = b"\nhf-mps: stopping after this step, with a checkpoint; Ctrl-C again stops at once\n"
+LOOK = 0.2
+"""Seconds between two looks for a signal that another rank got."""
 ONE = 2.0
 """Seconds within which several signals are one, where a launcher hands on what the terminal has sent too."""
 
@@ -75,6 +79,7 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._agreement.close()
         while self._before:
             number, before = self._before.popitem()
             # A launcher sends SIGTERM at the first failure; this process has to say how it ends.
@@ -162,35 +167,45 @@ class Agreement:
     """The moment at which all ranks stop, whichever of them got a signal; alone the one that follows it.
 
     A moment is the end of a step or of an evaluation's batch, which all ranks reach through a collective. Each rank
-    reports the moment at which it reads the signal in the launcher's store. All stop one moment after the latest
-    report: whoever gets there went through a collective that no rank entered before it had reported.
+    reports the moment at which it knows of the signal. All stop one moment after the latest report: whoever gets there
+    went through a collective that no rank entered before it had reported. A thread looks for the signal in the
+    launcher's store, over a connection of its own: one whose machine sleeps never answers, and no step waits for it.
     """
 
     _number = count()
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
+    def __init__(self, ranks: Ranks, connect: Callable[[World], Any] = open_store) -> None:
+        self._ranks, self._connect = ranks, connect
         self._key = f"stop/{next(self._number)}"  # the runs of a sweep come one after the other, on every rank
         self._asked: int | None = None
         self._signal: int | None = None  # that somebody got
+        self._failure: Exception | None = None
         self._passed = 0
+        self._reported = False
+        self._closed = threading.Event()
+        if not ranks.world.alone:
+            threading.Thread(target=self._listen, daemon=True).start()
 
     def ask(self, number: int) -> None:
         """Ask all ranks to stop; called by a signal's handler."""
         self._asked = number
+
+    def close(self) -> None:
+        """Look for no signal any more."""
+        self._closed.set()
 
     def moment(self, device: Any) -> int | None:
         """Return the number of the signal where all ranks stop here, else None. Raises DistError without a store."""
         ranks, self._passed = self._ranks, self._passed + 1
         if ranks.world.alone:
             return self._asked
+        if self._failure is not None:
+            raise self._failure
         if self._signal is None:
-            if self._asked is not None:
-                ranks.store.compare_set(self._key, "", str(self._asked))
-            elif not ranks.store.check([self._key]):
-                return None
-            self._signal = int(ranks.store.get(self._key))
+            return None
+        if not self._reported:
             ranks.store.set(f"{self._key}/{ranks.world.rank}", str(self._passed))
+            self._reported = True
             if ranks.world.main:
                 _say(self._signal)
             return None
@@ -199,6 +214,18 @@ class Agreement:
         if not ranks.store.check(reports):
             return None
         return self._signal if self._passed > max(int(ranks.store.get(one)) for one in reports) else None
+
+    def _listen(self) -> None:
+        try:
+            store = self._connect(self._ranks.world)
+            while not self._closed.wait(LOOK):
+                if self._asked is not None:
+                    store.compare_set(self._key, "", str(self._asked))
+                if store.check([self._key]):
+                    self._signal = int(store.get(self._key))
+                    return
+        except Exception as error:  # the launcher, or the machine with the store, is gone
+            self._failure = error
 
 
 class Outlives:

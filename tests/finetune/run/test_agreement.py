@@ -40,7 +40,7 @@ def stopped(
             time.sleep(0.001)
 
     def one(rank: int) -> Any:
-        agreement = Agreement(Ranks(World(rank, size, rank, size), store))
+        agreement = Agreement(Ranks(World(rank, size, rank, size), store), connect=lambda world: store)
         for moment in range(1, MOMENTS + 1):
             time.sleep(pause())
             if asks.get(rank) == moment:
@@ -50,6 +50,7 @@ def stopped(
             if (number := agreement.moment(rank)) is not None:
                 begun[rank] = MOMENTS
                 return moment, number
+        agreement.close()
         return None
 
     with ThreadPoolExecutor(size) as pool:
