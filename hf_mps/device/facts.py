@@ -62,5 +62,4 @@ def _cores(device: str) -> int | None:
 
     if device == "cuda":
         return int(torch.cuda.get_device_properties(0).multi_processor_count)
-    get_core_count = getattr(torch.backends.mps, "get_core_count", None)  # newer than torch 2.8
-    return int(get_core_count()) if device == "mps" and get_core_count else None
+    return int(torch.backends.mps.get_core_count()) if device == "mps" else None

@@ -1,333 +1,394 @@
-"""What some Macs' Metal does wrong: faults by name, with the chips, systems and releases of PyTorch that have them.
+"""What is wrong on Metal, declared once: which releases, chips and systems have a fault, and which guard cures it.
 
-The simulated device has those of the Mac that it stands for (`hf_mps.simulator.strictness`).
+The doctor, docs/hazards.md, the guards, the simulated device and the tests read this table. It was read up to torch
+2.15; bounds below 2.13, the oldest release that is supported, are left out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
 
 from hf_mps.core import settings
+from hf_mps.core.choice import Choice
+from hf_mps.core.releases import torch_release, within
 from hf_mps.device import machine
 
 ISSUES = "https://github.com/pytorch/pytorch/issues"
+PULLS = "https://github.com/pytorch/pytorch/pull"
+OPERATIONS = "https://github.com/pytorch/pytorch/blob/v2.14.1/aten/src/ATen/native/mps/operations"
 FIRST_FAMILIES = ("Apple M1", "Apple M2")
 """The chips of Metal's GPU families Apple7 and Apple8."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong, in a sentence; `releases` and `macos` are specifiers, `chips` the beginnings of chips' names."""
+    """What is wrong, in a sentence, and where a thread or a source says so.
+
+    `releases` of `package` and `macos` are bounds, empty for all; `chips` are the beginnings of chips' names. `guard`
+    names what cures it here, if anything does.
+    """
 
     what: str
     issue: str
-    releases: str
-    chips: tuple[str, ...] = ("Apple",)
+    releases: str = ""
+    guard: str = ""
     macos: str = ""
+    chips: tuple[str, ...] = ("Apple",)
+    package: str = "torch"
+    simulated: bool = True
+    """Whether the simulated device imitates it."""
     asked: bool = False
-    """On only where a program asks for it: it is true of every Mac, and too dear to be on in each test."""
+    """Simulated only where a program asks for it: it is true of every Mac, and too dear to be on in each test."""
+    listed: bool = True
+    """Whether the doctor names it; what Metal is like without being a problem of some release is not listed."""
 
-    def concerns(self, chip: str, macos: str, release: str) -> bool:
-        """Whether a Mac with this chip and macOS has it with this release of torch."""
-        from packaging.specifiers import SpecifierSet
-
-        return (
-            chip.startswith(self.chips) and macos in SpecifierSet(self.macos) and release in SpecifierSet(self.releases)
-        )
+    def concerns(self, chip: str, macos: str | None, release: str | tuple[int, ...]) -> bool:
+        """Whether a Mac with this chip and macOS has it with this release of the package."""
+        there = chip.startswith(self.chips) and within(release, self.releases)
+        return there and (not self.macos or (macos is not None and within(macos, self.macos)))
 
 
 _RIGHT = "!=26.4.*,!=26.5.*,!=26.6.*"
 
 FAULTS: dict[str, Fault] = {
-    "causal-leak": Fault(
-        "causal attention without gradients in half precision lets three of four queries see later keys",
-        f"{ISSUES}/195910",
-        "<2.13",
-    ),
-    "permuted-attention": Fault(
-        "attention without gradients of at most 8 queries misreads permuted tensors of more than one row",
-        f"{ISSUES}/181133",
-        "<2.12",
-    ),
-    "long-keys": Fault(
-        "attention without gradients over 1,024 keys or more corrupts its sums in half precision",
-        f"{ISSUES}/174861",
-        ">=2.8,<2.11",
-    ),
-    "odd-keys": Fault(
-        "attention without gradients of at most 8 queries reads beyond keys that are no multiple of 32",
-        "https://github.com/pytorch/pytorch/pull/169222",
-        "<2.10",
-    ),
-    "masked-rows": Fault(
-        "attention without gradients is NaN for a query that may attend to nothing",
-        f"{ISSUES}/156707",
-        "<2.9",
-    ),
     # From macOS 15 on MPSGraph reads strides.
     "permuted-activations": Fault(
-        "the backward passes of tanh, sigmoid, silu, … and of batch norm misread permuted and channels_last tensors",
+        "gradients of activations and batch norm are wrong on permuted and channels_last tensors",
         f"{ISSUES}/175189",
         "<2.14",
-        macos="<15",
+        "permuted-activations",
+        "<15",
     ),
     "permuted-batch-norm": Fault(
         "the backward pass of batch norm refuses permuted and channels_last tensors",
         f"{ISSUES}/175189",
         "<2.14",
-        macos=">=26",
+        "permuted-activations",
+        ">=26",
     ),
-    "value-width": Fault(
-        "attention without gradients is as wide as its queries where its values are of another width",
-        f"{ISSUES}/176767",
-        "<2.12",
+    "conv-weights": Fault(
+        "convolutions are wrong with non-contiguous weights",
+        f"{ISSUES}/192212",
+        "<2.14",
+        "non-contiguous",
+        simulated=False,
     ),
     "lstm-dropout": Fault(
-        "an LSTM of several layers computes its gradients as if there had been no dropout between them",
+        "the gradients of an LSTM of two or more layers are computed as if there were no dropout between them",
         f"{ISSUES}/190056",
         "<2.14",
+        "lstm-dropout",
     ),
-    "lstm-mask": Fault(
-        "an LSTM of several layers drops at each call what it dropped at the first, in evaluation too",
-        "https://github.com/pytorch/pytorch/pull/185351",
-        "<2.13",
+    "checkpoint-rng": Fault(
+        "gradient checkpointing replays other random numbers: wrong gradients with dropout",
+        f"{ISSUES}/127676",
+        guard="checkpoint-rng",
+        simulated=False,
+    ),
+    "compiled-layouts": Fault(
+        "torch.compile forces channels_last on convolutions, which trains four to nine times slower",
+        f"{ISSUES}/192551",
+        "<2.14",
+        "compile",
+        simulated=False,
     ),
     "cuda-graphs": Fault(
         "torch.compile with CUDA graphs (modes reduce-overhead, max-autotune) ends the process on deep float16 models",
         f"{ISSUES}/188970",
-        ">=2.13,<2.14",
+        "<2.14",
+        "cuda-graphs",
     ),
     "large-k": Fault(
-        "a matrix product that sums over more than 32,766 values also sums what lies behind its operands",
+        "matrix products that sum over more than 32,766 values (below a large vocabulary, of large batches) also sum "
+        "what lies behind their operands",
         f"{ISSUES}/193487",
-        ">=2.7,<2.14",
-        FIRST_FAMILIES,
+        "<2.14",
+        "large-k",
+        chips=FIRST_FAMILIES,
     ),
     "large-k-batched": Fault(
-        "a batched matrix product that sums over more than 32,766 values does so too",
+        "batched matrix products that sum over more than 32,766 values are wrong",
         f"{ISSUES}/195163",
-        ">=2.7",
-        FIRST_FAMILIES,
+        guard="large-k",
+        chips=FIRST_FAMILIES,
     ),
     # Before macOS 15 what has an offset or gaps is computed into a temporary; MPSGraph mis-writes gaps up to macOS 15.
     "sliced-products": Fault(
-        "mm, addmm, bmm and baddbmm never write a result whose tensor has a storage offset or gaps",
-        "https://github.com/pytorch/pytorch/pull/193385",
+        "matrix products into a slice, or a part of each row, are never written",
+        f"{PULLS}/193385",
         "<2.14",
-        macos="<15",
+        "sliced-products",
+        "<15",
     ),
     "gapped-products": Fault(
-        "mm, addmm, bmm and baddbmm write beside their place where the result's tensor has gaps",
+        "matrix products into a part of each row are written beside their place",
         f"{ISSUES}/104832",
         "<2.14",
-        macos=">=15,<26",
+        "sliced-products",
+        ">=15,<26",
     ),
     # MPSGraph's own, from macOS 15.0 to 26.3 and in 27. PyTorch's copy of such operands, in mm alone, ends with 26.4.
-    "expanded-mm": Fault("mm of an expanded tensor computes every 16th row", f"{ISSUES}/180201", ">=2.8", macos=">=27"),
-    "expanded-operands": Fault("addmm does so too", f"{ISSUES}/180201", ">=2.8", macos=f">=15,{_RIGHT}"),
+    "expanded-operands": Fault(
+        "matrix products of an expanded tensor, as the gradient of a sum is, compute every 16th row alone (addmm)",
+        f"{ISSUES}/180201",
+        guard="expanded-operands",
+        macos=f">=15,{_RIGHT}",
+    ),
+    "expanded-mm": Fault(
+        "mm of an expanded tensor computes every 16th row alone",
+        f"{ISSUES}/180201",
+        guard="expanded-operands",
+        macos=">=27",
+    ),
     "expanded-gradient": Fault(
         "linear's backward computes every 16th row of the input's gradient where the gradient that arrives is expanded",
         f"{ISSUES}/180201",
         "<2.14",
-        macos=f">=15,{_RIGHT}",
+        "expanded-operands",
+        f">=15,{_RIGHT}",
     ),
     "late-copies": Fault(
-        "a copy that nobody waits for reads its source, or is there, only when the device comes to it",
-        f"{ISSUES}/140296",
-        ">=2.0",
+        "copies with non_blocking=True are done when the device comes to them: to the CPU they are read too early",
+        f"{ISSUES}/189690",
+        guard="non-blocking",
     ),
     "queued-work": Fault(
         "operators, too, are computed only when somebody waits for the device",
         f"{ISSUES}/140296",
-        ">=2.0",
         asked=True,
+        listed=False,
     ),
     "stopped-gpu": Fault(
-        "macOS aborts work that runs too long or needs too much memory, and whoever waits goes on as if it were done",
-        "https://github.com/pytorch/pytorch/pull/193571",
+        "GPU work that macOS aborts (too long, too much memory) raises no error, and its results are garbage; the "
+        "sentinel stopped-gpu watches trainings for it",
+        f"{PULLS}/193571",
         "<2.15",
         asked=True,
     ),
-    "freed-sources": Fault(
-        "a copy that nobody waits for does not keep its source: it reads what lies there once that was freed",
-        "https://github.com/pytorch/pytorch/pull/181017",
-        "<2.13",
-    ),
     "silent-indices": Fault(
-        "an index out of range reads zeros or writes nowhere, a label out of range adds nothing to the loss",
+        "ids and labels out of range raise no error: zeros are read, labels are left out, and the training goes on",
         f"{ISSUES}/144824",
         "<2.14",
+        "index-range",
     ),
     "late-indices": Fault(
-        "an index out of range is an error only when somebody waits for the device, and one that names no place",
-        "https://github.com/pytorch/pytorch/pull/187109",
+        "ids and labels out of range are an AcceleratorError that comes late and names no place",
+        f"{PULLS}/187109",
         ">=2.14",
+        "index-range",
     ),
-    # Embedding's backward and scatter_add since 2.13, index_add since 2.14, indexing and upsampling in all of these.
     "atomic-order": Fault(
-        "threads add to one sum, or write to one place, in any order: embedding's backward, index_put_, scatter_add, …",
+        "two runs with one seed differ in their last bits: where an index repeats (embedding's backward, scatter_add, "
+        "index_put_) Metal adds in any order; in one under torch.use_deterministic_algorithms(True)",
         f"{ISSUES}/195404",
-        ">=2.8",
+        guard="atomic-order",
     ),
     "dtype-copies": Fault(
-        "a copy to the CPU that also changes the dtype overwrites its source, or reads beside it",
+        "copies to the CPU that also change the dtype overwrite their source or read beside it",
         f"{ISSUES}/189563",
         "<2.14",
+        "dtype-copies",
     ),
     "wide-copies": Fault(
-        "a copy to the CPU that also makes float64 or complex128 writes nothing",
+        "copies to the CPU that also make float64 or complex128 write nothing",
         f"{ISSUES}/197715",
         "==2.14.0",
+        "dtype-copies",
     ),
     "row-bias": Fault(
-        "a linear layer forgets its bias where its input is one row",
+        "F.linear forgets the bias for a single row on macOS 26",
         f"{ISSUES}/188438",
         "<2.14",
-        ("Apple M1",),
+        "linear-bias",
         ">=26,<27",
+        ("Apple M1",),
     ),
+    # Older systems multiply by MPSGraph (Linear.mm asks for macOS 15).
     "many-rows-bias": Fault(
-        "a linear layer with a bias writes the matrices from the 65,537th on over the first ones",
+        "F.linear with a bias is wrong for more than 65,536 matrices: later ones are written over the first",
         f"{ISSUES}/189495",
-        ">=2.12,<2.14",
-        macos=">=15",
+        "<2.14",
+        "linear-bias",
+        ">=15",
     ),
-    "half-unscale": Fault(
-        "GradScaler's kernel reads two bytes of its factor for half-precision gradients, which are zero",
-        "https://github.com/pytorch/pytorch/pull/184286",
-        ">=2.8,<2.13",
+    "huge-lookups": Fault(
+        "looking up rows in a tensor of 2^31 or more elements gives zeros",
+        f"{ISSUES}/188756",
+        "<2.14",
+        "huge-embedding",
+        simulated=False,
     ),
     "huge-products": Fault(
-        "a batched product of more than 2^32 elements takes permuted inputs as they lie and misreads large ones",
+        "batched matrix products of more than 2^32 elements are wrong, their gradients too",
         f"{ISSUES}/197636",
-        ">=2.4",
+        guard="huge-products",
     ),
     "huge-cat": Fault(
-        "torch.cat never writes what lies beyond 2^31 elements",
+        "torch.cat to more than 2^31 elements loses rows and writes over other tensors",
         f"{ISSUES}/189960",
-        ">=2.10,<2.15",
+        "<2.15",
+        "huge-cat",
     ),
     "embedding-grad": Fault(
-        "the gradient of an embedding of 2^31 elements or more is refused",
-        "https://github.com/pytorch/pytorch/blob/v2.14.1/aten/src/ATen/native/mps/operations/Embedding.mm",
-        ">=2.13",
+        "the backward pass of an embedding of 2^31 elements or more ends in an error",
+        f"{OPERATIONS}/Embedding.mm",
+        guard="embedding-grad",
     ),
     "conv-batch": Fault(
-        "the gradient of a 1-D or 2-D convolution's weight counts a batch in 16 bits",
+        "weights of 1-D and 2-D convolutions get wrong gradients of a batch of 65,536 or more",
         f"{ISSUES}/96225",
-        ">=2.0",
+        guard="conv-batch",
     ),
+    # 2.14 convolves volumes with Metal Performance Primitives (PR 188802); those of macOS 26.3 and later are right.
     "conv3d-layout": Fault(
-        "a 3-D convolution of a volume whose channels do not lie last reads other values",
+        "3-D convolutions are wrong on macOS 26.0 to 26.2",
         f"{ISSUES}/197114",
         ">=2.14",
-        macos=">=26,<26.3",
+        "conv3d-layout",
+        ">=26,<26.3",
     ),
-    "large-pad": Fault("F.pad of large tensors of five dimensions or more loses them", f"{ISSUES}/194922", "<2.15"),
+    # 2.15 pads with kernels of its own (PR 195368, PR 196985); the wheel of 2.14.1 still has MPSGraph's.
+    "large-pad": Fault(
+        "F.pad of five dimensions or more loses large frames and volumes", f"{ISSUES}/194922", "<2.15", "large-pad"
+    ),
     # From macOS 15 on MPSGraph writes by strides; 2.14 has a kernel of PyTorch's own.
-    "index-add-gaps": Fault("index_add_ leaves tensors with gaps unchanged", f"{ISSUES}/176159", "<2.14", macos="<15"),
-    "lerp-weight": Fault("lerp misreads a weight of another dtype", f"{ISSUES}/196067", ">=2.12,<2.15"),
-    "scalar-views": Fault("`on_mps * on_cpu[3]` uses on_cpu[0]", f"{ISSUES}/187117", ">=2.8,<2.14"),
+    "index-add-gaps": Fault(
+        "index_add_ leaves transposed tensors unchanged", f"{ISSUES}/176159", "<2.14", "index-add-gaps", "<15"
+    ),
+    # PR 196662 is not in the wheel of 2.14.1.
+    "lerp-weight": Fault("torch.lerp misreads a weight of another dtype", f"{ISSUES}/196067", "<2.15", "lerp-weight"),
+    # No guard: it would be a kernel in Python before each addition and multiplication, 2.5 µs a call.
+    "scalar-views": Fault(
+        "`on_mps * on_cpu[3]` uses on_cpu[0], without an error: write on_cpu[3].item()", f"{ISSUES}/187117", "<2.14"
+    ),
+    # Of 768 to 3,072 rows. macOS chooses between two kernels when a process first runs a graph: no fix in PyTorch.
+    "slow-products": Fault(
+        "products may run 2 to 3 times slower in 4 of 10 runs",
+        f"{ISSUES}/182815",
+        macos=">=26",
+        chips=("Apple M5",),
+        simulated=False,
+    ),
+    "graphs-of-26": Fault(
+        "MPSGraph of macOS 26 gives other results than that of macOS 15 for some models (SAM2)",
+        "https://github.com/actions/runner-images/issues/14380",
+        "<2.14",
+        macos=">=26",
+        simulated=False,
+    ),
     # From here on what ends in an error, in an abort of the process, or in a larger figure.
     "dtype-results": Fault(
         "sorting is always stable, the variance of complex numbers is complex, the nanmedian of a row of NaN is 0, the "
         "Cholesky factor of complex numbers is one of other numbers",
         "https://github.com/pytorch/pytorch/blob/v2.13.0/torch/testing/_internal/common_mps.py",
-        ">=2.13",
+        listed=False,
     ),
     "refusals": Fault(
         "Metal's kernels refuse what the CPU computes: pools of sizes that do not divide, products and tensors beyond "
         "INT_MAX, ConvTranspose3d in half precision, complex matrices in linalg, …",
         f"{ISSUES}/96056",
-        ">=2.8",
+        listed=False,
     ),
     "mixed-layer-norm": Fault(
-        "a layer norm of float32 weights over a half-precision input reads them as if they had its dtype",
+        "layer norms of float32 weights over half-precision input give garbage",
         f"{ISSUES}/190054",
         "<2.14",
+        "mixed-dtypes",
     ),
-    "mixed-norm-backward": Fault("its backward pass aborts", f"{ISSUES}/190054", "<2.14"),
-    # #177093 moved it from MPSGraph to a kernel of PyTorch's own, which misreads such a weight: "lerp-weight".
-    "mixed-lerp": Fault(
-        "lerp aborts where its weight is one number of another dtype",
-        "https://github.com/karpathy/nanochat/pull/741",
-        "<2.12",
+    "mixed-norm-backward": Fault(
+        "the backward pass of such a layer norm ends the program", f"{ISSUES}/190054", "<2.14", "mixed-dtypes"
     ),
     "vector-weight": Fault(
-        "the backward pass of F.linear with a weight of one dimension aborts",
+        "the backward pass of F.linear ends the program where the weight has one dimension",
         f"{ISSUES}/187988",
         "<2.14",
+        "linear-shapes",
     ),
     "deep-linear": Fault(
-        "the backward pass of F.linear over five dimensions or more aborts where two of them are 1",
+        "the backward pass of F.linear ends the program where the input has five dimensions or more, two of size 1",
         f"{ISSUES}/187201",
         "<2.14",
-        macos=">=27",
+        "linear-shapes",
+        ">=27",
     ),
-    "empty-linear": Fault(
-        "F.linear over no features aborts",
-        f"{ISSUES}/190050",
+    "empty-linear": Fault("F.linear over no features ends the program", f"{ISSUES}/190050", "<2.14", macos=">=15"),
+    "bfloat16-linear": Fault(
+        "F.linear by a transposed bfloat16 weight ends the program",
+        f"{ISSUES}/197796",
         "<2.14",
-        macos=">=15",
-    ),
-    "squeezed-entropy": Fault(
-        "the backward pass of binary_cross_entropy without reduction aborts where a dimension is 1",
-        f"{ISSUES}/166746",
-        "<2.10",
-    ),
-    "large-scores": Fault(
-        "attention without gradients aborts where its scores need more than 4 GiB",
-        f"{ISSUES}/149261",
-        "<2.13",
+        macos=">=27",
+        simulated=False,
     ),
     "heaps": Fault(
         "the driver counts heaps of 8, 32 and 1,024 MiB, full or not",
         "https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/mps/MPSAllocator.h",
-        ">=2.8",
+        listed=False,
     ),
     "whole-buffers": Fault(
         "what is freed stays a buffer of its size, so the driver's figure grows with every new shape",
         f"{ISSUES}/132596",
         "<2.14",
+        "shape-growth",
+    ),
+    "fallback-variable": Fault(
+        "sets PYTORCH_ENABLE_MPS_FALLBACK after PyTorch has read it, so that it has no effect",
+        "https://github.com/huggingface/accelerate/issues/3294",
+        guard="the fallback",
+        chips=("",),
+        package="accelerate",
+        simulated=False,
     ),
 }
+
+OLDEST = "2.13"
+"""The oldest release of torch that is supported."""
+
+SIMULATED = tuple(name for name, fault in FAULTS.items() if fault.simulated)
 
 LIMITS = ("huge-products", "huge-cat", "embedding-grad")
 """The faults that begin at a number of elements which no test can hold in memory."""
 
-
-ABORTS = (
-    "mixed-norm-backward",
-    "mixed-lerp",
-    "vector-weight",
-    "deep-linear",
-    "empty-linear",
-    "squeezed-entropy",
-    "large-scores",
-)
+ABORTS = ("mixed-norm-backward", "vector-weight", "deep-linear", "empty-linear")
 """Those that end the process, by SIGABRT, which no Python catches."""
 
 
 def possible(*names: str) -> bool:
     """Whether this Mac's chip and macOS, with the installed torch, have one of these faults."""
-    this, torch = machine.present(), release()
-    return any(_concerns(name, this.chip, this.macos or "0", torch) for name in names)
+    this, release = machine.present(), torch_release()
+    return any(FAULTS[name].concerns(this.chip, this.macos, release) for name in names)
 
 
-@cache  # several guards' kernels ask of one fault, at each `import torch`
-def _concerns(name: str, chip: str, macos: str, release: str) -> bool:
-    return FAULTS[name].concerns(chip, macos, release)
-
-
-def release() -> str:
-    """The installed torch's version by its numbers alone: 2.13.0 of 2.13.0+cpu and of 2.13.0a0."""
+def here(*names: str) -> Choice[bool]:
+    """The same with the reason, which names the Mac and torch."""
     import torch
-    from packaging.version import Version
 
-    return Version(torch.__version__).base_version
+    this = machine.present()
+    has = possible(*names)
+    where = f"torch {torch.__version__} on {this.chip} with macOS {this.macos}"
+    return Choice(has, f"{where} {'has' if has else 'does not have'} the fault, by its upstream issue")
+
+
+def cured_by(guard: str) -> tuple[str, ...]:
+    """The faults that a guard cures, by name."""
+    return tuple(name for name, fault in FAULTS.items() if fault.guard == guard)
+
+
+def known(version: Callable[[str], str | None], chip: str, macos: str | None) -> Iterator[tuple[Fault, str]]:
+    """What the doctor names on a Mac with these versions of packages: of each issue the first fault that is there."""
+    issues = set()
+    for fault in FAULTS.values():
+        release = version(fault.package)
+        if fault.listed and fault.issue not in issues and release and fault.concerns(chip, macos, release):
+            issues.add(fault.issue)
+            yield fault, release
+
+
+def too_old(torch: str) -> str:
+    """The sentence about a version of torch that is older than OLDEST; empty where it is not."""
+    return "" if within(torch, f">={OLDEST}") else f"torch {torch} is older than {OLDEST}: wrong results are known"
 
 
 def left_out() -> frozenset[str]:
     """The faults that HF_MPS_FAULTS switches off, as `-name,-name`. Raises UserError for a name that there is not."""
-    return settings.switched_off("HF_MPS_FAULTS", "fault", tuple(FAULTS))
+    return settings.switched_off("HF_MPS_FAULTS", "fault", SIMULATED)

@@ -69,8 +69,7 @@ def chip(device: str) -> str:
 
     if device == "cuda":
         return torch.cuda.get_device_name()
-    get_name = getattr(torch.backends.mps, "get_name", None)  # newer than torch 2.8
-    return str(get_name()) if device == "mps" and get_name else present().chip
+    return str(torch.backends.mps.get_name()) if device == "mps" else present().chip
 
 
 def _version(text: str) -> tuple[int, int]:

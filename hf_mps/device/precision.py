@@ -45,7 +45,7 @@ def requested(name: str, device: str | None = None) -> Choice[str]:
 def dtypes(device: str) -> dict[str, Choice[bool]]:
     """Return for each floating-point dtype whether a model can be trained in it (or with its autocast) on `device`."""
     if device == "mps":
-        return {"float32": _float32(), "float16": _float16(), "bfloat16": _bfloat16(), "float64": _float64()}
+        return {"float32": _all(), "float16": _all(), "bfloat16": _bfloat16(), "float64": _float64()}
     bf16, fp16 = _elsewhere(device)
     return {
         "float32": Choice(True, "every device computes it"),
@@ -61,25 +61,13 @@ def emulates_bfloat16() -> bool:
     return generation is not None and int(generation[1]) <= 2
 
 
-def _float32() -> Choice[bool]:
+def _all() -> Choice[bool]:
     return Choice(True, "every Metal GPU computes it")
-
-
-def _float16() -> Choice[bool]:
-    import torch
-
-    if torch.__version__ >= "2.8":
-        return Choice(
-            True, f"every Metal GPU computes it, and torch {torch.__version__} has its GradScaler (2.8 or newer)"
-        )
-    return Choice(False, f"its GradScaler needs torch 2.8 or newer; this is {torch.__version__}")
 
 
 def _bfloat16() -> Choice[bool]:
     import torch
 
-    if torch.__version__ < "2.6":
-        return Choice(False, f"it needs torch 2.6 or newer; this is {torch.__version__}")
     if not torch.backends.mps.is_macos_or_newer(14, 0):
         return Choice(False, f"it needs macOS 14.0 or newer; this is macOS {machine.present().macos}")
     if emulates_bfloat16():

@@ -20,12 +20,12 @@ from pathlib import Path
 from hf_mps.core import settings
 from hf_mps.core.choice import Choice
 from hf_mps.core.text import summary
-from hf_mps.device import machine
+from hf_mps.device import faults, machine
 from hf_mps.device.machine import Machine
 from hf_mps.device.no_modes import no_modes
 
 # What torch asks of the system: aten/src/ATen/mps/MPSDevice.mm takes a device only where MPSGraph knows a selector that
-# came with macOS 14.0 (pytorch#159275). torch 2.8 still took 13; there PyTorch finds the device and nobody reads this.
+# came with macOS 14.0 (pytorch#159275).
 OLDEST_MACOS = (14, 0)
 # The page of 2.15 on Metal names 15.0 (docs.pytorch.org/docs/2.15/notes/mps.html; pytorch pull request 188365). Its
 # wheel is tagged macosx_14_0 all the same, so pip installs it on macOS 14, where its GPU is not found.
@@ -181,8 +181,11 @@ def verdict(readings: Readings) -> Choice[bool]:
         return Choice(False, _not_built(readings))
     if not readings.found:
         return Choice(False, _not_found(readings))
+    too_old = faults.too_old(readings.torch)
+    next_step = f"; {too_old}; next: pip install -U torch" if too_old else ""
     if readings.untried:
-        return Choice(True, f"PyTorch finds Metal on {here.chip}, macOS {here.macos}; not tried: {readings.untried}")
+        found = f"PyTorch finds Metal on {here.chip}, macOS {here.macos}; not tried: {readings.untried}"
+        return Choice(True, found + next_step)
     try:
         right = readings.trial()
     except Exception as error:
@@ -193,7 +196,7 @@ def verdict(readings: Readings) -> Choice[bool]:
             f"a matrix product computed on {here.chip}'s Metal GPU differs from the CPU's, so its results cannot be "
             f"trusted; look for a system update: softwareupdate --list",
         )
-    return Choice(True, f"Metal passed its probe on {here.chip}, macOS {here.macos}")
+    return Choice(True, f"Metal passed its probe on {here.chip}, macOS {here.macos}{next_step}")
 
 
 def _arm64_command() -> str:

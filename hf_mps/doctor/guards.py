@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from hf_mps.core.text import summary
+from hf_mps.device import faults
 from hf_mps.doctor.findings import Finding, note, ok, problem
-from hf_mps.guards import known_faults
 from hf_mps.guards.catalogue import GUARDS, REGISTRY
 
 IDLE = ("needless", "waits", "on")
@@ -115,7 +115,7 @@ def _concerned() -> list[str]:
 
     if not choice.metal(owned=True).value:
         return []
-    return [name for name in GUARDS.names if REGISTRY.get(name).releases is not None]
+    return [name for name in GUARDS.names if faults.cured_by(name)]
 
 
 def _child(names: Sequence[str]) -> Iterator[Trial]:
@@ -149,7 +149,8 @@ def _ending(code: int) -> str:
 
 
 def _trial(name: str, verdict: Verdict, says: str, seconds: float) -> Trial:
-    return Trial(name, verdict, says, REGISTRY.get(name).issue, known_faults.listed(name), round(seconds, 2))
+    listed = faults.possible(*faults.cured_by(name))
+    return Trial(name, verdict, says, REGISTRY.get(name).issue, listed, round(seconds, 2))
 
 
 def main(names: Sequence[str]) -> None:

@@ -10,21 +10,16 @@ from typing import Any, Literal
 from packaging.version import Version
 
 from hf_mps.core.errors import UserError
-from hf_mps.device import machine
-from hf_mps.device.faults import FAULTS
+from hf_mps.device import faults, machine
+from hf_mps.device.faults import FAULTS, Fault
 from hf_mps.device.probe import oldest_macos
 from hf_mps.doctor.findings import Finding, note, ok, problem
 from hf_mps.doctor.versions import TRIED
-from hf_mps.guards.known_faults import KNOWN, KnownFault
 from hf_mps.kernels import launch_classes, store
 from hf_mps.operators.launch_class import LaunchTable
 
-OLDEST = "2.8"
-"""The oldest release that hf_mps supports."""
 READ_UP_TO = "2.15"
 """The newest release that the lists of faults were read for."""
-# Those of the simulated device that are how Metal is, and no release's fault.
-NO_FAULTS = ("heaps", "refusals", "dtype-results", "late-copies", "atomic-order")
 NAMED = 14
 """Operators that a line names."""
 
@@ -72,29 +67,22 @@ def compared(release: str) -> Upgrade:
 
 
 def _faults(now: str, then: str) -> Iterator[dict[str, Any]]:
-    known = [fault for fault in KNOWN if fault.package == "torch"]
-    listed = {fault.link for fault in known}
-    further = (
-        KnownFault("torch", fault.releases, fault.what, fault.issue, "", fault.macos, fault.chips)
-        for name, fault in FAULTS.items()
-        if fault.issue not in listed and not fault.asked and name not in NO_FAULTS
-    )
-    for fault in (*known, *further):
+    for fault in FAULTS.values():
         there = [_concerns(fault, each) for each in (now, then)]
-        if any(there):
-            says = fault.says + _of_some_macs(fault)
-            yield {"says": says, "link": fault.link, "guard": fault.guard, "now": there[0], "then": there[1]}
+        if fault.package == "torch" and fault.listed and any(there):
+            says = fault.what + _of_some_macs(fault)
+            yield {"says": says, "link": fault.issue, "guard": fault.guard, "now": there[0], "then": there[1]}
 
 
-def _concerns(fault: KnownFault, release: str) -> bool:
+def _concerns(fault: Fault, release: str) -> bool:
     """Whether a release has it: on this Mac, or where this is none, on any."""
     here = machine.present()
     if here.mac:
-        return fault.concerns(release, here.chip, here.macos)
-    return replace(fault, macos="").concerns(release, fault.chips[0], None)
+        return fault.concerns(here.chip, here.macos, release)
+    return replace(fault, macos="").concerns(fault.chips[0], None, release)
 
 
-def _of_some_macs(fault: KnownFault) -> str:
+def _of_some_macs(fault: Fault) -> str:
     """Where this is no Mac, on which Macs it is."""
     if machine.present().mac:
         return ""
@@ -156,8 +144,8 @@ def sections(upgrade: Upgrade) -> dict[str, list[Finding]]:
 def _release(upgrade: Upgrade) -> Finding:
     version, here, oldest = Version(upgrade.then), machine.present(), oldest_macos(upgrade.then)
     says = f"{upgrade.then} in place of {upgrade.now}"
-    if version < Version(OLDEST):
-        return problem("torch", f"{says}; hf_mps needs {OLDEST} or newer", f"pip install 'torch>={OLDEST}'")
+    if too_old := faults.too_old(upgrade.then):
+        return problem("torch", f"{says}; {too_old}", "pip install -U torch")
     if here.mac and not here.macos_at_least(*oldest):
         needs = ".".join(map(str, oldest))
         return problem(

@@ -9,14 +9,12 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from hf_mps.device import machine
-from hf_mps.device.faults import FIRST_FAMILIES
+from hf_mps.device import faults, machine
+from hf_mps.device.faults import FIRST_FAMILIES, Fault
 from hf_mps.doctor.findings import Finding, note, ok, problem
-from hf_mps.guards import known_faults
-from hf_mps.guards.known_faults import KnownFault
 
 OPTIONAL = ("lightning", "peft", "trl", "sentence-transformers", "safetensors", "tokenizers", "huggingface-hub")
-TRIED = ("2.8.0", "2.13.0", "2.14.1", "2.15.0")
+TRIED = ("2.13.0", "2.14.1", "2.15.0")
 """Releases of torch that this project's tests ran with, on the simulated device; the last is the newest.
 
 Of 2.15.0 the quick tests ran, but for part of those of recipes and of other processes, on the CPU half of PyPI's build
@@ -38,43 +36,57 @@ def examine() -> list[Finding]:
     needed = [Requirement(line) for line in metadata.requires("hf-mps") or ()]
     required = {requirement.name: requirement for requirement in needed if requirement.marker is None}
     packages = [_installed(name, required.get(name)) for name in (*required, *OPTIONAL)]
+    this = machine.present()
+    known = faults.known(version, this.chip if this.mac else "", this.macos)
     return [finding for finding in (*packages, *_advised(), _newer()) if finding is not None] + [
-        _known(*fault) for fault in known_faults.here()
+        _known(*fault) for fault in known
     ]
+
+
+def version(package: str) -> str | None:
+    """The installed version of a package, None where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _advised() -> Iterator[Finding]:
     """The security advisories for installed packages."""
     for package, (versions, what, advisory) in ADVISORIES.items():
-        version = known_faults.version(package)
-        if version is not None and version in SpecifierSet(versions):
-            yield problem("advisory", f"{package} {version} {what} ({advisory})", f"pip install --upgrade {package}")
+        installed = version(package)
+        if installed is not None and installed in SpecifierSet(versions):
+            yield problem("advisory", f"{package} {installed} {what} ({advisory})", f"pip install --upgrade {package}")
 
 
 def _installed(name: str, required: Requirement | None) -> Finding | None:
-    version = known_faults.version(name)
-    if version is None:
+    installed = version(name)
+    if installed is None:
         return problem(name, "not installed", f"pip install '{required}'") if required else None
-    if required and not required.specifier.contains(version, prereleases=True):
-        return problem(name, f"{version}; hf_mps needs {required.specifier}", f"pip install --upgrade '{required}'")
-    return _torch(version) if name == "torch" else ok(name, version)
+    if name == "torch":
+        return _torch(installed)
+    if required and not required.specifier.contains(installed, prereleases=True):
+        return problem(name, f"{installed}; hf_mps needs {required.specifier}", f"pip install --upgrade '{required}'")
+    return ok(name, installed)
 
 
-def _torch(version: str) -> Finding:
+def _torch(installed: str) -> Finding:
     """Which release of torch this is among those that were tried."""
-    release, tried = Version(version), f"tried are {', '.join(TRIED)}"
+    release, tried = Version(installed), f"tried are {', '.join(TRIED)}"
+    if too_old := faults.too_old(installed):
+        return problem("torch", too_old, "pip install -U torch")
     if release.base_version in TRIED:
-        return ok("torch", f"{version}, which was tried with hf_mps")
+        return ok("torch", f"{installed}, which was tried with hf_mps")
     if release.release[:2] > Version(TRIED[-1]).release[:2]:
-        says = f"{version}: hf_mps was not tried with this release; {tried}"
+        says = f"{installed}: hf_mps was not tried with this release; {tried}"
         return note("torch", says, f"python -m pip install torch=={TRIED[-1]}, where something goes wrong")
-    return ok("torch", f"{version}; {tried}")
+    return ok("torch", f"{installed}; {tried}")
 
 
 def _newer() -> Finding | None:
     """For owners of the first two generations, why another release is the better cure than a guard."""
-    version, chip = known_faults.version("torch"), machine.present().chip
-    if version is None or not chip.startswith(FIRST_FAMILIES) or Version(version) >= Version(RIGHT_ON_THE_FIRST):
+    installed, chip = version("torch"), machine.present().chip
+    if installed is None or not chip.startswith(FIRST_FAMILIES) or Version(installed) >= Version(RIGHT_ON_THE_FIRST):
         return None
     says = (
         f"on {chip} torch {RIGHT_ON_THE_FIRST} or later is recommended: its own kernels are right where sums over "
@@ -84,15 +96,6 @@ def _newer() -> Finding | None:
     return note("newer torch", says, f"pip install --upgrade 'torch>={RIGHT_ON_THE_FIRST}'")
 
 
-def _known(fault: KnownFault, version: str) -> Finding:
-    return note("known problem", f"{fault.package} {version}: {fault.says}{_cured(fault, version)}", fault.link)
-
-
-def _cured(fault: KnownFault, version: str) -> str:
-    """In brackets what cures a fault here, or from which release on something would."""
-    from hf_mps.guards.catalogue import GUARDS, REGISTRY
-
-    releases = REGISTRY.get(fault.guard).cures if fault.guard in GUARDS.names else ""
-    if not fault.guard or SpecifierSet(releases).contains(version, prereleases=True):
-        return f" (cured here by {fault.guard})" if fault.guard else ""
-    return f" ({fault.guard} cures it with torch{releases})"
+def _known(fault: Fault, installed: str) -> Finding:
+    cured = f" (cured here by {fault.guard})" if fault.guard else ""
+    return note("known problem", f"{fault.package} {installed}: {fault.what}{cured}", fault.issue)

@@ -24,7 +24,7 @@ from hf_mps.fallback.op_schema import OpSchema
 from hf_mps.fallback.warnings import warn_rescued
 from hf_mps.operators import dispatcher
 
-# What Metal's kernels say when they refuse, in torch 2.8 to 2.14 (aten/src/ATen/native/mps, EmptyTensor.cpp): before
+# What Metal's kernels say when they refuse, in torch 2.13 and 2.14 (aten/src/ATen/native/mps, EmptyTensor.cpp): before
 # they compute anything, so that a tensor that the operator writes is as it was.
 REFUSALS = re.compile(
     r"\bMPS\b.*(support|implement)|(support|implement).*\bMPS\b|on MacOS|Failed to create function state object"

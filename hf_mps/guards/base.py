@@ -13,6 +13,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import Notice
 from hf_mps.core.patching import Patcher
 from hf_mps.core.stock import REFUSALS, described, is_late
+from hf_mps.device import faults
 from hf_mps.device.no_modes import no_modes
 
 
@@ -148,10 +149,8 @@ class Guard(Safeguard):
     """The upstream issue, or the place in the library's source."""
     until: str
     """When this file can be deleted."""
-    releases: str | None = None
-    """Which releases of torch have the fault, as a specifier; None where it is a library's, or of no known release."""
-    cures: str = ""
-    """Which of them it can cure, where not all: a kernel can be put before the device's from torch 2.9 on."""
+    untried = ""
+    """Why no trial on the device can show its faults: "a trial would take 8 GB"."""
     trying = 0
     """How many trials run now: what a trial makes is no training, and no guard has to look at it."""
 
@@ -160,9 +159,21 @@ class Guard(Safeguard):
         self.kernels: dict[str, Callable[[], None]] = {}  # operator -> what takes the kernel before it away again
         self._verdict: Choice[bool] | None = None
 
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """The faults of the device that it cures, by their names in hf_mps/device/faults.py."""
+        return faults.cured_by(self.name)
+
+    def concerns(self, module: ModuleType) -> bool:
+        """Whether this Mac and torch may have one of its faults; a guard against a library's is always armed."""
+        return not self.faults or faults.possible(*self.faults)
+
     def applies(self) -> Choice[bool]:
-        """Whether the installed libraries have the fault, and how that is known; may use the device."""
-        raise NotImplementedError
+        """Whether the fault is there, and how that is known: by this Mac and torch, then by a trial on the device."""
+        found = faults.here(*self.faults)
+        if found.value and self.untried:
+            return Choice(True, f"{found.reason}; {self.untried}")
+        return self.trial() if found.value else found
 
     def trial(self) -> Choice[bool]:
         """What trying the device says of the fault, whatever its chip and release; by default what `applies` says."""
@@ -208,4 +219,5 @@ class Guard(Safeguard):
 
     def reasons(self) -> tuple[str, str, str, str]:
         """Its own sentences."""
-        return self.what, self.until, self.issue, self.releases or ""
+        releases = dict.fromkeys(faults.FAULTS[name].releases for name in self.faults)
+        return self.what, self.until, self.issue, ", or ".join(filter(None, releases)) if all(releases) else ""

@@ -10,7 +10,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.notices import overriding
 from hf_mps.core.patching import Patch, Patcher
 from hf_mps.core.stock import Around
-from hf_mps.device import faults, machine
+from hf_mps.device import faults as device_faults
 from hf_mps.guards.base import Guard
 from hf_mps.operators.dispatcher import registered_kernel
 
@@ -20,31 +20,9 @@ Function = Callable[..., Any]
 _running: list[Any] = []
 
 
-def given_out() -> Choice[bool]:
-    """Whether this torch gives its kernels out (torch.library.get_kernel), so that ours can be put before them."""
-    import torch
-
-    if hasattr(torch.library, "get_kernel"):
-        return Choice(True, f"torch {torch.__version__} gives its kernels out")
-    return Choice(False, f"torch {torch.__version__} gives no kernel out, so that none can be put before it")
-
-
-def worth_trying(*names: str) -> Choice[bool]:
-    """Whether a trial can find one of these faults (hf_mps/device/faults.py), and a kernel of ours can cure it."""
-    import torch
-
-    if not faults.possible(*names):
-        this = machine.present()
-        where = f"torch {torch.__version__} on {this.chip} with macOS {this.macos}"
-        return Choice(False, f"{where} does not have the fault, by its upstream issue")
-    return given_out()
-
-
 class Tried(Guard):
     """A guard whose kernels stand where release, chip and macOS may have one of its `faults`, until a trial is over."""
 
-    faults: tuple[str, ...]
-    """Names in hf_mps/device/faults.py."""
     given = ""
     """What its operators are given in the trial: "permuted tensors"."""
 
@@ -54,18 +32,14 @@ class Tried(Guard):
         self._trials = trials or {}
         self._wrong: frozenset[str] = frozenset()
 
-    def applies(self) -> Choice[bool]:
-        """What the trial says, which is made only where it can find one of the faults."""
-        possible = worth_trying(*self.faults)
-        return self.trial() if possible.value else possible
-
     def trial(self) -> Choice[bool]:
         """Whether one of the operators is wrong."""
         with self.left_alone():
             self._wrong = frozenset(name for name, right in self._trials.items() if not right())
         if self._wrong:
             wrong = ", ".join(name for name in self._trials if name in self._wrong)
-            return Choice(True, f"tried on the device: {wrong} differ from the CPU on {self.given}")
+            differ = "differs" if len(self._wrong) == 1 else "differ"
+            return Choice(True, f"tried on the device: {wrong} {differ} from the CPU on {self.given}")
         return Choice(False, f"tried on the device: {', '.join(self._trials)} are right on {self.given}")
 
     def forget(self) -> None:
@@ -82,8 +56,8 @@ class Kernel(Patch):
     """A kernel of a guard's before the device's: the target is "aten::mm", the method is called below autograd.
 
     A call for which `when(*arguments)` is false goes to the device's at once, at the price of that question. One that
-    stands `alone` is not to stay (`put`, with `otherwise`); else it is one of several guards' (`before`). With `faults`
-    it is armed only where one of them may be (`worth_trying`).
+    stands `alone` is not to stay (`put`); else it is one of several guards' (`before`). With `faults` it is armed only
+    where one of them may be.
     """
 
     way = "before the kernel of"
@@ -94,13 +68,14 @@ class Kernel(Patch):
         *given: Any,
         when: Function | None = None,
         alone: bool = False,
-        otherwise: Function | None = None,
         where: Callable[[], bool] | None = None,
         late: bool = False,
         faults: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(method, *given, where=(lambda: worth_trying(*faults).value) if faults else where, late=late)
-        self.when, self.alone, self.otherwise = when, alone, otherwise
+        if faults:
+            where = lambda: device_faults.possible(*faults)  # noqa: E731
+        super().__init__(method, *given, where=where, late=late)
+        self.when, self.alone, self.faults = when, alone, faults
 
     def arm(self, owner: Patcher, target: str, module: ModuleType | None) -> None:
         """Put it there, unless it is; `Guard.release` takes it away."""
@@ -109,7 +84,7 @@ class Kernel(Patch):
             return
         name, ours = target.removeprefix("aten::"), self.ours(owner)
         if self.alone:
-            owner.kernels[target] = put(owner, name, ours, otherwise=None if given_out().value else self.otherwise)
+            owner.kernels[target] = put(owner, name, ours)
         else:
             owner.kernels[target] = before(owner, name, ours, when=self.when)
 
@@ -177,8 +152,7 @@ def before(guard: Guard, name: str, wrapper: Function, *, when: Function | None 
 
     `stock` is the kernel that was there; a wrapper that fails ends in it, as around any function. A call for which
     `when(*arguments)` is false goes to it at once, at the price of that question. What is returned takes the wrapper
-    away. Raises RuntimeError where this torch has no such operator or kernel, AttributeError before torch 2.9, which
-    cannot give a kernel out (torch.library.get_kernel).
+    away. Raises RuntimeError where this torch has no such operator or kernel.
     """
     if name not in _places:
         _places[name] = _Place(name)
@@ -194,13 +168,12 @@ def before(guard: Guard, name: str, wrapper: Function, *, when: Function | None 
     return back
 
 
-def put(guard: Guard, name: str, wrapper: Function, *, otherwise: Function | None = None) -> Callable[[], None]:
+def put(guard: Guard, name: str, wrapper: Function) -> Callable[[], None]:
     """Do the same with a kernel that is not to stay, and return what puts the one back that was there.
 
-    That may be called from inside the wrapper. `otherwise` is `stock` in the place of the kernel that was there, which
-    torch 2.8 does not give out.
+    That may be called from inside the wrapper.
     """
-    around = Around(guard, f"aten::{name}", otherwise or registered_kernel(f"aten::{name}"), wrapper)
+    around = Around(guard, f"aten::{name}", registered_kernel(f"aten::{name}"), wrapper)
     library = _registered(name, around.replacement())
     guard.arounds.append(around)
 
@@ -224,6 +197,5 @@ def _registered(name: str, function: Function) -> Any:
 def _reset(name: str, library: Any) -> None:
     import torch
 
-    if given_out().value:
-        _running.append(torch.library.get_kernel(f"aten::{name}", "MPS"))
+    _running.append(torch.library.get_kernel(f"aten::{name}", "MPS"))
     library.reset()

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from hf_mps.kernels.rules import Dispatch
 
 VARIABLE = "HF_MPS_KERNELS"
-OLDEST = (2, 9)
-"""The first release of PyTorch that gives out the kernel which is registered for an operator."""
 _dispatch: Dispatch | None = None
 
 
@@ -39,29 +37,15 @@ def check(release: str) -> None:
     """Refuse what `enable` would, before there is a device. Raises UserError; imports no torch."""
     from hf_mps.kernels import modules, store
 
-    _refuse_old_torch()
     modules.require()
     store.verify(release)
-
-
-def _refuse_old_torch() -> None:
-    from packaging.version import Version
-
-    from hf_mps.kernels import store
-
-    installed = store.installed()
-    if installed is not None and Version(installed).release < OLDEST:  # torch.library.get_kernel is new in it
-        oldest = ".".join(map(str, OLDEST))
-        raise UserError(
-            f"launch rules need torch {oldest} or later, and this is {installed}; next: pip install 'torch>={oldest}'"
-        )
 
 
 def enable(release: str, device: Any, *, checked: bool = False) -> None:
     """Have the simulated device compute with a fetched release's kernels, wherever a rule covers a call. Once.
 
     `device` is the simulated device's extension. Raises UserError, with the next command, where the release was not
-    fetched, llvmlite is not installed, this torch gives no kernels out (before 2.9), or another release is enabled.
+    fetched, llvmlite is not installed, or another release is enabled.
     """
     global _dispatch
     from hf_mps.kernels import launch
@@ -69,7 +53,6 @@ def enable(release: str, device: Any, *, checked: bool = False) -> None:
     from hf_mps.kernels.release import Release
     from hf_mps.kernels.rules import RULES, Dispatch
 
-    _refuse_old_torch()
     opened = Release(release, checked=checked)
     if _dispatch is not None:
         present = _dispatch.release

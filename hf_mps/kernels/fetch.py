@@ -120,7 +120,7 @@ def _launch_classes(file: Path, dylib: Path, say: Say) -> dict[str, Any]:
 def _cut_out(dylib: Path, target: Path, release: str) -> int:
     """Write the metallib for macOS 14 that lies in `dylib` to `target` and return its bytes.
 
-    A wheel has a metallib for each macOS that it was built for: 13 and 14 in 2.8, 14 and 26 from 2.12 on.
+    A wheel has a metallib for each macOS that it was built for: 14 and 26.
     """
     with dylib.open("rb") as whole, mmap.mmap(whole.fileno(), 0, access=mmap.ACCESS_READ) as content:
         found = libraries(content)

@@ -73,8 +73,6 @@ REFUSE_METAL = {"aten::mode.values": "aten::mode"}
 
 # Composite kernels under these serve sparse COO tensors too.
 SERVES_SPARSE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
-# Without this one (before torch 2.9) nobody has a sparse tensor on the device.
-MAKES_SPARSE = "aten::_sparse_coo_tensor_with_dims_and_tensors"
 NO_COMPRESSED = re.compile(r"^aten::_to_sparse_(csr|csc|bsr|bsc)$")
 NO_FACTORY = re.compile(r"^aten::(_?copy_|empty|zeros|sparse_resize|resize_as_sparse_|_sparse_coo_tensor_|_coalesced_)")
 
@@ -112,19 +110,12 @@ def missing() -> list[Missing]:
 
 
 def missing_for_sparse() -> list[Missing]:
-    """Every operator that the CPU has a kernel of for sparse COO tensors, and Metal none.
-
-    Sorted by name; empty where this torch makes no sparse tensors on the device.
-    """
+    """Every operator that the CPU has a kernel of for sparse COO tensors, and Metal none, sorted by name."""
     import torch
 
     names = torch._C._dispatch_get_registrations_for_dispatch_key
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    if torch._C._parse_dispatch_key("SparseMPS") is None:  # torch 2.8 does not know the key by name
-        return []
     there = names("SparseMPS")
-    if MAKES_SPARSE not in there:
-        return []
     absent = (name for name in set(names("SparseCPU")).difference(there) if name.startswith("aten::"))
     return [
         Missing(name, _sparse_refusal(name))
@@ -174,7 +165,7 @@ def overload(name: str) -> Any:
 def registered_kernel(name: str) -> Callable[..., Any]:
     """The kernel that Metal tensors get now for "aten::add.Tensor", to be called with its arguments.
 
-    Raises RuntimeError where torch has no such operator or kernel, AttributeError before torch 2.9.
+    Raises RuntimeError where torch has no such operator or kernel.
     """
     import torch
 

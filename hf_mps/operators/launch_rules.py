@@ -1,6 +1,6 @@
 """Which way the host takes where an operator has several, as PyTorch's sources decide it by dtype, shape and layout.
 
-Each rule names its source, as of 2.12.1 to 2.14.1; what 2.15.0 does otherwise was read from its wheel's code.
+Each rule names its source, as of 2.13.0 and 2.14.1; what 2.15.0 does otherwise was read from its wheel's code.
 `PYTORCH_MPS_PREFER_METAL`, which changes the products, is not set.
 """
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from hf_mps.operators.launch_class import Call, LaunchClass, Operand
 
 OPERATIONS = "aten/src/ATen/native/mps/operations"
-MOVED_TO_KERNELS = Version("2.13")
 VECTORS = Version("2.14")
 """The release whose products with one row or column have a Metal kernel of their own, and whose cat has one way."""
 LINES = Version("2.15")
@@ -28,7 +27,7 @@ TILED = 2**32
 COMPLEX_INNER = 2048
 LARGE_FILTER = 256
 SHORT_QUERY = 8
-VECTOR_SIZES, VECTOR_SIZES_BEFORE = (64, 96, 128, 256), (64, 96, 128)
+VECTOR_SIZES = (64, 96, 128, 256)
 PREFILL_SIZES = (32, 64, 72, 80, 96, 128, 256)
 """The sizes of a head that attention has kernels for."""
 
@@ -114,8 +113,6 @@ def _copy(call: Call, host: Host) -> Choice[LaunchClass] | None:
         return Choice("metal", f"a copy of strided memory ({OPERATIONS}/Copy.mm)")
     if source.dtype == target.dtype:
         return Choice("blit", f"a copy of dense memory ({OPERATIONS}/Copy.mm)")
-    if host.release < MOVED_TO_KERNELS:
-        return Choice("graph", f"a copy to another dtype is MPSGraph before 2.13 ({OPERATIONS}/Copy.mm)")
     return Choice("metal", f"a copy to another dtype ({OPERATIONS}/Copy.mm)")
 
 
@@ -163,15 +160,13 @@ def _convolution_backward(call: Call, host: Host) -> Choice[LaunchClass] | None:
 
 
 def _attention(call: Call, host: Host) -> Choice[LaunchClass] | None:
-    """Attention.mm, `_scaled_dot_product_attention_math_mps`: kernels for a few queries, and from 2.13 on for many."""
+    """Attention.mm, `_scaled_dot_product_attention_math_mps`: kernels for a few queries, and others for many."""
     query, key, value = call.inputs[:3]
     width, causal, masks = query.shape[-1], bool(_given(call, 5)), {mask.dtype for mask in call.inputs[3:]}
     if width != value.shape[-1]:
         return Choice("graph", f"values of another width than queries ({OPERATIONS}/Attention.mm)")
     short, few = query.shape[-2] <= SHORT_QUERY, query.shape[-2] <= min(SHORT_QUERY, key.shape[-2])
-    if host.release < MOVED_TO_KERNELS:
-        kernel = few and width in VECTOR_SIZES_BEFORE and not causal and masks <= {"bool"}
-    elif not masks <= {"bool", query.dtype}:
+    if not masks <= {"bool", query.dtype}:
         kernel = False
     else:
         kernel = (few and width in VECTOR_SIZES and not (causal and masks)) or (not short and width in PREFILL_SIZES)

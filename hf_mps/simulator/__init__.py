@@ -140,7 +140,6 @@ def _start(metal: ModuleType, profile: Profile) -> None:
             macos_major=profile.macos[0],
             macos_minor=profile.macos[1],
             native=sorted(table().native),
-            # torch 2.8 does not know these keys by name, and has no such kernels.
             sparse={key: dict(kernels) for key, kernels in table().sparse.items() if kernels},
             always_on_cpu=sorted(table().cpu | ONLY_AN_ERROR),
             commit=str(torch.version.git_version),

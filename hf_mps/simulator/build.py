@@ -191,10 +191,10 @@ def _compile_flags() -> list[str]:
     """What decides on the code that comes out, without a path: two environments with one torch share one build."""
     import torch
 
-    # torch 2.13 builds extensions as C++20 (torch/utils/cpp_extension.py); the headers of 2.8 compile as such too.
+    # torch builds extensions as C++20 (torch/utils/cpp_extension.py).
     flags = ["-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-w", f"-DTORCH_EXTENSION_NAME={NAME}"]
     flags += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", "-DTORCH_API_INCLUDE_EXTENSION_H"]
-    # Where torch has these (2.8), they decide which pybind11 types two extensions share.
+    # Where torch has these, they decide which pybind11 types two extensions share.
     for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI"):
         value = getattr(torch._C, f"_PYBIND11_{name}", None)
         if value is not None:

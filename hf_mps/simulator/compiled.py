@@ -45,8 +45,7 @@ def install() -> None:
     wrapper.__call__ = _through_aot_eager(wrapper.__call__)  # type: ignore[method-assign]
     # The backend's other ways in (torch._inductor.compile, AOTInductor) and people's own shaders end up in these.
     for name in ("compile_shader", "load_metallib"):
-        if hasattr(torch.mps, name):
-            setattr(torch.mps, name, _refuse_source)
+        setattr(torch.mps, name, _refuse_source)
 
 
 def _through_aot_eager(compile_graph: Any) -> Any:

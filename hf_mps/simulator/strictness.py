@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.errors import UserError, nearest
-from hf_mps.device.faults import FAULTS, LIMITS, left_out
+from hf_mps.device.faults import FAULTS, LIMITS, SIMULATED, left_out
 from hf_mps.simulator import build
 
 if TYPE_CHECKING:
@@ -23,12 +23,10 @@ def start(metal: Any, profile: Profile, torch_version: str) -> None:
 
     Raises UserError for a name in it that is no fault.
     """
-    from packaging.version import Version
-
-    without, system, release = left_out(), ".".join(map(str, profile.macos)), Version(torch_version).base_version
-    for name, fault in FAULTS.items():
-        here = not fault.asked and name not in without
-        metal.switch_fault(name, here and fault.concerns(profile.chip, system, release))
+    without, system = left_out(), ".".join(map(str, profile.macos))
+    for name in SIMULATED:
+        here = not FAULTS[name].asked and name not in without
+        metal.switch_fault(name, here and FAULTS[name].concerns(profile.chip, system, torch_version))
 
 
 @contextmanager
@@ -41,7 +39,7 @@ def on(*names: str) -> Iterator[None]:
 @contextmanager
 def off(*names: str) -> Iterator[None]:
     """Switch faults off for a while, all where no name is given. Raises UserError as `on` does."""
-    with _switched(names or tuple(FAULTS), False):
+    with _switched(names or SIMULATED, False):
         yield
 
 
@@ -86,8 +84,8 @@ def take_longest_sum() -> int:
 def _switched(names: tuple[str, ...], state: bool) -> Iterator[None]:
     metal = _extension()
     for name in names:
-        if name not in FAULTS:
-            raise UserError(f"{name} is no fault; there are {', '.join(FAULTS)}{nearest(name, FAULTS)}")
+        if name not in SIMULATED:
+            raise UserError(f"{name} is no fault; there are {', '.join(SIMULATED)}{nearest(name, SIMULATED)}")
     before = active()
     for name in names:
         metal.switch_fault(name, state)

@@ -9,12 +9,11 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
-from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
-from hf_mps.device.faults import FAULTS, Fault
+from hf_mps.device.faults import FAULTS, SIMULATED, Fault
 from hf_mps.guards.base import Guard
 from hf_mps.guards.catalogue import REGISTRY, SENTINELS
-from hf_mps.guards.known_faults import KNOWN, KnownFault
 
 # A guard's folder -> the heading and the sentence above its guards, in the order of the page.
 GROUPS = {
@@ -49,9 +48,11 @@ def lines() -> Iterator[str]:
     yield from ("", "## Known problems that no guard cures", "")
     yield from ("`hf-mps doctor` names those of the installed versions.", "")
     heads = ("versions", "chips", "macOS", "what is wrong", "source")
-    yield from _table(("package", *heads), (_problem(known) for known in KNOWN if not known.guard))
+    yield from _table(
+        ("package", *heads), (_problem(fault) for fault in FAULTS.values() if not fault.guard and fault.listed)
+    )
     yield from ("", "## Faults of the simulated device", "", FAULTS_ABOVE.strip(), "")
-    yield from _table(("fault", *heads), (_fault(name, fault) for name, fault in FAULTS.items()))
+    yield from _table(("fault", *heads), (_fault(name, FAULTS[name]) for name in SIMULATED))
 
 
 def _sentinel(name: str) -> tuple[str, ...]:
@@ -59,8 +60,8 @@ def _sentinel(name: str) -> tuple[str, ...]:
     return f"`{name}`", sentinel.what, sentinel.why
 
 
-def _problem(known: KnownFault) -> tuple[str, ...]:
-    return known.package, *_extent(known.versions, known.chips, known.macos), known.says, _link(known.link)
+def _problem(fault: Fault) -> tuple[str, ...]:
+    return fault.package, *_extent(fault.releases, fault.chips, fault.macos), fault.what, _link(fault.issue)
 
 
 def _fault(name: str, fault: Fault) -> tuple[str, ...]:
@@ -68,21 +69,20 @@ def _fault(name: str, fault: Fault) -> tuple[str, ...]:
 
 
 def _extent(versions: str, chips: Sequence[str], macos: str) -> tuple[str, str, str]:
-    return f"`{versions}`", _chips(chips), f"`{macos}`" if macos else "all"
+    return _bounds([versions]), _chips(chips), _bounds([macos])
 
 
 def _guard(guard: Guard) -> Iterator[str]:
-    known = [each for each in KNOWN if each.guard == guard.name]
-    faults = {name: fault for name, fault in FAULTS.items() if name == guard.name or fault.issue == guard.issue}
+    cured = {name: FAULTS[name] for name in guard.faults}
+    simulated = [name for name, fault in FAULTS.items() if fault.simulated and name in (*cured, guard.name)]
     yield from ("", f"### {guard.name}", "", f"**Hazard:** {guard.what}.", "", f"**Guard:** {_words(guard)}", "")
     rows = [("source", ", ".join(map(_link, _places(guard.issue))))]
-    rows += [("torch", f"`{guard.releases}`" if guard.releases else "whatever release")]
-    if guard.cures:
-        rows.append(("cured with torch", f"`{guard.cures}`"))
-    rows += [("chips", _where(known, faults.values(), "chips")), ("macOS", _where(known, faults.values(), "macos"))]
+    rows += [("torch", _bounds([fault.releases for fault in cured.values()]))]
+    rows += [("chips", _chips([chip for fault in cured.values() for chip in fault.chips]))]
+    rows += [("macOS", _bounds([fault.macos for fault in cured.values()]))]
     rows += [("what to do", _advice(guard)), ("can go when", guard.until), ("off", f"`HF_MPS_GUARDS=-{guard.name}`")]
-    if faults:
-        rows.append(("simulated as", ", ".join(f"`{name}`" for name in faults)))
+    if simulated:
+        rows.append(("simulated as", ", ".join(f"`{name}`" for name in simulated)))
     yield from _table(("", ""), rows)
 
 
@@ -93,24 +93,23 @@ def _words(guard: Guard) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _where(known: Sequence[KnownFault], faults: Iterable[Fault], what: str) -> str:
-    """The chips or systems that the doctor and the simulated device know to have the fault."""
-    found = [*(getattr(each, what) for each in known), *(getattr(fault, what) for fault in faults)]
-    if what == "chips":
-        return _chips(tuple(dict.fromkeys(chip for chips in found for chip in chips)))
-    return ", or ".join(f"`{specifier}`" for specifier in dict.fromkeys(found)) if found and all(found) else "all"
+def _bounds(bounds: Sequence[str]) -> str:
+    """The releases, or systems, of several faults."""
+    return ", or ".join(f"`{each}`" for each in dict.fromkeys(bounds)) if bounds and all(bounds) else "all"
 
 
 def _chips(chips: Sequence[str]) -> str:
-    return "all" if not chips or "Apple" in chips else ", ".join(chip.removeprefix("Apple ") for chip in chips)
+    named = dict.fromkeys(chip.removeprefix("Apple ") for chip in chips)
+    return "all" if not named or named.keys() & {"Apple", ""} else ", ".join(named)
 
 
 def _advice(guard: Guard) -> str:
     """What a person does about it, by the releases that have the fault."""
     first = "what its line says" if "refused" in _words(guard) else "nothing"
-    bounds = [each.version for each in SpecifierSet(guard.releases or "") if each.operator == "<"]
-    if bounds:
-        return f"{first}; torch {bounds[0]} and later need no guard"
+    bounds = [FAULTS[name].releases for name in guard.faults]
+    if bounds and all(bound.startswith("<") for bound in bounds):
+        newest = max((bound.removeprefix("<") for bound in bounds), key=Version)
+        return f"{first}; torch {newest} and later need no guard"
     return f"{first}; a line says so where a person has to do something" if first == "nothing" else first
 
 

@@ -1,6 +1,6 @@
 """Write hf_mps/operators/launch_classes.json: what each operator launches on releases whose macOS wheels lie here.
 
-    python scripts/tools/launch_classes.py torch-2.12.1-…-macosx_14_0_arm64.whl torch-2.13.0-… torch-2.14.1-…
+    python scripts/tools/launch_classes.py torch-2.13.0-…-macosx_14_0_arm64.whl torch-2.14.1-… torch-2.15.0-…
 
 The names of operators with the same classes stand together; a name without a dot stands for all its overloads that have
 no line of their own, one with a dot for one ("add.Tensor", or "add." for the first).

@@ -5,7 +5,7 @@
 
 By default transformers 5.3 and the newest, accelerate 1.10 and the newest, with one torch: others are on PyPI for Linux
 as CUDA builds of several gigabytes alone, and the simulated device needs a build for the CPU; where such a wheel
-is at hand (`--index-url https://download.pytorch.org/whl/cpu`), `--torch 2.8.0` takes it. An environment that is there
+is at hand (`--index-url https://download.pytorch.org/whl/cpu`), `--torch 2.14.1` takes it. An environment that is there
 already is used again. Prints a table with the versions that were found; exit code 1 where a test failed.
 """
 

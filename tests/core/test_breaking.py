@@ -253,13 +253,12 @@ UNREACHED = {
 """What the program does not call, and why; each is put there by the function that the others are."""
 
 ABSENT = {
-    "attention-no-grad": "is there with torch before 2.13, and with 2.13 on macOS 26",
     "conv3d-layout": "is there on macOS 26.0 to 26.2 with torch 2.14 or later",
-    "huge-cat": "is there with torch 2.10 to 2.14",
+    "huge-cat": "is there with torch before 2.15",
     "huge-products": "is there on machines with more than 16 GiB",
     "index-add-gaps": "is there on macOS 14 with torch before 2.14",
     "large-pad": "is there with torch before 2.15",
-    "lerp-weight": "is there with torch 2.12 to 2.14",
+    "lerp-weight": "is there with torch before 2.15",
     "permuted-activations": "is there on macOS 14, and on 26 for batch norm, with torch before 2.14",
 }
 """Guards that the tests' device and release may be without."""

@@ -79,22 +79,11 @@ def test_bfloat16_is_emulated_on_m1_and_m2(chip: str, mac) -> None:
     )
 
 
-def test_bfloat16_needs_macos_14_and_torch_2_6(mac) -> None:
+def test_bfloat16_needs_macos_14(mac) -> None:
     mac(macos=(13, 7))
     assert str(precision.dtypes("mps")["bfloat16"]) == snapshot(
         "False (it needs macOS 14.0 or newer; this is macOS 13.7)"
     )
-    mac(version="2.5.1")
-    assert str(precision.dtypes("mps")["bfloat16"]) == snapshot("False (it needs torch 2.6 or newer; this is 2.5.1)")
-
-
-def test_float16_needs_the_gradscaler_of_torch_2_8(mac) -> None:
-    mac(version="2.7.1")
-    assert str(precision.dtypes("mps")["float16"]) == snapshot(
-        "False (its GradScaler needs torch 2.8 or newer; this is 2.7.1)"
-    )
-    mac(version="2.10.0")
-    assert precision.dtypes("mps")["float16"].value
 
 
 def test_the_cpu_has_no_float16_training() -> None:

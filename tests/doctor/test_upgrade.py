@@ -11,10 +11,10 @@ import pytest
 
 from hf_mps.cli.main import main
 from hf_mps.device import machine
+from hf_mps.device.faults import FAULTS
 from hf_mps.doctor import upgrade
 from hf_mps.doctor.findings import Finding
 from hf_mps.guards.introspect import torch_release
-from hf_mps.guards.known_faults import KNOWN
 from hf_mps.operators.table import table
 
 Having = Callable[..., None]
@@ -49,11 +49,11 @@ def test_an_upgrade_takes_faults_away_and_brings_others(having: Having) -> None:
 
 
 def test_a_downgrade_brings_them_back(having: Having) -> None:
-    having("2.13.0")
-    come = section("2.12.1", "new with 2.12.1")
-    assert "cured here by half-unscale" in come["half-unscale"].says
-    assert come["half-unscale"].next.endswith("/pull/184286")
-    assert section("2.12.1", "operators")["lost"].says.startswith("lose their kernel and run on the CPU: ")
+    having("2.14.1")
+    come = section("2.13.0", "new with 2.13.0")
+    assert "cured here by lstm-dropout" in come["lstm-dropout"].says
+    assert come["lstm-dropout"].next.endswith("/issues/190056")
+    assert section("2.13.0", "operators")["lost"].says.startswith("lose their kernel and run on the CPU: ")
 
 
 def test_it_is_this_chip_that_counts_and_where_there_is_none_each_fault_names_its_macs(having: Having) -> None:
@@ -65,8 +65,9 @@ def test_it_is_this_chip_that_counts_and_where_there_is_none_each_fault_names_it
 
 def test_nothing_is_told_twice_and_no_known_fault_is_left_out(having: Having) -> None:
     having("2.13.0", macos=None)
-    told = [(each["says"], each["link"]) for each in upgrade.compared("2.8.0").faults]
-    concerned = {f.link for f in KNOWN if f.package == "torch" for v in ("2.13.0", "2.8.0") if upgrade._concerns(f, v)}
+    told = [(each["says"], each["link"]) for each in upgrade.compared("2.15.0").faults]
+    listed = [fault for fault in FAULTS.values() if fault.package == "torch" and fault.listed]
+    concerned = {f.issue for f in listed for v in ("2.13.0", "2.15.0") if upgrade._concerns(f, v)}
     assert concerned <= {link for _, link in told}
     assert len(told) == len(set(told))
 
@@ -86,9 +87,9 @@ def test_a_release_that_is_not_fetched_has_its_faults_and_the_next_command(
 ) -> None:
     having("2.13.0")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = section("2.11.0", "operators")["operators"]
-    assert (found.state, found.next) == ("note", "hf-mps kernels fetch 2.11.0")
-    assert "half-unscale" in section("2.11.0", "new with 2.11.0")
+    found = section("2.14.0", "operators")["operators"]
+    assert (found.state, found.next) == ("note", "hf-mps kernels fetch 2.14.0")
+    assert "lstm-dropout" in section("2.14.0", "gone with 2.14.0")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_a_release_that_is_not_fetched_has_its_faults_and_the_next_command(
     [
         ("2.14.1", "ok", "which was tried with hf_mps"),
         ("2.15.0", "problem", "it needs macOS 15.0 or newer, this is 14.5"),
-        ("2.7.1", "problem", "hf_mps needs 2.8 or newer"),
+        ("2.12.1", "problem", "torch 2.12.1 is older than 2.13: wrong results are known"),
         ("2.14.0", "ok", "tried are"),
     ],
 )

@@ -15,7 +15,6 @@ from inline_snapshot import snapshot
 from hf_mps import guards
 from hf_mps.core import notices
 from hf_mps.guards import kernel_overrides
-from hf_mps.guards.introspect import torch_release
 from hf_mps.guards.numerics import atomic_order
 from hf_mps.guards.numerics.atomic_order import AtomicOrder
 from hf_mps.guards.numerics.ordered_sums import add_rows
@@ -108,7 +107,7 @@ def test_a_trial_meets_the_devices_own_kernel_and_draws_nothing() -> None:
     guard, before = guards.get("atomic-order"), torch.mps.get_rng_state()
     with deterministic():
         found = guard.applies()
-    assert found.value is (torch_release() >= (2, 13))
+    assert found.value
     with strictness.off("atomic-order"):
         assert guard.applies().reason == snapshot(
             "tried on the device: 8 equal backward passes of an embedding agree to the bit"
@@ -144,9 +143,8 @@ def test_once_the_flag_is_off_again_the_device_is_stock() -> None:
     assert guards.get("atomic-order").times == done
 
 
-@pytest.mark.skipif(torch_release() < (2, 13), reason="no alert before torch 2.13")
 def test_without_the_guard_torch_refuses_or_keeps_silent() -> None:
-    """As torch 2.13 on a Mac: an error, or a warning, for scatter_add; nothing for embedding's backward."""
+    """As on a Mac: an error, or a warning, for scatter_add; nothing for embedding's backward."""
     there = drawn("mps")
     with guards.suspended("atomic-order"):
         with deterministic():

@@ -153,16 +153,6 @@ def test_an_inference_s_batch_is_moved_without_a_wait_too(bert: Any) -> None:
     assert not batch_waits.GUARD.broken
 
 
-def test_a_release_that_does_not_hold_sources_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_mps.guards.numerics.non_blocking.torch_release", lambda: (2, 12, 1))
-    with simulator.counted() as counts:
-        assert send(torch.ones(2)).tolist() == [1, 1]
-        assert "pytorch#181017" in guards.get("batch-waits").applies().reason
-    assert counts.copies_in == 1
-    assert counts.waits == 2  # the copy, and the list
-    assert not guards.get("batch-waits").times
-
-
 def rows_of_ids() -> dict[str, Tensor]:
     return {name: torch.tensor([row[name] for row in padded()[4:12]]) for name in ("input_ids", "attention_mask")}
 

@@ -11,7 +11,7 @@ import torch._inductor.config
 from torch import nn
 
 from hf_mps import guards
-from hf_mps.guards import GuardNotice, known_faults
+from hf_mps.guards import GuardNotice
 from hf_mps.guards.platform.compile import ERRORS, LAYOUT
 from hf_mps.simulator import compiled
 from tests import hazards
@@ -58,15 +58,6 @@ def test_where_a_program_compiles_itself_layouts_stay_and_errors_are_its_own() -
         model(torch.ones(2, 3, device="mps"))
     assert not torch._inductor.config.layout_optimization
     assert not torch._dynamo.config.suppress_errors
-
-
-def test_the_line_tells_what_this_torch_gets_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    version = known_faults.version
-    monkeypatch.setattr(known_faults, "version", lambda name: "2.10.0" if name == "torch" else version(name))
-    torch.compile(nn.Linear(3, 1).to("mps"))(torch.ones(2, 3, device="mps"))
-    (line,) = guards.get("compile").lines
-    assert "gives sums of broadcast tensors twice as large (pytorch#170360)" in line
-    assert "gives wrong LayerNorm results (pytorch#191976)" in line
 
 
 def test_what_is_compiled_for_the_cpu_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

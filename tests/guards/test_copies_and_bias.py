@@ -15,6 +15,7 @@ from hf_mps import guards
 from hf_mps.guards.introspect import torch_release
 from hf_mps.guards.numerics import dtype_copies, linear_bias
 from hf_mps.simulator import strictness
+from tests.hazards import device
 
 VALUES = torch.arange(64.0).view(8, 8) / 8
 of_the_release = pytest.mark.skipif(torch_release() >= (2, 14), reason="from 2.14 on these guards put nothing anywhere")
@@ -110,21 +111,14 @@ def test_other_copies_are_stocks(call: Callable[[Tensor], Any]) -> None:
 
 @pytest.mark.parametrize(
     ("release", "wrong"),
-    [
-        ((2, 8, 0), {"half", "float64"}),
-        ((2, 13, 0), {"half", "float64"}),
-        ((2, 14, 0), {"float64"}),
-        ((2, 14, 1), set()),
-    ],
+    [("2.13.0", {"half", "float64"}), ("2.14.0", {"float64"}), ("2.14.1", set())],
 )
-def test_each_release_has_what_upstream_says_of_it(
-    release: tuple[int, ...], wrong: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dtype_copies, "torch_release", lambda: release)
+def test_each_release_has_what_upstream_says_of_it(release: str, wrong: set[str]) -> None:
     guard = dtype_copies.DtypeCopies()
-    assert guard.applies().value is bool(wrong)
     kinds = {"half": torch.float16, "float64": torch.float64}
-    assert {name for name, kind in kinds.items() if guard._wrong(torch.float32, kind)} == wrong
+    with device.mac(torch=release):
+        assert guard.applies().value is bool(wrong)
+        assert {name for name, kind in kinds.items() if guard._wrong(torch.float32, kind)} == wrong
 
 
 @of_the_release
@@ -140,12 +134,13 @@ def test_the_trial_tells_which_of_the_two_faults_is_there() -> None:
         assert guard.applies().reason.endswith("wrong for one row and for 65,537 matrices")
 
 
-def test_older_systems_and_newer_releases_have_no_kernel_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("macos", "release"), [("14.7", "2.13.0"), ("26.1", "2.14.0")])
+def test_older_systems_and_newer_releases_have_no_kernel_of_ours(macos: str, release: str) -> None:
     guard = linear_bias.LinearBias()
-    monkeypatch.setattr(linear_bias, "torch_release", lambda: (2, 14, 0))
-    guard.install(torch)
-    assert not guard.arounds
-    assert not guard.applies().value
+    with device.mac(macos=macos, torch=release):
+        guard.install(torch)
+        assert not guard.arounds
+        assert not guard.applies().value
 
 
 @of_the_release

@@ -1,4 +1,4 @@
-"""A copy waits only where this release of torch can give other values if it does not."""
+"""A copy waits only where it gives other values if it does not."""
 
 from __future__ import annotations
 
@@ -35,19 +35,12 @@ def unwaiting(source: str, target: str) -> list[bool]:
     return copies.unwaiting
 
 
-@pytest.mark.parametrize(("release", "stays"), [((2, 12, 1), False), ((2, 13, 0), True), ((2, 15, 0), True)])
-def test_a_copy_to_the_device_waits_on_releases_that_do_not_hold_its_source(
-    release: tuple[int, ...], stays: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hf_mps.guards.numerics.non_blocking.torch_release", lambda: release)
-    assert unwaiting("cpu", "mps") == [stays, stays]
-    assert bool(guards.get("non-blocking").times) is not stays
-    assert ("pytorch#181017" in guards.get("non-blocking").applies().reason) is not stays
+def test_a_copy_to_the_device_is_made_as_it_was_asked_for() -> None:
+    assert unwaiting("cpu", "mps") == [True, True]
+    assert not guards.get("non-blocking").times
 
 
-@pytest.mark.parametrize("release", [(2, 12, 1), (2, 13, 0), (2, 15, 0)])
-def test_a_copy_to_the_cpu_waits_on_every_release(release: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_mps.guards.numerics.non_blocking.torch_release", lambda: release)
+def test_a_copy_to_the_cpu_waits() -> None:
     assert unwaiting("mps", "cpu") == [False, False]
     assert guards.get("non-blocking").times == 2
 
@@ -65,9 +58,9 @@ def test_a_copy_to_the_cpu_is_there_when_it_is_read() -> None:
 
 
 @pytest.mark.usefixtures("simulated")
-def test_a_source_that_the_script_itself_writes_to_is_its_own_affair_where_it_is_held() -> None:
+def test_a_source_that_the_script_writes_to_too_early_is_read_as_it_is_then() -> None:
     source = torch.ones(4)
-    with strictness.on("late-copies"), strictness.off("freed-sources"):
+    with strictness.on("late-copies"):
         there = source.to("mps", non_blocking=True)
         source.zero_()
         assert there.tolist() == [0.0] * 4, "as with pinned memory on CUDA: a wait for each copy would be the price"

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from hf_mps.core.releases import numbers
 from hf_mps.device import faults, machine
 from tests.hazards.kernels import host, kernels
 
@@ -132,14 +133,14 @@ def half_precision() -> Iterator[None]:
 @contextmanager
 def mac(*, macos: str | None = None, torch: str = "2.13.0") -> Iterator[None]:
     """A Mac with this macOS and this release of torch, as the guards ask of a fault before they try the device."""
-    before, release = machine.present(), faults.release
+    before, release = machine.present(), faults.torch_release
     machine.override(dataclasses.replace(before, macos=macos or before.macos))
-    faults.release = lambda: torch
+    faults.torch_release = lambda: numbers(torch)
     try:
         yield
     finally:
         machine.override(before)
-        faults.release = release
+        faults.torch_release = release
 
 
 @contextmanager

@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-from hf_mps.simulator import strictness
 from tests.hazards.kernels import host, kernels
 
 
-@contextmanager
-def non_blocking() -> Iterator[None]:
-    """pytorch#189690 and #140296, as up to torch 2.12: a copy that nobody waits for does not hold its source."""
-    from hf_mps.guards.numerics import non_blocking as module
-
-    guard: Any = module
-    release, guard.torch_release = guard.torch_release, lambda: (2, 12, 0)
-    try:
-        with strictness.on("late-copies", "freed-sources"):
-            yield
-    finally:
-        guard.torch_release = release
-
-
-def fp16_fused_adam() -> Any:
-    """pytorch#186360: the fused kernels read neither grad_scale nor found_inf."""
+def fused_overflow() -> Any:
+    """As up to torch 2.12 (pytorch#186360): the fused kernels read neither grad_scale nor found_inf."""
     import torch
 
     def deaf(name: str) -> Callable[..., Any]:
@@ -52,8 +36,8 @@ def non_contiguous() -> Any:
     return kernels({"addcmul_": losing(torch.addcmul), "addcdiv_": losing(torch.addcdiv)})
 
 
-def layernorm_frozen() -> Any:
-    """pytorch#183825: where the input needs no gradient, those of weight and bias are what lay in their memory."""
+def frozen_norm() -> Any:
+    """As up to torch 2.12 (pytorch#183825): where the input needs no gradient, the weights get what lay in memory."""
     import torch
 
     def backward(grad: Any, input: Any, shape: Any, mean: Any, rstd: Any, weight: Any, bias: Any, mask: Any) -> Any:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 from hf_mps.guards.catalogue import REGISTRY
 from hf_mps.simulator import strictness
+from tests.hazards import device
 
 ELEMENTS = 4096
 """From where on those faults show that begin at 2^31 or 2^32 elements."""
@@ -36,7 +35,7 @@ def huge_cat() -> Iterator[None]:
     """pytorch#189960: torch 2.13."""
     from hf_mps.guards.numerics import huge_cat as module
 
-    with _of("huge-cat", (2, 13, 0)), _beginning_early("huge-cat", module):
+    with _of("huge-cat", "2.13.0"), _beginning_early("huge-cat", module):
         yield
 
 
@@ -51,45 +50,21 @@ def embedding_grad() -> Iterator[None]:
 
 def conv3d_layout() -> AbstractContextManager[None]:
     """pytorch#197114: torch 2.14 on macOS 26.2."""
-    return _of("conv3d-layout", (2, 14, 0), "26.2")
-
-
-def large_pad() -> AbstractContextManager[None]:
-    """pytorch#194922: torch 2.13."""
-    return _of("large-pad", (2, 13, 0))
-
-
-def lerp_weight() -> AbstractContextManager[None]:
-    """pytorch#196067: torch 2.13."""
-    return _of("lerp-weight", (2, 13, 0))
-
-
-def index_add_gaps() -> AbstractContextManager[None]:
-    """pytorch#176159: torch 2.13 on macOS 14."""
-    return _of("index-add-gaps", (2, 13, 0), "14.7")
+    return _of("conv3d-layout", "2.14.0", "26.2")
 
 
 @contextmanager
-def _of(name: str, release: tuple[int, ...], macos: str | None = None) -> Iterator[None]:
+def _of(name: str, torch_version: str, macos: str | None = None) -> Iterator[None]:
     """The fault `name`, and its guard as it is with that release and system."""
     import torch
 
-    from hf_mps.device import machine
-
     guard: Any = REGISTRY.get(name)
-    module: Any = sys.modules[type(guard).__module__]
-    before, here, there = module.torch_release, machine.present(), set(guard.kernels)
-    module.torch_release = lambda: release
-    machine.override(replace(here, macos=macos or here.macos))
+    there = set(guard.kernels)
     try:
-        try:
+        with device.mac(macos=macos, torch=torch_version), strictness.on(name):
             guard.install(torch)
-        finally:
-            machine.override(here)
-        with strictness.on(name):
-            yield  # the release stays: some guards ask it again where others make a trial
+            yield
     finally:
-        module.torch_release = before
         guard.release(*(set(guard.kernels) - there or {"none"}))
 
 

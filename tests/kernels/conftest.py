@@ -13,8 +13,6 @@ from hf_mps.kernels import store
 from hf_mps.kernels.metallib import Library
 
 RELEASE = "2.13.0"
-OLDER = "2.12.1"
-"""A release whose kernels have faults that guards of ours stand against."""
 
 
 @pytest.fixture(scope="session")
@@ -26,12 +24,6 @@ def release() -> str:
     package index cannot be reached, the tests that need it fail with the verb's one line.
     """
     return fetched(RELEASE)
-
-
-@pytest.fixture(scope="session")
-def older_release() -> str:
-    """A release before it, fetched in the same way, "2.12.1"."""
-    return fetched(OLDER)
 
 
 def fetched(version: str) -> str:

@@ -9,7 +9,7 @@ from hf_mps.operators import launch_class
 from hf_mps.operators.launch_class import Call, LaunchTable, Operand
 from hf_mps.operators.table import functions_file, parse, table
 
-RELEASES = ("2.12.1", "2.13.0", "2.14.1", "2.15.0")
+RELEASES = ("2.13.0", "2.14.1", "2.15.0")
 
 
 def on(release: str, *, macos: tuple[int, int] = (15, 0)) -> LaunchTable:
@@ -31,7 +31,7 @@ def kind(release: str, operator: str, *inputs: Operand, result: Operand | None =
     return found
 
 
-def test_four_releases_need_no_fetching() -> None:
+def test_three_releases_need_no_fetching() -> None:
     assert launch_class.known() == RELEASES
     assert launch_class.table("2.13.0+cpu") is not None
     assert launch_class.table("2.9.0") is None
@@ -99,14 +99,13 @@ def test_a_linear_layer_is_apples_own_kernel_where_it_can_be_from_macos_15_on() 
     assert kind("2.13.0", "linear", tensor(8, 16, dense=False), *operands[1:]) == "graph"
 
 
-def test_copies_are_blits_kernels_or_before_2_13_graphs() -> None:
+def test_copies_are_blits_or_kernels() -> None:
     dense, strided, half = tensor(4, 4), tensor(4, 4, dense=False), tensor(4, 4, dtype="float16")
     assert kind("2.13.0", "copy_", dense, dense) == "blit"
     assert kind("2.13.0", "copy_", dense, strided) == "metal"
     assert kind("2.13.0", "clone", dense, result=dense) == "blit"
     assert kind("2.13.0", "_to_copy", dense, result=half) == "metal"
-    assert kind("2.12.1", "_to_copy", dense, result=half) == "graph"
-    assert kind("2.12.1", "_to_copy", tensor(4, device="cpu"), result=tensor(4)) == "blit"
+    assert kind("2.13.0", "_to_copy", tensor(4, device="cpu"), result=tensor(4)) == "blit"
 
 
 def test_concatenation_copies_dense_tensors_one_behind_the_other_until_2_14() -> None:
@@ -121,14 +120,12 @@ def test_what_no_rule_decides_is_mixed_and_names_the_ways() -> None:
     assert (found.value, found.reason) == ("mixed", "the host decides: graph, metal")
 
 
-def test_attention_without_gradients_is_a_kernel_for_few_queries_and_from_2_13_on_for_many() -> None:
+def test_attention_without_gradients_is_a_kernel_for_few_queries_and_for_many() -> None:
     few, many = (tensor(2, 4, queries, 64) for queries in (4, 64))
     keys = tensor(2, 4, 64, 64)
     name = "_scaled_dot_product_attention_math_for_mps"
-    assert [kind(release, name, few, keys, keys) for release in RELEASES] == ["metal"] * 4
-    assert [kind(release, name, many, keys, keys) for release in RELEASES] == ["graph"] + ["metal"] * 3
-    causal = {"arguments": (None, None, None, None, None, True)}
-    assert kind("2.12.1", name, few, keys, keys, **causal) == "graph"
+    assert [kind(release, name, few, keys, keys) for release in RELEASES] == ["metal"] * 3
+    assert [kind(release, name, many, keys, keys) for release in RELEASES] == ["metal"] * 3
     assert kind("2.13.0", name, many, keys, keys, tensor(2, 4, 64, 64, dtype="int64")) == "graph"
     narrow = tensor(2, 4, 64, 40)
     assert kind("2.13.0", name, narrow, narrow, narrow) == "graph"
@@ -145,7 +142,7 @@ def test_pools_are_kernels_where_their_windows_move_by_more_than_one_or_round_up
 
 def test_convolutions_are_graphs_but_for_large_filters_from_2_14_on() -> None:
     image, filters = tensor(1, 3, 512, 512), tensor(8, 3, 3, 3)
-    assert [kind(release, "convolution", image, filters) for release in RELEASES] == ["graph"] * 4
+    assert [kind(release, "convolution", image, filters) for release in RELEASES] == ["graph"] * 3
     assert kind("2.14.1", "convolution", image, tensor(8, 3, 256, 1)) == "metal"
     assert kind("2.13.0", "convolution_backward", image, image, filters) == "graph"
 
@@ -154,7 +151,7 @@ def test_convolutions_along_one_dimension_are_kernels_from_2_15_on() -> None:
     sound, filters = tensor(2, 80, 3000), tensor(384, 80, 3)
     one = (None, None, None, (1,), (1,), (1,), False)
     kinds = [kind(release, "convolution", sound, filters, arguments=one) for release in RELEASES]
-    assert kinds == ["graph"] * 3 + ["metal"]
+    assert kinds == ["graph"] * 2 + ["metal"]
     transposed = (*one[:6], True)
     assert kind("2.15.0", "convolution", sound, filters, arguments=transposed) == "graph"
     assert kind("2.15.0", "convolution_backward", sound, sound, filters) == "graph"
@@ -165,12 +162,12 @@ def test_convolutions_along_one_dimension_are_kernels_from_2_15_on() -> None:
 
 
 def test_a_softmax_that_masks_whole_rows_follows_the_softmax() -> None:
-    assert [kind(release, "_safe_softmax", tensor(8, 16)) for release in RELEASES] == ["graph"] * 3 + ["metal"]
+    assert [kind(release, "_safe_softmax", tensor(8, 16)) for release in RELEASES] == ["graph"] * 2 + ["metal"]
 
 
 def test_other_libraries_operators_are_unknown() -> None:
     assert on("2.13.0").of(Call("torchvision::nms")).value == "unknown"
-    assert on("2.12.1").of(Call("aten::linalg_polar")).value == "unknown"
+    assert on("2.13.0").of(Call("aten::linalg_polar")).value == "unknown"
 
 
 def test_a_graph_serves_calls_of_the_same_shapes_and_dtypes() -> None:

@@ -60,7 +60,7 @@ def test_each_experiment_finds_the_simulated_device_as_expected(
 def test_a_fault_of_the_device_is_seen(
     simulated: None, untouched: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with strictness.on("large-k", "causal-leak"):
+    with strictness.on("large-k"):
         _, gradient = told(capsys, "head-gradient", "--steps", "1")
         assert gradient["error_stock"] > 1
         assert gradient["error_with_guard"] < 1e-3

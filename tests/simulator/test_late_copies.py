@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from hf_mps import guards, simulator
-from hf_mps.guards.introspect import torch_release
 from hf_mps.simulator import strictness
 
 pytestmark = pytest.mark.usefixtures("mps")
@@ -25,20 +24,13 @@ def _bare() -> Iterator[None]:
 
 
 @pytest.fixture
-def freed() -> Iterator[None]:
-    with strictness.on("late-copies", "freed-sources"):
-        yield
-
-
-@pytest.fixture
 def held() -> Iterator[None]:
-    with strictness.on("late-copies"), strictness.off("freed-sources"):
+    with strictness.on("late-copies"):
         yield
 
 
-def test_the_device_has_them_as_its_release_does() -> None:
-    assert "late-copies" in strictness.active(), "on every release"
-    assert ("freed-sources" in strictness.active()) is (torch_release() < (2, 13))
+def test_the_device_has_them_on_every_release() -> None:
+    assert "late-copies" in strictness.active()
 
 
 def test_what_is_written_after_the_call_is_what_arrives(held: None) -> None:
@@ -66,18 +58,8 @@ def test_a_copy_that_waits_reads_at_once(held: None) -> None:
     assert there.tolist() == ONES
 
 
-def test_a_source_that_is_freed_is_held_from_2_13_on(held: None) -> None:
+def test_a_source_that_is_freed_is_held(held: None) -> None:
     assert torch.full((3,), 1.0).to("mps", non_blocking=True).tolist() == ONES
-
-
-def test_and_is_lost_before(freed: None) -> None:
-    there = torch.full((3,), 1.0).to("mps", non_blocking=True)
-    source = torch.ones(3)
-    kept = source.to("mps", non_blocking=True)
-    view = torch.ones(2, 3)[1]
-    of_a_view = view.to("mps", non_blocking=True)
-    assert there.tolist() != ONES
-    assert kept.tolist() == of_a_view.tolist() == ONES
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.int32])
@@ -86,11 +68,6 @@ def test_another_dtype_is_made_on_the_host_first(dtype: torch.dtype, held: None)
     there = source.to("mps", dtype, non_blocking=True)
     source.fill_(7)
     assert there.tolist() == ONES, "the copy reads what was made, not the source"
-
-
-def test_and_what_was_made_is_freed_before_2_13(freed: None) -> None:
-    source = torch.ones(3)
-    assert source.to("mps", torch.float16, non_blocking=True).tolist() != ONES
 
 
 def test_what_comes_to_the_host_is_there_after_a_wait(held: None) -> None:
@@ -174,5 +151,5 @@ def test_a_training_on_copies_that_need_not_wait_is_the_same() -> None:
             losses.append(loss.item())
         return losses
 
-    with strictness.on("late-copies"), strictness.off("freed-sources"):
+    with strictness.on("late-copies"):
         assert trained(True) == trained(False)

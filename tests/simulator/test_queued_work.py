@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("mps", "bare")
 
 @pytest.fixture
 def queued() -> Iterator[None]:
-    with strictness.on("queued-work", "late-copies"), strictness.off("freed-sources"):
+    with strictness.on("queued-work", "late-copies"):
         yield
 
 
@@ -36,14 +36,6 @@ def test_a_source_that_is_overwritten_after_its_use_is_used_as_overwritten(queue
     torch.mps.synchronize()
     buffer.fill_(7)
     assert found.tolist() == [2.0, 2.0, 2.0], "a wait before the buffer is used again is the cure"
-
-
-def test_before_2_13_a_source_that_is_freed_after_its_use_is_lost(queued: None) -> None:
-    with strictness.on("freed-sources"):
-        source = torch.ones(3)
-        found = source.to("mps", non_blocking=True) * 2
-        del source
-        assert found.tolist() != [2.0, 2.0, 2.0]
 
 
 def test_a_time_without_a_wait_is_that_of_handing_over(queued: None) -> None:

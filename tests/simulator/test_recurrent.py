@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("mps")
 
 @pytest.fixture(autouse=True)
 def _without_faults(mps: None) -> Iterator[None]:
-    with strictness.off("lstm-dropout", "lstm-mask"):
+    with strictness.off("lstm-dropout"):
         yield
 
 

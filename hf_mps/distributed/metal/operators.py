@@ -2,7 +2,7 @@
 
 Every collective of a process group, whoever calls it (Python, DDP's reducer, FSDP, DTensor), is an operator of c10d
 that the dispatcher runs for its tensors' device (torch/csrc/distributed/c10d/Ops.cpp). Those for the CPU ask the group
-for its CPU backend, which is Gloo; for mps there are none in torch 2.8 to 2.14, and these stand there. A Python class
+for its CPU backend, which is Gloo; for mps there are none in torch 2.13 and 2.14, and these stand there. A Python class
 cannot be the backend itself: torch._C._distributed_c10d.Backend has no trampoline, and a subclass of ProcessGroup would
 take the whole group's place, the CPU's part too.
 """

@@ -228,11 +228,10 @@ def _precision(name: str, device: Any) -> Iterator[None]:
 
 
 def products_in_tf32() -> None:
-    """Name matrix products too where torch has a setting for each (2.9 or newer), beside the one for all.
+    """Name matrix products too which torch has a setting for, beside the one for all.
 
     On one H100 with torch 2.11 a training in a process that had tried TF32 before ran at float32's rate with
     TrainingArguments(tf32=True), which sets the one for all; why could not be found there.
     """
     backends: Any = torch.backends
-    if hasattr(backends, "fp32_precision"):
-        backends.cuda.matmul.fp32_precision = "tf32"
+    backends.cuda.matmul.fp32_precision = "tf32"

@@ -6,7 +6,7 @@ loss is, in place over its logits, so that one chunk is all there is.
 
 Kept although PyTorch 2.13 has torch.nn.functional.linear_cross_entropy: for 1,024 x 192 rows over 48,000 words that
 took 122 MiB and 1.65 s where this takes 63 MiB and 1.2 s (plain: 538 MiB, 1.6 s; one CPU thread, float32, chunks of 16
-MiB), and torch 2.8 to 2.12, which are supported, lack it. This can go when the oldest supported torch has it in as
+MiB). This can go when the oldest supported torch has it in as
 little memory.
 """
 

@@ -141,7 +141,6 @@ def _quantized(
     recipe: Decoder, kind: Kind, checkpoint: Checkpoint, loaded: Loaded, auto_class: Any, device: str
 ) -> Any:
     """Load the model with its linear layers quantized, on the CPU; `quantization.place` moves it."""
-    quantization.refuse_device(device)
     computed = quantization.compute_dtype(recipe.training, recipe.weights, device)
     settings = {"quantization_config": quantization.config(kind, computed.value), "device_map": {"": "cpu"}}
     model_, loaded.choices["model"] = checkpoint.model(auto_class, config=loaded.config, **settings)

@@ -23,8 +23,8 @@ Kind = Literal["nf4", "fp4", "int8"]
 KINDS: tuple[Kind, ...] = ("nf4", "fp4", "int8")
 NF4 = "nf4"
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-# bitsandbytes#1983: "The MPS path in general requires torch >= 2.9"; its kernels from the hub need macOS 26.
-LEAST_TORCH, HUB_MACOS = (2, 9), 26
+HUB_MACOS = 26
+"""From which on bitsandbytes has kernels from the hub (bitsandbytes#1983)."""
 HUB_KERNEL = "kernels-community/bitsandbytes-mps"
 MERGE = "hf-mps export merged RUN OUT"
 # Where weights of another format come from, in words, by `quant_method` of config.json.
@@ -74,17 +74,6 @@ def config(kind: Kind, dtype: str) -> Any:
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=getattr(torch, dtype),
         )
-
-
-def refuse_device(device: str) -> None:
-    """Raise UserError for a torch without what bitsandbytes needs of Metal."""
-    import torch
-
-    release = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    if device == "mps" and release < LEAST_TORCH:
-        least = ".".join(map(str, LEAST_TORCH))
-        problem = f"bitsandbytes needs torch {least} on mps, and this is {torch.__version__}"
-        raise UserError(f"{KEY}: {problem}; next: {KEY}=null")
 
 
 def refuse_stored(model: str, stored: Mapping[str, Any], kind: str | None) -> None:

@@ -7,24 +7,22 @@ from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.stock import Stock
-from hf_mps.guards import kernel_overrides
 from hf_mps.guards.base import Guard
-from hf_mps.guards.introspect import torch_release
 from hf_mps.guards.kernel_overrides import Kernel
 
-# Those that stay as they are, and the release since which Metal adds there with atomic operations: kernels of these
-# names in the macOS wheels of torch 2.8 to 2.15, whose F.interpolate has no use for bicubic's under the flag.
-UNORDERED = {
-    "upsample_bicubic2d_backward": (2, 8),
-    "upsample_nearest3d_backward": (2, 8),
-    "_upsample_nearest_exact3d_backward": (2, 8),
-    "upsample_trilinear3d_backward": (2, 8),
-    "max_pool3d_with_indices_backward": (2, 10),
-    "avg_pool3d_backward": (2, 10),
-    "_embedding_bag_dense_backward": (2, 10),
-    "grid_sampler_2d_backward": (2, 13),
-    "grid_sampler_3d_backward": (2, 13),
-}
+# Those that stay as they are: kernels of these names in the macOS wheels of torch 2.13 to 2.15 add with atomic
+# operations. F.interpolate has no use for bicubic's under the flag.
+UNORDERED = (
+    "upsample_bicubic2d_backward",
+    "upsample_nearest3d_backward",
+    "_upsample_nearest_exact3d_backward",
+    "upsample_trilinear3d_backward",
+    "max_pool3d_with_indices_backward",
+    "avg_pool3d_backward",
+    "_embedding_bag_dense_backward",
+    "grid_sampler_2d_backward",
+    "grid_sampler_3d_backward",
+)
 
 
 # What adds in one order under the flag; `ordered_sums.ORDERED` has what takes the place of each.
@@ -51,8 +49,6 @@ class AtomicOrder(Guard):
     )
     issue = "https://github.com/pytorch/pytorch/issues/195404"
     until = "the oldest supported torch sums in order under that flag (pytorch#161029 and pull request #197506)"
-    releases = ">=2.8"
-    cures = ">=2.9"
     patches = {
         # Around the two functions that set the flag: a program that never calls them pays nothing.
         "torch:use_deterministic_algorithms": "_asked",
@@ -65,13 +61,10 @@ class AtomicOrder(Guard):
         super().__init__()
         self._put = False
 
-    def applies(self) -> Choice[bool]:
+    def trial(self) -> Choice[bool]:
         """Whether equal backward passes of an embedding differ; what it does under the flag does not depend on that."""
         import torch
 
-        possible = kernel_overrides.given_out()
-        if not possible.value:
-            return possible
         with self.left_alone():
             runs = [_embedding_gradient() for _ in range(PASSES)]
         if not all(torch.equal(each, runs[0]) for each in runs):
@@ -95,11 +88,10 @@ class AtomicOrder(Guard):
     def _follow(self) -> None:
         import torch
 
-        if self._put or not torch.are_deterministic_algorithms_enabled() or not kernel_overrides.given_out().value:
+        if self._put or not torch.are_deterministic_algorithms_enabled():
             return
         self._put = True
-        names = (*ORDERED, *(name for name, since in UNORDERED.items() if torch_release() >= since))
-        for target in (f"aten::{name}" for name in names):
+        for target in (f"aten::{name}" for name in (*ORDERED, *UNORDERED)):
             if torch._C._dispatch_has_kernel_for_dispatch_key(target, "MPS"):
                 self.arm(target)
 

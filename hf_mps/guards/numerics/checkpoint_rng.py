@@ -40,14 +40,13 @@ class CheckpointRng(Guard):
     what = "torch.utils.checkpoint does not replay the device's random numbers, so dropout's gradients are wrong"
     issue = "https://github.com/pytorch/pytorch/issues/127676"
     until = "the oldest supported torch has pull request #194478"
-    releases = ">=2.8"
     patches = {f"torch.mps:{name}": Give(value) for name, value in NAMES.items()}
 
     def __init__(self) -> None:
         super().__init__()
         self._ours: tuple[str, ...] = ()
 
-    def applies(self) -> Choice[bool]:
+    def trial(self) -> Choice[bool]:
         """Whether a checkpointed dropout on the device, without this guard, has another gradient than a plain one."""
         self.switched(False)
         try:

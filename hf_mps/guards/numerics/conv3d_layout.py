@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.patching import Patch
 from hf_mps.core.stock import Stock
-from hf_mps.device import machine
 from hf_mps.guards.base import Guard
-from hf_mps.guards.introspect import torch_release
 from hf_mps.guards.kernel_overrides import Kernel
 
-FIRST = (2, 14)
-"""The release that convolves volumes with macOS 26's Metal Performance Primitives (pytorch PR 188802)."""
 OPERATORS = {"_mps_convolution": 0, "mps_convolution_transpose_backward": 1}
 """Operator -> which argument the convolution reads; the second one is the gradient of a transposed convolution."""
 
@@ -30,7 +25,6 @@ class Conv3dLayout(Guard):
     what = "3-D convolutions give other values without an error on macOS 26.0 to 26.2"
     issue = "https://github.com/pytorch/pytorch/issues/197114"
     until = "macOS 26.2 is out of use"
-    releases = ">=2.14"
 
     @property
     def patches(self) -> dict[str, str | Patch]:
@@ -40,14 +34,6 @@ class Conv3dLayout(Guard):
     def __init__(self) -> None:
         super().__init__()
         self._helps = True
-
-    def applies(self) -> Choice[bool]:
-        """What a trial says, on the systems and releases that may have the fault."""
-        import torch
-
-        if not self.kernels:
-            return Choice(False, f"torch {torch.__version__} does not use what macOS 26.0 to 26.2 has wrong")
-        return self.trial()
 
     def trial(self) -> Choice[bool]:
         """Whether a small convolution differs from the CPU's, and whether one of channels_last_3d does."""
@@ -60,11 +46,6 @@ class Conv3dLayout(Guard):
         if not self._helps:
             return Choice(True, "tried on the device: 3-D convolutions are wrong, those of channels_last_3d too")
         return Choice(True, "tried on the device: 3-D convolutions are wrong, those of channels_last_3d are right")
-
-    def concerns(self, module: ModuleType) -> bool:
-        """Whether this system and release may have the fault."""
-        here = machine.present()
-        return here.macos_at_least(26) and not here.macos_at_least(26, 3) and torch_release() >= FIRST
 
     def _channels_last(self, reads: int, stock: Stock, *args: Any) -> Any:
         import torch

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.patching import Patch
 from hf_mps.core.stock import Stock
-from hf_mps.guards import kernel_overrides
 from hf_mps.guards.base import Guard
 from hf_mps.guards.kernel_overrides import Kernel
 
@@ -26,18 +24,12 @@ class ConvBatch(Guard):
     what = "the gradient of a 1-D or 2-D convolution's weight is wrong for a batch of 65,536 or more"
     issue = "https://github.com/pytorch/pytorch/issues/96225"
     until = "pytorch#96225 is closed and the oldest supported torch has its fix"
-    releases = ">=2.0"
 
     @property
     def patches(self) -> dict[str, str | Patch]:
         """Its kernels before the device's two; where batches are small a call costs 4 µs more."""
         names = ("mps_convolution_backward", "mps_convolution_transpose_backward")
         return {f"aten::{name}": Kernel("_in_parts", when=_large) for name in names}
-
-    def applies(self) -> Choice[bool]:
-        """What a trial says, where a cure is possible."""
-        possible = kernel_overrides.given_out()
-        return self.trial() if possible.value else possible
 
     def trial(self) -> Choice[bool]:
         """Whether the gradient of a weight is the sum over 65,536 rows."""
@@ -50,10 +42,6 @@ class ConvBatch(Guard):
         if found == LARGEST + 1:
             return Choice(False, "tried on the device: a weight's gradient is right for a batch of 65,536")
         return Choice(True, f"tried on the device: a sum over a batch of 65,536 ones is {found:g}")
-
-    def concerns(self, module: ModuleType) -> bool:
-        """Whether torch gives the kernels out."""
-        return kernel_overrides.given_out().value
 
     def _in_parts(self, stock: Stock, rows: Any, grad: Any, weight: Any, *rest: Any) -> Any:
         import torch

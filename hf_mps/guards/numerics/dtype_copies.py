@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.stock import Stock
+from hf_mps.device import faults
 from hf_mps.guards.base import Guard
-from hf_mps.guards.introspect import torch_release
 from hf_mps.guards.numerics.non_blocking import has_its_own, target_device
 
-FIXED = (2, 14)
-"""Such a copy writes straight to its end from here on (pytorch PR 189572)."""
 WIDE = ("torch.float64", "torch.complex128")
 """What torch 2.14.0 writes nothing of, without an error; 2.13 and 2.14.1 raise (pytorch#197715)."""
 
@@ -31,17 +28,9 @@ class DtypeCopies(Guard):
     what = "a copy from the device to the CPU that also changes the dtype overwrites its source or reads beside it"
     issue = "https://github.com/pytorch/pytorch/issues/189563"
     until = "the oldest supported torch is 2.14.1"
-    releases = "<2.14.1"
     patches = {"torch:Tensor.to": "_to", "torch:Tensor.copy_": "_copy"}
 
-    def applies(self) -> Choice[bool]:
-        """Whether this release has the fault; a trial would depend on where the CPU's memory happens to lie."""
-        release = ".".join(map(str, torch_release()))
-        if torch_release() < FIXED:
-            return Choice(True, f"torch {release} is older than 2.14, which has the fix (pytorch PR 189572)")
-        if torch_release() == (2, 14, 0):
-            return Choice(True, "torch 2.14.0 writes nothing where float64 or complex128 is wanted (pytorch#197715)")
-        return Choice(False, f"torch {release} has the fixes of pytorch#189563 and #197715")
+    untried = "a trial would depend on where the CPU's memory happens to lie"
 
     def trial(self) -> Choice[bool]:
         """Whether such copies, to ends that begin no page of memory, leave their source and their end right."""
@@ -50,10 +39,6 @@ class DtypeCopies(Guard):
         if wrong:
             return Choice(True, f"tried on the device: wrong are copies {' and '.join(wrong)}")
         return Choice(False, f"tried on the device: right are copies {' and '.join(TRIALS)}")
-
-    def concerns(self, module: ModuleType) -> bool:
-        """Whether this release has the fault."""
-        return torch_release() < FIXED or torch_release() == (2, 14, 0)
 
     def _to(self, stock: Stock, tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not has_its_own(tensor) and tensor.device.type == "mps" and target_device(args, kwargs) == "cpu":
@@ -69,7 +54,7 @@ class DtypeCopies(Guard):
         return stock(tensor, src, *args, **kwargs)
 
     def _wrong(self, given: Any, wanted: Any) -> bool:
-        if given == wanted or (torch_release() >= FIXED and str(wanted) not in WIDE) or not self.needed:
+        if given == wanted or (str(wanted) not in WIDE and not faults.possible("dtype-copies")) or not self.needed:
             return False
         self.acted("copies to the CPU that also change the dtype are made in two steps", aloud=False)
         return True

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
-from hf_mps.core.choice import Choice
 from hf_mps.core.patching import Patch
 from hf_mps.core.stock import Stock
 from hf_mps.guards.base import Guard
-from hf_mps.guards.introspect import torch_release
 from hf_mps.guards.kernel_overrides import Kernel
 
 LIMIT = 2**31 - 1
 """Elements of the weight, and of the gradients that come in, that Metal's kernel takes (Embedding.mm)."""
-FIRST = (2, 13)
-"""The release that has this kernel, and 2.14.1 has it still; `huge-embedding` refuses such weights before 2.14."""
 
 
 class EmbeddingGrad(Guard):
-    """Stands before the backward pass of embeddings, below autograd, on the releases that refuse large ones.
+    """Stands before the backward pass of embeddings, below autograd; `huge-embedding` refuses such weights before 2.14.
 
     It runs once a step for each embedding.
     """
@@ -29,24 +24,12 @@ class EmbeddingGrad(Guard):
     what = "the backward pass of an embedding of 2^31 or more elements ends in an error, after the forward pass"
     issue = "https://github.com/pytorch/pytorch/blob/v2.14.1/aten/src/ATen/native/mps/operations/Embedding.mm"
     until = "PyTorch's kernel takes larger tensors and the oldest supported torch has it"
-    releases = ">=2.13"
+    untried = "a trial would take 8 GB"
 
     @property
     def patches(self) -> dict[str, str | Patch]:
         """Its kernel before the device's."""
         return {"aten::embedding_dense_backward": Kernel("_in_parts", when=_huge)}
-
-    def applies(self) -> Choice[bool]:
-        """Whether this release has the kernel that refuses: a trial would take 8 GB."""
-        import torch
-
-        if torch_release() < FIRST:
-            return Choice(False, f"torch {torch.__version__} has another kernel")
-        return Choice(True, f"torch {torch.__version__} refuses gradients of more than {LIMIT:,} elements")
-
-    def concerns(self, module: ModuleType) -> bool:
-        """Whether this release refuses."""
-        return torch_release() >= FIRST
 
     def _in_parts(self, stock: Stock, *args: Any) -> Any:
         if not self.needed:

@@ -31,9 +31,6 @@ class ExpandedOperands(Tried):
     )
     issue = "https://github.com/pytorch/pytorch/issues/180201"
     until = "PyTorch copies such operands on macOS 27 and in addmm"
-    releases = ">=2.8"
-    cures = ">=2.9"
-    faults = tuple(OPERATORS)
     given = "expanded tensors"
 
     @property

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
-from hf_mps.core.choice import Choice
 from hf_mps.core.patching import Patch
 from hf_mps.core.stock import Stock
 from hf_mps.guards.base import Guard
-from hf_mps.guards.introspect import torch_release
 from hf_mps.guards.kernel_overrides import Kernel
 
 LIMIT = 2**31
 """Elements; offsets beyond are negative in the 32 bits that the kernel keeps them in."""
-FIRST = (2, 10)
-"""The release that puts tensors together with a kernel of its own (pytorch#188198)."""
-FIXED = (2, 15)
-"""PR 189965; the wheel of 2.14.1 still chooses the kernel by single dimensions (isTooLargeForMPSGraph)."""
 
 
 class HugeCat(Guard):
@@ -31,24 +24,12 @@ class HugeCat(Guard):
     what = "torch.cat to more than 2^31 elements, or of a view into as many, loses rows and writes over other tensors"
     issue = "https://github.com/pytorch/pytorch/issues/189960"
     until = "the oldest supported torch is 2.15"
-    releases = ">=2.10,<2.15"
+    untried = "a trial would take gigabytes, and could write over other tensors"
 
     @property
     def patches(self) -> dict[str, str | Patch]:
         """Its kernels before the device's."""
         return {f"aten::{name}": Kernel("_in_parts", when=_huge) for name in ("cat", "cat.out")}
-
-    def applies(self) -> Choice[bool]:
-        """Whether this release has the fault: a trial would take gigabytes, and could write over other tensors."""
-        import torch
-
-        if FIRST <= torch_release() < FIXED:
-            return Choice(True, f"torch {torch.__version__} has the fault of pytorch#189960, which 2.10 brought")
-        return Choice(False, f"torch {torch.__version__} has no such kernel, or the fix of pytorch#189960")
-
-    def concerns(self, module: ModuleType) -> bool:
-        """Whether this release has the fault."""
-        return FIRST <= torch_release() < FIXED
 
     def _in_parts(self, stock: Stock, tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
         named = {} if out is None else {"out": out}

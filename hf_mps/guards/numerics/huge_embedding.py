@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.guards import training_hooks
 from hf_mps.guards.base import Guard
-from hf_mps.guards.introspect import torch_release
 
 LIMIT = 2**31
 """Elements; kernels that index with 32 bits read other rows beyond (pytorch#188756)."""
@@ -21,16 +19,8 @@ class HugeEmbedding(Guard):
     what = "looking up rows in a tensor of 2^31 or more elements gives zeros"
     issue = "https://github.com/pytorch/pytorch/issues/188756"
     until = "the oldest supported torch is 2.14"
-    releases = "<2.14"
+    untried = "a trial would take 8 GB"
     patches = training_hooks.parameters("_look", frozen=True, lightning=True)
-
-    def applies(self) -> Choice[bool]:
-        """Whether torch is older than 2.14: a trial would take 8 GB of the device's memory."""
-        import torch
-
-        if torch_release() >= (2, 14):
-            return Choice(False, f"torch {torch.__version__} has the fix of pytorch#188756, which came with 2.14")
-        return Choice(True, f"torch {torch.__version__} is older than 2.14, which has the fix; a trial would take 8 GB")
 
     def _look(self, parameters: list[Any]) -> None:
         huge = next((parameter for parameter in parameters if parameter.numel() >= LIMIT), None)

@@ -11,7 +11,6 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.patching import Patch
 from hf_mps.core.stock import Stock
 from hf_mps.device import machine
-from hf_mps.guards import kernel_overrides
 from hf_mps.guards.base import Guard
 from hf_mps.guards.kernel_overrides import Kernel
 
@@ -37,7 +36,7 @@ class HugeProducts(Guard):
     )
     issue = "https://github.com/pytorch/pytorch/issues/197636"
     until = "pytorch#197636 is closed and the oldest supported torch has its fix"
-    releases = ">=2.4"
+    untried = "a trial would take 9 GB"
 
     @property
     def patches(self) -> dict[str, str | Patch]:
@@ -48,19 +47,14 @@ class HugeProducts(Guard):
         }
 
     def applies(self) -> Choice[bool]:
-        """Whether this Mac can hold such a tensor: every release has the fault, and a trial would take 9 GB."""
-        import torch
-
-        possible = kernel_overrides.given_out()
-        if not possible.value:
-            return possible
+        """Whether this Mac can hold such a tensor; a trial would take 9 GB."""
         if not _fits():
             return Choice(False, "a tensor of so many elements does not fit into one buffer of this Mac's memory")
-        return Choice(True, f"pytorch#197636 is open, and was reproduced up to 2.14; torch here is {torch.__version__}")
+        return super().applies()
 
     def concerns(self, module: ModuleType) -> bool:
-        """Whether a tensor of that size fits, and torch gives the kernels out."""
-        return kernel_overrides.given_out().value and _fits()
+        """Whether a tensor of that size fits."""
+        return super().concerns(module) and _fits()
 
     def _in_parts(self, function: Callable[..., Any], stock: Stock, *args: Any, **kwargs: Any) -> Any:
         if not self.needed:

@@ -12,9 +12,9 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.patching import Patch, in_lightning
 from hf_mps.core.stock import Stock
-from hf_mps.guards import kernel_overrides, training_hooks
+from hf_mps.device import faults
+from hf_mps.guards import training_hooks
 from hf_mps.guards.base import Guard
-from hf_mps.guards.introspect import torch_release
 from hf_mps.guards.kernel_overrides import Kernel
 
 LABELS = ("labels", "label")
@@ -68,8 +68,6 @@ class IndexRange(Guard):
     what = "ids and labels out of range raise nothing: zeros are read, the loss leaves them out, and training goes on"
     issue = "https://github.com/pytorch/pytorch/issues/144824"
     until = "the oldest supported torch is 2.14 and its late error names the place"
-    releases = ">=2.8"
-    cures = ">=2.9"
 
     @property
     def patches(self) -> dict[str, str | Patch]:
@@ -100,7 +98,7 @@ class IndexRange(Guard):
         """Whether the device lets such an index pass; from 2.14 on its error comes late, and no trial provokes it."""
         import torch
 
-        if torch_release() >= (2, 14):
+        if faults.possible("late-indices"):
             return Choice(True, f"torch {torch.__version__} raises later, without the place (pytorch PR 187109)")
         try:
             torch.nn.functional.embedding(torch.tensor([2], device="mps"), torch.ones(2, 1, device="mps")).cpu()
@@ -164,13 +162,8 @@ class IndexRange(Guard):
             self._count()
 
     def _watch(self) -> None:
-        """Look at every lookup from here on; before torch 2.9, which gives no kernel out, say what was seen."""
-        if not kernel_overrides.given_out().value:
-            seen = self._suspects.pop()
-            self.acted(seen.line)
-            self._cleared.add((seen.column, seen.limit))
-        else:
-            self.arm(*(f"aten::{name}" for name in LOOKUPS))
+        """Look at every lookup from here on."""
+        self.arm(*(f"aten::{name}" for name in LOOKUPS))
 
     def _looks_up(self, where: Where, stock: Stock, *args: Any, **kwargs: Any) -> Any:
         """Before a lookup: `where` tells the indices, the size of the table and what is ignored."""

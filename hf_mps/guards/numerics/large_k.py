@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.stock import Stock
-from hf_mps.device import machine
-from hf_mps.guards import kernel_overrides
+from hf_mps.device import faults, machine
 from hf_mps.guards.base import Guard
-from hf_mps.guards.introspect import torch_release
 from hf_mps.guards.kernel_overrides import Kernel
 
 LONGEST = 32766
@@ -25,10 +22,6 @@ LONGEST = 32766
 SIDE = 16
 """Rows and columns of a result from which on the kernel is used that has the fault (pytorch PR 183535)."""
 PART = 16384
-CHIPS = ("Apple M1", "Apple M2")
-"""Metal's GPU families Apple7 and Apple8; M3 and later clip the last tile (pytorch PR 183535)."""
-FIXED = (2, 14)
-"""The release that gives long sums of two matrices to a kernel of PyTorch's own, which is right and slow."""
 
 
 class LargeK(Guard):
@@ -47,8 +40,6 @@ class LargeK(Guard):
     )
     issue = "https://github.com/pytorch/pytorch/issues/193487"
     until = "the oldest supported torch is 2.14 and pytorch#195163 and #198182 are closed"
-    releases = ">=2.7"
-    cures = ">=2.9"
 
     @property
     def patches(self) -> dict[str, Kernel]:
@@ -62,17 +53,15 @@ class LargeK(Guard):
 
     def applies(self) -> Choice[bool]:
         """Whether the chip has the fault, or is slow at such products because the release works around it."""
-        chip = machine.present().chip
-        if not chip.startswith(CHIPS):
-            return Choice(False, f"{chip} is not of the M1 and M2 families, whose matrix products have the fault")
-        found = self.trial()
-        if found.value:
+        found = super().applies()
+        if found.value or not faults.possible(*self.faults):
             return found
         import torch
 
-        slow = torch_release() >= FIXED
-        why = "multiplies over so many values with a slow kernel" if slow else "has the fault, whatever a trial found,"
-        return Choice(True, f"torch {torch.__version__} {why} on {chip}")
+        # M3 and later clip the last tile; 2.14 has a kernel of its own for long sums of two matrices (PR 183535).
+        wrong = faults.possible("large-k")
+        why = "has the fault, whatever a trial found," if wrong else "multiplies over so many values with a slow kernel"
+        return Choice(True, f"torch {torch.__version__} {why} on {machine.present().chip}")
 
     def trial(self) -> Choice[bool]:
         """Whether such products differ from the CPU's; memory that is zero behind the operands hides the fault."""
@@ -81,14 +70,6 @@ class LargeK(Guard):
         if wrong:
             return Choice(True, f"tried on the device: {', '.join(wrong)} over 40,009 values differ from the CPU")
         return Choice(False, "tried on the device: mm, bmm and linear over 40,009 values are right")
-
-    def concerns(self, module: ModuleType) -> bool:
-        """Whether this chip has the fault. Raises AttributeError where torch gives the kernels not out."""
-        if not machine.present().chip.startswith(CHIPS):
-            return False
-        if not kernel_overrides.given_out().value:
-            raise AttributeError("it has no torch.library.get_kernel; next: pip install 'torch>=2.14'")
-        return True
 
     def _long(self, values: int, rows: int, columns: int) -> bool:
         """Whether a product that sums over `values` has to be split; asks `applies` at the first one."""

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import math
-from types import ModuleType
 from typing import Any
 
-from hf_mps.core.choice import Choice
 from hf_mps.core.stock import Stock
-from hf_mps.guards import kernel_overrides
-from hf_mps.guards.base import Guard
-from hf_mps.guards.introspect import torch_release
-from hf_mps.guards.kernel_overrides import Kernel
+from hf_mps.guards.kernel_overrides import Kernel, Tried
 
 LIMIT = 2**16
 """Elements in the last dimension, or in all behind the first padded one, from which MPSGraph is wrong (PR 195147)."""
-FIXED = (2, 15)
-"""The release that pads with kernels of its own (PR 195368 and PR 196985); the wheel of 2.14.1 still has MPSGraph's."""
 OPERATORS = (
     "constant_pad_nd",  # its own backward pass too
     *(f"{mode}_pad3d{backward}" for mode in ("reflection", "replication") for backward in ("", "_backward")),
@@ -34,7 +27,7 @@ def _large(first: Any, *args: Any) -> bool:
     return bool(max(sizes[0], math.prod(sizes[:-1])) >= LIMIT)
 
 
-class LargePad(Guard):
+class LargePad(Tried):
     """Folds the dimensions that are not padded into one, below autograd: MPSGraph is right up to four dimensions.
 
     Video VAEs pad like this before each causal convolution, and frames of 256 by 256 pixels are large enough.
@@ -44,28 +37,14 @@ class LargePad(Guard):
     what = "F.pad of five dimensions or more loses the values of large tensors (videos, volumes), without an error"
     issue = "https://github.com/pytorch/pytorch/issues/194922"
     until = "the oldest supported torch is 2.15"
-    releases = "<2.15"
-    cures = ">=2.9"
 
-    patches = {f"aten::{name}": Kernel("_folded", when=_large) for name in OPERATORS}
+    given = "large tensors of five dimensions"
 
-    def applies(self) -> Choice[bool]:
-        """Whether two frames of 65,536 pixels are lost when a third is put before them."""
-        import torch
-
-        frames = torch.ones(1, 1, 2, 2**8, 2**8, device="mps")
-        with self.left_alone():
-            kept = int(torch.constant_pad_nd(frames, [0, 0, 0, 0, 1, 0]).sum().cpu())
-        if kept == frames.numel():
-            return Choice(False, "tried on the device: padding a large tensor of five dimensions is right")
-        return Choice(True, f"tried on the device: padding keeps {kept:,} of {frames.numel():,} ones")
-
-    def concerns(self, module: ModuleType) -> bool:
-        """Whether this release pads by MPSGraph, and torch gives the kernels out."""
-        return torch_release() < FIXED and kernel_overrides.given_out().value
+    patches = {f"aten::{name}": Kernel("_folded", when=_large, faults=("large-pad",)) for name in OPERATORS}
 
     def _folded(self, stock: Stock, *args: Any) -> Any:
         if not self.needed:
+            self.release()
             return stock(*args)
         self.acted("large tensors of five dimensions or more are padded in four", aloud=False)
         tensors = 2 if hasattr(args[1], "shape") else 1
@@ -74,4 +53,12 @@ class LargePad(Guard):
         return found.unflatten(0, args[0].shape[:kept])
 
 
-GUARD = LargePad()
+def _right() -> bool:
+    """Whether two frames of 65,536 ones are kept when a third of zeros is put before them."""
+    import torch
+
+    frames = torch.ones(1, 1, 2, 2**8, 2**8, device="mps")
+    return int(torch.constant_pad_nd(frames, [0, 0, 0, 0, 1, 0]).sum().cpu()) == frames.numel()
+
+
+GUARD = LargePad({"F.pad": _right})

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.stock import Stock
 from hf_mps.guards.base import Guard
-from hf_mps.guards.introspect import torch_release
 from hf_mps.guards.kernel_overrides import Kernel
-
-FIXED = (2, 15)
-"""PR 196662; the wheel of 2.14.1 still binds the weight in its own dtype."""
-FIRST = (2, 12)
-"""The release whose lerp is a kernel of PyTorch's own (#177093)."""
 
 
 def _misread(given: Any, end: Any, weight: Any) -> bool:
@@ -33,23 +26,22 @@ class LerpWeight(Guard):
     what = "torch.lerp misreads a weight that is one number in a tensor of another dtype, without an error"
     issue = "https://github.com/pytorch/pytorch/issues/196067"
     until = "the oldest supported torch is 2.15"
-    releases = ">=2.12,<2.15"
 
-    patches = {f"aten::{name}.Tensor": Kernel("_of_one_dtype", name, when=_misread) for name in ("lerp", "lerp_")}
+    patches = {
+        f"aten::{name}.Tensor": Kernel("_of_one_dtype", name, when=_misread, faults=("lerp-weight",))
+        for name in ("lerp", "lerp_")
+    }
 
-    def applies(self) -> Choice[bool]:
-        """Whether this release has the fault; a trial would abort where `lerp` is MPSGraph's still."""
+    def trial(self) -> Choice[bool]:
+        """Whether half of the way from 0 to 1 in float16 is 0.5 by a weight of float32."""
         import torch
 
-        if self.concerns(torch):
-            return Choice(
-                True, f"torch {torch.__version__} binds the weight in its own dtype, 2.15 in that of the tensors"
-            )
-        return Choice(False, f"torch {torch.__version__} has the fix of pytorch#196067, or another kernel")
-
-    def concerns(self, module: ModuleType) -> bool:
-        """Whether this release has the fault."""
-        return FIRST <= torch_release() < FIXED
+        ends = torch.arange(2.0, dtype=torch.float16, device="mps")
+        with self.left_alone():
+            found = float(torch.lerp(ends[0], ends[1], torch.tensor(0.5, device="mps")).cpu())
+        if found == 0.5:
+            return Choice(False, "tried on the device: lerp reads a weight of another dtype rightly")
+        return Choice(True, f"tried on the device: lerp reads 0.5 of another dtype as {found:g}")
 
     def _of_one_dtype(self, name: str, stock: Stock, given: Any, end: Any, weight: Any) -> Any:
         import torch

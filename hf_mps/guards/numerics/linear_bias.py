@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.stock import Stock
-from hf_mps.device import machine
-from hf_mps.guards import kernel_overrides
 from hf_mps.guards.base import Guard
-from hf_mps.guards.introspect import torch_release
 from hf_mps.guards.kernel_overrides import Kernel
 
-FIXED = (2, 14)
-"""pytorch PR 188619 and PR 189496."""
 MATRICES = 65536
 """From the next one on the fused kernel's counter of 16 bits begins again (pytorch#189495)."""
 
@@ -29,27 +23,12 @@ class LinearBias(Guard):
     )
     issue = "https://github.com/pytorch/pytorch/issues/188438"
     until = "the oldest supported torch is 2.14"
-    releases = "<2.14"
-    cures = ">=2.9"
     # A call costs 2.5 µs more.
     patches = {"aten::linear": Kernel("_linear")}
 
     def __init__(self) -> None:
         super().__init__()
         self._single = self._many = False  # what the trials found
-
-    def applies(self) -> Choice[bool]:
-        """Whether one of the two shows on the device."""
-        import torch
-
-        if torch_release() >= FIXED:
-            return Choice(False, f"torch {torch.__version__} has the fixes of pytorch#188438 and #189495")
-        possible = kernel_overrides.given_out()
-        if not possible.value:
-            return possible
-        if not machine.present().macos_at_least(15):
-            return Choice(False, "both faults lie in a kernel that is used from macOS 15 on")
-        return self.trial()
 
     def trial(self) -> Choice[bool]:
         """Whether a linear layer's bias is wrong for one row, or for more matrices than a counter of 16 bits counts."""
@@ -59,12 +38,6 @@ class LinearBias(Guard):
         if wrong:
             return Choice(True, f"tried on the device: the bias is wrong for {' and for '.join(wrong)}")
         return Choice(False, f"tried on the device: the bias is right for one row and for {MATRICES + 1:,} matrices")
-
-    def concerns(self, module: ModuleType) -> bool:
-        """Whether it may have the fault."""
-        # Older systems multiply by MPSGraph (Linear.mm asks for macOS 15), which has neither fault.
-        possible = torch_release() < FIXED and kernel_overrides.given_out().value
-        return possible and machine.present().macos_at_least(15)
 
     def _linear(self, stock: Stock, rows: Any, weight: Any, bias: Any = None) -> Any:
         shape = rows.shape

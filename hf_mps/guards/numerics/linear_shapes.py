@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
-from hf_mps.core.choice import Choice
 from hf_mps.core.stock import Stock
 from hf_mps.device import machine
-from hf_mps.guards import kernel_overrides
 from hf_mps.guards.base import Guard
-from hf_mps.guards.introspect import torch_release
 from hf_mps.guards.kernel_overrides import Kernel
 
-FIXED = (2, 14)
-"""Its backward pass multiplies matrices by `mm` instead of in a graph (pytorch PR 183535)."""
 DEEP = 4
 """Dimensions above which the graph flattens its input, which macOS 27 does not compile (pytorch#187201)."""
 
@@ -23,7 +17,7 @@ class LinearShapes(Guard):
     """Puts a kernel before the device's `linear_backward`, below autograd; a call costs 2.5 µs more then.
 
     F.linear takes a weight of one dimension as a matrix of one row; its backward pass does not (pytorch#187988). Either
-    fault is an assertion of Apple's, so it is not tried: the release decides.
+    fault is an assertion of Apple's.
     """
 
     name = "linear-shapes"
@@ -33,25 +27,8 @@ class LinearShapes(Guard):
     )
     issue = "https://github.com/pytorch/pytorch/issues/187988"
     until = "the oldest supported torch is 2.14"
-    releases = "<2.14"
+    untried = "a trial would end Python"
     patches = {"aten::linear_backward": Kernel("_linear_backward")}
-
-    def applies(self) -> Choice[bool]:
-        """Whether this release computes the gradients in the graph that ends Python."""
-        import torch
-
-        if torch_release() >= FIXED:
-            return Choice(False, f"torch {torch.__version__} computes these gradients without MPSGraph")
-        possible = kernel_overrides.given_out()
-        if not possible.value:
-            return possible
-        return Choice(
-            True, f"torch {torch.__version__} has the faults of pytorch#187988 and #187201; a trial would abort"
-        )
-
-    def concerns(self, module: ModuleType) -> bool:
-        """Whether this release has the fault."""
-        return torch_release() < FIXED and kernel_overrides.given_out().value
 
     def _linear_backward(self, stock: Stock, rows: Any, grad: Any, weight: Any, mask: Any) -> Any:
         vector = weight.dim() == 1

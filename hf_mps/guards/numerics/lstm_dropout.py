@@ -15,11 +15,10 @@ class LstmDropout(Guard):
     what = "the gradients of an LSTM of two or more layers with dropout are computed as if there had been no dropout"
     issue = "https://github.com/pytorch/pytorch/issues/190056"
     until = "the oldest supported torch is 2.14, which has pull request #190059"
-    releases = "<2.14"
     # The function that nn.LSTM calls; nothing else in torch is touched.
     patches = {"torch._VF:lstm": "_lstm"}
 
-    def applies(self) -> Choice[bool]:
+    def trial(self) -> Choice[bool]:
         """Whether a gradient passes between two layers that dropout=1 cuts apart; leaves the generator as it was."""
         import torch
 

@@ -24,7 +24,6 @@ class MixedDtypes(Guard):
     )
     issue = "https://github.com/pytorch/pytorch/issues/190054"
     until = "the oldest supported torch is 2.14, which has pull request #190055"
-    releases = "<2.14"
     patches = {
         # Frozen ones too: below an adapter the norms of the frozen model are misread as well.
         **training_hooks.parameters("_look", frozen=True),
@@ -32,7 +31,7 @@ class MixedDtypes(Guard):
         LAYER_NORM: Patch("_layer_norm", late=True),
     }
 
-    def applies(self) -> Choice[bool]:
+    def trial(self) -> Choice[bool]:
         """Whether such a layer norm's output on the device is wrong; its backward pass, which aborts, is not tried."""
         import torch
 

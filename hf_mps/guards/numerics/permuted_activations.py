@@ -27,15 +27,12 @@ class PermutedActivations(Tried):
     )
     issue = "https://github.com/pytorch/pytorch/issues/175189"
     until = "pytorch#175188 and #175189 are closed and the oldest supported torch has their fixes"
-    releases = "<2.14"
-    faults = ("permuted-activations", "permuted-batch-norm")
     given = "permuted tensors"
-    cures = ">=2.9"
 
     @property
     def patches(self) -> dict[str, str | Patch]:
         """Its kernels before the device's, until the trial."""
-        kernels = {name: Kernel("_laid_out", name, alone=True, faults=self.faults[:1]) for name in TRIALS}
+        kernels = {name: Kernel("_laid_out", name, alone=True, faults=(self.name,)) for name in TRIALS}
         kernels[NORM] = Kernel("_laid_out", NORM, alone=True, faults=self.faults)
         return {f"aten::{name}": kernel for name, kernel in kernels.items()}
 

@@ -25,9 +25,6 @@ class SlicedProducts(Tried):
     )
     issue = "https://github.com/pytorch/pytorch/pull/193385"
     until = "the oldest supported torch is 2.14"
-    releases = "<2.14"
-    cures = ">=2.9"
-    faults = ("sliced-products", "gapped-products")
     given = "slices as results"
 
     @property

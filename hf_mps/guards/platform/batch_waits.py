@@ -15,7 +15,7 @@ from hf_mps.core.patching import Patch
 from hf_mps.core.stock import Stock
 from hf_mps.guards import training_hooks
 from hf_mps.guards.base import Guard
-from hf_mps.guards.numerics.non_blocking import holds_sources, target_device
+from hf_mps.guards.numerics.non_blocking import target_device
 
 Moved = dict[int, tuple[torch.Tensor, torch.Tensor]]
 """A tensor's id -> the tensor on the device, and its values on the host, which nobody else has."""
@@ -60,9 +60,7 @@ class BatchWaits(Guard):
         self._hosts = WeakTensorKeyDictionary()  # tensor on the device -> its values on the CPU, and its version then
 
     def applies(self) -> Choice[bool]:
-        """Whether this release keeps a source that nobody else has until the GPU has read it."""
-        if not holds_sources():
-            return Choice(False, "this torch holds no source of a copy to the device: 2.13 does (pytorch#181017)")
+        """Always where there is Metal: torch keeps a source that nobody else has until the GPU has read it."""
         return Choice(True, "this torch waits at each copy to the device, and can hold its source instead")
 
     def verdict(self) -> Choice[bool]:

@@ -60,25 +60,13 @@ class Compile(Guard):
             if variable in variables and variable not in os.environ and getattr(owner, name) is not value:
                 setattr(owner, name, value)  # to stay: torch reads it at the first call of each graph, whenever that is
                 done.append(words)
-        wrong = _known_faults()
-        if done or wrong:
-            what = f"torch.compile {' and '.join(done)}; " if done else "torch.compile: "
-            self.acted(f"{what}on Metal it is young{wrong}: compare a few steps without")
+        if done:
+            self.acted(f"torch.compile {' and '.join(done)}; on Metal it is young: compare a few steps without")
 
 
 def on_metal(inputs: Any) -> bool:
     """Whether a graph is for Metal: its parameters are inputs too, one that makes all tensors itself holds no model."""
     return any(getattr(getattr(each, "device", None), "type", "") == "mps" for each in inputs)
-
-
-def _known_faults() -> str:
-    """The known faults of torch's compiler in the installed release, in brackets; empty for none."""
-    from hf_mps.guards import known_faults
-
-    subject = "torch.compile "
-    known = [fault for fault, _ in known_faults.here() if fault.says.startswith(subject) and not fault.guard]
-    words = [f"{fault.says.removeprefix(subject)} (pytorch#{fault.link.rpartition('/')[2]})" for fault in known]
-    return f" and in this torch {', '.join(words)}" if words else ""
 
 
 GUARD = Compile()

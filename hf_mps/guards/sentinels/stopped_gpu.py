@@ -6,13 +6,11 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from hf_mps.device import faults
 from hf_mps.device.no_modes import no_modes
-from hf_mps.guards.introspect import torch_release
 from hf_mps.guards.sentinels.base import BEFORE_CHECKPOINTS, STOPS, StoppingSentinel
 from hf_mps.guards.sentinels.stream import STREAM
 
-RAISES = (2, 15)
-"""The first torch that checks how a command buffer ended: its library has "MPS command buffer execution failed"."""
 MOST = 2**23
 """float32, in which it is read, has each whole number up to here."""
 CURE = (
@@ -128,7 +126,8 @@ class StoppedGpu(StoppingSentinel):
 
 
 def _raises() -> bool:
-    return torch_release() >= RAISES
+    """Whether torch checks how a command buffer ended: 2.15's library has "MPS command buffer execution failed"."""
+    return not faults.possible("stopped-gpu")
 
 
 SENTINEL = StoppedGpu()

@@ -39,19 +39,6 @@ MOMENTS = (
 FACTS = (
     Fact(
         SCALER,
-        "GradScaler's unscale_ reads its float32 factor as a half: float16 and bfloat16 gradients become zeros",
-        link="https://github.com/pytorch/pytorch/pull/184286",
-        dtypes=HALVES,
-        before="2.13.0",
-        example="""\
-gradient, half = torch.full([3], 4.0, dtype=torch.float16, device="mps"), torch.tensor(0.5, device="mps")
-torch._amp_foreach_non_finite_check_and_unscale_([gradient], torch.zeros([], device="mps"), half)
-print(gradient.tolist())
-print([2.0, 2.0, 2.0])""",
-        guard="half-unscale",
-    ),
-    Fact(
-        SCALER,
         "A gradient with gaps in memory is walked as if it had none: half of it stays scaled, and what lies in the"
         " gaps is scaled (the single-tensor way in operations/Amp.mm). No issue is known",
         layouts=("strided",),
@@ -60,17 +47,6 @@ gradient, half = torch.full([8], 4.0, device="mps")[::2], torch.tensor(0.5, devi
 torch._amp_foreach_non_finite_check_and_unscale_([gradient], torch.zeros([], device="mps"), half)
 print(gradient.tolist())
 print([2.0, 2.0, 2.0, 2.0])""",
-    ),
-    *(
-        Fact(
-            operator,
-            "The host asks for four elements at once whatever the storage offset; Metal does not define a vector at an"
-            " address that is aligned to one element, as with fill_ of bytes. Here the process ends",
-            link="https://github.com/pytorch/pytorch/pull/183790",
-            layouts=("offset",),
-            before="2.13.0",
-        )
-        for operator in ("relu", "silu")
     ),
     Fact(
         "linalg_cholesky_ex",

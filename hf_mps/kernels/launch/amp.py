@@ -24,11 +24,7 @@ _FLOATING = (torch.float32, torch.float16, torch.bfloat16)
 
 @rule("_amp_foreach_non_finite_check_and_unscale_", source=SOURCE)
 def unscale(release: Release, grads: list[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
-    """A launch for each dense gradient, 32 chunks at once; one by one those with gaps.
-
-    The host binds the factor as it has it, in float32, whatever dtype the kernel declares: before 2.13 a kernel for
-    half-precision gradients reads the first two of its bytes (pytorch PR 184286).
-    """
+    """A launch for each dense gradient, 32 chunks at once; one by one those with gaps."""
     if not grads:
         return
     for each in (found_inf, inv_scale):

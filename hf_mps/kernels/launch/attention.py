@@ -30,8 +30,6 @@ TWO_PASSES = 1024
 """Keys from this length on are split among BLOCKS threadgroups, whose results a second kernel joins."""
 BLOCKS = 32
 VECTOR_SIZES = frozenset((64, 96, 128, 256))
-VECTOR_SIZES_ALONE = frozenset((64, 96, 128))
-"""Those of the releases before flash attention, up to 2.12."""
 # Head size: queries and keys of a tile, simdgroups of a threadgroup.
 TILES = dict.fromkeys((32, 64, 72, 80, 96), (32, 32, 4)) | {128: (32, 16, 4), 256: (16, 8, 2)}
 _PREFILL_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -61,8 +59,6 @@ def attention(
     if attn_mask is not None:
         mask = _four(attn_mask.expand((*query.shape[:-1], key.shape[-2])))
     factor = math.sqrt(1.0 / query.shape[-1]) if scale is None else scale
-    if f"sdpa_vector_{metal(query.dtype)}_64_64" in release:
-        return _of_212(release, four, mask, factor, is_causal, query)
     if _groups(*four) and _vector_covers(four, mask, is_causal):
         return _vector(release, [_rows(each) for each in four], mask, factor, is_causal, query)
     if _groups(*four) and _prefill_covers(four, mask):
@@ -120,24 +116,6 @@ def _vector(
         "mask_strides": u32(_unsigned(mask.stride(at) for at in (3, 2, 1, 0))) if mask is not None else bytes(16),
     }
     return _one_or_two_passes(release, name, four, masked, factor, given)
-
-
-def _of_212(
-    release: Release, four: list[Tensor], mask: Tensor | None, factor: float, is_causal: bool, given: Tensor
-) -> Result:
-    """Releases up to 2.12: vector kernels alone, for no mask or a boolean one, with keys repeated for each query."""
-    query, key, value = four
-    covered = _vector_covers(four, mask, is_causal) and query.shape[-1] in VECTOR_SIZES_ALONE and not is_causal
-    if not covered or (mask is not None and mask.dtype != torch.bool) or not _groups(query, key, value):
-        raise NoRule("MPSGraph on this release")
-    repeats = query.shape[1] // key.shape[1]
-    if repeats > 1:
-        four = [query, *(each.repeat_interleave(repeats, dim=1) for each in (key, value))]
-    size = query.shape[-1]
-    strides = u32(_unsigned(mask.stride(at) for at in (3, 2, 1))) if mask is not None else b""
-    masked = {"mask": mask, "mask_strides": padded(strides, 16), "has_mask": bytes([mask is not None])}
-    name = f"{metal(query.dtype)}_{size}_{size}"
-    return _one_or_two_passes(release, name, [_rows(each) for each in four], masked, factor, given)
 
 
 def _one_or_two_passes(

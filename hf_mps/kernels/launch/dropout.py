@@ -9,8 +9,6 @@ from torch import Tensor
 
 from hf_mps.kernels.dtypes import metal
 from hf_mps.kernels.launch.iterator import walk
-from hf_mps.kernels.launch.numbers import alpha
-from hf_mps.kernels.launch.pointwise import exec_binary
 from hf_mps.kernels.launch.random import drawn
 from hf_mps.kernels.rules import rule
 from hf_mps.kernels.runtime import NoRule
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from hf_mps.kernels.release import Release
 
 SOURCE = "operations/Dropout.mm"
-TWO_STEPS = "native_dropout_mask_and_scale"
 
 
 @rule("native_dropout", source=SOURCE)
@@ -31,9 +28,6 @@ def dropout(release: Release, given: Tensor, p: float, train: bool | None) -> tu
         return given.clone(), torch.ones_like(given, dtype=torch.bool)
     if not 0 <= p <= 1:
         raise NoRule("a probability that PyTorch refuses")
-    if _in_two_steps(release, given.dtype):
-        mask = torch.empty_like(given, dtype=torch.bool).bernoulli_(1 - p)
-        return _scaled(release, given, mask, _inverse(1 - p)), mask
     kernel = release.kernel(f"dropout_fwd_{metal(given.dtype)}")
     if count >= 1 << 32:
         raise NoRule("more than 2**32 elements")
@@ -55,17 +49,6 @@ def dropout(release: Release, given: Tensor, p: float, train: bool | None) -> tu
     return output, mask
 
 
-def _in_two_steps(release: Release, dtype: torch.dtype) -> bool:
-    """Before 2.13 the mask is drawn by itself; a binary kernel then multiplies and scales."""
-    return f"{TWO_STEPS}_dense_{'_'.join([metal(dtype)] * 3)}" in release
-
-
-def _scaled(release: Release, given: Tensor, mask: Tensor, scale: float) -> Tensor:
-    output = torch.empty_like(given)
-    exec_binary(release, output, given, mask, TWO_STEPS, beside=alpha(scale, output.dtype))
-    return output
-
-
 def _inverse(kept: float) -> float:
     """1 / kept in float32, as the host has it; 0 where nothing is kept."""
     rounded = torch.tensor(kept, dtype=torch.float32)
@@ -79,8 +62,6 @@ def dropout_backward(release: Release, grad: Tensor, mask: Tensor, scale: float)
         grad = grad.to(torch.float32)
     if mask.dtype != torch.bool or mask.shape != grad.shape:
         raise NoRule("a mask of another dtype or shape")
-    if _in_two_steps(release, grad.dtype):
-        return _scaled(release, grad, mask, scale)
     kernel = release.kernel(f"dropout_bwd_{metal(grad.dtype)}")
     if not (grad.stride() == mask.stride() and walk(grad).contiguous):
         grad, mask = grad.contiguous(), mask.contiguous()

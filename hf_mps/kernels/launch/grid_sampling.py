@@ -47,17 +47,13 @@ def grid_sampler_2d(
 def grid_sampler_3d(
     release: Release, given: Tensor, grid: Tensor, interpolation: int, padding: int, align_corners: bool
 ) -> Tensor:
-    """A volume at places (x, y, z); up to 2.12 by linear interpolation alone."""
+    """A volume at places (x, y, z)."""
     _check(given, grid, 5)
     if interpolation == BICUBIC:
         raise NoRule("PyTorch refuses the arguments")
     output = given.new_empty((*given.shape[:2], *grid.shape[1:4]))
     wide = _wide(given, grid, output)
     names = [INTERPOLATIONS[interpolation], PADDINGS[padding]]
-    if f"grid_sampler_3d_{PADDINGS[padding]}_float" in release:
-        if interpolation != BILINEAR:
-            raise NoRule("PyTorch refuses the arguments")
-        names = names[1:]
     kernel = _kernel(release, "grid_sampler_3d", names, wide, given.dtype)
     parameters = _sizes([output, given, grid], align_corners, wide)
     kernel.launch({"output": output, "input": given, "grid": grid, "params": parameters}, output.numel())
@@ -151,11 +147,8 @@ def _wide(*tensors: Tensor) -> bool:
 
 
 def _kernel(release: Release, family: str, names: list[str], wide: bool, dtype: torch.dtype) -> Kernel:
-    """The kernel for 32 or 64 bits; up to 2.12 there is one, without a word of it in its name."""
-    stem, element = "_".join([family, *names]), metal(dtype)
-    if f"{stem}_{element}" in release:
-        return release.kernel(f"{stem}_{element}")
-    return release.kernel(f"{stem}_{'i64' if wide else 'i32'}_{element}")
+    """The kernel for 32 or 64 bits."""
+    return release.kernel("_".join([family, *names, "i64" if wide else "i32", metal(dtype)]))
 
 
 def _sizes(tensors: list[Tensor], align_corners: bool, wide: bool) -> bytes:

@@ -146,14 +146,9 @@ def _launch(
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
 ) -> None:
-    """Launch the kernel over all chunks.
-
-    A release before 2.13 binds no grad_scale and no found_inf: Adam's host drops them, and its step is applied though
-    it overflowed (pytorch PR 186360).
-    """
+    """Launch the kernel over all chunks."""
     kernel = release.kernel(name)
-    if any(each.name == "found_inf" for each in kernel.signature.bindings):
-        values = {**values, "grad_scale": grad_scale, "found_inf": found_inf}
+    values = {**values, "grad_scale": grad_scale, "found_inf": found_inf}
     for batch in batches(tensors[0], _full):
         pointers = {"args": batch.addresses(bound), "metadata_args": batch.metadata()}
         kernel.launch({**pointers, **values}, groups=len(batch.chunks), group=GROUP, work=batch.elements)

@@ -108,11 +108,6 @@ def _unary_dense(
             data, threads = u32(*into_what), count
         release.kernel(casting).launch([output, given, data], threads)
         return
-    # Before 2.13 the host asks for four elements a thread by name, of the two operators that have such kernels.
-    four = f"{name}_dense_vec4_{into}_{of}"
-    if four in release:
-        release.kernel(four).launch([output, given, u32(count)], -(-count // ILP))
-        return
     release.kernel(f"{name}_dense_{into}_{of}").launch([output, given], count)
 
 
@@ -127,16 +122,8 @@ def _unary_strided(
     rest = [] if beside is None else [beside.data]
     into_steps, of_steps = way.strides
     inner = way.shape[0]
-    if kernel.signature.attributes[0].width == 2:
-        outer = output.numel() // inner
-        operands = [output, given, i64(way.shape), i64(of_steps), i64(into_steps), rank, *rest]
-        kernel.launch(operands, *plane(inner, outer))
-        return
-    # Before 2.13 a strided kernel has strides of elements, and a thread for each of them in one line.
-    of_steps = tuple(step // given.element_size() for step in of_steps)
-    into_steps = tuple(step // output.element_size() for step in into_steps)
-    sizes = [i64(way.shape), i64(of_steps), i64(into_steps)]
-    kernel.launch([output, given, *sizes, rank, *rest], output.numel())
+    operands = [output, given, i64(way.shape), i64(of_steps), i64(into_steps), rank, *rest]
+    kernel.launch(operands, *plane(inner, output.numel() // inner))
 
 
 @_named(4)
@@ -177,7 +164,7 @@ def exec_binary(
     if first.dtype != second.dtype:
         # Such a kernel computes in the output's dtype; where that is bool, in the inputs' common one.
         computes = (common or output.dtype) if output.dtype == torch.bool else output.dtype
-        full = _casting(release, f"{name}_{kind}", metal(output.dtype), metal(computes), _tail(beside))
+        full = f"{name}_{kind}_cast_{metal(output.dtype)}_{metal(computes)}{_tail(beside)}"
     elif kind == "dense":
         _binary_dense(release, output, first, second, name, beside)
         return
@@ -225,12 +212,6 @@ def _binary_dense(
             release.kernel(wide).launch([output, first, second, u32(count)], -(-count // ILP))
             return
     release.kernel(f"{name}_dense_{dtypes}").launch([output, first, second], count)
-
-
-def _casting(release: Release, stem: str, into: str, computes: str, tail: str) -> str:
-    """A casting kernel's name: with the output's dtype and the one it computes in; before 2.13 without the latter."""
-    full = f"{stem}_cast_{into}_{computes}{tail}"
-    return full if full in release else f"{stem}_cast_{into}{tail}"
 
 
 def _repeating(output: Tensor, first: Tensor, second: Tensor) -> str:

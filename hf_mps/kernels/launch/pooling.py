@@ -257,8 +257,7 @@ class Pool:
         parameters = i32(given.dim(), self.pooled) + _arrays(given, output) + _arrays(indices, sizes=False)
         arguments = {"output": output, "input": given, "indices": indices, "params": parameters}
         reported = errors()
-        if kernel.signature.at(4) is not None:  # from 2.13 on the kernel reports places outside
-            arguments["error_buffer"] = reported.tensor
+        arguments["error_buffer"] = reported.tensor
         kernel.launch(arguments, given.numel())
         if reported.any():
             raise NoRule("a place outside the result")

@@ -1,8 +1,7 @@
 """Random numbers of PyTorch's own stream: each draw reads the generator's seed and offset, and moves the offset on.
 
 Thread by thread, the kernels compute number `offset + thread` of the seed's Philox stream (c10/metal/random.h), and
-most make four elements of one. From 2.13 on the host moves the offset by the numbers that the kernel takes, before that
-by an amount for each element; a release of the later kind has the kernel `uniform_dist`.
+most make four elements of one. The host moves the offset by the numbers that the kernel takes.
 """
 
 from __future__ import annotations
@@ -50,13 +49,8 @@ def _default() -> Generator:
     return found
 
 
-def fill(
-    release: Release, output: Tensor, family: str, numbers: bytes, generator: Generator | None, randoms: int = 1
-) -> Tensor:
-    """Fill `output` by the kernel of a distribution, of whose parameters `numbers` are the bytes, and return it.
-
-    `randoms` is how many Philox numbers an element takes on releases that count by elements.
-    """
+def fill(release: Release, output: Tensor, family: str, numbers: bytes, generator: Generator | None) -> Tensor:
+    """Fill `output` by the kernel of a distribution, of whose parameters `numbers` are the bytes, and return it."""
     count = output.numel()
     if count == 0:
         return output
@@ -64,19 +58,12 @@ def fill(
         raise NoRule("more than 2**31 elements")
     kernel = release.kernel(f"{family}_{metal(output.dtype)}")
     packed = any(each.name == "numel" for each in kernel.signature.bindings)
-    by_threads = _counts_threads(release)
-    flat = output if output.is_contiguous() or (by_threads and walk(output).contiguous) else _temporary(output)
+    flat = output if output.is_contiguous() or walk(output).contiguous else _temporary(output)
     threads = -(-count // (2 if output.dtype.itemsize == 8 and family == "random_int" else 4)) if packed else count
-    stream = drawn(generator, threads if by_threads else randoms * count)
+    stream = drawn(generator, threads)
     arguments = {"output": flat, "params": numbers, "seed_base_offset": stream}
     kernel.launch(arguments | {"numel": u32(count)} if packed else arguments, threads)
     return output if flat is output else output.copy_(flat)
-
-
-@cache
-def _counts_threads(release: Release) -> bool:
-    """A release from 2.13 on."""
-    return "uniform_dist_float" in release
 
 
 def _temporary(output: Tensor) -> Tensor:
@@ -232,7 +219,7 @@ def log_normal(
     """The exponential of normal numbers, which take two uniform ones each."""
     if not std > 0:
         raise NoRule("a standard deviation that PyTorch refuses")
-    return fill(release, output, "log_normal", f32(mean, std), generator, randoms=2)
+    return fill(release, output, "log_normal", f32(mean, std), generator)
 
 
 @rule("geometric_", source=SOURCE)

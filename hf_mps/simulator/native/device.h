@@ -11,7 +11,6 @@
 //   recurrent.cpp  nn.LSTM as one operator
 //   sparse.cpp     sparse COO tensors
 //   composite.cpp  operators whose code branches by device: copies, attention, convolution, LSTM
-//   attention.cpp  faults of attention without gradients
 //   faults.cpp     wrong results that some Macs give without an error
 //   indices.cpp    what happens to indices out of range
 //   permuted.cpp   kernels that read permuted tensors wrongly
@@ -177,7 +176,6 @@ Waits waits_of(const std::string& name);
 // ---- queue.cpp ----
 
 extern std::atomic<bool> late_copies; // copies that need not wait are done as late as the device may come to them
-extern std::atomic<bool> freed_sources; // and do not keep their sources alive
 void copy_in_later(const at::Tensor& to, const at::Tensor& from);
 void copy_out_later(const at::Tensor& to, const at::Tensor& from);
 // Somebody touches the bytes of a device storage: copies into it that are queued are done.
@@ -242,7 +240,6 @@ Inside permuted_inside_of(const std::string& name);
 // ---- misread.cpp ----
 
 extern std::atomic<bool> conv3d_layout; // a 3-D convolution reads its input as if the channels lay last
-extern std::atomic<bool> half_unscale; // GradScaler's kernel reads its factor in the gradients' dtype
 Inside misread_inside_of(const std::string& name);
 // The volume that a 3-D convolution sees, on the host.
 at::Tensor misread_volume(const at::Tensor& input);
@@ -250,7 +247,6 @@ at::Tensor misread_volume(const at::Tensor& input);
 // ---- recurrent.cpp ----
 
 extern std::atomic<bool> lstm_dropout; // the backward pass knows nothing of the dropout between layers
-extern std::atomic<bool> lstm_mask; // every call drops what the first one with these shapes dropped
 
 // ---- order.cpp ----
 
@@ -266,12 +262,9 @@ extern std::atomic<bool> refusals; // errors of Metal's kernels, where the CPU c
 // Aborts of the process, by MetalPerformanceShaders' own assertions.
 struct Aborts {
   std::atomic<bool> layer_norm{false};
-  std::atomic<bool> lerp{false};
   std::atomic<bool> linear_vector{false};
   std::atomic<bool> linear_deep{false};
   std::atomic<bool> linear_empty{false};
-  std::atomic<bool> cross_entropy{false};
-  std::atomic<bool> large_attention{false};
 };
 
 extern Aborts aborts;
@@ -283,37 +276,10 @@ void check_linear_backward(const at::Tensor& self, const at::Tensor& grad_output
 // `wide` has the sizes that may not be above 65,536 before macOS 15.1.
 void check_convolution(const at::Tensor& self, const at::Tensor& weight, c10::IntArrayRef wide);
 void check_convolution_transpose(const at::Tensor& self);
-void check_attention(const at::Tensor& query, const at::Tensor& key);
-
-// ---- attention.cpp ----
-
-struct Attention {
-  at::Tensor query;
-  at::Tensor key;
-  at::Tensor value;
-  std::optional<at::Tensor> mask;
-  bool causal;
-  std::optional<double> scale;
-  bool grouped;
-};
-
-struct AttentionFaults {
-  std::atomic<bool> causal_leak{false};
-  std::atomic<bool> permuted{false};
-  std::atomic<bool> long_keys{false};
-  std::atomic<bool> odd_keys{false};
-  std::atomic<bool> masked_rows{false};
-  std::atomic<bool> value_width{false};
-};
-
-extern AttentionFaults attention_faults;
-bool any_attention_fault();
-// Attention on host tensors, as wrong as the faults that are on make it.
-at::Tensor attended(const Attention& call);
 
 // ---- kernels, each registered one by one ----
 
-void register_kernels(const std::vector<std::string>& native); // kernels.cpp
+void register_kernels(); // kernels.cpp
 void register_metal_only(); // metal_only.cpp
 void register_recurrent(); // recurrent.cpp
 void register_composites(); // composite.cpp

@@ -245,9 +245,9 @@ void compute_widened(const c10::OperatorHandle& op, Stack* stack) {
 
 // ---- other results ----
 
-// Sort.mm: Metal's own kernels, from 2.13 on, keep the order of equal elements whether asked to or not.
+// Sort.mm: Metal's own kernels keep the order of equal elements whether asked to or not.
 void sort(const c10::OperatorHandle& op, Stack* stack) {
-  if (dtype_results && kMinor >= 13) {
+  if (dtype_results) {
     (*stack)[stack->size() - op.schema().arguments().size() + 1] = true;
   }
   on_cpu(op, stack);

@@ -28,12 +28,6 @@ std::atomic<bool> wide_copies{false};
 
 const std::map<std::string, std::atomic<bool>*>& switches() {
   static const auto* all = new std::map<std::string, std::atomic<bool>*>{
-      {"causal-leak", &attention_faults.causal_leak},
-      {"permuted-attention", &attention_faults.permuted},
-      {"long-keys", &attention_faults.long_keys},
-      {"odd-keys", &attention_faults.odd_keys},
-      {"masked-rows", &attention_faults.masked_rows},
-      {"value-width", &attention_faults.value_width},
       {"permuted-activations", &permuted_activations},
       {"permuted-batch-norm", &permuted_batch_norm},
       {"large-k", &large_k},
@@ -49,10 +43,8 @@ const std::map<std::string, std::atomic<bool>*>& switches() {
       {"wide-copies", &wide_copies},
       {"dtype-results", &dtype_results},
       {"late-copies", &late_copies},
-      {"freed-sources", &freed_sources},
       {"queued-work", &queued_work},
       {"stopped-gpu", &stopped_gpu},
-      {"half-unscale", &half_unscale},
       {"conv3d-layout", &conv3d_layout},
       {"large-pad", &misreads.large_pad},
       {"lerp-weight", &misreads.lerp_weight},
@@ -66,19 +58,15 @@ const std::map<std::string, std::atomic<bool>*>& switches() {
       {"late-indices", &late_indices},
       {"atomic-order", &atomic_order},
       {"lstm-dropout", &lstm_dropout},
-      {"lstm-mask", &lstm_mask},
       {"cuda-graphs", &cuda_graphs},
       {"heaps", &heaps_counted},
       {"whole-buffers", &whole_buffers},
       {"refusals", &refusals},
       {"mixed-layer-norm", &mixed_layer_norm},
       {"mixed-norm-backward", &aborts.layer_norm},
-      {"mixed-lerp", &aborts.lerp},
       {"vector-weight", &aborts.linear_vector},
       {"deep-linear", &aborts.linear_deep},
       {"empty-linear", &aborts.linear_empty},
-      {"squeezed-entropy", &aborts.cross_entropy},
-      {"large-scores", &aborts.large_attention},
   };
   return *all;
 }

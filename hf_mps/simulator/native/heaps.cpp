@@ -40,8 +40,6 @@ constexpr double kLowRatio = 1.4; // default_low_watermark_ratio
 // (exo-explore/exo#1048), 156 where 208 are recommended (MLX's device_info of an M3 Ultra): half of a small Mac's memory.
 constexpr double kLargestBuffer = 0.75;
 
-constexpr const char* kPool = TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13 ? "private" : "shared";
-
 std::string readable(size_t bytes) {
   std::ostringstream out;
   out << std::fixed << std::setprecision(2);
@@ -318,9 +316,7 @@ class Heaps {
         readable(limit_),
         "). Tried to allocate ",
         readable(bytes),
-        " on ",
-        kPool,
-        " pool. Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit for memory "
+        " on shared pool. Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit for memory "
         "allocations (may cause system failure).");
     std::abort(); // not reached: TORCH_CHECK(false) throws
   }

@@ -201,11 +201,7 @@ void raise_late_error() {
   if (message.empty()) {
     return;
   }
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 9
   throw c10::AcceleratorError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, 1, message);
-#else
-  TORCH_CHECK(false, message);
-#endif
 }
 
 } // namespace metal

@@ -6,6 +6,7 @@
 #include <ATen/native/Resize.h>
 #include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/bernoulli.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -15,8 +16,6 @@
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
-
-#include <algorithm>
 
 namespace metal {
 namespace {
@@ -97,11 +96,7 @@ const Tensor& resize(const Tensor& self, c10::IntArrayRef size, std::optional<c1
 
 Tensor as_strided(
     const Tensor& self, c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<int64_t> offset) {
-  // As at::native::as_strided_tensorimpl does it, which refuses this device in torch 2.8.
-  auto view = at::detail::make_tensor<c10::TensorImpl>(
-      c10::TensorImpl::VIEW, c10::Storage(self.storage()), self.key_set(), self.dtype());
-  at::native::setStrided(view, size, stride, offset.value_or(self.storage_offset()));
-  return view;
+  return at::native::as_strided_tensorimpl(self, size, stride, offset);
 }
 
 Tensor view(const Tensor& self, c10::IntArrayRef size) {
@@ -138,7 +133,7 @@ std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, std::op
 
 } // namespace
 
-void register_kernels(const std::vector<std::string>& native) {
+void register_kernels() {
   static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::MPS, __FILE__, __LINE__);
   library.impl("empty.memory_format", &empty);
   library.impl("empty_strided", &empty_strided);
@@ -153,10 +148,7 @@ void register_kernels(const std::vector<std::string>& native) {
   library.impl("_reshape_alias", &reshape_alias);
   library.impl("_copy_from", &copy_from);
   library.impl("_copy_from_and_resize", &copy_from_and_resize);
-  // Metal has this one since torch 2.9.
-  if (std::find(native.begin(), native.end(), "aten::native_dropout") != native.end()) {
-    library.impl("native_dropout", &native_dropout);
-  }
+  library.impl("native_dropout", &native_dropout);
 }
 
 } // namespace metal

@@ -240,30 +240,10 @@ std::tuple<Tensor, Tensor> attention(
     std::optional<double> scale,
     bool grouped) {
   Inside inside("aten::_scaled_dot_product_attention_math_for_mps", {query, key, value, mask, dropout, causal, dropout_mask, scale, grouped});
-  check_attention(query, key);
   auto [output, weights] = at::_scaled_dot_product_attention_math(
       host(query), host(key), host(value), host(mask), dropout, causal, host(dropout_mask), scale, grouped);
-  if (any_attention_fault()) {
-    output = attended({host(query), host(key), host(value), host(mask), causal, scale, grouped});
-  }
   return {back(output), back(weights)};
 }
-
-// The operator has no `enable_gqa` in torch 2.8.
-std::tuple<Tensor, Tensor> attention_ungrouped(
-    const Tensor& query,
-    const Tensor& key,
-    const Tensor& value,
-    const std::optional<Tensor>& mask,
-    double dropout,
-    bool causal,
-    const std::optional<Tensor>& dropout_mask,
-    std::optional<double> scale) {
-  return attention(query, key, value, mask, dropout, causal, dropout_mask, scale, false);
-}
-
-constexpr bool grouped_attention =
-    std::is_same_v<at::_ops::_scaled_dot_product_attention_math_for_mps::schema, decltype(attention)>;
 
 // Nothing in training calls these: 4-bit weights are for inference.
 void not_simulated(const c10::OperatorHandle& op, torch::jit::Stack*) {
@@ -287,11 +267,7 @@ void register_metal_only() {
   if constexpr (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15) {
     library.impl("record_stream", &record_stream); // pytorch PR 193464
   }
-  if constexpr (grouped_attention) {
-    library.impl("_scaled_dot_product_attention_math_for_mps", &attention);
-  } else {
-    library.impl("_scaled_dot_product_attention_math_for_mps", &attention_ungrouped);
-  }
+  library.impl("_scaled_dot_product_attention_math_for_mps", &attention);
   for (const char* name : {"_convert_weight_to_int4pack", "_weight_int4pack_mm"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&not_simulated>());
   }

@@ -14,7 +14,6 @@
 
 namespace metal {
 
-std::atomic<bool> half_unscale{false};
 std::atomic<bool> conv3d_layout{false};
 Misreads misreads;
 
@@ -22,26 +21,6 @@ namespace {
 
 void call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-}
-
-// pytorch PR 184286: the factor is bound as float32 and declared in the gradients' dtype, so that half of its bytes are
-// read, which are zero for every power of two.
-void unscale(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const auto grads = (*stack)[stack->size() - 3].toTensorVector();
-  if (!half_unscale || grads.empty() || grads[0].itemsize() != 2) {
-    return call(op, stack);
-  }
-  const auto found = (*stack)[stack->size() - 2].toTensor();
-  const auto given = (*stack)[stack->size() - 1].toTensor();
-  const auto factor = at::empty({}, grads[0].options());
-  std::memcpy(factor.mutable_data_ptr(), given.const_data_ptr(), factor.itemsize());
-  for (const auto& grad : grads) {
-    if (!grad.isfinite().all().item<bool>()) {
-      found.fill_(1);
-    }
-    grad.mul_(factor);
-  }
-  torch::jit::drop(*stack, 3);
 }
 
 // pytorch#196067: the weight is bound in its own dtype, and declared in that of the tensors. A float64 is made float32
@@ -163,7 +142,6 @@ Inside misread_inside_of(const std::string& name) {
     return product;
   }
   static const std::map<std::string, Inside> all{
-      {"_amp_foreach_non_finite_check_and_unscale_", &unscale},
       {"bincount", &bincount},
       {"lerp", &lerp},
       {"lerp_", &lerp},

@@ -49,7 +49,7 @@ void start_device(
   Unheard unheard;
   start(std::move(profile));
   register_fallback(commit, always_on_cpu);
-  register_kernels(native);
+  register_kernels();
   register_metal_only();
   register_recurrent();
   register_composites();

@@ -1,8 +1,8 @@
 // Sums to which many threads of the device add at once: their order, and with it their last bits, differs from call to
 // call and from run to run. And which of several values written to one place stays there.
 //
-// Which operators, and since when, is read from the names of the Metal kernels in the macOS wheels of torch 2.8, 2.10,
-// 2.12, 2.13 and 2.14, and from their sources, which call c10::metal::AtomicType<T>::atomic_add. pytorch#195404 reports
+// Which operators, and since when, is read from the names of the Metal kernels in the macOS wheels of torch 2.13
+// and 2.14, and from their sources, which call c10::metal::AtomicType<T>::atomic_add. pytorch#195404 reports
 // it of embedding's backward, #161029 of indexing.
 #include "device.h"
 
@@ -123,13 +123,11 @@ void backward_in_halves(const Operator& op, Stack* stack) {
   }
 }
 
-// What torch 2.13 and later refuse under torch.use_deterministic_algorithms(True) (pull request #185061).
+// What torch refuses under torch.use_deterministic_algorithms(True) (pull request #185061).
 void alert(const Tensor& self, const char* kernel) {
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
   if (at::isFloatingType(self.scalar_type()) || at::isComplexType(self.scalar_type())) {
     at::globalContext().alertNotDeterministic(kernel);
   }
-#endif
 }
 
 // Threads that write to one place come in any order too: which value stays there is left to chance.
@@ -164,50 +162,45 @@ void scatter_reduce(const Operator& op, Stack* stack) {
   how == "sum" ? add_in_halves(op, stack, 3) : call(op, stack);
 }
 
-struct Atomic {
-  int since; // torch 2.…
-  Inside run;
-};
-
-const std::map<std::string, Atomic>& atomics() {
-  static const auto* all = new std::map<std::string, Atomic>{
-      {"_index_put_impl_", {0, &index_put}},
-      {"upsample_bicubic2d_backward", {0, &backward_in_halves}},
-      {"upsample_nearest3d_backward", {0, &backward_in_halves}},
-      {"_upsample_nearest_exact3d_backward", {0, &backward_in_halves}},
-      {"upsample_trilinear3d_backward", {0, &backward_in_halves}},
-      {"max_pool3d_with_indices_backward", {10, &backward_in_halves}},
-      {"avg_pool3d_backward", {10, &backward_in_halves}},
-      {"_embedding_bag_dense_backward", {10, &backward_in_halves}},
-      {"embedding_dense_backward", {13, &embedding_backward}},
-      {"scatter_reduce", {13, &scatter_reduce}},
-      {"scatter_reduce_", {13, &scatter_reduce}},
-      {"grid_sampler_2d_backward", {13, &backward_in_halves}},
-      {"grid_sampler_3d_backward", {13, &backward_in_halves}},
+const std::map<std::string, Inside>& atomics() {
+  static const auto* all = new std::map<std::string, Inside>{
+      {"_index_put_impl_", &index_put},
+      {"upsample_bicubic2d_backward", &backward_in_halves},
+      {"upsample_nearest3d_backward", &backward_in_halves},
+      {"_upsample_nearest_exact3d_backward", &backward_in_halves},
+      {"upsample_trilinear3d_backward", &backward_in_halves},
+      {"max_pool3d_with_indices_backward", &backward_in_halves},
+      {"avg_pool3d_backward", &backward_in_halves},
+      {"_embedding_bag_dense_backward", &backward_in_halves},
+      {"embedding_dense_backward", &embedding_backward},
+      {"scatter_reduce", &scatter_reduce},
+      {"scatter_reduce_", &scatter_reduce},
+      {"grid_sampler_2d_backward", &backward_in_halves},
+      {"grid_sampler_3d_backward", &backward_in_halves},
   };
   return *all;
-}
-
-bool has(int since) {
-  return TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= since;
 }
 
 } // namespace
 
 Inside order_inside_of(const std::string& name) {
   const auto found = atomics().find(name);
-  return found != atomics().end() && has(found->second.since) ? found->second.run : nullptr;
+  return found != atomics().end() ? found->second : nullptr;
 }
 
 void index_add_in_any_order(const Operator& op, Stack* stack) {
   // Under the flag Metal hands it to index_put_, and so it is refused with that one's name.
   alert(argument(op, stack, 0).toTensor(), "index_put_with_accumulate_mps");
-  has(14) ? add_in_halves(op, stack, 3) : call(op, stack);
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
+  add_in_halves(op, stack, 3);
+#else
+  call(op, stack);
+#endif
 }
 
 void scatter_add_in_any_order(const Operator& op, Stack* stack) {
   alert(argument(op, stack, 0).toTensor(), "scatter_reduce_mps");
-  has(13) ? add_in_halves(op, stack, 3) : call(op, stack);
+  add_in_halves(op, stack, 3);
 }
 
 } // namespace metal

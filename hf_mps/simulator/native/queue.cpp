@@ -1,10 +1,10 @@
 // Copies that nobody waits for, done as late as the device may come to them.
 //
 // With non_blocking=True Copy.mm puts a copy into the queue and returns. The device reads a host source when it gets
-// there: what the program has written meanwhile is what arrives, and before torch 2.13 nothing keeps the source alive
-// (pytorch#189690, #181017). A copy to the host is there when somebody has waited. Operators are computed at once here,
-// so a copy to the device is done just before the first of them that touches it, and at the latest when somebody
-// waits; with queued_work they are in the same queue (deferred.cpp).
+// there: what the program has written meanwhile is what arrives (pytorch#189690). A copy to the host is there when
+// somebody has waited. Operators are computed at once here, so a copy to the device is done just before the first of
+// them that touches it, and at the latest when somebody waits; with queued_work they are in the same queue
+// (deferred.cpp).
 #include "queue.h"
 
 #include <ATen/ops/copy_native.h>
@@ -19,7 +19,6 @@
 namespace metal {
 
 std::atomic<bool> late_copies{false};
-std::atomic<bool> freed_sources{false};
 std::atomic<bool> queued_work{false};
 std::atomic<bool> stopped_gpu{false};
 thread_local int Unread::depth = 0;
@@ -113,7 +112,7 @@ void assign(Tensor to, const Tensor& from) {
 } // namespace
 
 // Copy.mm, copy_to_mps_: a source of another dtype, or one with holes, is made anew on the host first; the copy reads
-// that, which lives no longer than the call where nothing holds it.
+// that.
 void copy_in_later(const Tensor& to, const Tensor& from) {
   const auto* target = to.storage().unsafeGetStorageImpl();
   const bool anew = from.scalar_type() != to.scalar_type() || from.sizes() != to.sizes() ||
@@ -125,17 +124,8 @@ void copy_in_later(const Tensor& to, const Tensor& from) {
     });
   }
   const auto there = alias(to);
-  if (!freed_sources) {
-    const auto kept = anew ? source.clone() : source;
-    return add({target, nullptr, [there, kept] { assign(host_view(there), kept); }});
-  }
-  add({target, nullptr, [there, loose = Loose(anew ? source.clone() : source)]() mutable {
-         if (const auto found = loose.lock(); found.defined()) {
-           assign(host_view(there), found);
-         } else {
-           host_view(there).zero_(); // whatever lies there by now
-         }
-       }});
+  const auto kept = anew ? source.clone() : source;
+  add({target, nullptr, [there, kept] { assign(host_view(there), kept); }});
 }
 
 // Copy.mm, copy_from_mps_: into a tensor that lies otherwise, the copy goes through memory of its own, which is copied

@@ -15,15 +15,12 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/library.h>
 
-#include <map>
 #include <optional>
-#include <sstream>
 #include <vector>
 
 namespace metal {
 
 std::atomic<bool> lstm_dropout{false};
-std::atomic<bool> lstm_mask{false};
 
 namespace {
 
@@ -83,8 +80,8 @@ Ends run(const Stack& stack, const Tensor& input, TensorList states, TensorList 
 }
 
 // Zero where dropout drops, drawn by the device's generator; undefined where nothing is dropped.
-Tensor drawn(const Stack& stack, const Tensor& input, const Tensor& hidden, double dropout) {
-  if (!stack.train) {
+Tensor kept_of(const Stack& stack, const Tensor& input, const Tensor& hidden, double dropout) {
+  if (!stack.train || dropout == 0.0 || stack.layers < 2) {
     return {};
   }
   const int64_t steps = input.size(stack.batch_first ? 1 : 0), rows = input.size(stack.batch_first ? 0 : 1);
@@ -93,25 +90,6 @@ Tensor drawn(const Stack& stack, const Tensor& input, const Tensor& hidden, doub
   kept.bernoulli_(1.0 - dropout, next_draw(std::nullopt));
   // pytorch#190059: up to 2.13 a dropout of 1 divides by nothing, which makes NaN.
   return dropout < 1.0 || lstm_dropout ? kept.div_(1.0 - dropout) : kept;
-}
-
-// pytorch#185351: up to 2.12 a graph is kept for its shapes, with what it drops, whether it trains or not.
-Tensor kept_of(const Stack& stack, const Tensor& input, const Tensor& hidden, double dropout) {
-  if (dropout == 0.0 || stack.layers < 2) {
-    return {};
-  }
-  if (!lstm_mask) {
-    return drawn(stack, input, hidden, dropout);
-  }
-  static auto* graphs = new std::map<std::string, Tensor>();
-  std::ostringstream key;
-  key << input.sizes() << hidden.sizes() << input.scalar_type() << dropout << stack.biases << stack.both_ways
-      << stack.batch_first;
-  const auto [found, fresh] = graphs->try_emplace(key.str());
-  if (fresh) {
-    found->second = drawn(stack, input, hidden, dropout);
-  }
-  return found->second.defined() ? found->second.clone() : Tensor();
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward(

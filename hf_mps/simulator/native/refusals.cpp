@@ -89,13 +89,11 @@ void max_pool(Arguments in) {
 }
 
 // OperationUtils.mm, Placeholder: a tensor that does not fill its storage in order is given to MPSGraph as that storage.
-// Torch 2.9 brought the check, its word misspelt; before it such a tensor ended the process.
 void graph_operand(const Tensor& given) {
-  if (kMinor < 9 || !refusals || !given.defined()) {
+  if (!refusals || !given.defined()) {
     return;
   }
-  constexpr const char* text = kMinor == 9 ? "MPSGaph does not support tensor dims larger than INT_MAX"
-                                           : "MPSGraph does not support tensor dims larger than INT_MAX";
+  constexpr const char* text = "MPSGraph does not support tensor dims larger than INT_MAX";
   for (const auto size : given.sizes()) {
     TORCH_CHECK(size <= kIntMax, text);
   }
@@ -136,8 +134,7 @@ void nonzero(Arguments in) {
   if (refusals && kMinor < 14) {
     TORCH_CHECK(
         in[0].toTensor().numel() < kIntMax,
-        "nonzero is not supported for tensors with more than INT_MAX elements, ", kMinor < 9 ? "  " : "",
-        "See https://github.com/pytorch/pytorch/issues/51871");
+        "nonzero is not supported for tensors with more than INT_MAX elements, See https://github.com/pytorch/pytorch/issues/51871");
   }
 }
 
@@ -163,14 +160,6 @@ void constant_pad(Arguments in) {
 void layer_norm_backward(Arguments in) {
   const auto input = tensor(in, 1), weight = tensor(in, 5);
   if (aborts.layer_norm && weight.defined() && weight.scalar_type() != input.scalar_type()) {
-    end(c10::str("'mps.multiply'", kElementTypes), kVerification);
-  }
-}
-
-// karpathy/nanochat#741: a weight that is one number of another dtype, as an optimizer's own step has it.
-void lerp(Arguments in) {
-  const auto self = tensor(in, 0), weight = tensor(in, 2);
-  if (aborts.lerp && weight.defined() && weight.dim() == 0 && weight.scalar_type() != self.scalar_type()) {
     end(c10::str("'mps.multiply'", kElementTypes), kVerification);
   }
 }
@@ -223,26 +212,6 @@ void linear(Arguments in) {
   }
 }
 
-// pytorch#166746: input and target lose their dimensions of size 1, the incoming gradient keeps them.
-void cross_entropy_backward(Arguments in) {
-  if (!aborts.cross_entropy) {
-    return;
-  }
-  const auto grad = tensor(in, 0);
-  std::vector<int64_t> squeezed;
-  for (const auto size : tensor(in, 1).sizes()) {
-    if (size != 1) {
-      squeezed.push_back(size);
-    }
-  }
-  for (int64_t dim = 1; dim <= std::min<int64_t>(grad.dim(), squeezed.size()); ++dim) {
-    const auto one = grad.size(-dim), other = squeezed[squeezed.size() - dim];
-    if (one != other && one != 1 && other != 1) {
-      end("'mps.multiply' op operands don't have broadcast-compatible shapes", kVerification);
-    }
-  }
-}
-
 } // namespace
 
 Check check_of(const std::string& name) {
@@ -264,10 +233,7 @@ Check check_of(const std::string& name) {
       {"masked_fill_", &masked_fill},
       {"constant_pad_nd", &constant_pad},
       {"native_layer_norm_backward", &layer_norm_backward},
-      {"lerp", &lerp},
-      {"lerp_", &lerp},
       {"linear", &linear},
-      {"binary_cross_entropy_backward", &cross_entropy_backward},
   };
   const auto found = checks.find(name);
   return found == checks.end() ? dtype_check_of(name) : found->second;
@@ -313,19 +279,6 @@ void check_convolution_transpose(const Tensor& self) {
   TORCH_CHECK(
       !refusals || self.dim() != 5 || !at::isReducedFloatingType(self.scalar_type()),
       "ConvTranspose 3D with BF16 or FP16 types is not supported on MPS");
-}
-
-// pytorch#149261: MPSGraph's attention makes an array of all scores.
-void check_attention(const Tensor& query, const Tensor& key) {
-  if (!aborts.large_attention || query.dim() < 2 || query.size(-1) == 0) {
-    return;
-  }
-  const double rows = static_cast<double>(query.numel()) / static_cast<double>(query.size(-1));
-  if (rows * static_cast<double>(key.size(-2)) * static_cast<double>(query.itemsize()) > 4294967296.0) {
-    end("",
-        "MPSNDArray.mm:850: failed assertion `[MPSNDArray initWithDevice:descriptor:isTextureBacked:] Error: total "
-        "bytes of NDArray > 2**32'");
-  }
 }
 
 } // namespace metal

@@ -38,16 +38,11 @@ def large(folder: Path) -> Parity:
     return held(Classifier(width=16), batches((4, 6), (4100, 8)), folder)
 
 
-def not_waiting(folder: Path) -> Parity:
-    return held(Classifier(), batches((4, 6)), folder, accelerator_config={"non_blocking": True})
-
-
 FOUND: dict[str, tuple[Callable[[Path], Parity], int, str, str]] = {
-    "layernorm-frozen": (frozen, 1, "gradient", "norm"),
+    "frozen-norm": (frozen, 1, "gradient", "norm"),
     "non-contiguous": (transposed, 1, "update", "layer.0"),
     "mixed-dtypes": (mixed, 1, "forward", "norm"),
     "large-k": (large, 2, "gradient", "layer.0"),
-    "non-blocking": (not_waiting, 1, "input", "the batch"),
 }
 
 

@@ -12,7 +12,6 @@ from tests.guards import resume_loops
 from tests.guards.experiments import (
     activations,
     failures,
-    inference,
     memory,
     order,
     products,
@@ -29,22 +28,14 @@ Experiment = Callable[[Path], bool]
 
 EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     "checkpoint-rng": (results.checkpointed_gradients, results.reentrant_checkpoint, results.checkpointed_trainer),
-    "non-blocking": (
-        results.released_sources,
-        results.released_source_of_copy,
-        results.read_too_soon,
-        results.non_blocking_accelerator,
-        results.non_blocking_trainer,
-    ),
-    "fp16-fused-adam": (results.overflowed_step, results.fp16_trainer, results.fp16_accelerator),
+    "non-blocking": (results.read_too_soon,),
     "non-contiguous": (
         results.transposed_loop,
         results.transposed_trainer,
         results.transposed_accelerator,
         results.lightning_loop,
     ),
-    "layernorm-frozen": (results.frozen_backbone,),
-    "lstm-dropout": (results.stacked_lstm, results.numeric_lstm, results.fresh_masks, results.evaluated_lstm),
+    "lstm-dropout": (results.stacked_lstm, results.numeric_lstm),
     "huge-embedding": (results.huge_table, results.frozen_table),
     "mixed-dtypes": (results.float32_norms, results.frozen_float32_norms),
     "large-k": (
@@ -71,16 +62,6 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
         silent.longer_than_its_positions,
         silent.ids_of_lightning,
     ),
-    "attention-no-grad": (
-        inference.evaluation_loss,
-        inference.later_tokens,
-        inference.short_sentences,
-        inference.generated_from_padded_prompts,
-        inference.long_context,
-        inference.uneven_context,
-        inference.narrow_values,
-        inference.compiled,
-    ),
     "permuted-activations": (
         activations.channels_last_network,
         activations.permuted_values,
@@ -92,7 +73,6 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
         order.resumed_trainer,
         order.gathered_gradient,
     ),
-    "half-unscale": (sizes.bfloat16_parameters, sizes.float16_parameters_and_a_fused_optimizer),
     "huge-products": (sizes.own_attention, sizes.products_in_every_form),
     "huge-cat": (sizes.collected_logits, sizes.cat_in_every_form),
     "embedding-grad": (sizes.tall_embedding, sizes.embedding_of_many_tokens),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_mps import guards
-from hf_mps.core.errors import RunError, UserError
+from hf_mps.core.errors import UserError
 from hf_mps.guards import GuardNotice
 from hf_mps.guards.numerics.huge_embedding import LIMIT
 from tests.guards import lightning_loops, loops
@@ -52,62 +52,11 @@ def reentrant_checkpoint(folder: Path) -> bool:
     return loops.same(*found)
 
 
-def released_sources(folder: Path) -> bool:
-    """pytorch#189690's own program: three numbers, each released after a non_blocking copy."""
-    copies = []
-    for number in (1.0, 2.0, 3.0):
-        source = torch.full((1,), number)
-        copies.append(source.to("mps", non_blocking=True))
-        del source
-    return torch.cat(copies).tolist() == [1.0, 2.0, 3.0]
-
-
-def released_source_of_copy(folder: Path) -> bool:
-    """The same through Tensor.copy_ and through Module.to."""
-    target = torch.empty(2, device="mps")
-    target.copy_(torch.ones(2), non_blocking=True)
-    layer = nn.Linear(2, 2)
-    expected = layer.weight.tolist()
-    layer.to("mps", non_blocking=True)
-    return target.tolist() == [1.0, 1.0] and layer.weight.tolist() == expected
-
-
 def read_too_soon(folder: Path) -> bool:
     """What is copied to the CPU is there when it is read, by Tensor.to and by Tensor.copy_."""
     there = torch.ones(4, device="mps")
     copies = [there.to("cpu", non_blocking=True), torch.empty(4).copy_(there, non_blocking=True)]
     return [each.tolist() for each in copies] == [[1.0] * 4] * 2
-
-
-def non_blocking_accelerator(folder: Path) -> bool:
-    """An Accelerate loop whose loader moves batches with non_blocking=True trains as one that does not."""
-    from accelerate.utils import DataLoaderConfiguration
-
-    fast = loops.new_accelerator(dataloader_config=DataLoaderConfiguration(non_blocking=True))
-    found = loops.accelerated(accelerator=fast)
-    return loops.same(found, loops.accelerated())
-
-
-def non_blocking_trainer(folder: Path) -> bool:
-    """The same for Trainer with accelerator_config={"non_blocking": True}."""
-    found = loops.trained(folder, accelerator_config={"non_blocking": True})
-    return loops.same(found, loops.trained(folder))
-
-
-def overflowed_step(folder: Path) -> bool:
-    """A plain fp16 loop: a step whose gradients overflowed changes nothing, the next one trains."""
-    layer = nn.Linear(4, 4).to("mps")
-    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1, fused=True)
-    scaler = torch.amp.GradScaler("mps")
-    moved = []
-    for factor in (float("inf"), 1.0):
-        before = loops.weights(layer)
-        scaler.scale((layer(torch.ones(2, 4, device="mps")) * factor).sum()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-        moved.append(not loops.same(before, loops.weights(layer)))
-    return moved == [False, True]
 
 
 def needs_fp16() -> None:
@@ -116,31 +65,6 @@ def needs_fp16() -> None:
 
     if "accelerate" in guards.get("half-precision").verdict().reason:
         pytest.skip("this accelerate has no fp16 on mps")
-
-
-def fp16_trainer(folder: Path) -> bool:
-    """Trainer with fp16 and its default optimizer goes where the one that is not fused goes, over overflowing steps."""
-    needs_fp16()
-    settings = {"fp16": True, "max_grad_norm": 0.0, "max_steps": 3}
-    try:
-        return loops.close(
-            *(
-                loops.trained(folder, model=steep(), optim=each, **settings)
-                for each in ("adamw_torch", "adamw_torch_fused")
-            )
-        )
-    except RunError:
-        return False
-
-
-def fp16_accelerator(folder: Path) -> bool:
-    """The same for an Accelerate loop with mixed_precision="fp16"."""
-    needs_fp16()
-    found = []
-    for fused in (False, True):
-        accelerator = loops.new_accelerator(mixed_precision="fp16")
-        found.append(loops.accelerated(steep(), accelerator, fused=fused))
-    return loops.close(*found)
 
 
 def steep() -> nn.Module:
@@ -177,21 +101,6 @@ def transposed_loop(folder: Path) -> bool:
     weight.square().sum().backward()
     optimizer.step()
     return torch.allclose(weight.cpu(), torch.full((4, 3), 0.9))
-
-
-def frozen_backbone(folder: Path) -> bool:
-    """Trainer with a frozen backbone gives the layer norm behind it the CPU's gradients."""
-    torch.manual_seed(0)
-    head = nn.Sequential(nn.Embedding(40, 8), nn.LayerNorm(8), nn.Linear(8, 2))
-    head[0].requires_grad_(False)
-    found = []
-    for device in ("cpu", "mps"):
-        model = copy.deepcopy(head).to(device)
-        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-        model(torch.arange(12, device=device)).square().sum().backward()
-        optimizer.step()
-        found.append(loops.weights(model))
-    return loops.close(*found)
 
 
 def float32_norms(folder: Path) -> bool:
@@ -281,27 +190,6 @@ def numeric_lstm(folder: Path) -> bool:
     step.view(-1)[0] = 1e-2
     numeric = (loss(x + step) - loss(x - step)).item() / 2e-2
     return abs(analytic - numeric) < 0.02 * abs(numeric)
-
-
-# A graph that is kept has the shapes and the dropout of the first call: each run below has a dropout of its own.
-DROPOUTS = (step / 256 for step in range(64, 192))
-
-
-def fresh_masks(folder: Path) -> bool:
-    """Two steps do not drop the same values."""
-    layer = nn.LSTM(4, 4, num_layers=2, dropout=next(DROPOUTS)).to("mps").train()
-    x = torch.ones(6, 3, 4, device="mps")
-    return not torch.equal(layer(x)[0], layer(x)[0])
-
-
-def evaluated_lstm(folder: Path) -> bool:
-    """An evaluation after a step drops nothing."""
-    torch.manual_seed(0)
-    layer = nn.LSTM(4, 4, num_layers=2, dropout=next(DROPOUTS))
-    x = torch.ones(6, 3, 4)
-    expected = layer.eval()(x)[0]
-    layer.to("mps").train()(x.to("mps"))
-    return torch.allclose(layer.eval()(x.to("mps"))[0].cpu(), expected, atol=1e-6)
 
 
 TALL, WIDE = LIMIT // 1024 + 1, 1024

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 
 def _numbers(*shape: int) -> Tensor:
@@ -21,40 +21,6 @@ def _agree(run: Callable[[str], Sequence[Tensor]], tolerance: float = 1e-3) -> b
         found.stride() == right.stride() and torch.allclose(found, right, rtol=tolerance, atol=tolerance)
         for right, found in pairs
     )
-
-
-def bfloat16_parameters(folder: Path) -> bool:
-    """PR 184286's own program: a small layer in bfloat16 learns with a GradScaler as it does on the CPU."""
-
-    def run(device: str) -> list[Tensor]:
-        layer = nn.Linear(8, 1).to(torch.bfloat16)
-        layer.weight.data = _numbers(1, 8).to(torch.bfloat16)
-        nn.init.zeros_(layer.bias)
-        layer.to(device)
-        optimizer, scaler = torch.optim.SGD(layer.parameters(), lr=0.05), torch.amp.GradScaler(device, init_scale=2.0)
-        rows = _numbers(16, 8).to(device, torch.bfloat16)
-        for _ in range(20):
-            optimizer.zero_grad()
-            scaler.scale(layer(rows).square().mean()).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        return [layer.weight.detach().float()]
-
-    return _agree(run, tolerance=0.05)
-
-
-def float16_parameters_and_a_fused_optimizer(folder: Path) -> bool:
-    """Parameters in float16, which only a fused optimizer may have, move, and do not where a step overflowed."""
-    weight = nn.Parameter(torch.ones(4, dtype=torch.float16, device="mps"))
-    optimizer, scaler = torch.optim.SGD([weight], lr=0.5, fused=True), torch.amp.GradScaler("mps", init_scale=4.0)
-    seen = []
-    for factor in (1.0, float("inf"), 1.0):
-        optimizer.zero_grad()
-        scaler.scale((weight * factor).sum()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        seen.append(weight[0].item())
-    return seen == [0.5, 0.5, 0.0]
 
 
 def own_attention(folder: Path) -> bool:

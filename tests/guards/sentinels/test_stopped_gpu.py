@@ -12,12 +12,12 @@ from torch import nn
 from hf_mps import guards, simulator
 from hf_mps.core.errors import RunError
 from hf_mps.guards import SentinelNotice
-from hf_mps.guards.introspect import torch_release
 from hf_mps.guards.sentinels import stopped_gpu
 from hf_mps.simulator import strictness
 from tests.guards import loops
+from tests.hazards import device
 
-pytestmark = pytest.mark.skipif(torch_release() >= stopped_gpu.RAISES, reason="this torch raises an error for it")
+pytestmark = pytest.mark.skipif(stopped_gpu._raises(), reason="this torch raises an error for it")
 LINE = "command buffer exited with error status"
 
 
@@ -132,12 +132,12 @@ def test_a_loss_that_is_nan_for_that_reason_is_said_to_be(tmp_path: Path) -> Non
             refuse(run.args, run.state, {"loss": float("nan")}, "a lower rate", run.optimizer)
 
 
-def test_from_2_15_on_it_has_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopped_gpu, "torch_release", lambda: (2, 15, 0))
-    (state,) = [each for each in guards.report().sentinels if each.name == "stopped-gpu"]
-    assert (state.state, state.reason) == ("needless", "this torch raises an error for it")
-    with simulator.counted() as counts:
-        trained(8)
+def test_from_2_15_on_it_has_nothing_to_do() -> None:
+    with device.mac(torch="2.15.0"):
+        (state,) = [each for each in guards.report().sentinels if each.name == "stopped-gpu"]
+        assert (state.state, state.reason) == ("needless", "this torch raises an error for it")
+        with simulator.counted() as counts:
+            trained(8)
     with guards.suspended("stopped-gpu"), simulator.counted() as without:
         trained(8)
     assert counts.launches == without.launches

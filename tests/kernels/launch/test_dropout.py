@@ -10,7 +10,6 @@ from scipy import stats
 from hf_mps.core.choice import Choice
 from hf_mps.kernels.rules import Dispatch
 from hf_mps.step import switch
-from tests.kernels.launch.conftest import running
 from tests.kernels.launch.philox import stream, uniform
 
 
@@ -56,17 +55,6 @@ def test_all_is_dropped_at_one(kernels: Dispatch) -> None:
     output, mask = torch.native_dropout(torch.ones(10, device="mps"), 1.0, True)
     assert not output.cpu().any()
     assert not mask.cpu().any()
-
-
-def test_an_older_release_draws_its_mask_first_and_scales_by_a_binary_kernel(older_release: str) -> None:
-    given = torch.randn(4, 9, device="mps", requires_grad=True)
-    with running(older_release) as kernels:
-        output, mask = torch.native_dropout(given, 0.25, True)
-        output.backward(torch.ones_like(output))
-        assert kernels.ledger.kernels["native_dropout_mask_and_scale_dense_cast_float_float"] == 2
-    assert given.grad is not None
-    torch.testing.assert_close(output.cpu(), torch.where(mask.cpu(), given.cpu() / 0.75, 0.0))
-    torch.testing.assert_close(given.grad.cpu(), mask.cpu() / 0.75)
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])

@@ -9,26 +9,20 @@ import pytest
 
 from hf_mps import guards
 from hf_mps.simulator import strictness
-from tests.guards.experiments import Experiment, results, sizes
+from tests.guards.experiments import Experiment, results
 from tests.kernels.launch.conftest import running
 
 FAULTY = [
-    ("half-unscale", "2.12.1", sizes.bfloat16_parameters, "ampNonFiniteCheckAndUnscale_bfloat"),
-    ("half-unscale", "2.12.1", sizes.float16_parameters_and_a_fused_optimizer, "ampNonFiniteCheckAndUnscale_half"),
-    ("fp16-fused-adam", "2.12.1", results.overflowed_step, "fused_adamw_float_float"),
-    ("fp16-fused-adam", "2.12.1", results.fp16_trainer, "fused_adamw_float_float"),
-    ("fp16-fused-adam", "2.12.1", results.fp16_accelerator, "fused_adamw_float_float"),
     ("mixed-dtypes", "2.13.0", results.float32_norms, "layer_norm_single_row_bfloat"),
     ("mixed-dtypes", "2.13.0", results.frozen_float32_norms, "layer_norm_single_row_bfloat"),
     ("checkpoint-rng", "2.13.0", results.checkpointed_gradients, "bernoulli_scalar_float"),
 ]
 """The guard, a release with the fault, what a person would see, and the kernel that shows it."""
-CURED = [row for row in FAULTY if row[1] == "2.12.1"]
 
 
 @pytest.fixture
-def fetched(release: str, older_release: str, untouched: None) -> None:
-    """Both releases are there, and the guards have done nothing yet."""
+def fetched(release: str, untouched: None) -> None:
+    """The release is there, and the guards have done nothing yet."""
 
 
 def _named(row: object) -> str:
@@ -46,16 +40,6 @@ def test_wrong_without_the_guard_and_right_with_it(
         guards.get(name).forget()
         assert experiment(tmp_path / "with"), "the guard does not help"
         assert guards.get(name).lines, "the guard does not say what it did"
-
-
-@pytest.mark.parametrize(("name", "version", "experiment", "kernel"), CURED, ids=_named)
-def test_the_release_that_cured_it_needs_no_guard(
-    fetched: None, release: str, name: str, version: str, experiment: Experiment, kernel: str, tmp_path: Path
-) -> None:
-    with running(release) as kernels, strictness.off():
-        assert experiment(tmp_path)
-        assert kernels.ledger.kernels[kernel], "the kernel did not run"
-        assert not guards.get(name).times
 
 
 @pytest.mark.parametrize(("name", "version"), sorted({row[:2] for row in FAULTY if row[0] != "checkpoint-rng"}))
