@@ -14,16 +14,12 @@ REASON = "names and arguments of older scripts work, each with one line of notic
 
 _AFTER: dict[str, tuple[str, ...]] = {
     "accelerate.accelerator": ("accelerator",),
-    "datasets": (
-        "names",
-        "metrics",
-    ),
+    "datasets": ("metrics",),
     "datasets.load": ("auth_token", "dataset_task"),
     "evaluate": ("metrics",),
     "evaluate.loading": ("metrics",),
     "datasets.table": ("large_strings",),
     "huggingface_hub": ("names",),
-    "huggingface_hub.file_download": ("hub_files",),
     "transformers": ("names", "optimizer"),
     "transformers.configuration_utils": ("auth_token", "config_attributes"),
     "transformers.data.data_collator": ("names",),
@@ -35,7 +31,7 @@ _AFTER: dict[str, tuple[str, ...]] = {
     "transformers.image_processing_base": ("auth_token",),
     "transformers.integrations": ("names",),
     "transformers.integrations.integration_utils": ("tensorboard",),
-    "transformers.modeling_utils": ("auth_token", "names", "models"),
+    "transformers.modeling_utils": ("auth_token", "models"),
     "transformers.models.auto": ("names",),
     "transformers.models.auto.auto_factory": ("auth_token",),
     "transformers.models.auto.configuration_auto": ("auth_token",),
@@ -46,17 +42,14 @@ _AFTER: dict[str, tuple[str, ...]] = {
     "transformers.models.auto.tokenization_auto": ("auth_token",),
     "transformers.optimization": ("optimizer",),
     "transformers.processing_utils": ("auth_token", "processors", "reimport"),
-    "transformers.tokenization_utils": ("names",),
-    "transformers.tokenization_utils_base": ("auth_token", "names", "tokenizers"),
-    "transformers.trainer": ("trainer", "names"),
+    "transformers.tokenization_utils_base": ("auth_token", "tokenizers"),
+    "transformers.trainer": ("trainer",),
     "transformers.trainer_pt_utils": ("names",),
     "transformers.trainer_seq2seq": ("trainer",),
     "transformers.trainer_utils": ("names",),
     "transformers.training_args": ("training_arguments",),
     "transformers.utils": ("names",),
-    "transformers.utils.generic": ("names",),
     "transformers.utils.hub": ("names",),
-    "transformers.utils.import_utils": ("names",),
 }
 
 

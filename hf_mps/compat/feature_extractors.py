@@ -75,29 +75,8 @@ def as_feature_extractor(processor: type, name: str = "") -> type:
     return type(name or processor.__name__, (_FeatureExtractor, processor), {**names, "_stock": processor})
 
 
-def _of_today(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with `reduce_labels`, a segmentation's until 4.26, under the name that it has now."""
-    if "reduce_labels" in kwargs:
-        kwargs = {**kwargs, "do_reduce_labels": kwargs["reduce_labels"]}
-        del kwargs["reduce_labels"]
-    return kwargs
-
-
 class _FeatureExtractor:
     _stock: type
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **_of_today(kwargs))
-
-    @classmethod
-    def from_dict(cls, image_processor_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Return what stock makes of the file's dictionary and the caller's arguments."""
-        return super().from_dict(_of_today(image_processor_dict), **_of_today(kwargs))  # type: ignore[misc]
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "reduce_labels" and "do_reduce_labels" in vars(self):
-            return vars(self)["do_reduce_labels"]
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return stock's dictionary, under stock's own class name."""

@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 from typing import Any, NoReturn
-from urllib.parse import unquote, urlparse
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:
     """Take anything and do nothing."""
-
-
-def never(*args: Any, **kwargs: Any) -> bool:
-    """Return False."""
-    return False
-
-
-def always(*args: Any, **kwargs: Any) -> bool:
-    """Return True."""
-    return True
 
 
 def is_torch_tpu_available(check_device: bool = True) -> bool:
@@ -28,13 +17,6 @@ def is_torch_tpu_available(check_device: bool = True) -> bool:
     return found
 
 
-def set_caching_enabled(boolean: bool) -> None:
-    """Switch the cache of data sets on or off, as datasets.set_caching_enabled did until 2.0."""
-    import datasets
-
-    (datasets.enable_caching if boolean else datasets.disable_caching)()
-
-
 class Repository:
     """huggingface_hub.Repository, a git clone, can be imported and not made. Replaced by HfApi.upload_folder."""
 
@@ -43,55 +25,6 @@ class Repository:
             "huggingface_hub.Repository is gone with huggingface_hub 1.0; in its place: "
             "HfApi().upload_folder(repo_id=…, folder_path=…), or leave --push_to_hub out"
         )
-
-
-class HfFolder:
-    """The stored token, as huggingface_hub had it until 1.0; get_token, login and logout do the work."""
-
-    @staticmethod
-    def get_token() -> str | None:
-        """Return the stored token, None where there is none."""
-        import huggingface_hub
-
-        token: str | None = huggingface_hub.get_token()
-        return token
-
-    @staticmethod
-    def save_token(token: str) -> None:
-        """Store `token`; raises ValueError where the hub refuses it."""
-        import huggingface_hub
-
-        huggingface_hub.login(token=token)
-
-    @staticmethod
-    def delete_token() -> None:
-        """Forget the stored token."""
-        import huggingface_hub
-
-        huggingface_hub.logout()
-
-
-def cached_download(url: str, **kwargs: Any) -> str:
-    """Return the path of a file of the hub in the cache, by its address; raises what hf_hub_download raises.
-
-    Raises ValueError for an address that is not …/[datasets/ or spaces/]OWNER/NAME/resolve/REVISION/PATH.
-    """
-    import huggingface_hub
-
-    parts = [unquote(part) for part in urlparse(url).path.strip("/").split("/")]
-    kind = parts.pop(0)[:-1] if parts[0] in ("datasets", "spaces", "models") else "model"
-    if "resolve" not in parts[:3]:
-        raise ValueError(
-            f"cached_download: {url} is no file of a repository; allowed: …/OWNER/NAME/resolve/REVISION/PATH"
-        )
-    at = parts.index("resolve")
-    known = {
-        name: kwargs[name] for name in ("cache_dir", "force_download", "token", "local_files_only") if name in kwargs
-    }
-    found: str = huggingface_hub.hf_hub_download(
-        "/".join(parts[:at]), "/".join(parts[at + 2 :]), repo_type=kind, revision=parts[at + 1], **known
-    )
-    return found
 
 
 class _TransfoXL:
@@ -110,14 +43,6 @@ class _TransfoXL:
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise NotImplementedError, which names the release that has the model."""
         cls._refuse()
-
-
-class TransfoXLConfig(_TransfoXL):
-    """Can be imported and not made."""
-
-
-class TransfoXLModel(_TransfoXL):
-    """Can be imported and not made."""
 
 
 class TransfoXLLMHeadModel(_TransfoXL):

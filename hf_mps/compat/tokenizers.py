@@ -1,7 +1,7 @@
-"""Methods of tokenizers: as_target_tokenizer, encode_plus, batch_encode_plus, prepare_seq2seq_batch and one more.
+"""Methods of tokenizers: as_target_tokenizer and build_inputs_with_special_tokens.
 
-Replaced by tokenizer(text_target=…) (4.22) and by calling the tokenizer, removed in transformers 5; so was
-build_inputs_with_special_tokens from tokenizers of the library tokenizers. Needless, name by name, where the class
+The first was replaced by tokenizer(text_target=…) (4.22); transformers 5 removed both, the second from tokenizers of
+the library tokenizers. Needless, name by name, where the class
 has the method. And decode of predictions that Seq2SeqTrainer padded with -100: the examples of 4.15 and 4.20 hand
 them over as they are, for they were padded with the padding token then; today that is an OverflowError, and stays one
 for other negative numbers.
@@ -17,13 +17,7 @@ from hf_mps.core.notices import tell
 from hf_mps.core.patching import Give, Patch
 
 IGNORED = -100  # the label that a loss leaves out
-METHODS = (
-    "as_target_tokenizer",
-    "encode_plus",
-    "batch_encode_plus",
-    "prepare_seq2seq_batch",
-    "build_inputs_with_special_tokens",
-)
+METHODS = ("as_target_tokenizer", "build_inputs_with_special_tokens")
 
 
 def _decode(stock: Callable[..., Any], self: Any, token_ids: Any, *args: Any, **kwargs: Any) -> Any:
@@ -61,50 +55,6 @@ def _switch(tokenizer: Any, mode: str) -> None:
     switch = getattr(tokenizer, f"_switch_to_{mode}_mode", None)
     if switch is not None:
         switch()
-
-
-def encode_plus(self: Any, text: Any, text_pair: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """Return what the tokenizer returns for `text`; raises what that raises."""
-    tell("tokenizer.encode_plus: calling the tokenizer takes its place")
-    return self(text, text_pair, *args, **_padded(kwargs))
-
-
-def batch_encode_plus(self: Any, batch_text_or_text_pairs: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return what the tokenizer returns for a list of texts, or of pairs of texts; raises what that raises."""
-    tell("tokenizer.batch_encode_plus: calling the tokenizer takes its place")
-    texts = list(batch_text_or_text_pairs)
-    if texts and isinstance(texts[0], tuple) and not kwargs.get("is_split_into_words"):
-        return self([pair[0] for pair in texts], [pair[1] for pair in texts], *args, **_padded(kwargs))
-    return self(texts, None, *args, **_padded(kwargs))
-
-
-def _padded(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """`pad_to_max_length`, which was padding="max_length" until transformers 5."""
-    if kwargs.pop("pad_to_max_length", False):
-        kwargs.setdefault("padding", "max_length")
-    return kwargs
-
-
-def prepare_seq2seq_batch(
-    self: Any,
-    src_texts: list[str],
-    tgt_texts: list[str] | None = None,
-    max_length: int | None = None,
-    max_target_length: int | None = None,
-    padding: Any = "longest",
-    return_tensors: Any = None,
-    truncation: bool = True,
-    **kwargs: Any,
-) -> Any:
-    """Return the encoded sources, with the encoded targets as `labels` where there are any."""
-    tell("tokenizer.prepare_seq2seq_batch: tokenizer(…, text_target=…) takes its place")
-    for name in ("src_lang", "tgt_lang"):
-        if name in kwargs:
-            setattr(self, name, kwargs.pop(name))
-    kwargs |= {"max_length": max_length, "padding": padding, "return_tensors": return_tensors, "truncation": truncation}
-    if tgt_texts is not None:
-        kwargs |= {"text_target": tgt_texts, "max_target_length": max_target_length or max_length}
-    return self(src_texts, **kwargs)
 
 
 def build_inputs_with_special_tokens(

@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from hf_mps import compat
-from hf_mps.compat import gone_modules
 from hf_mps.core import import_hooks
 from hf_mps.core.import_hooks import Catalogue
 from hf_mps.guards import catalogue
@@ -83,7 +82,6 @@ def table() -> dict[str, tuple[str, ...]]:
 
 def start(names: Collection[str] = ()) -> None:
     """Watch for the modules of the table, or for `names` of them alone, and patch those imported already."""
-    gone_modules.start()
     import_hooks.start({name: who for name, who in table().items() if not names or name in names}, _arm)
 
 

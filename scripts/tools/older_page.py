@@ -92,8 +92,6 @@ def lines() -> Iterator[str]:
     extractors = ", ".join(f"`{name}`" for name in name_table.FEATURE_EXTRACTORS)
     yield ""
     yield f"Feature extractors of images, each today's image processor with the `size` of their time: {extractors}."
-    yield from ("", "## Modules", "")
-    yield from _table(("module", "in its place"), ((f"`{old}`", f"`{new}`") for old, new in _modules()))
     yield from ("", "## Arguments and attributes", "")
     yield from _table(("said", "what happens"), _arguments())
     yield from ("", "## Metrics of load_metric", "")
@@ -108,14 +106,6 @@ def _names() -> Iterator[tuple[str, str, str]]:
         for old in group:
             said = old.instead or ("can be imported and not made" if "stand_ins" in old.thing else f"`{old.thing}`")
             yield f"`{name}`", _code(old.places), said
-
-
-def _modules() -> Iterator[tuple[str, str]]:
-    for old, today in name_table.MODULES.items():
-        yield old, "the same names" if today.startswith("hf_mps") else today
-    for old in ("modeling_bert", "models.bert.tokenization_bert_fast", "models.vit.feature_extraction_vit"):
-        today = name_table.module_of_today(f"transformers.{old}")
-        yield f"transformers.{old} and its like", str(today)
 
 
 def _arguments() -> Iterator[tuple[str, str]]:
@@ -142,7 +132,6 @@ def _arguments() -> Iterator[tuple[str, str]]:
     yield "`tokenizer.batch_decode` of predictions padded with -100", "read as the padding token"
     yield "`processor.as_target_processor`", "the processor is its tokenizer for a while"
     yield "`model.freeze_feature_extractor`", "`freeze_feature_encoder`"
-    yield "`hf_hub_download('datasets/OWNER/NAME', …)`", "`repo_type='dataset'` takes the place of the prefix"
     yield "`AutoFeatureExtractor.from_pretrained` of an image model", "`AutoImageProcessor`"
     yield _code(f"config.{name}" for name in name_table.CONFIG), "an unset one reads as in 4.46"
 

@@ -14,7 +14,7 @@ import transformers
 import transformers.processing_utils
 from inline_snapshot import snapshot
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
-from transformers.trainer_utils import EvaluationStrategy, IntervalStrategy, get_last_checkpoint, is_main_process
+from transformers.trainer_utils import get_last_checkpoint, is_main_process
 from transformers.utils import check_min_version, get_full_repo_name, send_example_telemetry
 from transformers.utils.versions import require_version
 
@@ -72,14 +72,9 @@ def test_get_last_checkpoint_is_asked_as_ever_and_passes_over_a_torn_one(tmp_pat
 
 
 def test_names_that_moved_are_found(said) -> None:
-    assert EvaluationStrategy is IntervalStrategy
-    assert transformers.is_tf_available() is False
     assert get_full_repo_name("m", organization="us", token="x") == "us/m"
     assert said() == snapshot(
-        [
-            "transformers.is_tf_available: is False, there is only PyTorch",
-            "transformers.utils.get_full_repo_name: huggingface_hub.get_full_repo_name takes its place",
-        ]
+        ["transformers.utils.get_full_repo_name: huggingface_hub.get_full_repo_name takes its place"]
     )
     from huggingface_hub import Repository
 

@@ -156,12 +156,12 @@ def test_a_trial_that_raises_says_so_and_the_next_goes_on(
         raise RuntimeError("MPS backend out of memory (MPS allocated: 1.00 GiB)\nat MPSAllocator.mm")
 
     monkeypatch.setattr(REGISTRY.get("non-contiguous"), "trial", fails)
-    guards.main(["non-contiguous", "sliced-products"])
+    guards.main(["non-contiguous", "conv3d-layout"])
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [each.get("verdict", each.get("begins")) for each in told] == [
         "non-contiguous",
         "failed",
-        "sliced-products",
+        "conv3d-layout",
         "right",
     ]
     assert told[1]["says"] == snapshot("RuntimeError: MPS backend out of memory (MPS allocated: 1.00 GiB)")
