@@ -112,7 +112,7 @@ def _gradients(call: Call, kind: LaunchClass, table: LaunchTable) -> Parts:
 
 
 def _summed_in_rows(call: Call, kind: LaunchClass, table: LaunchTable) -> Parts:
-    """Embedding.mm, from 2.13 on: zeros, and a kernel that adds to them."""
+    """Embedding.mm: zeros, and a kernel that adds to them."""
     return ("metal", kind) if kind == "metal" else (kind,)
 
 

@@ -25,6 +25,7 @@ SLOW = ("workers_of_trainer", "workers_of_an_evaluation", "compiled_trainer", "c
 MARKS = dict.fromkeys((*SLOW, "lightning_batch_size"), pytest.mark.slow)
 # Those that are there without being switched on: in older libraries, and in the default profile's chip and torch.
 OF_LIBRARIES = (
+    "non-blocking",
     "expanded-operands",
     "sliced-products",
     "permuted-activations",
