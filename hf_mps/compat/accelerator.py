@@ -1,7 +1,6 @@
-"""Accelerator(fp16=…, logging_dir=…, dispatch_batches=…), accelerator.use_fp16 and DistributedType.TPU.
+"""Accelerator(fp16=…, logging_dir=…), accelerator.use_fp16 and DistributedType.TPU.
 
-Replaced by `mixed_precision` (0.16), `project_dir` (0.20) and DataLoaderConfiguration (1.0); `use_fp16` went with 1.0,
-TPU became XLA with 0.27.
+Replaced by `mixed_precision` (0.16) and `project_dir` (0.20); `use_fp16` went with 1.0, TPU became XLA with 0.27.
 Source: the signatures in the releases 0.1, 0.12, 0.20, 0.27, 0.34 and 1.10. Needless, name by name, where Accelerator
 has the argument or the attribute.
 """
@@ -14,9 +13,6 @@ from typing import Any
 
 from hf_mps.core.notices import tell
 from hf_mps.core.patching import MISSING, Give, Put
-
-LOADER = ("dispatch_batches", "even_batches", "use_seedable_sampler")
-"""Arguments that moved into DataLoaderConfiguration, under the same names."""
 
 
 class UseFp16:
@@ -31,14 +27,12 @@ class UseFp16:
 
 def _init(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
     known = inspect.signature(stock).parameters
-    gone = {name for name in ("fp16", "logging_dir", *LOADER) if name in kwargs and name not in known}
+    gone = {name for name in ("fp16", "logging_dir") if name in kwargs and name not in known}
     old = {name: kwargs.pop(name) for name in gone}
     if "fp16" in old:
         _fp16(old["fp16"], kwargs)
     if "logging_dir" in old:
         _logging_dir(old["logging_dir"], kwargs)
-    if gone & set(LOADER):
-        _loader({name: old[name] for name in LOADER if name in old}, kwargs)
     stock(self, *args, **kwargs)
 
 
@@ -58,17 +52,6 @@ def _logging_dir(folder: Any, kwargs: dict[str, Any]) -> None:
         return
     tell(f"Accelerator(logging_dir={folder!r}): project_dir takes its place")
     kwargs["project_dir"] = folder
-
-
-def _loader(old: dict[str, Any], kwargs: dict[str, Any]) -> None:
-    from accelerate.utils import DataLoaderConfiguration
-
-    words = ", ".join(f"{name}={value!r}" for name, value in old.items())
-    if kwargs.get("dataloader_config") is not None:
-        tell(f"Accelerator({words}): dropped, dataloader_config is given too")
-        return
-    tell(f"Accelerator({words}): DataLoaderConfiguration({words}) takes its place")
-    kwargs["dataloader_config"] = DataLoaderConfiguration(**old)
 
 
 def _tpu(stock: Any) -> Any:

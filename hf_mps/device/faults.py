@@ -6,12 +6,12 @@ The doctor, docs/hazards.md, the guards, the simulated device and the tests read
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hf_mps.core import settings
 from hf_mps.core.choice import Choice
-from hf_mps.core.releases import torch_release, within
+from hf_mps.core.releases import numbers, torch_release, within
 from hf_mps.device import machine
 
 ISSUES = "https://github.com/pytorch/pytorch/issues"
@@ -91,6 +91,12 @@ FAULTS: dict[str, Fault] = {
         f"{ISSUES}/192551",
         "<2.14",
         "compile",
+        simulated=False,
+    ),
+    "uncompiled-graphs": Fault(
+        "torch.compile ends the run where it cannot compile a graph for Metal; through Accelerate it runs as it is",
+        f"{ISSUES}/150121",
+        guard="compile",
         simulated=False,
     ),
     "cuda-graphs": Fault(
@@ -369,19 +375,14 @@ def here(*names: str) -> Choice[bool]:
     return Choice(has, f"{where} {'has' if has else 'does not have'} the fault, by its upstream issue")
 
 
+def end(names: Sequence[str]) -> str:
+    """The release from which on none of these faults is there. Raises ValueError where one has not ended."""
+    return max((FAULTS[name].releases.removeprefix("<") for name in names), key=numbers)
+
+
 def cured_by(guard: str) -> tuple[str, ...]:
     """The faults that a guard cures, by name."""
     return tuple(name for name, fault in FAULTS.items() if fault.guard == guard)
-
-
-def known(version: Callable[[str], str | None], chip: str, macos: str | None) -> Iterator[tuple[Fault, str]]:
-    """What the doctor names on a Mac with these versions of packages: of each issue the first fault that is there."""
-    issues = set()
-    for fault in FAULTS.values():
-        release = version(fault.package)
-        if fault.listed and fault.issue not in issues and release and fault.concerns(chip, macos, release):
-            issues.add(fault.issue)
-            yield fault, release
 
 
 def too_old(torch: str) -> str:

@@ -10,7 +10,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from hf_mps.device import faults, machine
-from hf_mps.device.faults import FIRST_FAMILIES, Fault
+from hf_mps.device.faults import FAULTS, FIRST_FAMILIES
 from hf_mps.doctor.findings import Finding, note, ok, problem
 
 OPTIONAL = ("lightning", "peft", "trl", "sentence-transformers", "safetensors", "tokenizers", "huggingface-hub")
@@ -36,11 +36,7 @@ def examine() -> list[Finding]:
     needed = [Requirement(line) for line in metadata.requires("hf-mps") or ()]
     required = {requirement.name: requirement for requirement in needed if requirement.marker is None}
     packages = [_installed(name, required.get(name)) for name in (*required, *OPTIONAL)]
-    this = machine.present()
-    known = faults.known(version, this.chip if this.mac else "", this.macos)
-    return [finding for finding in (*packages, *_advised(), _newer()) if finding is not None] + [
-        _known(*fault) for fault in known
-    ]
+    return [finding for finding in (*packages, *_advised(), _newer(), *_known()) if finding is not None]
 
 
 def version(package: str) -> str | None:
@@ -96,6 +92,14 @@ def _newer() -> Finding | None:
     return note("newer torch", says, f"pip install --upgrade 'torch>={RIGHT_ON_THE_FIRST}'")
 
 
-def _known(fault: Fault, installed: str) -> Finding:
-    cured = f" (cured here by {fault.guard})" if fault.guard else ""
-    return note("known problem", f"{fault.package} {installed}: {fault.what}{cured}", fault.issue)
+def _known() -> Iterator[Finding]:
+    """The faults of the installed versions on this machine: of each issue the first that is there."""
+    this, issues = machine.present(), set()
+    for fault in FAULTS.values():
+        installed = version(fault.package)
+        if not (installed and fault.listed) or fault.issue in issues:
+            continue
+        if fault.concerns(this.chip if this.mac else "", this.macos, installed):
+            issues.add(fault.issue)
+            cured = f" (cured here by {fault.guard})" if fault.guard else ""
+            yield note("known problem", f"{fault.package} {installed}: {fault.what}{cured}", fault.issue)

@@ -89,14 +89,14 @@ def refused() -> dict[str, str]:
 def _register(chosen: str, limit: float) -> None:
     from time import perf_counter
 
-    from hf_mps.fallback import host_view, registration, warnings
+    from hf_mps.fallback import registration, warnings
 
     warnings.silence(chosen == "quiet")
     registration.start()
     if chosen == "rescue":
         from hf_mps.fallback import rescue
 
-        rescue.start(share=host_view.has_alias())
+        rescue.start()
     registration.watch()
     monitor.limit = limit
     monitor.restart(perf_counter())

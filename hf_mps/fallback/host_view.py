@@ -20,11 +20,6 @@ ON_METAL = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 _CPU = torch.device("cpu")
 
 
-def has_alias() -> bool:
-    """Whether this torch can lend the CPU a device buffer: 2.13 and later, where memory is shared."""
-    return hasattr(torch.mps, "_host_alias_storage") and hasattr(torch._C, "_mps_host_alias_storage")
-
-
 class NotShared(RuntimeError):
     """A buffer that the CPU cannot reach, or an alias that would have to grow: the call goes the copying way."""
 

@@ -19,7 +19,7 @@ from hf_mps.core.notices import overriding
 from hf_mps.core.patching import ModulePatcher, Patch
 from hf_mps.fallback import sparse
 from hf_mps.fallback.accounting import ledger
-from hf_mps.fallback.host_view import SMALL, has_alias
+from hf_mps.fallback.host_view import SMALL
 from hf_mps.fallback.kernel import make
 from hf_mps.fallback.linked import linked_to_torch
 from hf_mps.operators import dispatcher
@@ -32,14 +32,14 @@ _share = True
 _small: float = SMALL
 
 
-def start(*, share: bool | None = None, small: float = SMALL) -> None:
+def start(*, share: bool = True, small: float = SMALL) -> None:
     """Register a kernel for every operator that is missing now.
 
     `share=False` takes the copying way throughout; tensors of at most `small` bytes are copied in any case.
     """
     global _share, _small
     _small = small
-    _share = has_alias() if share is None else share
+    _share = share
     sweep()
 
 

@@ -42,7 +42,7 @@ MEMORY = re.compile(r"^aten::(_?copy_|_copy_from|set_|resize_|empty|new_empty|_l
 class Rescue(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Calls each operator, and lets the CPU do what Metal refuses."""
 
-    def __init__(self, *, share: bool) -> None:
+    def __init__(self, *, share: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._share = share
         self._kernels: dict[Any, Kernel] = {}
@@ -66,9 +66,9 @@ class Rescue(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise error from None
 
 
-def start(*, share: bool) -> None:
+def start() -> None:
     """Enter the mode in this thread and in those that are started from now on; there is no way back."""
-    mode = Rescue(share=share)
+    mode = Rescue()
     stock: Callable[[Any], None] = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
 
     def bootstrap(self: threading.Thread) -> None:

@@ -145,10 +145,6 @@ class Guard(Safeguard):
     """
 
     kind = "guard"
-    issue: str
-    """The upstream issue, or the place in the library's source."""
-    until: str
-    """When this file can be deleted."""
     untried = ""
     """Why no trial on the device can show its faults: "a trial would take 8 GB"."""
     trying = 0
@@ -158,6 +154,16 @@ class Guard(Safeguard):
         super().__init__()
         self.kernels: dict[str, Callable[[], None]] = {}  # operator -> what takes the kernel before it away again
         self._verdict: Choice[bool] | None = None
+
+    @property
+    def issue(self) -> str:
+        """The upstream issue, or the place in the library's source; by default that of its first fault."""
+        return faults.FAULTS[self.faults[0]].issue
+
+    @property
+    def until(self) -> str:
+        """When this file can be deleted; by default once its faults have ended in every release that is supported."""
+        return f"the oldest supported torch is {faults.end(self.faults)}"
 
     @property
     def faults(self) -> tuple[str, ...]:

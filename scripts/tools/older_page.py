@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 
-from hf_mps.compat import accelerator, dataset_task, generation, name_table, removed_arguments, tokenizers
+from hf_mps.compat import dataset_task, generation, name_table, removed_arguments, tokenizers
 from hf_mps.metrics import as_evaluate
 
 # What the examples of a release say that the libraries of today do not know; the flags of TrainingArguments besides.
@@ -123,7 +123,6 @@ def _arguments() -> Iterator[tuple[str, str]]:
         "called without the arguments that came later",
     )
     yield "`Accelerator(fp16=, logging_dir=)`, `accelerator.use_fp16`", "`mixed_precision`, `project_dir`"
-    yield f"`Accelerator({'=, '.join(accelerator.LOADER)}=)`", "`DataLoaderConfiguration`"
     yield "`DistributedType.TPU`", "`DistributedType.XLA`"
     yield (
         _code(f"tokenizer.{name}" for name in tokenizers.METHODS),

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from accelerate.utils import DataLoaderConfiguration
 from inline_snapshot import snapshot
 
 from hf_mps.compat import accelerator
@@ -27,16 +26,11 @@ def _states() -> Any:
 
 
 def test_the_keywords_of_0_12_are_taken(said, tmp_path: Path) -> None:
-    made = Accelerator(fp16=False, logging_dir=str(tmp_path), dispatch_batches=False, even_batches=False)
+    made = Accelerator(fp16=False, logging_dir=str(tmp_path))
     assert (made.mixed_precision, made.project_dir, made.logging_dir) == ("no", str(tmp_path), str(tmp_path))
-    assert (made.dispatch_batches, made.even_batches) == (False, False)
     assert said() == [
         snapshot("Accelerator(fp16=False): dropped, it is the default"),
         f"Accelerator(logging_dir='{tmp_path}'): project_dir takes its place",
-        snapshot(
-            "Accelerator(dispatch_batches=False, even_batches=False): "
-            "DataLoaderConfiguration(dispatch_batches=False, even_batches=False) takes its place"
-        ),
     ]
 
 
@@ -58,17 +52,9 @@ def test_what_today_s_arguments_say_wins(said, tmp_path: Path) -> None:
     made = Accelerator(
         logging_dir="old",
         project_dir=str(tmp_path),
-        even_batches=True,
-        dataloader_config=DataLoaderConfiguration(even_batches=False),
     )
     assert made.project_dir == str(tmp_path)
-    assert made.even_batches is False
-    assert said() == snapshot(
-        [
-            "Accelerator(logging_dir='old'): dropped, a project is given too",
-            "Accelerator(even_batches=True): dropped, dataloader_config is given too",
-        ]
-    )
+    assert said() == snapshot(["Accelerator(logging_dir='old'): dropped, a project is given too"])
 
 
 def test_a_script_asks_use_fp16(said) -> None:

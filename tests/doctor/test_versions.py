@@ -70,7 +70,7 @@ def test_versions_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (named(found, "evaluate").says, named(found, "evaluate").state) == ("not installed", "problem")
 
 
-EACH = ("127676", "189690", "197636", "195404", "96225")  # open in every release
+EACH = ("127676", "189690", "197636", "195404", "96225", "150121")  # open in every release
 SIZES = ("188756",)
 UP_TO_2_13 = ("192212", "190056", "190054", "192551", "188970", *SIZES, "132596")
 SILENT = ("187988", "144824", "189563")

@@ -10,7 +10,7 @@ import warnings
 
 import torch
 
-from hf_mps.fallback import host_view, registration
+from hf_mps.fallback import registration
 from hf_mps.fallback.accounting import ledger
 from tests.simulator.conformance import samples, worker
 
@@ -32,7 +32,7 @@ def main() -> None:
             seen |= names
     samples.DTYPES = DTYPES
     result = {"operators": len(touched), "seen": sorted(seen), "as it comes": differences(touched)}
-    for way in ("copied", "shared") if host_view.has_alias() else ("copied",):
+    for way in ("copied", "shared"):
         registration.stop()
         registration.start(share=way == "shared", small=-1)
         ledger.reset()

@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from hf_mps.distributed.metal.traffic import COUNTER
-from hf_mps.fallback.host_view import NotShared, has_alias, host_alias
+from hf_mps.fallback.host_view import NotShared, host_alias
 
 
 class HostSide:
     """What Gloo gets for the tensors of one call, and what has to be done when it is through."""
 
     def __init__(self) -> None:
-        self._shares = has_alias()
         self._on_host: list[Callable[[], object]] = []
         self._on_device: list[Callable[[], object]] = []
 
@@ -65,7 +64,7 @@ class HostSide:
 
     def _alias(self, tensor: Tensor) -> Tensor | None:
         """A CPU tensor over the memory of a device tensor; None where there is no such."""
-        if not self._shares or tensor.layout != torch.strided or tensor.is_conj() or tensor.is_neg():
+        if tensor.layout != torch.strided or tensor.is_conj() or tensor.is_neg():
             return None
         try:
             return host_alias(tensor)

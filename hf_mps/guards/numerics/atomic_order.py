@@ -47,7 +47,6 @@ class AtomicOrder(Guard):
         "two runs with one seed differ in their last bits, also under use_deterministic_algorithms(True): embedding's"
         " backward adds in any order"
     )
-    issue = "https://github.com/pytorch/pytorch/issues/195404"
     until = "the oldest supported torch sums in order under that flag (pytorch#161029 and pull request #197506)"
     patches = {
         # Around the two functions that set the flag: a program that never calls them pays nothing.

@@ -38,7 +38,6 @@ class CheckpointRng(Guard):
 
     name = "checkpoint-rng"
     what = "torch.utils.checkpoint does not replay the device's random numbers, so dropout's gradients are wrong"
-    issue = "https://github.com/pytorch/pytorch/issues/127676"
     until = "the oldest supported torch has pull request #194478"
     patches = {f"torch.mps:{name}": Give(value) for name, value in NAMES.items()}
 

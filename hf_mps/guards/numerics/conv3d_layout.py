@@ -23,7 +23,6 @@ class Conv3dLayout(Guard):
 
     name = "conv3d-layout"
     what = "3-D convolutions give other values without an error on macOS 26.0 to 26.2"
-    issue = "https://github.com/pytorch/pytorch/issues/197114"
     until = "macOS 26.2 is out of use"
 
     @property

@@ -22,7 +22,6 @@ class ConvBatch(Guard):
 
     name = "conv-batch"
     what = "the gradient of a 1-D or 2-D convolution's weight is wrong for a batch of 65,536 or more"
-    issue = "https://github.com/pytorch/pytorch/issues/96225"
     until = "pytorch#96225 is closed and the oldest supported torch has its fix"
 
     @property

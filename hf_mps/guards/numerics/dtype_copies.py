@@ -26,7 +26,6 @@ class DtypeCopies(Guard):
 
     name = "dtype-copies"
     what = "a copy from the device to the CPU that also changes the dtype overwrites its source or reads beside it"
-    issue = "https://github.com/pytorch/pytorch/issues/189563"
     until = "the oldest supported torch is 2.14.1"
     patches = {"torch:Tensor.to": "_to", "torch:Tensor.copy_": "_copy"}
 

@@ -22,7 +22,6 @@ class EmbeddingGrad(Guard):
 
     name = "embedding-grad"
     what = "the backward pass of an embedding of 2^31 or more elements ends in an error, after the forward pass"
-    issue = "https://github.com/pytorch/pytorch/blob/v2.14.1/aten/src/ATen/native/mps/operations/Embedding.mm"
     until = "PyTorch's kernel takes larger tensors and the oldest supported torch has it"
     untried = "a trial would take 8 GB"
 

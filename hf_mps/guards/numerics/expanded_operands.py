@@ -29,7 +29,6 @@ class ExpandedOperands(Tried):
         "on macOS 15.0 to 26.3 and 27 a matrix product of an expanded tensor, as the gradient of a sum is, computes"
         " every 16th row alone"
     )
-    issue = "https://github.com/pytorch/pytorch/issues/180201"
     until = "PyTorch copies such operands on macOS 27 and in addmm"
     given = "expanded tensors"
 

@@ -17,8 +17,6 @@ class HugeEmbedding(Guard):
 
     name = "huge-embedding"
     what = "looking up rows in a tensor of 2^31 or more elements gives zeros"
-    issue = "https://github.com/pytorch/pytorch/issues/188756"
-    until = "the oldest supported torch is 2.14"
     untried = "a trial would take 8 GB"
     patches = training_hooks.parameters("_look", frozen=True, lightning=True)
 

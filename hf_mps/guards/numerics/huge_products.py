@@ -34,7 +34,6 @@ class HugeProducts(Guard):
         "batched matrix products of more than 2^32 elements, as attention scores of large batches and long texts, are"
         " wrong in both directions"
     )
-    issue = "https://github.com/pytorch/pytorch/issues/197636"
     until = "pytorch#197636 is closed and the oldest supported torch has its fix"
     untried = "a trial would take 9 GB"
 

@@ -21,8 +21,6 @@ class IndexAddGaps(Tried):
 
     name = "index-add-gaps"
     what = "index_add_ leaves transposed tensors and slices as they were on macOS 14, without an error"
-    issue = "https://github.com/pytorch/pytorch/issues/176159"
-    until = "the oldest supported torch is 2.14"
 
     given = "transposed tensors"
 

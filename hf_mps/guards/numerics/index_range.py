@@ -66,7 +66,6 @@ class IndexRange(Guard):
 
     name = "index-range"
     what = "ids and labels out of range raise nothing: zeros are read, the loss leaves them out, and training goes on"
-    issue = "https://github.com/pytorch/pytorch/issues/144824"
     until = "the oldest supported torch is 2.14 and its late error names the place"
 
     @property

@@ -38,7 +38,6 @@ class LargeK(Guard):
         " wrong gradients below a large vocabulary and of large batches; from torch 2.14 on right but for batches, and"
         " several times slower"
     )
-    issue = "https://github.com/pytorch/pytorch/issues/193487"
     until = "the oldest supported torch is 2.14 and pytorch#195163 and #198182 are closed"
 
     @property

@@ -35,8 +35,6 @@ class LargePad(Tried):
 
     name = "large-pad"
     what = "F.pad of five dimensions or more loses the values of large tensors (videos, volumes), without an error"
-    issue = "https://github.com/pytorch/pytorch/issues/194922"
-    until = "the oldest supported torch is 2.15"
 
     given = "large tensors of five dimensions"
 

@@ -24,8 +24,6 @@ class LerpWeight(Guard):
 
     name = "lerp-weight"
     what = "torch.lerp misreads a weight that is one number in a tensor of another dtype, without an error"
-    issue = "https://github.com/pytorch/pytorch/issues/196067"
-    until = "the oldest supported torch is 2.15"
 
     patches = {
         f"aten::{name}.Tensor": Kernel("_of_one_dtype", name, when=_misread, faults=("lerp-weight",))

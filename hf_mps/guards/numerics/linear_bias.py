@@ -21,8 +21,6 @@ class LinearBias(Guard):
         "a linear layer forgets its bias for a single row (M1 with macOS 26), and writes over rows where its input has "
         "more than 65,536 matrices"
     )
-    issue = "https://github.com/pytorch/pytorch/issues/188438"
-    until = "the oldest supported torch is 2.14"
     # A call costs 2.5 µs more.
     patches = {"aten::linear": Kernel("_linear")}
 

@@ -25,8 +25,6 @@ class LinearShapes(Guard):
         "the backward pass of F.linear ends Python where the weight has one dimension, and on macOS 27 where the input "
         "has five or more and two of them are 1"
     )
-    issue = "https://github.com/pytorch/pytorch/issues/187988"
-    until = "the oldest supported torch is 2.14"
     untried = "a trial would end Python"
     patches = {"aten::linear_backward": Kernel("_linear_backward")}
 

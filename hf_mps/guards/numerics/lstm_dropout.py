@@ -13,8 +13,6 @@ class LstmDropout(Guard):
 
     name = "lstm-dropout"
     what = "the gradients of an LSTM of two or more layers with dropout are computed as if there had been no dropout"
-    issue = "https://github.com/pytorch/pytorch/issues/190056"
-    until = "the oldest supported torch is 2.14, which has pull request #190059"
     # The function that nn.LSTM calls; nothing else in torch is touched.
     patches = {"torch._VF:lstm": "_lstm"}
 

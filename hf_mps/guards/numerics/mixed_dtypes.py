@@ -22,8 +22,6 @@ class MixedDtypes(Guard):
     what = (
         "a layer norm of float32 weights over a half-precision input gives garbage, and its backward pass aborts Python"
     )
-    issue = "https://github.com/pytorch/pytorch/issues/190054"
-    until = "the oldest supported torch is 2.14, which has pull request #190055"
     patches = {
         # Frozen ones too: below an adapter the norms of the frozen model are misread as well.
         **training_hooks.parameters("_look", frozen=True),

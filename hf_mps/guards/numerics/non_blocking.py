@@ -20,7 +20,6 @@ class NonBlocking(Guard):
 
     name = "non-blocking"
     what = "a non_blocking copy to the CPU is read before it is there: silent wrong values"
-    issue = "https://github.com/pytorch/pytorch/issues/189690"
     until = "a non_blocking copy to the CPU is there when it is read"
     untried = "a race that a trial does not show is not known to be absent"
     patches = {"torch:Tensor.to": "_to", "torch:Tensor.copy_": "_copy"}

@@ -16,8 +16,6 @@ class NonContiguous(Guard):
     what = (
         "some kernels give wrong results on tensors that are not contiguous: such weights never move, or move wrongly"
     )
-    issue = "https://github.com/pytorch/pytorch/issues/118115"
-    until = "the oldest supported torch is 2.14, which has the fix of pytorch#192212"
     # Frozen ones too, as convolutions misread them.
     patches = training_hooks.parameters("_look", frozen=True)
 

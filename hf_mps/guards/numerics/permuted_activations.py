@@ -25,8 +25,6 @@ class PermutedActivations(Tried):
         "the gradients of tanh, sigmoid, silu, relu, softplus, mish and batch norm are wrong where their input is"
         " permuted or in channels_last"
     )
-    issue = "https://github.com/pytorch/pytorch/issues/175189"
-    until = "pytorch#175188 and #175189 are closed and the oldest supported torch has their fixes"
     given = "permuted tensors"
 
     @property

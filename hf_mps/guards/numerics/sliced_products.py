@@ -23,8 +23,6 @@ class SlicedProducts(Tried):
         "before macOS 26 a matrix product that is written into a slice or between other columns (out=, addmm_) is lost"
         " or lands beside its place"
     )
-    issue = "https://github.com/pytorch/pytorch/pull/193385"
-    until = "the oldest supported torch is 2.14"
     given = "slices as results"
 
     @property

@@ -20,7 +20,6 @@ class Compile(Guard):
 
     name = "compile"
     what = "a model compiled for Metal can train four times slower than before, or end where a graph cannot be compiled"
-    issue = "https://github.com/pytorch/pytorch/issues/192551"
     until = "pytorch#150121 is closed and the oldest supported torch leaves layouts as they are on mps"
     patches = {
         # What hands a graph to torch's compiler, and the preparing of a model.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
@@ -17,15 +18,15 @@ class CudaGraphs(Guard):
 
     name = "cuda-graphs"
     what = "torch.compile's modes reduce-overhead and max-autotune end the process (SIGSEGV) on deep float16 models"
-    issue = "https://github.com/pytorch/pytorch/issues/188970"
     until = "the oldest supported torch leaves CUDA graphs out on mps by itself"
     patches = {"torch:_TorchCompileInductorWrapper.__call__": "_compiles"}
 
-    def applies(self) -> Choice[bool]:
-        """Always: a trial would end the process, and the option that is left out is worth nothing on Metal.
+    def concerns(self, module: ModuleType) -> bool:
+        """Always: it is reported of 2.13, and that the thread is closed names no release without it."""
+        return True
 
-        It is reported of 2.13; that the thread is closed names no release that is without it.
-        """
+    def applies(self) -> Choice[bool]:
+        """Always: a trial would end the process, and the option that is left out is worth nothing on Metal."""
         return Choice(True, "Metal has no CUDA graphs, and asking for them has ended processes in torch 2.13")
 
     def _compiles(self, stock: Any, backend: Any, graph: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:

@@ -35,8 +35,6 @@ class ShapeGrowth(Guard):
 
     name = "shape-growth"
     what = "the allocator keeps whole buffers for each size, so memory grows with every new shape of a batch"
-    issue = "https://github.com/pytorch/pytorch/issues/132596"
-    until = "the oldest supported torch has pull request #188045, whose allocator splits and joins its blocks"
     patches = {training_hooks.STEPPED: Register("_stepped"), **training_hooks.batches("_at_batch")}
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ def forward(
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Where a weight has another dtype than the input (float32 beside bfloat16), the statistics have the weight's."""
-    _check(release, given, channels, groups)
+    _check(given, channels, groups)
     parameters = [each for each in (weight, bias) if each is not None]
     if any(each.numel() != channels or each.dtype != parameters[0].dtype for each in parameters):
         raise NoRule("PyTorch refuses the arguments")
@@ -74,7 +74,7 @@ def backward(
     wanted: list[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """One kernel for the input's gradient, one for both parameters'."""
-    _check(release, given, channels, groups)
+    _check(given, channels, groups)
     image, upstream = given.contiguous(), gradient.contiguous()
     if upstream.dtype != image.dtype or mean.dtype != rstd.dtype:
         raise NoRule("PyTorch refuses the arguments")
@@ -102,9 +102,7 @@ def backward(
     return by_input, by_weight if wanted[1] else None, by_bias if wanted[2] else None
 
 
-def _check(release: Release, given: Tensor, channels: int, groups: int) -> None:
-    if "group_norm_float_float_void_void_uint32_t" not in release:
-        raise NoRule("MPSGraph on this release")
+def _check(given: Tensor, channels: int, groups: int) -> None:
     if given.numel() == 0:
         raise NoRule("nothing to normalise")
     if given.numel() >= 1 << 32 or channels % groups:

@@ -25,8 +25,6 @@ CATEGORIES = 1 << 24
 @rule("randperm.generator_out", source=SOURCE)
 def permutation(release: Release, n: int, *, generator: Generator | None = None, out: Tensor) -> Tensor:
     """Few numbers are shuffled by one threadgroup, more are the order of random keys, ties shuffled from LARGE on."""
-    if f"randperm_small_{metal(torch.int64)}" not in release:
-        raise NoRule("MPSGraph on this release")
     if n < 0 or n > _most(out.dtype) or (generator is not None and generator.device != out.device):
         raise NoRule("arguments that PyTorch refuses")
     out.resize_(n)
@@ -71,7 +69,7 @@ def multinomial(
 
     What PyTorch refuses is left to the device's kernel: it would say so later, of a Mac's assertion.
     """
-    if f"exponential_{metal(weights.dtype)}" not in release or "uniform_dist_float" not in release:
+    if f"exponential_{metal(weights.dtype)}" not in release:
         raise NoRule("MPSGraph on this release")
     categories = weights.shape[-1] if weights.dim() else 0
     if weights.dim() not in (1, 2) or not 0 < samples <= (samples if replacement else categories):
