@@ -10,7 +10,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.notices import overriding
 from hf_mps.core.patching import Patch, Patcher
 from hf_mps.core.stock import Around
-from hf_mps.device import faults as device_faults
+from hf_mps.device.faults import possible
 from hf_mps.guards.base import Guard
 from hf_mps.operators.dispatcher import registered_kernel
 
@@ -73,7 +73,7 @@ class Kernel(Patch):
         faults: tuple[str, ...] = (),
     ) -> None:
         if faults:
-            where = lambda: device_faults.possible(*faults)  # noqa: E731
+            where = lambda: possible(*faults)  # noqa: E731
         super().__init__(method, *given, where=where, late=late)
         self.when, self.alone, self.faults = when, alone, faults
 

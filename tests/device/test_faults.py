@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from hf_mps.core.releases import within
 from hf_mps.device import faults
 from hf_mps.device.faults import FAULTS, OLDEST
 from hf_mps.guards.catalogue import GUARDS, REGISTRY
+from tests import CHECKOUT
 from tests.guards.experiments import EXPERIMENTS
 
 RELEASES = ("2.13.0", "2.14.0", "2.14.1", "2.15.0")
@@ -24,8 +27,6 @@ def test_whoever_cures_a_fault_is_there_and_every_such_guard_is_shown() -> None:
 
 @pytest.mark.parametrize("name", GUARDS.names)
 def test_a_guard_has_the_bounds_of_its_faults_and_none_of_its_own(name: str) -> None:
-    import sys
-
     guard = REGISTRY.get(name)
     assert guard.faults == faults.cured_by(name)
     module = sys.modules[type(guard).__module__]
@@ -49,6 +50,10 @@ def test_every_fault_is_of_a_supported_release_and_named_by_a_source() -> None:
         assert any(within(each, fault.releases) for each in RELEASES) or fault.package != "torch", name
         bounds = [bound.lstrip("<>=!") for bound in fault.releases.split(",") if bound]
         assert all(within(bound.removesuffix(".*"), f">={OLDEST}") for bound in bounds), name
+
+
+def test_the_oldest_release_is_the_one_that_pip_asks_for() -> None:
+    assert f'"torch>={OLDEST}"' in (CHECKOUT / "pyproject.toml").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("release", "old"), [("2.12.1", True), ("2.13.0", False), ("2.13.0a0+git", False)])

@@ -50,6 +50,17 @@ def test_a_mac_whose_product_is_right_has_metal() -> None:
     assert reading(MAC, trial=right) == (True, snapshot("Metal passed its probe on Apple M2, macOS 15.6"))
 
 
+def test_an_older_torch_is_named_with_the_next_command() -> None:
+    found = verdict(Readings(MAC, "2.12.1", True, True, right))
+    assert (found.value, found.reason) == (
+        True,
+        snapshot(
+            "Metal passed its probe on Apple M2, macOS 15.6; "
+            "torch 2.12.1 is older than 2.13: wrong results are known; next: pip install -U torch"
+        ),
+    )
+
+
 def test_linux_is_told_of_the_simulated_device() -> None:
     assert reading(LINUX, built=False) == (
         False,

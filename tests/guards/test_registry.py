@@ -49,7 +49,7 @@ def test_one_that_acted_is_counted_and_a_cure_is_silent() -> None:
     assert len(copies) == 2
     state = next(each for each in guards.report().guards if each.name == "non-blocking")
     assert (state.state, state.acted) == ("acted", 2)
-    assert "non_blocking=True would corrupt them" in state.reason
+    assert "with non_blocking=True they would be read too early" in state.reason
     assert guards.acted() == [
         {"name": "non-blocking", "times": 2, "lines": [state.reason], "issue": guards.get("non-blocking").issue}
     ]

@@ -89,7 +89,7 @@ def test_every_guard_sentinel_variable_and_fault_is_in_them(docs: ModuleType) ->
     pages = docs.pages()
     for name in GUARDS.names:
         assert f"\n### {name}\n" in pages["hazards.md"]
-    for name in (*SENTINELS.names, *faults.FAULTS):
+    for name in (*SENTINELS.names, *faults.SIMULATED):
         assert f"\n| `{name}` |" in pages["hazards.md"]
     for variable in settings.KNOWN:
         assert f"\n| `{variable}` |" in pages["commands.md"]
@@ -140,7 +140,7 @@ def test_what_older_scripts_say_is_listed_from_the_tables_of_the_shims(docs: Mod
     from hf_mps.compat import name_table, removed_arguments
 
     page = docs.pages()["older-scripts.md"]
-    for name in (*removed_arguments.REMOVED, *(old.name for old in name_table.NAMES), *name_table.MODULES):
+    for name in (*removed_arguments.REMOVED, *(old.name for old in name_table.NAMES)):
         assert f"`{name}`" in page
     for release, names in docs.older_page.RELEASES.items():
         assert f"| {release} |" in page
