@@ -9,7 +9,6 @@ from torch import Tensor
 
 from hf_mps.core.stock import Stock
 from hf_mps.guards.introspect import torch_release
-from hf_mps.operators import dispatcher
 from hf_mps.step.autograd_kernels import AutogradKernel
 from hf_mps.step.base import Part
 
@@ -18,7 +17,7 @@ STOCK_FUSES = (2, 15)
 
 
 class FusedDropout(Part):
-    """Sends `aten::dropout` (F.dropout, nn.Dropout, attention's own) to `native_dropout`, which Metal has since 2.9.
+    """Sends `aten::dropout` (F.dropout, nn.Dropout, attention's own) to `native_dropout`, a kernel of Metal's.
 
     ATen/native/Dropout.cpp (`is_fused_kernel_acceptable`) does so on CUDA and XPU, and from 2.15 on Metal. The kernel
     draws from the device's generator, other numbers than the pieces do: with the same seed the masks are others, and
@@ -32,9 +31,8 @@ class FusedDropout(Part):
     patches = {"aten::dropout": AutogradKernel("_dropped", when="concerns_call")}
 
     def pays(self, device_type: str) -> str:
-        """Where the release has the kernel, and its dropout does not take it by itself."""
-        stock = dispatcher.is_missing("aten::native_dropout") or torch_release() >= STOCK_FUSES
-        return "" if stock or device_type != "mps" else self.why
+        """Where the release's own dropout does not take the kernel by itself."""
+        return super().pays(device_type) if torch_release() < STOCK_FUSES else ""
 
     def words(self, model: Any, device_type: str) -> str:
         """Nothing for a model without dropout."""

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from hf_mps.core.stock import Stock
-from hf_mps.operators import dispatcher
 from hf_mps.step import joint_adapters, joint_linear, side_by_side
 from hf_mps.step.autograd_kernels import runs
 from hf_mps.step.model_code import MODELS, ModelCode
@@ -45,7 +44,7 @@ class JointProjections(ModelCode):
         """On Metal where one operator has all gradients of a linear layer; on CUDA, measured (docs/benchmarks.md)."""
         if device_type == "cuda":
             return self.on_cuda
-        return self.why if device_type == "mps" and not dispatcher.is_missing("aten::linear_backward") else ""
+        return super().pays(device_type)
 
     def words(self, model: Any, device_type: str) -> str:
         """Nothing for a model without such layers."""

@@ -12,7 +12,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from hf_mps.core.stock import Stock
 from hf_mps.device.no_modes import no_modes
 from hf_mps.guards.platform import batch_waits
-from hf_mps.operators import dispatcher
 from hf_mps.step import attention_in_one, constants
 from hf_mps.step.autograd_kernels import AutogradKernel
 from hf_mps.step.base import Part
@@ -42,10 +41,6 @@ class ShortAttention(Part):
         super().__init__()
         self._masks = WeakTensorKeyDictionary()
         self._causal: dict[tuple[int, int, torch.device, int], Tensor] = {}
-
-    def pays(self, device_type: str) -> str:
-        """Where the release has dropout's kernel."""
-        return self.why if device_type == "mps" and not dispatcher.is_missing("aten::native_dropout") else ""
 
     def words(self, model: Any, device_type: str) -> str:
         """Nothing for a model that computes its attention itself."""

@@ -16,7 +16,6 @@ def copies(steps: int = 100) -> Told:
     import torch
 
     from hf_mps import guards
-    from hf_mps.guards.introspect import torch_release
 
     def wrong() -> int:
         there = []
@@ -30,8 +29,7 @@ def copies(steps: int = 100) -> Told:
     with guards.suspended():
         stock = wrong()
     layer = wrong()
-    expected = layer == 0 and (stock == 0 or torch_release() < (2, 13))
-    return {"as_expected": expected, "wrong_stock": stock, "wrong_with_layer": layer, "copies": steps}
+    return {"as_expected": layer == stock == 0, "wrong_stock": stock, "wrong_with_layer": layer, "copies": steps}
 
 
 def fork(steps: int = 1) -> Told:

@@ -39,7 +39,7 @@ class AtomicOrder(Guard):
     """Puts kernels before the device's from the first call on that asks for determinism; they look at the flag.
 
     Metal adds in any order where an index repeats. Under the flag torch does so all the same (embedding's backward), or
-    raises an error (index_put_ and scatter_add since 2.13): these get a fixed order. What has none says so once.
+    raises an error (index_put_ and scatter_add): these get a fixed order. What has none says so once.
     """
 
     name = "atomic-order"

@@ -32,7 +32,7 @@ class BatchWaits(Guard):
 
     A copy to the device that waits hands over all queued work and stands still until it is done (COMMIT_AND_WAIT), for
     each tensor of each batch: the CPU never gets ahead, and the GPU idles while the next step is launched. One that
-    does not wait has the GPU read the host's memory when its turn comes. From 2.13 on torch keeps that memory, but not
+    does not wait has the GPU read the host's memory when its turn comes. Torch keeps that memory, but not
     what is in it, and gives it back on a thread of Metal's, where memory of NumPy's would need Python's lock; a clone
     has neither trouble, so what arrives is what a waiting copy brings. Memory does not grow with the head start: freed
     blocks are used again at once, in the queue's order, and Metal holds a program back after 64 command buffers.

@@ -21,7 +21,7 @@ SETTLED = 4
 APART = 32
 """Looks between two releases: each waits for the GPU, and the next step has its memory mapped anew.
 
-From torch 2.13 on it also compiles its graphs anew: empty_cache forgets them (pytorch#181485), and so gives back what
+It also compiles its graphs anew: empty_cache forgets them (pytorch#181485), and so gives back what
 they hold, the larger part where shapes are many.
 """
 
