@@ -16,13 +16,11 @@ def default(device: str | None = None) -> Choice[str]:
     device = device or choice.choose().value
     if device == "cpu":
         return Choice("fp32", "the CPU's own precision, and the one that others are compared with")
-    bf16 = dtypes(device)["bfloat16"]
     if device == "cuda":
+        bf16 = dtypes(device)["bfloat16"]
         return Choice("bf16" if bf16.value else "fp32", bf16.reason)
     # On Metal half precision is a way to save memory first: M1 and M2 emulate bf16, fp16 needs loss scaling, and the
     # losses of fp32 are the CPU's.
-    if not bf16.value:
-        return Choice("fp32", f"the one that needs nothing; no bf16: {bf16.reason}")
     if emulates_bfloat16():
         return Choice("fp32", "this chip emulates bf16 in float32, so bf16 would save memory and no time")
     return Choice("fp32", "gives the CPU's losses and needs no loss scaling; bf16 saves memory where it is short")
@@ -66,15 +64,9 @@ def _all() -> Choice[bool]:
 
 
 def _bfloat16() -> Choice[bool]:
-    import torch
-
-    if not torch.backends.mps.is_macos_or_newer(14, 0):
-        return Choice(False, f"it needs macOS 14.0 or newer; this is macOS {machine.present().macos}")
-    if emulates_bfloat16():
-        return Choice(
-            True, f"macOS 14.0 or newer is here; {machine.chip('mps')} emulates it in float32, so it saves memory only"
-        )
-    return Choice(True, f"macOS 14.0 or newer is here, and {machine.chip('mps')} computes it")
+    name = machine.chip("mps")
+    emulated = f"{name} emulates it in float32, so it saves memory only"
+    return Choice(True, emulated if emulates_bfloat16() else f"{name} computes it")
 
 
 def _float64() -> Choice[bool]:

@@ -17,7 +17,6 @@ from accelerate.commands.config.default import write_basic_config
 from inline_snapshot import snapshot
 
 from hf_mps.cli.main import main
-from hf_mps.device import machine
 from hf_mps.doctor.accelerate_config import file, wizard
 from tests import CHECKOUT
 from tests.snapshots import masked
@@ -280,15 +279,10 @@ def test_without_metal_there_is_nothing_to_configure(
     )
 
 
-def test_a_precision_that_the_mac_cannot_train_in_is_repaired(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    old = machine.Machine("Darwin", "arm64", "Apple M1", 8 * GIB, macos="13.6")
-    monkeypatch.setattr(machine, "_overridden", old)
-    monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda major, minor: (major, minor) <= (13, 6))
-    found = wizard.repairs.find({"mixed_precision": "bf16"})
-    assert [str(each) for each in found] == snapshot(["mixed_precision: bf16 -> no"])
-    assert found[0].reason == snapshot("bf16 cannot be used on mps: it needs macOS 14.0 or newer; this is macOS 13.6")
+def test_a_precision_that_there_is_not_is_repaired() -> None:
+    found = wizard.repairs.find({"mixed_precision": "bf61"})
+    assert [str(each) for each in found] == snapshot(["mixed_precision: bf61 -> no"])
+    assert found[0].reason == snapshot("bf61 is no precision; allowed: fp32, bf16, fp16; did you mean 'bf16'?")
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ HAZARDS: dict[str, Callable[[], Any]] = {
     "async-loading": device.crowded_loading,
     "shape-growth": device.shape_growth,
     "fork-workers": device.fork_workers,
-    "half-precision": device.half_precision,
+    "half-precision": versions.half_precision,
     "oom-text": versions.oom_text,
     "resume-epoch": versions.resume_epoch,
 }

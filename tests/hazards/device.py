@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -103,34 +102,6 @@ def _end_forked() -> None:
 
 
 @contextmanager
-def half_precision() -> Iterator[None]:
-    """macOS 13.7, whose Metal has no bfloat16: nothing of it can be put on the device, in the words of 2.13's torch.
-
-    Source: aten/src/ATen/native/mps/OperationUtils.h, checkSupportsBFloat16 (pytorch#119641).
-    """
-    import torch
-
-    def copy(self: Any, src: Any, non_blocking: bool = False) -> Any:
-        if self.device.type == "mps" and self.dtype == torch.bfloat16:
-            raise TypeError("MPS bfloat16 type is supported on MacOS 14.0 or newer.")
-        host(self).copy_(host(src))
-        return self
-
-    backend: Any = torch.backends.mps
-    stock, before = backend.is_macos_or_newer, machine.present()
-    machine.override(dataclasses.replace(before, macos="13.7"))
-    backend.is_macos_or_newer = lambda major, minor: (major, minor) <= (13, 7)
-    _ask_again()
-    try:
-        with kernels({"copy_": copy}):
-            yield
-    finally:
-        backend.is_macos_or_newer = stock
-        machine.override(before)
-        _ask_again()
-
-
-@contextmanager
 def mac(*, macos: str | None = None, torch: str = "2.13.0") -> Iterator[None]:
     """A Mac with this macOS and this release of torch, as the guards ask of a fault before they try the device."""
     before, release = machine.present(), faults.torch_release
@@ -153,10 +124,3 @@ def uncompilable() -> Iterator[None]:
         yield
     finally:
         compiled.refused = False
-
-
-def _ask_again() -> None:
-    """Let transformers, which remembers what torch answered, ask for it anew."""
-    library: Any = sys.modules.get("transformers.utils.import_utils")
-    if library is not None:
-        library.is_torch_bf16_gpu_available.cache_clear()

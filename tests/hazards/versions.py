@@ -42,6 +42,27 @@ def oom_text() -> Any:
     return _older(module, "should_reduce_batch_size", should_reduce_batch_size)
 
 
+@contextmanager
+def half_precision() -> Iterator[None]:
+    """accelerate 1.10 (accelerator.py): fp16 is for other devices, and mps is not named among them."""
+    from accelerate import Accelerator
+
+    guard: Any = REGISTRY.get("half-precision")
+    stock, known = Accelerator.__init__, guard._in_accelerate
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **kwargs)
+        if self.device.type == "mps" and self.mixed_precision == "fp16":
+            raise ValueError("fp16 mixed precision requires a GPU (not 'mps').")
+
+    Accelerator.__init__ = init
+    guard._in_accelerate = {"fp16": lambda: False, "bf16": lambda: True}
+    try:
+        yield
+    finally:
+        Accelerator.__init__, guard._in_accelerate = stock, known
+
+
 def resume_epoch() -> Any:
     """accelerate 1.10 (data_loader.py): the loader that skips batches counts its epochs from 0."""
     import accelerate.data_loader as module

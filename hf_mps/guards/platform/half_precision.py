@@ -1,4 +1,4 @@
-"""half-precision: bf16 or fp16 that cannot be had is refused in a sentence that names the macOS or version it needs."""
+"""half-precision: bf16 or fp16 that accelerate does not have on mps is refused in a sentence that names the version."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ class HalfPrecision(Guard):
     """Looks at what TrainingArguments, Accelerate and Lightning were asked for, before they say less or nothing."""
 
     name = "half-precision"
-    what = (
-        "bf16 and fp16 that this macOS, torch or accelerate cannot do end in an error that does not say what is missing"
-    )
+    what = "bf16 and fp16 that this accelerate cannot do end in an error that does not say what is missing"
     issue = "https://github.com/huggingface/accelerate/issues/3064"
-    until = "the oldest supported macOS, torch and accelerate do both, and Lightning 2.6 is the oldest supported"
+    until = "the oldest supported accelerate does both, and Lightning 2.6 is the oldest supported"
     patches = {
         "transformers.training_args:TrainingArguments.__post_init__": "_arguments_made",
         "accelerate.accelerator:AcceleratorState.__init__": "_state_made",
@@ -51,25 +49,19 @@ class HalfPrecision(Guard):
             self._verdict = None
         return True
 
-    def _refusal(self, name: str, accelerate: bool = True) -> str:
-        """Why `name` cannot be used on the device, and where that matters in `accelerate`, or an empty string."""
-        from hf_mps.device import precision
-
-        try:
-            precision.requested(name, "mps")
-        except UserError as error:
-            return str(error)
-        if accelerate and name in self._in_accelerate and not self._in_accelerate[name]():
+    def _refusal(self, name: str) -> str:
+        """Why `name` cannot be used on the device, or an empty string."""
+        if name in self._in_accelerate and not self._in_accelerate[name]():
             return f"{name} cannot be used on mps: it needs accelerate 1.11 or newer; this is {version('accelerate')}"
         return ""
 
-    def _refuse(self, names: list[str], said: str, accelerate: bool = True) -> None:
+    def _refuse(self, names: list[str], said: str) -> None:
         """Raise UserError for the first of `names` that cannot be used."""
         for name in names:
-            reason = self._refusal(name, accelerate)
+            reason = self._refusal(name)
             if reason:
                 self.acted(f"{said} was refused", aloud=False)
-                other = next((each for each in HALVES if each != name and not self._refusal(each, accelerate)), "")
+                other = next((each for each in HALVES if each != name and not self._refusal(each)), "")
                 choices = f"{other}, or fp32 without either" if other else "fp32, with neither bf16 nor fp16"
                 raise UserError(f"{said}: {reason}; next: {choices}")
 
@@ -101,9 +93,6 @@ class HalfPrecision(Guard):
         import torch
 
         flag, on_metal = str(connector._precision_flag), connector._accelerator_flag == "mps"
-        if on_metal:
-            asked = [name for name in HALVES if flag.startswith(name.removeprefix("fp"))]
-            self._refuse(asked, f"precision={flag}", accelerate=False)
         plugin = stock(connector)
         made_here = plugin is not getattr(connector, "_precision_plugin_flag", None)  # else the user's own object
         if on_metal and made_here and getattr(plugin, "device", None) == "cuda":

@@ -99,7 +99,7 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
         memory.lightning_batch_size,
     ),
     "fork-workers": (failures.workers_of_trainer, failures.workers_of_an_evaluation),
-    "half-precision": (failures.bf16_trainer, failures.bf16_accelerator, failures.bf16_lightning),
+    "half-precision": (failures.fp16_trainer, failures.fp16_accelerator),
     "cuda-words": (silent.float32_island, silent.float32_function, silent.float32_of_old),
     "cuda-optimizer": (failures.paged_optimizer,),
     "one-device": (failures.several_processes, failures.processes_of_a_notebook),

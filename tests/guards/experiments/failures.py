@@ -55,30 +55,18 @@ def refused(train: Callable[[], object], words: str) -> bool:
     return True
 
 
-def bf16_trainer(folder: Path) -> bool:
-    """Trainer with bf16=True trains in it, or the line names the macOS that it needs."""
-    return refused(lambda: loops.trained(folder, bf16=True, max_steps=1), "needs macOS 14.0 or newer")
+def fp16_trainer(folder: Path) -> bool:
+    """Trainer with fp16=True trains in it, or the line names the accelerate that it needs."""
+    return refused(lambda: loops.trained(folder, fp16=True, max_steps=1), "needs accelerate 1.11 or newer")
 
 
-def bf16_accelerator(folder: Path) -> bool:
+def fp16_accelerator(folder: Path) -> bool:
     """The same for an Accelerate loop with mixed_precision."""
 
     def train() -> None:
-        loops.accelerated(accelerator=loops.new_accelerator(mixed_precision="bf16"))
+        loops.accelerated(accelerator=loops.new_accelerator(mixed_precision="fp16"))
 
-    return refused(train, "needs macOS 14.0 or newer")
-
-
-def bf16_lightning(folder: Path) -> bool:
-    """The same for Lightning's precision, under both of its names."""
-
-    def train() -> None:
-        for name in lightning_loops.NAMES:
-            pl = lightning_loops.library(name)
-            run = lightning_loops.trainer(pl, folder, precision="bf16-mixed", max_steps=1)
-            run.fit(lightning_loops.module(pl))
-
-    return refused(train, "needs macOS 14.0 or newer")
+    return refused(train, "needs accelerate 1.11 or newer")
 
 
 def paged_optimizer(folder: Path) -> bool:
