@@ -25,8 +25,8 @@ FIRST_FAMILIES = ("Apple M1", "Apple M2")
 class Fault:
     """What is wrong, in a sentence, and where a thread or a source says so.
 
-    `releases` of `package` and `macos` are bounds, empty for all; `chips` are the beginnings of chips' names. `guard`
-    names what cures it here, if anything does.
+    `releases` of `package` and `macos` are bounds, `chips` the beginnings of chips' names; each is empty for all.
+    `guard` names what cures it here, if anything does.
     """
 
     what: str
@@ -34,7 +34,7 @@ class Fault:
     releases: str = ""
     guard: str = ""
     macos: str = ""
-    chips: tuple[str, ...] = ("Apple",)
+    chips: tuple[str, ...] = ()
     package: str = "torch"
     simulated: bool = True
     """Whether the simulated device imitates it."""
@@ -45,7 +45,7 @@ class Fault:
 
     def concerns(self, chip: str, macos: str | None, release: str | tuple[int, ...]) -> bool:
         """Whether a Mac with this chip and macOS has it with this release of the package."""
-        there = chip.startswith(self.chips) and within(release, self.releases)
+        there = chip.startswith(self.chips or "") and within(release, self.releases)
         return there and (not self.macos or (macos is not None and within(macos, self.macos)))
 
 
@@ -341,7 +341,6 @@ FAULTS: dict[str, Fault] = {
         "sets PYTORCH_ENABLE_MPS_FALLBACK after PyTorch has read it, so that it has no effect",
         "https://github.com/huggingface/accelerate/issues/3294",
         guard="the fallback",
-        chips=("",),
         package="accelerate",
         simulated=False,
     ),

@@ -79,15 +79,14 @@ def _concerns(fault: Fault, release: str) -> bool:
     here = machine.present()
     if here.mac:
         return fault.concerns(here.chip, here.macos, release)
-    return replace(fault, macos="").concerns(fault.chips[0], None, release)
+    return replace(fault, macos="").concerns(next(iter(fault.chips), ""), None, release)
 
 
 def _of_some_macs(fault: Fault) -> str:
     """Where this is no Mac, on which Macs it is."""
     if machine.present().mac:
         return ""
-    chips = "" if fault.chips == ("Apple",) else ", ".join(fault.chips)
-    macs = " and ".join(filter(None, (chips, fault.macos and f"macOS {fault.macos}")))
+    macs = " and ".join(filter(None, (", ".join(fault.chips), fault.macos and f"macOS {fault.macos}")))
     return f" (on {macs})" if macs else ""
 
 

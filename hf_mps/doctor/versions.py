@@ -97,9 +97,10 @@ def _known() -> Iterator[Finding]:
     this, issues = machine.present(), set()
     for fault in FAULTS.values():
         installed = version(fault.package)
-        if not (installed and fault.listed) or fault.issue in issues:
+        of_metal = fault.package == "torch"
+        if not (installed and fault.listed) or fault.issue in issues or (of_metal and not this.mac):
             continue
-        if fault.concerns(this.chip if this.mac else "", this.macos, installed):
+        if fault.concerns(this.chip, this.macos, installed):
             issues.add(fault.issue)
             cured = f" (cured here by {fault.guard})" if fault.guard else ""
             yield note("known problem", f"{fault.package} {installed}: {fault.what}{cured}", fault.issue)

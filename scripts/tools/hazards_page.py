@@ -78,7 +78,8 @@ def _guard(guard: Guard) -> Iterator[str]:
     yield from ("", f"### {guard.name}", "", f"**Hazard:** {guard.what}.", "", f"**Guard:** {_words(guard)}", "")
     rows = [("source", ", ".join(map(_link, _places(guard.issue))))]
     rows += [("torch", _bounds([fault.releases for fault in cured.values()]))]
-    rows += [("chips", _chips([chip for fault in cured.values() for chip in fault.chips]))]
+    everywhere = not all(fault.chips for fault in cured.values())
+    rows += [("chips", _chips([] if everywhere else [chip for fault in cured.values() for chip in fault.chips]))]
     rows += [("macOS", _bounds([fault.macos for fault in cured.values()]))]
     rows += [("what to do", _advice(guard)), ("can go when", guard.until), ("off", f"`HF_MPS_GUARDS=-{guard.name}`")]
     if simulated:
@@ -100,7 +101,7 @@ def _bounds(bounds: Sequence[str]) -> str:
 
 def _chips(chips: Sequence[str]) -> str:
     named = dict.fromkeys(chip.removeprefix("Apple ") for chip in chips)
-    return "all" if not named or named.keys() & {"Apple", ""} else ", ".join(named)
+    return ", ".join(named) or "all"
 
 
 def _advice(guard: Guard) -> str:
