@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from hf_mps.core.files import replace_file
+
 _HIDDEN = re.compile(r"^\.(?P<name>.+)\.(?P<kind>saving|replaced|lent|removed)-(?P<process>\d+)$")
 _WRITING = re.compile(r"^\..+\.(?P<process>\d+)-[0-9a-f]{8}\.tmp$")  # hf_mps.core.files.write_atomic
 _TORCH = {".pt", ".pth", ".bin", ".pkl"}
@@ -174,6 +176,8 @@ def sweep(folder: Path) -> None:
             continue
         if hidden["kind"] == "replaced" and not (folder / hidden["name"]).exists():
             path.rename(folder / hidden["name"])
+        elif path.is_file():  # hf_mps.core.files.replace_file
+            path.unlink(missing_ok=True)
         else:
             shutil.rmtree(path, ignore_errors=True)
 
@@ -245,7 +249,7 @@ def _move_into(stage: Path, target: Path, last: str) -> None:
     for path in sorted(stage.iterdir(), key=lambda path: path.name in last_names):
         if (target / path.name).is_dir():
             shutil.rmtree(target / path.name)
-        path.replace(target / path.name)
+        replace_file(path, target / path.name)
 
 
 def _we_are_in(folder: Path) -> bool:

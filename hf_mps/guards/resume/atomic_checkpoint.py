@@ -171,6 +171,7 @@ class AtomicCheckpoint(Guard):
         if saving is None:
             rotate()
         else:
+            saving.later.append(lambda: _date_last(saving.target))
             saving.later.append(lambda: rotate(output_dir=saving.run))
 
     def _state_saved(self, stock: Callable[..., None], state: Any, json_path: str) -> None:
@@ -249,6 +250,16 @@ def _brought(far: list[int], stage: Path) -> None:
                 carry.carry(ranks, f"{name}/{rank}", files, stage, sender=rank, receivers=[0])
 
     ranks.alike(bring)
+
+
+def _date_last(target: Path) -> None:
+    """Give the checkpoint just written a later date than its older ones, where the clock went back in between.
+
+    Trainer removes the oldest by their dates, and would remove this one (huggingface/transformers#26961).
+    """
+    dates = [path.stat().st_mtime for path in target.parent.glob("checkpoint-*") if path != target]
+    if dates and max(dates) > target.stat().st_mtime:
+        os.utime(target, (max(dates) + 1, max(dates) + 1))
 
 
 def _elsewhere(target: Path) -> RunError:
