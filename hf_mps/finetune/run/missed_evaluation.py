@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
@@ -34,7 +35,9 @@ class MissedEvaluation(TrainerCallback):  # type: ignore[misc]
         logged = (entry for entry in state.log_history if "eval_loss" in entry or "eval_runtime" in entry)
         if _due(trainer.args, state) and all(entry["step"] != state.global_step for entry in logged):
             measured = trainer._evaluate(None, None)
-            trainer._determine_best_metric(metrics=measured, trial=None)
+            here = Path(trainer._get_output_dir(None)) / f"checkpoint-{state.global_step}"
+            if trainer._determine_best_metric(metrics=measured, trial=None) and here.is_dir():
+                state.best_model_checkpoint = str(here)  # Trainer looks for it where it saves, which was before
 
 
 def _due(args: Any, state: Any) -> bool:

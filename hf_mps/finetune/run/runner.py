@@ -77,6 +77,7 @@ def train(
     source, run_dir = locate(resolved, fresh=fresh)
     if run_dir.finished:
         return _finished(resolved, run_dir)
+    ranks.from_main(run_dir.refuse_held)
     from hf_mps.activation import activate
     from hf_mps.finetune.run.logging import no_bars
 
@@ -321,7 +322,10 @@ def _failures_in_one_line(resolved: ResolvedRecipe, run_dir: RunDir | None) -> I
         kept_files, words = _kept_clause(run_dir), failures.describe(error) or workers.killed(error)
         if words is None:
             raise
-        raise RunError(f"{words}{failures.place_of_cache(error) if run_dir is None else kept_files}") from error
+        if run_dir is None:
+            raise RunError(f"{words}{failures.place_of_cache(error)}") from error
+        way_on = failures.way_on(error, resolved) if World.here().alone else ""  # several have a launcher's command
+        raise RunError(f"{words}{kept_files}{way_on}") from error
 
 
 def _kept_clause(run_dir: RunDir | None, *, clean: bool = True) -> str:

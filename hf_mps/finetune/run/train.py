@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,7 @@ def train_and_measure(
     counting = kernels.counting() if plan.device.value == "mps" else None
     peak, interruption = Peak(plan.device.value), Interruption()
     interruption.trainer = trainer
+    trainer._evaluate = partial(interruption.keep_before, trainer._evaluate)
     trainer.add_callback(interruption)
     links.step_locally(trainer, plan.choices)
     lines = screen.StepLines(
