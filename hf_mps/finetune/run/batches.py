@@ -69,7 +69,7 @@ def steps(
     return Choice(math.ceil(epochs * each_epoch), words)
 
 
-def smaller(recipe: Recipe, *, evaluation: bool) -> list[str]:
+def smaller(recipe: Recipe, evaluation: bool) -> list[str]:
     """Return the words that halve a process's batch, of an evaluation or of a step, which then takes two for each one.
 
     Empty where a batch is a single row already.

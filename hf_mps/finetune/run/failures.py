@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from hf_mps.core.errors import chain
 from hf_mps.core.text import first_line, summary
 from hf_mps.device import memory
-from hf_mps.finetune.run import batches
 
 if TYPE_CHECKING:
     from hf_mps.finetune.recipe.resolve import ResolvedRecipe
@@ -61,9 +60,10 @@ def describe(error: BaseException) -> str | None:
     return None
 
 
-def way_on(error: BaseException, resolved: ResolvedRecipe) -> str:
+def way_on(error: BaseException, resolved: ResolvedRecipe, smaller: Callable[[bool], list[str]]) -> str:
     """Return a clause with the command to type next after a failure of the disk or of memory, else an empty string.
 
+    `smaller` gives the words for smaller batches (`batches.smaller`), of an evaluation or of a step.
     An evaluation by smaller batches goes on with the run; smaller ones in a step are another recipe, which begins anew.
     """
     for cause in chain(error):
@@ -71,7 +71,7 @@ def way_on(error: BaseException, resolved: ResolvedRecipe) -> str:
             return f"; next: {CURES.get(number, 'make room')}, then {resolved.command('finetune')}"
         if _memory(cause):
             evaluates = any(frame.f_code.co_name == "evaluation_loop" for frame, _ in walk_tb(error.__traceback__))
-            words = batches.smaller(resolved.recipe, evaluation=evaluates)
+            words = smaller(evaluates)
             if not words:
                 return f"; next: close other programs, then {resolved.command('finetune')}"
             return f"; next: {resolved.command('finetune', *([] if evaluates else ['--fresh']), *words)}"

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from hf_mps.finetune import capture
 from hf_mps.finetune.recipe import expect, training_section
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import screen
-from hf_mps.finetune.run import apart, caffeinate, failures, fingerprints, links, workers
+from hf_mps.finetune.run import apart, batches, caffeinate, failures, fingerprints, links, workers
 from hf_mps.finetune.run.prepare import PreparedRun, locate, prepare_run
 from hf_mps.finetune.run.run_dir import RunDir, checkpoints, store
 from hf_mps.guards import resume
@@ -324,8 +325,9 @@ def _failures_in_one_line(resolved: ResolvedRecipe, run_dir: RunDir | None) -> I
             raise
         if run_dir is None:
             raise RunError(f"{words}{failures.place_of_cache(error)}") from error
-        way_on = failures.way_on(error, resolved) if World.here().alone else ""  # several have a launcher's command
-        raise RunError(f"{words}{kept_files}{way_on}") from error
+        if World.here().alone:  # several processes have a launcher's command
+            kept_files += failures.way_on(error, resolved, partial(batches.smaller, resolved.recipe))
+        raise RunError(f"{words}{kept_files}") from error
 
 
 def _kept_clause(run_dir: RunDir | None, *, clean: bool = True) -> str:
