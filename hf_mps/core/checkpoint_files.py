@@ -13,7 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-_HIDDEN = re.compile(r"^\.(?P<name>.+)\.(?P<kind>saving|replaced|removed)-(?P<process>\d+)$")
+from hf_mps.core.files import replace_file
+
+_HIDDEN = re.compile(r"^\.(?P<name>.+)\.(?P<kind>saving|replaced|removed|locked)-(?P<process>\d+)$")
 _WRITING = re.compile(r"^\..+\.(?P<process>\d+)-[0-9a-f]{8}\.tmp$")  # hf_mps.core.files.write_atomic
 _TORCH = {".pt", ".pth", ".bin", ".pkl"}
 _TRAINERS = re.compile(r"checkpoint-\d+$")
@@ -129,6 +131,17 @@ def staged(target: Path, last: str, levels: int = 1, *, owner: int | None = None
 
 
 @contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep a hidden folder with this process's number in `folder` while the block lasts, as a lock.
+
+    `sweep` removes that of a killed process.
+    """
+    with _hidden(folder, ".run.locked", os.getpid()) as outer:
+        outer.mkdir()
+        yield
+
+
+@contextmanager
 def _hidden(root: Path, name: str, owner: int) -> Iterator[Path]:
     """Give the path of the hidden folder that the process `owner` makes in `root`; it alone sweeps it away."""
     owns = owner == os.getpid()
@@ -155,6 +168,8 @@ def sweep(folder: Path) -> None:
             continue
         if hidden["kind"] == "replaced" and not (folder / hidden["name"]).exists():
             path.rename(folder / hidden["name"])
+        elif path.is_file():  # hf_mps.core.files.replace_file
+            path.unlink(missing_ok=True)
         else:
             shutil.rmtree(path, ignore_errors=True)
 
@@ -226,7 +241,7 @@ def _move_into(stage: Path, target: Path, last: str) -> None:
     for path in sorted(stage.iterdir(), key=lambda path: path.name in last_names):
         if (target / path.name).is_dir():
             shutil.rmtree(target / path.name)
-        path.replace(target / path.name)
+        replace_file(path, target / path.name)
 
 
 def _we_are_in(folder: Path) -> bool:

@@ -31,12 +31,32 @@ def write_atomic(path: str | os.PathLike[str], content: bytes | str) -> Path:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        hidden.replace(target)
+        replace_file(hidden, target)
     except BaseException:  # Ctrl-C included: no litter beside the user's files
         with contextlib.suppress(OSError):
             hidden.unlink()
         raise
     return target
+
+
+def replace_file(source: Path, target: Path) -> None:
+    """Move a file to `target`, over one that is there. Raises OSError, with the old file in its place.
+
+    Some servers behind sshfs refuse to rename over a file (sshfs(1), workaround=rename): there the old one is set aside
+    under a name by which `checkpoint_files.sweep` puts it back, should the process be killed in between.
+    """
+    try:
+        source.replace(target)
+    except (FileExistsError, PermissionError):
+        if not target.is_file():
+            raise
+        aside = target.rename(target.with_name(f".{target.name}.replaced-{os.getpid()}"))
+        try:
+            source.rename(target)
+        except BaseException:
+            aside.rename(target)
+            raise
+        aside.unlink()
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> Path:

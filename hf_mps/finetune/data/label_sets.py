@@ -120,7 +120,7 @@ def kept(config: Any) -> LabelSets | None:
     """Return the labels that a saved model's configuration names; None where its rows have a class or a number each."""
     if config.problem_type != PROBLEM:
         return None
-    names = tuple(str(config.id2label[number]) for number in range(config.num_labels))
+    names = labels.classes(config)
     return LabelSets(
         names, {labels.key(name): number for number, name in enumerate(names)}, "the model's configuration"
     )

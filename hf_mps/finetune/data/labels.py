@@ -118,13 +118,18 @@ def decide(
     return replace(labels, doubts=(*doubts(labels.names), *_lonely(train, labels)))
 
 
+def classes(config: Any) -> tuple[str, ...]:
+    """Return the classes that a saved model's configuration names, in the order of their ids."""
+    return tuple(str(config.id2label[number]) for number in range(config.num_labels))
+
+
 def kept(config: Any) -> Labels:
     """Return the classes that a saved model's configuration names, in the order of their ids; none for one number a
     row.
     """
     if config.problem_type == "regression" or config.num_labels == 1:
         return Labels((), {}, "the model's configuration has one number a row")
-    names = tuple(str(config.id2label[number]) for number in range(config.num_labels))
+    names = classes(config)
     return Labels(names, {key(name): number for number, name in enumerate(names)}, "the model's configuration")
 
 

@@ -87,6 +87,7 @@ def load(data: schema.Data, seed: int, only: Collection[str] = ()) -> dict[str, 
     if data.streaming:
         found = streamed.load(data, seed, READ, splits_to_read(data))
         return {split: found[split] for split in (*SPLITS, *(other for other in found if other not in SPLITS))}
+    seed = seed if data.split_seed is None else data.split_seed
     columns = data.columns.roles()
     wanted = {*only, *(("train",) if data.hold_out and "validation" in only else ())}
     read = [split for split in splits_to_read(data) if not only or split in wanted]

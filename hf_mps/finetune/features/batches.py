@@ -98,6 +98,19 @@ def steps(
     return Choice(math.ceil(epochs * each_epoch), words)
 
 
+def smaller(recipe: Recipe, evaluation: bool) -> list[str]:
+    """Return the words that halve a process's batch, of an evaluation or of a step, which then takes two for each one.
+
+    Empty where a batch is a single row already.
+    """
+    train = int(recipe.training.get(SIZE) or DEFAULT_BATCH)
+    if evaluation:
+        size = int(recipe.training.get("per_device_eval_batch_size") or max(train, DEFAULT_BATCH))
+        return [f"training.per_device_eval_batch_size={size // 2}"] if size > 1 else []
+    twice = 2 * int(recipe.training.get("gradient_accumulation_steps") or 1)
+    return [f"training.{SIZE}={train // 2}", f"training.gradient_accumulation_steps={twice}"] if train > 1 else []
+
+
 def _whole(batch: int, accumulation: int, processes: int) -> str:
     """Say how many of one process's batches make a step, where it is more than one."""
     if accumulation == processes == 1:

@@ -20,6 +20,13 @@ from hf_mps.finetune.recipe.yaml import DEEPEST, SHOWN, Document, Values, plain,
 # own names too.
 OF_A_SOURCE = ("rows", "labels", "hold_out")
 HELD_OUT = 0.1
+# Keys of the file that give way where a person types the key on the left: the two exclude each other.
+GIVES_WAY = {
+    "data.streaming": ("training.num_train_epochs",),
+    "data.hold_out": ("data.files.validation", "data.splits.validation"),
+    "data.files.validation": ("data.hold_out",),
+    "data.splits.validation": ("data.hold_out",),
+}
 
 
 class Override(NamedTuple):
@@ -75,6 +82,9 @@ def lay(document: Document, overrides: Overrides) -> Document:
     if "model" in overrides:
         laid.values.pop("model_type", None)  # that of the file's own model
     for key, override in overrides.items():
+        for other in GIVES_WAY.get(key, ()) if override.value else ():
+            if other not in overrides:
+                _drop(laid.values, other)
         _put(laid.values, key, override.value)
     # What the file says at these keys, and below them, is not there any more.
     gone = {line for line in laid.lines for key in overrides if line == key or line.startswith(f"{key}.")}
@@ -131,6 +141,15 @@ def _put(values: Values, key: str, value: Any) -> None:
             )
         here = inner
     here[last] = copy.deepcopy(value)
+
+
+def _drop(values: Any, key: str) -> None:
+    """Leave out the dotted `key`, where it is there."""
+    *sections, last = key.split(".")
+    for section in sections:
+        values = (values.get(section) if isinstance(values, dict) else None) or {}
+    if isinstance(values, dict):
+        values.pop(last, None)
 
 
 def _replace_source(data: Values, keys: Iterable[str]) -> None:

@@ -47,8 +47,10 @@ class ResolvedRecipe:
         return (self.given, *(override.word for override in self.overrides.values()))
 
     def command(self, verb: str, *options: str) -> str:
-        """Return the command line of a verb for this recipe, quoted for a shell."""
-        return shlex.join(["hf-mps", verb, *self.words, *options])
+        """Return the command line of a verb for this recipe, quoted for a shell; `options` replace earlier values."""
+        given = {key for key, equals, _ in (option.partition("=") for option in options) if equals}
+        words = [word for word in self.words if word.partition("=")[0] not in given]
+        return shlex.join(["hf-mps", verb, *words, *options])
 
     def with_overrides(self, values: Mapping[str, Any]) -> ResolvedRecipe:
         """Return this recipe with other `values` by their dotted keys, validated; they win over earlier overrides.
@@ -115,6 +117,7 @@ def examine(document: Document) -> tuple[Recipe | None, list[Problem]]:
     recipe, wrong_keys = None, []
     try:
         recipe = task.Recipe.model_validate(document.values)
+        recipe._typed = document.overridden
     except ValidationError as error:
         wrong_keys = clauses(error, task.Recipe, document)
     for key in task.Recipe.TYPED_ALONE:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 from hf_mps import metrics
 from hf_mps.core.errors import nearest
@@ -104,7 +104,8 @@ class Data(Section):
     leads to the rows inside JSON files, through dicts and lists (`data.paragraphs.qas`). `header: false` is for a csv,
     tsv or xlsx whose first line is a row: its columns are named by number, from 0 on. Splits beside train and
     validation (test, mismatched, …) are measured once, after training. `hold_out` is the share of the training rows
-    (0 to 1) that becomes the validation split where the data has none.
+    (0 to 1) that becomes the validation split where the data has none; `split_seed`, by default the recipe's seed, says
+    which rows these are and which ones `rows` takes.
 
     `streaming: true` never loads the training rows whole: they are read, tokenised and packed as the run goes on, from
     `hub`, from `files` (a path, a pattern such as `web-*.jsonl` or a URL such as `hf://…`) or from several `sources`
@@ -134,6 +135,7 @@ class Data(Section):
     broken_rows: float = Field(default=0.001, ge=0, lt=1)
     rows: Rows = Rows()
     hold_out: float | None = Field(default=None, gt=0, lt=1)
+    split_seed: int | None = Field(default=None, ge=0, lt=2**32)
     columns: Columns = Columns()
 
     @property
@@ -209,11 +211,16 @@ class Data(Section):
 class Labelled(Data):
     """Data whose rows have classes or tags; `labels` are their names in the order of their ids."""
 
-    labels: list[str] | None = Field(default=None, min_length=2)
+    LEAST: ClassVar[int] = 2
+    """How many classes there have to be: a classifier has to tell two apart."""
+
+    labels: list[str] | None = None
 
     @field_validator("labels")
     @classmethod
     def _each_once(cls, value: list[str] | None) -> list[str] | None:
+        if value is not None and len(value) < cls.LEAST:
+            raise ValueError(f"names {len(value)}; allowed: {cls.LEAST} or more")
         twice = next((name for name in value or () if (value or []).count(name) > 1), None)
         if twice is not None:
             raise ValueError(f"has '{twice}' twice; give each class once")
@@ -236,6 +243,9 @@ class Recipe(Section):
 
     TYPED_ALONE: ClassVar[tuple[str, ...]] = ()
     """The keys by which a person agrees to something, which a file cannot do for its reader."""
+
+    _typed: frozenset[str] = PrivateAttr(frozenset())
+    """The dotted keys that a person typed, in place of what the file says or not."""
 
     task: str
     model: str

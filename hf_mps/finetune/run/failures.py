@@ -5,14 +5,19 @@ from __future__ import annotations
 import errno
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import walk_tb
+from typing import TYPE_CHECKING
 
 from hf_mps.core.errors import chain
 from hf_mps.core.text import first_line, summary
 from hf_mps.device import memory
 from hf_mps.distributed.voice import lost
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 
 RESULTS = "results.json"
 PENDING = ".results.json"
@@ -24,7 +29,14 @@ FULL = {
     errno.EROFS: "the disk is read-only",
     errno.EACCES: "permission is denied",
 }
+# What to do before the command that goes on; anything else of FULL wants room.
+CURES = {
+    errno.EFBIG: "ulimit -f unlimited",
+    errno.EROFS: "make the disk writable",
+    errno.EACCES: "make the folder writable",
+}
 # torch.save's C++ writer and safetensors' Rust wrap the system's error; these are the words that are left of it.
+TORN = "a file could not be written whole, as on a full disk"
 WRITER = ("PytorchStreamWriter failed", "unexpected pos ")
 MEMORY = (*memory.REFUSALS, "out of memory", "not enough memory: you tried to allocate")
 # Trainer, after an evaluation: SQuAD 2.0 has no NoAns_f1 where every question has an answer.
@@ -38,25 +50,49 @@ def describe(error: BaseException) -> str | None:
         return gone
     for cause in chain(error):
         text = str(cause)
-        if isinstance(cause, OSError) and cause.errno in FULL:
-            return FULL[cause.errno] + (f": {cause.filename}" if cause.filename else "")
-        wrapped = re.search(r"\(os error (\d+)\)", text)
-        if wrapped and int(wrapped.group(1)) in FULL:
-            return FULL[int(wrapped.group(1))]
-        if isinstance(cause, RuntimeError) and any(words in text for words in WRITER):
-            return "a file could not be written whole, as on a full disk"
-        if type(cause).__name__ == "OutOfMemoryError" or (
-            isinstance(cause, RuntimeError) and any(w in text for w in MEMORY)
-        ):
-            return f"out of memory: {first_line(cause)}"
-        if isinstance(cause, MemoryError):
-            return "out of memory: the system has none left"
+        if (number := _disk(cause)) is not None:
+            name = getattr(cause, "filename", None)
+            return FULL.get(number, TORN) + (f": {name}" if name else "")
+        if _memory(cause):
+            return f"out of memory: {first_line(cause) or 'the system has none left'}"
         if isinstance(cause, NotImplementedError) and (operator := NO_KERNEL.search(text)):
             way_on = "PYTORCH_ENABLE_MPS_FALLBACK=1 and the same command"
             return f"the operator {operator.group(1)} has no Metal kernel; next: {way_on}"
-        if isinstance(cause, KeyError) and (number := NO_NUMBER.search(text)):
-            return f"no row of the evaluation gives {number.group(1)}, which training.metric_for_best_model names"
+        if isinstance(cause, KeyError) and (metric := NO_NUMBER.search(text)):
+            return f"no row of the evaluation gives {metric.group(1)}, which training.metric_for_best_model names"
     return None
+
+
+def way_on(error: BaseException, resolved: ResolvedRecipe, smaller: Callable[[bool], list[str]]) -> str:
+    """Return a clause with the command to type next after a failure of the disk or of memory, else an empty string.
+
+    `smaller` gives the words for smaller batches (`batches.smaller`), of an evaluation or of a step.
+    An evaluation by smaller batches goes on with the run; smaller ones in a step are another recipe, which begins anew.
+    """
+    for cause in chain(error):
+        if (number := _disk(cause)) is not None:
+            return f"; next: {CURES.get(number, 'make room')}, then {resolved.command('finetune')}"
+        if _memory(cause):
+            evaluates = any(frame.f_code.co_name == "evaluation_loop" for frame, _ in walk_tb(error.__traceback__))
+            words = smaller(evaluates)
+            if not words:
+                return f"; next: close other programs, then {resolved.command('finetune')}"
+            return f"; next: {resolved.command('finetune', *([] if evaluates else ['--fresh']), *words)}"
+    return ""
+
+
+def _disk(cause: BaseException) -> int | None:
+    """Return the system's number for a disk that cannot be written, 0 where the writer does not tell it, else None."""
+    wrapped = re.search(r"\(os error (\d+)\)", str(cause))
+    number = cause.errno if isinstance(cause, OSError) else int(wrapped.group(1)) if wrapped else None
+    if number in FULL:
+        return number
+    return 0 if isinstance(cause, RuntimeError) and any(words in str(cause) for words in WRITER) else None
+
+
+def _memory(cause: BaseException) -> bool:
+    told = isinstance(cause, RuntimeError) and any(words in str(cause) for words in MEMORY)
+    return told or isinstance(cause, MemoryError) or type(cause).__name__ == "OutOfMemoryError"
 
 
 @contextmanager
@@ -76,7 +112,7 @@ def place_of_cache(error: BaseException) -> str:
     """
     import datasets
 
-    if not any(isinstance(cause, OSError) and cause.errno in FULL for cause in chain(error)):
+    if all(_disk(cause) is None for cause in chain(error)):
         return ""
     cache = Path(datasets.config.HF_DATASETS_CACHE)
     named = any(getattr(cause, "filename", None) for cause in chain(error))

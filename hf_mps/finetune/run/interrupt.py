@@ -1,12 +1,14 @@
-"""Ctrl-C or SIGTERM ends a training at the end of the step, with a checkpoint to resume from."""
+"""Ctrl-C, SIGTERM or a closed terminal ends a training at the end of the step, with a checkpoint to resume from."""
 
 from __future__ import annotations
 
 import os
 import signal
+import stat
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from types import FrameType, TracebackType
 from typing import Any
@@ -39,7 +41,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class Interruption(TrainerCallback):  # type: ignore[misc]
-    """A context manager that remembers SIGINT and SIGTERM, and a callback that then saves and raises Stopped.
+    """A context manager that remembers SIGINT, SIGTERM and SIGHUP, and a callback that then saves and raises Stopped.
 
     It acts at the end of a step or of an evaluation's batch, never inside: an exception from a signal handler would
     leave the step half done, and Python drops one that is raised inside a destructor. An evaluation that picks the best
@@ -57,6 +59,7 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
         self._replaced: dict[int, list[Any]] = {
             signal.SIGINT: [signal.default_int_handler],
             signal.SIGTERM: [signal.SIG_DFL] if self._alone else [signal.SIG_DFL, signal.SIG_IGN, on_sigterm],
+            signal.SIGHUP: [signal.SIG_DFL],  # nohup ignores it, and so does the run
         }
         self._agreement = Agreement(Ranks.here())
         self._asked = 0.0  # when the first signal came here
@@ -126,6 +129,21 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
             self.trainer._save_checkpoint(self.trainer.model, trial=None)
         self._end(state)
 
+    def keep_before(self, evaluate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Return what `evaluate` does; where it fails, as for memory, the checkpoint that was due behind it is saved.
+
+        The error is raised all the same.
+        """
+        trainer = self.trainer
+        try:
+            return evaluate(*args, **kwargs)
+        except Exception:
+            if self._training and self._alone and trainer.control.should_save:
+                with suppress(Exception):  # the evaluation's error is the one to tell
+                    self._leave_evaluation(trainer.callback_handler.train_dataloader)
+                    trainer._save_checkpoint(trainer.model, trial=None)
+            raise
+
     def _leave_evaluation(self, train_dataloader: Any) -> None:
         """Let a checkpoint be that of the training: MissedEvaluation evaluates from it again."""
         active = loader_state.active()
@@ -155,7 +173,10 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
         if os.getpid() != self._process:  # a loader's worker, forked and signalled with the rest: it has to go on
             return
         now = time.monotonic()
-        if self._asked and (self._alone or now - self._asked > ONE):
+        if number == signal.SIGHUP:
+            _leave_terminal()
+        # Of a closed terminal both the system and the shell may tell.
+        if self._asked and number != signal.SIGHUP and (self._alone or now - self._asked > ONE):
             raise KeyboardInterrupt
         self._asked = self._asked or now
         self._agreement.ask(number)
@@ -235,7 +256,7 @@ class Outlives:
         self.stock = stock
 
     def __call__(self, worker: int) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         if self.stock is not None:
             self.stock(worker)
@@ -248,6 +269,15 @@ def outlive(loader: Any) -> None:
     """
     if not isinstance(loader.worker_init_fn, Outlives):
         loader.worker_init_fn = Outlives(loader.worker_init_fn)
+
+
+def _leave_terminal() -> None:
+    """Send what a closed terminal would show nowhere: each write to it fails, and would end the run before it saves."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for shown in (1, 2):
+        if stat.S_ISCHR(os.fstat(shown).st_mode):
+            os.dup2(nowhere, shown)
+    os.close(nowhere)
 
 
 def _say(number: int) -> None:

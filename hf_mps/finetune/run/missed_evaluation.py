@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ class MissedEvaluation:
         step, evaluates = self.state.global_step, due(self.args, self.state).should_evaluate
         if evaluates and all(entry["step"] != step for entry in logged):
             measured = self._evaluate(None, None)  # type: ignore[attr-defined]
-            self._determine_best_metric(metrics=measured, trial=None)  # type: ignore[attr-defined]
+            here = Path(self.args.output_dir) / f"checkpoint-{step}"
+            if self._determine_best_metric(metrics=measured, trial=None) and here.is_dir():  # type: ignore[attr-defined]
+                self.state.best_model_checkpoint = str(here)  # Trainer looks for it where it saves, which was before
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         super()._load_rng_state(checkpoint)  # type: ignore[misc]

@@ -12,16 +12,16 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from hf_mps.core.checkpoint_files import sweep, torn
+from hf_mps.core.checkpoint_files import locked, sweep, torn
 from hf_mps.core.errors import UserError
-from hf_mps.core.files import plain, write_atomic
+from hf_mps.core.files import plain, replace_file, write_atomic
 from hf_mps.distributed.world import World
 from hf_mps.finetune.recipe import training_section
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
@@ -43,6 +43,8 @@ STATE = "trainer_state.json"
 """The file that Trainer writes last of all into a checkpoint."""
 # What may differ between two calls of one run: where it lies, what it promises, who hears of it.
 FREE = ("output_dir", "expect", "training.report_to", "training.run_name")
+# And what may differ where an unfinished one goes on: an evaluation that did not fit takes fewer rows at a time.
+FREE_UNFINISHED = (*FREE, "training.per_device_eval_batch_size")
 
 
 @dataclass(frozen=True)
@@ -125,30 +127,41 @@ class RunDir:
         one. Raises UserError where that run has taken a folder that no other will do for, and where the folder cannot
         be made.
         """
-        taken, path = self, self.path
-        while True:
-            try:
-                path.mkdir(parents=True, exist_ok=True)
-                descriptor = _lock(path, patience=FREED if World.here().restarts else 0.0)
-                if descriptor is not None and (self.named or self.checkpoint or not _used(path)):
-                    taken = dataclasses.replace(self, path=path)
-                    sweep(path)
-                    shutil.rmtree(taken.staging, ignore_errors=True)  # of a run that was killed
-                    taken.staging.mkdir()
-                    break
-            except OSError as error:
-                raise UserError(
-                    f"output_dir {path}: cannot be made: {error.strerror}; next: another output_dir"
-                ) from error
-            if descriptor is not None:
-                os.close(descriptor)
-            if self.named or self.checkpoint:
-                raise UserError(f"output_dir {path}: a run is going on in it; next: --fresh, or another output_dir")
-            path = next_free(path)
-        try:
+        path = self.path
+        with ExitStack() as held:
+            while True:
+                try:
+                    path.mkdir(parents=True, exist_ok=True)
+                    locked = _lock(path, held, patience=FREED if World.here().restarts else 0.0)
+                    if locked and (self.named or self.checkpoint or not _used(path)):
+                        taken = dataclasses.replace(self, path=path)
+                        taken._refuse_changed()
+                        sweep(path)
+                        shutil.rmtree(taken.staging, ignore_errors=True)  # of a run that was killed
+                        taken.staging.mkdir()
+                        break
+                except OSError as error:
+                    raise UserError(
+                        f"output_dir {path}: cannot be made: {error.strerror}; next: output_dir=~/{path.name}"
+                    ) from error
+                held.close()
+                if self.named or self.checkpoint:
+                    raise UserError(_going_on(path))
+                path = next_free(path)
             yield taken
-        finally:
-            os.close(descriptor)
+
+    def refuse_held(self) -> None:
+        """Raise UserError where a run is going on in the folder: sooner than `lock`, before rows and model are read."""
+        if (self.named or self.checkpoint) and self.path.is_dir() and not World.here().restarts:
+            with ExitStack() as held:
+                if not _lock(self.path, held):
+                    raise UserError(_going_on(self.path))
+
+    def _refuse_changed(self) -> None:
+        """Raise UserError where another run has written into the folder since it was chosen."""
+        last = next(reversed(checkpoints(self.path)), None)
+        if last != self.checkpoint or (self.path / RESULTS).exists() or (self.path / PENDING).exists() != self.pending:
+            raise UserError(f"{self.path}: another run has written into it meanwhile; next: the same command again")
 
     @property
     def writes(self) -> bool:
@@ -164,7 +177,7 @@ class RunDir:
     def publish(self) -> None:
         """Move every file of the staging folder into the run's own, the configuration last, since it makes a model."""
         for file in sorted(self.staging.iterdir(), key=lambda path: (path.name in MODEL_FILES, path.name)):
-            file.replace(self.path / file.name)
+            replace_file(file, self.path / file.name)
         self.staging.rmdir()
 
     def holds_model(self) -> bool:
@@ -221,11 +234,12 @@ def differences(output: Path, resolved: ResolvedRecipe, *, moved: bool = False) 
             values["training"] = training_section.installed(training)  # of a run with another transformers
     except UserError:
         return None
+    free = FREE if (output / RESULTS).exists() else FREE_UNFINISHED
     before, now = ({key: named(value) for key, value in _flat(each)} for each in (values, stored_values(resolved)))
     return [
         f"{key} {_shown(before.get(key))} → {_shown(now.get(key))}"
         for key in dict.fromkeys([*before, *now])
-        if before.get(key) != now.get(key) and not key.startswith(FREE)
+        if before.get(key) != now.get(key) and not key.startswith(free)
     ]
 
 
@@ -277,25 +291,33 @@ def _shown(value: Any) -> str:
     return "not given" if value is None else str(value)
 
 
-def _lock(path: Path, patience: float = 0.0) -> int | None:
-    """Hold the folder until the descriptor is closed or the process ends, however it ends; None where it is held.
+def _lock(path: Path, held: ExitStack, patience: float = 0.0) -> bool:
+    """Lock the folder until `held` is closed or the process ends, however it ends; False where another one has it.
 
-    A held one is asked for again for `patience` seconds.
+    A held one is asked for again for `patience` seconds. Where the file system has no locks, as exFAT on macOS, a
+    hidden folder with the number of this process is the lock.
     """
     descriptor = os.open(path, os.O_RDONLY)
+    held.callback(os.close, descriptor)
     until = time.monotonic() + patience
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() < until:
-                time.sleep(0.1)
-                continue
-            os.close(descriptor)
-            return None
-        except OSError:  # a network file system without locks
-            return descriptor
-        return descriptor
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.1)
+            continue
+        except OSError:
+            sweep(path)
+            if any(path.glob(".run.locked-*")):
+                return False
+            held.enter_context(locked(path))
+        return True
+
+
+def _going_on(path: Path) -> str:
+    return f"output_dir {path}: a run is going on in it; next: --fresh, which trains beside it in {next_free(path)}"
 
 
 def _used(path: Path) -> bool:

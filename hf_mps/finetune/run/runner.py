@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core import notices, settings, status
 from hf_mps.core.errors import INTERRUPTED, RunError, UserError
 from hf_mps.distributed.ranks import Ranks
+from hf_mps.finetune.features import batches
 from hf_mps.finetune.recipe import expect
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import screen
@@ -65,6 +67,7 @@ def train(
     source, run_dir = locate(resolved, fresh=fresh)
     if run_dir.finished:
         return _finished(resolved, run_dir)
+    ranks.from_main(run_dir.refuse_held)
     from hf_mps.activation import activate
     from hf_mps.finetune.run.logging import no_bars
 
@@ -153,7 +156,11 @@ def _failures_in_one_line(resolved: ResolvedRecipe, run_dir: RunDir | None) -> I
         kept_files, words = _kept_clause(run_dir), failures.describe(error) or workers.killed(error)
         if words is None:
             raise
-        raise RunError(f"{words}{failures.place_of_cache(error) if run_dir is None else kept_files}") from error
+        if run_dir is None:
+            raise RunError(f"{words}{failures.place_of_cache(error)}") from error
+        if Ranks.here().world.alone:  # several processes have a launcher's command
+            kept_files += failures.way_on(error, resolved, partial(batches.smaller, resolved.recipe))
+        raise RunError(f"{words}{kept_files}") from error
 
 
 def _kept_clause(run_dir: RunDir | None) -> str:

@@ -319,7 +319,7 @@ def train(
 
     counting = kernels.counting() if plan.device.value == "mps" else None
     peak, interruption = Peak(plan.device.value), Interruption()
-    interruption.trainer = trainer
+    interruption.trainer, trainer.interruption = trainer, interruption
     trainer.add_callback(interruption)
     lines = screen.StepLines(
         memory=lambda: (peak.sample(), peak.result.value),

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from hf_mps.finetune.features.memory_fit import Foresee
 
 SEED = "seed"
+# Runs of other seeds are compared on the same held-out rows.
+SPLIT_SEED = "data.split_seed"
 TABLE = "sweep.json"
 
 
@@ -116,12 +118,14 @@ def plan_sweep(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = F
         keys.add(resolved.in_full(key))
         values[key] = list(dict.fromkeys(_split(text)))
     every = [dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values())]
-    base = _base(resolved, every, fresh=fresh)
+    base, data = _base(resolved, every, fresh=fresh), resolved.recipe.data
+    draws = data.split_seed is None and bool(data.hold_out or data.rows.validation)
     runs = []
     for values_of_run in every:
         folder = base / _name(values_of_run)
         typed = resolved.parse([f"{key}={value}" for key, value in values_of_run.items()])
-        recipe = resolved.with_overrides({**typed, "output_dir": str(folder)})
+        same_rows = {SPLIT_SEED: resolved.recipe.seed} if SEED in typed and draws else {}
+        recipe = resolved.with_overrides({**same_rows, **typed, "output_dir": str(folder)})
         RunDir.choose(recipe)  # refuses a folder that holds the run of another recipe
         runs.append(SweepRun(values_of_run, recipe, folder))
     return Sweep(resolved.name, base, (*resolved.words, "--sweep", *axes), runs)

@@ -42,6 +42,9 @@ class RecipeTrainer(StopCheckpoints, MissedEvaluation, ExactEvaluation):
     train_sampler: Callable[[], Any] | None = None
     """Makes the sampler of training rows, in place of the class's own."""
 
+    interruption: Any = None
+    """What saves a checkpoint that was due behind an evaluation that fails (`run.interrupt`)."""
+
     def get_train_dataloader(self) -> Any:
         """Return what the training loop takes its batches from."""
         if self.train_loader is not None:
@@ -66,6 +69,12 @@ class RecipeTrainer(StopCheckpoints, MissedEvaluation, ExactEvaluation):
     def floating_point_ops(self, inputs: Any) -> int:
         """Return the operations of a batch as Trainer counts them."""
         return self.step_method.floating_point_ops(super().floating_point_ops, inputs)  # type: ignore[misc]
+
+    def _evaluate(self, *arguments: Any, **settings: Any) -> Any:
+        stock = super()._evaluate  # type: ignore[misc]
+        if self.interruption is None:
+            return stock(*arguments, **settings)
+        return self.interruption.keep_before(stock, *arguments, **settings)
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)  # type: ignore[misc]

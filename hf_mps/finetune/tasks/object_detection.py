@@ -47,6 +47,8 @@ class Columns(schema.Columns):
 class Data(schema.Labelled):
     """Adds the columns, and `labels`: the class names in the order of their numbers."""
 
+    LEAST = 1  # a box holds it, or nothing
+
     columns: Columns = Columns()
 
 
@@ -120,7 +122,7 @@ def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], de
     from hf_mps.finetune.models.detection_trainer import DetectionTrainer
 
     processor, config = checkpoint.image_processor(), checkpoint.config()
-    names = labels.kept(config).names
+    names = labels.classes(config)
     model, weights = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
 
     def answers(trainer: Any, rows: Rows) -> list[dict[str, Any]]:

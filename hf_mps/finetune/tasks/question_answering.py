@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from hf_mps import metrics
 from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import schema
@@ -74,12 +75,14 @@ class Recipe(lengths.Padded):
     version_2_with_negative: bool | None = None
     null_score_diff_threshold: float = 0.0
 
-    @model_validator(mode="after")
-    def _stride_fits(self) -> Recipe:
-        longest = self.max_length or LONGEST
-        if self.doc_stride >= longest:
-            raise ValueError(f"has doc_stride {self.doc_stride}; allowed: less than max_length, {longest}")
-        return self
+    def stride_of(self, longest: int) -> int:
+        """Return the tokens that windows share: a third of one, as 128 are of 384, where the file's stride is too long.
+
+        Raises UserError for one that was typed.
+        """
+        if self.doc_stride >= longest and "doc_stride" in self._typed:
+            raise UserError(f"doc_stride is {self.doc_stride}; allowed: less than a window's {longest} tokens")
+        return self.doc_stride if self.doc_stride < longest else longest // 3
 
 
 def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
@@ -97,7 +100,8 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     windows.refuse_slow(tokenizer, checkpoint.name)
     longest = lengths.limit(recipe, tokenizer, config, default=LONGEST)
     lent = tokens.set_pad_token(tokenizer, config)
-    cut = QAWindowing(tokenizer, tokens.digest(tokenizer), longest, recipe.doc_stride, negative.value)
+    stride = recipe.stride_of(longest)
+    cut = QAWindowing(tokenizer, tokens.digest(tokenizer), longest, stride, negative.value)
     windows_by_split = {split: cut.windows(rows[split]) for split in ("train", "validation")}
     counts = {split: tokens.counts(windows_by_split[split]) for split in windows_by_split}
     drawn = _sampling(recipe)
@@ -106,7 +110,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     )
     choices: dict[str, Choice[Any]] = {
         "lengths": length,
-        "windows": windows.summary(windows_by_split, rows, recipe.doc_stride),
+        "windows": windows.summary(windows_by_split, rows, stride),
         "questions_without_answer": negative,
         **drawn,
         **lent,
@@ -143,7 +147,7 @@ def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], de
     length = lengths.kept(recipe, chosen, tokenizer, config)
     lent = tokens.set_pad_token(tokenizer, config)
     negative = bool(chosen.get("questions_without_answer", recipe.version_2_with_negative))
-    cut = QAWindowing(tokenizer, content, length.value.longest, recipe.doc_stride, negative)
+    cut = QAWindowing(tokenizer, content, length.value.longest, recipe.stride_of(length.value.longest), negative)
     model, weights = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
 
     def answers(trainer: Any, rows: Rows) -> Iterator[dict[str, Any]]:

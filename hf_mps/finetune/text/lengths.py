@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from hf_mps.core import notices
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.device import choose
@@ -113,15 +114,18 @@ class Lengths:
 
 
 def limit(recipe: Padded, tokenizer: Any, config: Any, default: int = DEFAULT) -> int:
-    """Return the tokens that a row is cut to: the recipe's `max_length`, or `default` within the model's positions.
+    """Return the tokens that a row is cut to: the recipe's `max_length`, or `default`, within the model's positions.
 
-    Raises UserError where `max_length`, rounded up to `pad_to_multiple_of`, exceeds the model's positions.
+    A file's `max_length` that the model has not gives way to its positions, with a line. Raises UserError for one that
+    was typed, and where it exceeds the positions when rounded up to `pad_to_multiple_of`.
     """
     most = positions(tokenizer, config)
-    max_length = recipe.max_length
-    if max_length is not None and max_length > most:
-        raise UserError(f"max_length is {max_length}; allowed: at most {most}, the positions that this model has")
-    longest = max_length or min(default, most)
+    longest = min(recipe.max_length or default, most)
+    if recipe.max_length is not None and recipe.max_length > most:
+        if "max_length" in recipe._typed:
+            told = f"allowed: at most {most}, the positions that this model has; next: max_length={most}"
+            raise UserError(f"max_length is {recipe.max_length}; {told}")
+        notices.tell(f"max_length is {most}, not the recipe's {recipe.max_length}: this model has no more positions")
     rounded = _round_up(longest, recipe.pad_to_multiple_of or 1)
     if rounded > most:
         raise UserError(

@@ -167,6 +167,7 @@ class AtomicCheckpoint(Guard):
         if saving is None:
             rotate()
         else:
+            saving.later.append(lambda: _date_last(saving.target))
             saving.later.append(lambda: rotate(output_dir=saving.run))
 
     def _state_saved(self, stock: Callable[..., None], state: Any, json_path: str) -> None:
@@ -214,6 +215,16 @@ def _gathered(value: Any) -> list[Any]:
 
     values: list[Any] = gather_object([value])
     return values
+
+
+def _date_last(target: Path) -> None:
+    """Give the checkpoint just written a later date than its older ones, where the clock went back in between.
+
+    Trainer removes the oldest by their dates, and would remove this one (huggingface/transformers#26961).
+    """
+    dates = [path.stat().st_mtime for path in target.parent.glob("checkpoint-*") if path != target]
+    if dates and max(dates) > target.stat().st_mtime:
+        os.utime(target, (max(dates) + 1, max(dates) + 1))
 
 
 def _elsewhere(target: Path) -> RunError:

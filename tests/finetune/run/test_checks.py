@@ -280,7 +280,9 @@ def test_a_length_beyond_the_model(finetune: Command) -> None:
     ended = finetune("my.yaml", "max_length=65")
     assert (ended.code, ended.err) == (
         2,
-        snapshot("hf-mps: max_length is 65; allowed: at most 64, the positions that this model has\n"),
+        snapshot(
+            "hf-mps: max_length is 65; allowed: at most 64, the positions that this model has; next: max_length=64\n"
+        ),
     )
 
 

@@ -98,7 +98,10 @@ def test_a_file_that_cannot_be_written_whole_leaves_nothing_half_written(desk: P
         check=False,
     )
     assert ended.returncode == 1, ended.stderr
-    assert ended.stderr == snapshot("hf-mps: a file grew over the limit for one file; no checkpoint was written yet\n")
+    assert ended.stderr == snapshot(
+        "hf-mps: a file grew over the limit for one file; no checkpoint was written yet; next: ulimit -f"
+        " unlimited, then hf-mps finetune my.yaml\n"
+    )
     assert not (desk / "runs" / "my").exists()
 
 

@@ -286,7 +286,7 @@ def test_a_folder_that_cannot_be_made_is_told_before_anything_is_trained(desk: P
     ended = finetune("my.yaml", "output_dir=my.yaml/run")
     assert (ended.code, ended.err) == (
         2,
-        snapshot("hf-mps: output_dir my.yaml/run: cannot be made: Not a directory; next: another output_dir\n"),
+        snapshot("hf-mps: output_dir my.yaml/run: cannot be made: Not a directory; next: output_dir=~/run\n"),
     )
     assert "step" not in ended.out
     assert sorted(path.name for path in desk.iterdir()) == ["dev.csv", "model", "my.yaml", "train.csv"]

@@ -12,6 +12,7 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
+from hf_mps.finetune.data import load
 from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.run.sweep import plan_sweep
 from tests.finetune import tiny
@@ -185,3 +186,21 @@ def test_the_words_behind_the_option_are_its_own() -> None:
 
     typed = ["finetune", "a", "x=1", "--sweep", "seed=1,2", "y=3,4", "--fresh", "z=5"]
     assert swept(typed) == [*("finetune", "a", "x=1", "--sweep", "seed=1,2", "--sweep", "y=3,4", "--fresh", "z=5")]
+
+
+def test_a_sweep_over_seeds_compares_them_on_the_same_held_out_rows(desk: Path) -> None:
+    words = ["data.hold_out=0.2"]
+
+    def held_out(*more: str) -> list[list[str]]:
+        runs = plan_sweep(load_recipe("my.yaml", [*words, *more]), ["seed=1,2"]).runs
+        recipes = [one.resolved.recipe for one in runs]
+        rows = [load.load(recipe.data, recipe.seed)["validation"].dataset for recipe in recipes]
+        assert [recipe.seed for recipe in recipes] == [1, 2]
+        return [[json.dumps(row) for row in one] for one in rows]
+
+    first, second = held_out()
+    assert first == second
+    other, again = held_out("data.split_seed=7")
+    assert other == again != first
+    alone = load_recipe("my.yaml", [*words, "seed=2"]).recipe
+    assert [json.dumps(row) for row in load.load(alone.data, alone.seed)["validation"].dataset] != first

@@ -12,6 +12,7 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.core import notices
+from hf_mps.finetune.recipe.resolve import load_recipe
 from tests.distributed.agents import Agent
 from tests.finetune import builders, tiny
 from tests.finetune.run_files import results
@@ -159,6 +160,22 @@ def test_broken_rows_are_shown_and_counted_and_too_many_end_the_run_in_a_line(pl
                 " checkpoint was written yet\n"
             ),
         )
+
+
+def test_the_epochs_of_a_recipe_give_way_to_typed_streaming(place: Path) -> None:
+    text = (
+        (place / "clm.yaml")
+        .read_text(encoding="utf-8")
+        .replace("streaming: true, ", "")
+        .replace(", shuffle_buffer: 40", "")
+    )
+    (place / "epochs.yaml").write_text(text.replace("max_steps", "num_train_epochs"), encoding="utf-8")
+    made = load_recipe("epochs.yaml", ["data.streaming=true", "training.max_steps=20"]).recipe
+    assert made.data.streaming
+    assert made.training["max_steps"] == 20
+    assert "num_train_epochs" not in made.training
+    kept = load_recipe("epochs.yaml", ["data.streaming=true", "training.num_train_epochs=3"]).recipe
+    assert kept.training["num_train_epochs"] == 3
 
 
 def test_a_run_without_a_length_is_refused_with_the_next_command(place: Path, finetune: Command) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hf_mps.cli.main import main
 from hf_mps.core.errors import UserError
 from tests.finetune import builders, senses, tiny
 from tests.finetune.run_files import predictions, results
@@ -55,8 +56,6 @@ def test_it_learns_boxes_on_mps_and_the_saved_model_answers(
     scenes: Path, finetune: Command, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """map_50 on other scenes is above 0.8: finding nothing has 0, and boxes in the right place of either colour 0.5."""
-    from hf_mps.cli.main import main
-
     ended = finetune("my.yaml")
     assert (ended.code, ended.err) == (0, "")
     said = results(scenes / "runs/my")
@@ -78,6 +77,21 @@ def test_it_learns_boxes_on_mps_and_the_saved_model_answers(
     assert main(["predict", "runs/my", "new.csv", "--format", "jsonl"]) == 0
     found = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert [row["prediction"] for row in found] == [json.loads(line["prediction"]) for line in lines[:2]]
+
+
+def test_one_class_is_enough_for_boxes(scenes: Path, finetune: Command, capfd: pytest.CaptureFixture[str]) -> None:
+    for name in ("train", "dev"):
+        rows = [json.loads(line) for line in (scenes / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+        made = [{**row, "objects": [{**one, "category": 0} for one in row["objects"]]} for row in rows]
+        tiny.write_jsonl(scenes / f"{name}.jsonl", made)
+    ended = finetune("my.yaml", "data.labels=[thing]", "training.max_steps=2", "threshold=0")
+    assert (ended.code, ended.err) == (0, "")
+    tiny.write_csv(scenes / "new.csv", [{"image": "48.png"}])
+    assert main(["predict", "runs/my", "new.csv", "--format", "jsonl"]) == 0
+    (line,) = capfd.readouterr().out.splitlines()[-1:]
+    assert {one["label"] for one in json.loads(line)["prediction"]} == {"thing"}
+    ended = finetune("my.yaml", "data.labels=[]", "output_dir=other")
+    assert (ended.code, ended.err) == (2, "hf-mps: command line: data.labels names 0; allowed: 1 or more\n")
 
 
 def prepare(folder: Path, yolos: Path, rows: list[dict[str, Any]], **values: Any) -> Any:

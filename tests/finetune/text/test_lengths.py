@@ -15,6 +15,7 @@ import pytest
 import torch
 from inline_snapshot import snapshot
 
+from hf_mps.core import notices
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.text import lengths, shapes
 from hf_mps.finetune.text.buckets import BucketSampler
@@ -182,9 +183,6 @@ def test_rows_are_cut_to_what_the_model_can_read() -> None:
     assert lengths.limit(recipe(), Tokenizer(), object(), default=64) == 64
     assert lengths.limit(recipe(max_length=90), Tokenizer(), Config()) == 90
     with pytest.raises(UserError) as refused:
-        lengths.limit(recipe(max_length=91), Tokenizer(), Config())
-    assert str(refused.value) == snapshot("max_length is 91; allowed: at most 90, the positions that this model has")
-    with pytest.raises(UserError) as refused:
         lengths.limit(recipe(max_length=90, pad_to_multiple_of=32), Tokenizer(), Config())
     assert str(refused.value) == snapshot(
         "pad_to_multiple_of is 32: rows of 90 tokens would be padded to 96 and this model has 90 positions; "
@@ -268,3 +266,23 @@ def test_a_run_trains_and_evaluates_on_the_lengths_of_its_list(
     listed = results(desk / "runs/my")["choices"]["lengths"]["value"]["shapes"]
     assert 1 < len(listed) <= 5
     assert set(widths) == set(listed)
+
+
+def test_a_files_length_gives_way_to_the_models_positions_and_a_typed_one_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Config:
+        max_position_embeddings = 90
+
+    notices.forget()
+    assert lengths.limit(recipe(max_length=384), Tokenizer(), Config()) == 90
+    assert capsys.readouterr().err == snapshot(
+        "hf-mps: max_length is 90, not the recipe's 384: this model has no more positions\n"
+    )
+    typed = recipe(max_length=384)
+    typed._typed = frozenset({"max_length"})
+    with pytest.raises(UserError) as refused:
+        lengths.limit(typed, Tokenizer(), Config())
+    assert str(refused.value) == snapshot(
+        "max_length is 384; allowed: at most 90, the positions that this model has; next: max_length=90"
+    )
