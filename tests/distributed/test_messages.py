@@ -38,7 +38,7 @@ class Planted:
         (1, 2.5, "é", True, [None], {"a": (Path("x/y"), b"\0\xff"), 3: {4, 5}}),
         float("inf"),
         (None, Failure(1, "mac-1", True, "no such file")),
-        RunDir(Path("runs/a"), "the default", named=False, checkpoint=Path("runs/a/checkpoint-3"), without=("mac-1",)),
+        RunDir(Path("runs/a"), "the default", named=False, checkpoint=Path("runs/a/checkpoint-3"), shared=False),
         Room({"training.per_device_train_batch_size": 4}, {"batch": Choice(4, "fits")}, 5_000_000_000),
         load_recipe("quickstart", ["training.learning_rate=1e-4"]),
     ],
