@@ -69,11 +69,6 @@ RECIPES: dict[str, dict[str, Any]] = {
         "model": "bert",
         "data": {"columns": {"text": "text", "label": "labels"}},
     },
-    "labels-of-words": {
-        "task": "token-classification",
-        "model": "bert",
-        "data": {"columns": {"words": "tokens", "tags": "kinds"}},
-    },
     "masked": {
         "task": "masked-lm",
         "model": "bert",

@@ -16,7 +16,7 @@ from tests.finetune import every_task
 
 WORLDS = (1, 2, 4)
 GLOBAL_BATCH, EVALUATED = 8, 4
-RECIPES = ("classification", "tokens", "packed", "several-labels", "labels-of-words", "pairs", "embeddings")
+RECIPES = ("classification", "tokens", "packed", "several-labels", "pairs", "embeddings")
 BY_TWO = ("quantized", "sparse", "speech", "masks", "boxes", "questions")
 """Those that one and two processes train."""
 

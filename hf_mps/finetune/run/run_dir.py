@@ -160,7 +160,8 @@ class RunDir:
     def _refuse_changed(self) -> None:
         """Raise UserError where another run has written into the folder since it was chosen."""
         last = next(reversed(checkpoints(self.path)), None)
-        if last != self.checkpoint or (self.path / RESULTS).exists() or (self.path / PENDING).exists() != self.pending:
+        further = last != self.checkpoint and not self.pending  # whose report needs no checkpoint
+        if further or (self.path / RESULTS).exists() or (self.path / PENDING).exists() != self.pending:
             raise UserError(f"{self.path}: another run has written into it meanwhile; next: the same command again")
 
     @property

@@ -57,9 +57,8 @@ def test_answers_are_as_long_as_the_tasks_default_where_the_recipe_says_nothing(
 
 
 def test_labels_of_each_token_are_as_long_as_the_row() -> None:
-    words = [ROWS, "problem_type=multi_label_classification"]
-    found = shapes(resolve_target("token-classification/conll2003", words), length=48)
-    assert (found["input_ids"], found["labels"]) == ((2, 48), (2, 48, 4))
+    found = shapes(resolve_target("token-classification/conll2003", [ROWS]), length=48)
+    assert (found["input_ids"], found["labels"]) == ((2, 48), (2, 48))
 
 
 def test_answers_have_a_length_of_their_own() -> None:

@@ -161,7 +161,7 @@ def test_a_section_that_the_command_line_began_is_its_own(tmp_path: Path) -> Non
 def test_the_short_names_of_ones_own_data_are_offered_where_they_are_taken(tmp_path: Path) -> None:
     allowed = (
         "hub, config, revision, splits, files, field, header, folder, generated, sources, streaming, shuffle_buffer,"
-        " broken_rows, rows, hold_out, columns, labels"
+        " broken_rows, rows, hold_out, split_seed, columns, labels"
     )
     assert masked(refused(tmp_path, PLAIN, "data.txt=body"), allowed=allowed) == snapshot(
         "command line: data.txt is not a key here; allowed: <allowed>, separator, train, validation, test,"

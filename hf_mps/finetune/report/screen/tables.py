@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from hf_mps.core import status
 from hf_mps.core.text import aligned, duration, memory
@@ -168,12 +169,22 @@ def takes(stream: TextIO, letters: str = DRAWN) -> bool:
 
 
 def say(stream: TextIO, line: str) -> None:
-    """Print one line whatever the stream's encoding; a reader that went away (`| head`) does not end a training run."""
+    """Print one line whatever the stream's encoding."""
     if not takes(stream, line):
         encoding = stream.encoding
         line = line.encode(encoding, errors="replace").decode(encoding)
-    with contextlib.suppress(BrokenPipeError):
+    with unread():
         print(line, file=stream, flush=True)
+
+
+@contextlib.contextmanager
+def unread() -> Iterator[None]:
+    """Let a run go on whose reader went away (`| head`), or whose terminal was closed, which a signal tells it too."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            raise
 
 
 def terminal(stream: TextIO) -> Console | None:
@@ -185,4 +196,23 @@ def terminal(stream: TextIO) -> Console | None:
         return None
     from rich.console import Console
 
-    return Console(file=stream, highlight=False)
+    return Console(file=cast(TextIO, _MayClose(stream)), highlight=False)
+
+
+class _MayClose:
+    """A terminal that may be closed while a run writes to it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, words: str) -> int:
+        with unread():
+            self._stream.write(words)
+        return len(words)
+
+    def flush(self) -> None:
+        with unread():
+            self._stream.flush()
