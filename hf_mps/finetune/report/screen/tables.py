@@ -183,7 +183,7 @@ def unread() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.EIO):
+        if not isinstance(error, BrokenPipeError) and error.errno != errno.EIO:
             raise
 
 
