@@ -70,6 +70,7 @@ def child(call: Callable[[], None]) -> tuple[int, str]:
     if pid == 0:
         faulthandler.disable()
         os.dup2(writing, 2)
+        torch.set_num_threads(1)  # OpenMP's threads do not live on in a forked process
         try:
             call()
             os._exit(0)
