@@ -80,7 +80,10 @@ def _whole(given: Any) -> Any:
     if issubclass(found, tuple):
         return tuple.__new__(found, [filled[key] for key in names])
     if issubclass(found, BaseModel):
-        return found.model_construct(**filled)
+        recipe = found.model_construct(**{key: filled[key] for key in found.model_fields})
+        for key in found.__private_attributes__:
+            setattr(recipe, key, filled[key])
+        return recipe
     made = object.__new__(found)
     for key, each in filled.items():
         object.__setattr__(made, key, each)
@@ -94,7 +97,7 @@ def _fields(kind: Any) -> tuple[str, ...] | None:
     if is_dataclass(kind):
         return tuple(field.name for field in fields(kind))
     if issubclass(kind, BaseModel):
-        return tuple(kind.model_fields)
+        return (*kind.model_fields, *kind.__private_attributes__)
     named: tuple[str, ...] | None = getattr(kind, "_fields", None) if issubclass(kind, tuple) else None
     return named
 

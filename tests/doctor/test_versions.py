@@ -99,7 +99,7 @@ NUMBERS = ("196067", "187117")  # read at the wrong place, or in the wrong dtype
             "2.13.0",
             "Apple M5 Max",
             "14.7",
-            {*EACH, *UP_TO_2_13, *SILENT, "189960", "Embedding.mm", "175189", "176159", *PADS, *NUMBERS},
+            {*EACH, *UP_TO_2_13, *SILENT, "189960", "Embedding.mm", "175189", "131736", "176159", *PADS, *NUMBERS},
         ),
         (
             "2.14.0",
@@ -117,7 +117,7 @@ NUMBERS = ("196067", "187117")  # read at the wrong place, or in the wrong dtype
             "2.14.1",
             "Apple M1",
             "14.7",
-            {*EACH, "195163", "187109", "189960", "Embedding.mm", "175189", *PADS, "196067"},
+            {*EACH, "195163", "187109", "189960", "Embedding.mm", "175189", "131736", *PADS, "196067"},
         ),
         ("2.15.0", "Apple M3", "26.3", {*EACH, "187109", "Embedding.mm"}),
         ("2.15.0", "Apple M5", "26.4", {*EACH, "187109", "Embedding.mm", "182815"}),

@@ -11,7 +11,6 @@ import torch
 from hf_mps import fallback
 from hf_mps.core import notices
 from hf_mps.fallback import registration
-from hf_mps.operators import dispatcher
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::hf_mps.fallback.MetalFallbackWarning"),
@@ -88,11 +87,6 @@ def test_everything_that_the_cpu_has_for_them_is_given_or_refused_with_a_reason(
     assert fallback.refused()["aten::_to_sparse_csr (sparse)"].startswith("its result has a compressed sparse layout")
 
 
-def test_where_torch_makes_no_sparse_tensors_on_metal_nothing_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatcher, "MAKES_SPARSE", "aten::no_such_operator")
-    assert dispatcher.missing_for_sparse() == []
-
-
 def test_suspended_kernels_give_pytorchs_error_and_come_back() -> None:
     sparse = matrix("mps")
     with (
@@ -101,17 +95,3 @@ def test_suspended_kernels_give_pytorchs_error_and_come_back() -> None:
     ):
         sparse._dimI()
     assert sparse._dimI() == 2
-
-
-def test_a_torch_that_does_not_know_the_key_by_name_has_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As 2.8, where asking for the key's kernels is an error: the layer would have stayed off."""
-    known, registered = torch._C._parse_dispatch_key, torch._C._dispatch_get_registrations_for_dispatch_key
-
-    def asked(key: str) -> list[str]:
-        if key == "SparseMPS":
-            raise RuntimeError(f"could not parse dispatch key: {key}")
-        return registered(key)
-
-    monkeypatch.setattr(torch._C, "_parse_dispatch_key", lambda key: None if key == "SparseMPS" else known(key))
-    monkeypatch.setattr(torch._C, "_dispatch_get_registrations_for_dispatch_key", asked)
-    assert dispatcher.missing_for_sparse() == []

@@ -34,7 +34,7 @@ def main() -> None:
 
     from hf_mps.finetune.capture import kept
     from hf_mps.finetune.report import plot
-    from hf_mps.finetune.run import prepare, runner, sweep, train  # noqa: F401
+    from hf_mps.finetune.run import runner, stages, sweep  # noqa: F401
 
     plot._rendered = lambda figure: b"a picture takes longer to draw than the training"
     # Imports have asked for the device, and none has used it: a fork is as good as a process that begins.
