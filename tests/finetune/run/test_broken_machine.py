@@ -291,7 +291,7 @@ def test_a_closed_terminal_ends_the_run_with_a_checkpoint(desk: Path) -> None:
     words = [os.ttyname(theirs), "training.save_strategy=steps", "training.save_steps=1000", "training.max_steps=9999"]
     run = subprocess.Popen(
         [sys.executable, "-c", TERMINAL, *words],
-        env={**os.environ, "HF_MPS_SIMULATE": "0", "HF_MPS_DEVICE": "cpu"},
+        env={**os.environ, "HF_MPS_SIMULATE": "0", "HF_MPS_DEVICE": "cpu", "XDG_CACHE_HOME": str(desk / "cache")},
         start_new_session=True,
     )
     try:
