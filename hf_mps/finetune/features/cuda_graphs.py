@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.features import early_steps
-from hf_mps.finetune.features.base import SAID, Draft, Feature, Plan
+from hf_mps.finetune.features.base import SAID, Draft, Feature, Plan, value_of
 from hf_mps.finetune.sharding import settings
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class CudaGraphs(Feature):
 
     def outcome(self, trainer: Any, choices: dict[str, Choice[Any]]) -> None:
         """Say what ran as graphs, and drop them."""
-        if choices.get(KEY) is not None and choices[KEY].value == ON:
+        if value_of(choices, KEY) == ON:
             choices[KEY] = trainer.step_method.outcome()
             trainer.step_method.close()
 
@@ -60,7 +60,7 @@ def install(choices: dict[str, Any], trainer: Any, asked: bool | None) -> StepCa
     Return the account of what is recorded, None where nothing is. Raises UserError where the recipe asks for graphs
     (`asked`) that this trainer cannot have.
     """
-    if KEY not in choices or choices[KEY].value != ON:
+    if value_of(choices, KEY) != ON:
         return None
     if why := obstacle(trainer):
         choices[KEY] = refused(asked, why)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.distributed.world import World
-from hf_mps.finetune.features.base import SAID, Draft, Feature, Plan
+from hf_mps.finetune.features.base import SAID, Draft, Feature, Plan, value_of
 from hf_mps.finetune.run.optimization import PLAIN
 from hf_mps.finetune.run.trainer import StepMethod
 
@@ -95,7 +95,7 @@ def obstacle(training: Mapping[str, Any], kind: Any) -> str:
 
 def steps_early(choices: Mapping[str, Choice[Any]]) -> bool:
     """Whether that is what was chosen."""
-    return KEY in choices and choices[KEY].value == ON
+    return bool(value_of(choices, KEY) == ON)
 
 
 class StepsInBackward(StepMethod):
