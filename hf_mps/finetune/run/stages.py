@@ -414,6 +414,7 @@ def report(run: PreparedRun, plan: Plan, trained: Trained, run_dir: RunDir) -> R
     record = make_record(run.resolved, plan, run.prepared, trained)
     if World.here().main:
         files = write(run_dir.path, record, lambda: predictions.write(run_dir.path, run.prepared, trained.trainer))
+        trained.trainer.remove_stop_checkpoints()
         tables.closing_table(run.resolved, record, [run_dir.path, *files])
     else:
         predictions.take_part(run.prepared, trained.trainer)
@@ -440,6 +441,7 @@ def finish_report(run: PreparedRun, run_dir: RunDir) -> RunRecord:
 
     if ranks.world.main:
         files = write(run_dir.path, record, answer)
+        trainer.remove_stop_checkpoints()
         tables.closing_table(run.resolved, record, [run_dir.path, *files])
     else:
         lora.load_kept(trainer, run_dir.path)

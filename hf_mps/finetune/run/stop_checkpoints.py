@@ -1,9 +1,7 @@
-"""The checkpoint of a stop takes the place of none that is due, and is gone once the next of those is there."""
+"""The checkpoint of a stop replaces no regular one, and is removed after the next regular one or the end of the run."""
 
 from __future__ import annotations
 
-import copy
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -24,9 +22,36 @@ class StopCheckpoints:
     args: Any
     state: Any
 
+    def train(self, resume_from_checkpoint: Any = None, **settings: Any) -> Any:
+        """Train as the Trainer class does, and first remove what a kill left of the last checkpoint's rotation."""
+        if self.args.should_save and isinstance(resume_from_checkpoint, str):
+            self._finish_rotation(Path(resume_from_checkpoint))
+        return super().train(resume_from_checkpoint=resume_from_checkpoint, **settings)  # type: ignore[misc]
+
+    def _finish_rotation(self, last: Path) -> None:
+        """Remove the checkpoints that were to go once `last` had its name; none where `last` is not the newest."""
+        from transformers import TrainerState
+        from transformers.trainer_utils import rotate_checkpoints, sort_checkpoints
+
+        newest = sort_checkpoints(self.args.output_dir)[-1:]
+        if not newest or Path(newest[0]) != last or not (last / STATE).is_file():
+            return
+        limit, of_stops = self.args.save_total_limit, self._of_stops()
+        best = TrainerState.load_from_json(str(last / STATE)).best_model_checkpoint
+        with removed_whole():
+            if last not in of_stops:
+                _remove(of_stops)
+            elif limit:
+                limit += len(of_stops)
+            rotate_checkpoints(self.args.output_dir, limit, best, use_mtime=True)
+
+    def remove_stop_checkpoints(self) -> None:
+        """Remove the checkpoints of stops once the trained model is in the run's folder."""
+        with removed_whole():
+            _remove(self._of_stops())
+
     def _save_checkpoint(self, *given: Any, **settings: Any) -> None:
-        states = Path(self.args.output_dir).glob(f"checkpoint-*/{STATE}")
-        of_stops = [file.parent for file in states if self._of_stop(file)]
+        of_stops = self._of_stops()
         limit, stopped = self.args.save_total_limit, self._between(self.state)
         if limit:
             self.args.save_total_limit = limit + len(of_stops) + stopped
@@ -36,18 +61,26 @@ class StopCheckpoints:
             self.args.save_total_limit = limit
         if self.args.should_save and not stopped:
             with removed_whole():
-                for path in of_stops:
-                    shutil.rmtree(path, ignore_errors=True)
+                _remove(of_stops)
+
+    def _of_stops(self) -> list[Path]:
+        states = Path(self.args.output_dir).glob(f"checkpoint-*/{STATE}")
+        return [file.parent for file in states if self._of_stop(file)]
 
     def _of_stop(self, file: Path) -> bool:
         """Whether a checkpoint, of which this is the state, was saved where none is due."""
+        from transformers import TrainerState
+
         try:
-            stored = json.loads(file.read_text(encoding="utf-8"))
-            state = copy.copy(self.state)
-            state.global_step, state.epoch = stored["global_step"], stored["epoch"]
+            state = TrainerState.load_from_json(str(file))
         except (OSError, ValueError, LookupError, TypeError):
             return False
         return file.parent.name == f"checkpoint-{state.global_step}" and self._between(state)
 
     def _between(self, state: Any) -> bool:
         return self.args.save_strategy != "best" and not due(self.args, state).should_save
+
+
+def _remove(folders: list[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
